@@ -1,0 +1,246 @@
+"""The paper's closed-form bounds on certificates, and the pairs (p, q) at which they are tight.
+
+Everything is vectorised over its arguments, in nats. Arguments outside the stated range give nan.
+Each function names its theorem; docs/method.md has the list.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.distributions import Floats
+
+LOG2 = math.log(2.0)
+
+
+def phi(u: ArrayLike) -> Floats:
+    """Return (1 + u) log(1 + u) - u, u >= -1: the term of a KL divergence that is never negative.
+
+    Example:
+        >>> phi([-1.0, 0.0, 1e-9]).tolist()
+        [1.0, 0.0, 4.999999998333333e-19]
+    """
+    u = np.asarray(u, dtype=np.float64)
+    s = u / (2.0 + u)
+    q = s * s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        direct = np.where(u > -1.0, (1.0 + u) * np.log1p(u) - u, np.where(u == -1.0, 1.0, np.nan))
+    # near zero by log(1 + u) = 2 atanh(s): its leading terms cancel against u by hand
+    tail = np.polynomial.polynomial.polyval(q, [1 / n for n in range(3, 21, 2)])
+    near = 2.0 * q * (1.0 + (1.0 + s) * s * tail) / (1.0 - s)
+    return np.where(np.abs(u) < 0.25, near, direct)
+
+
+def g(d: ArrayLike) -> Floats:
+    """g of Section 4.3: (1+d)/2 log(1+d) + (1-d)/2 log(1-d), d in [0, 1]; g(1) = log 2.
+
+    Evaluated as d atanh(d) + log(1 - d^2) / 2, which keeps its accuracy as d goes to 0.
+
+    Example:
+        >>> g([0.0, 0.5, 1.0]).round(6).tolist()
+        [0.0, 0.130812, 0.693147]
+    """
+    d = _within(d, 0.0, 1.0)
+    inner = np.where(d < 1.0, d, 0.0)
+    value = inner * np.arctanh(inner) + 0.5 * np.log1p(-inner * inner)
+    return np.where(np.isnan(d), np.nan, np.where(d < 1.0, value, LOG2))
+
+
+def g_lower(d: ArrayLike) -> Floats:
+    """Lemma A.1: d^2/2 + d^4/12 <= g(d)."""
+    d = _within(d, 0.0, 1.0)
+    return d**2 / 2 + d**4 / 12
+
+
+def g_upper(d: ArrayLike) -> Floats:
+    """Lemma A.1: g(d) <= d^2 / (2 (1 - d^2)), d in [0, 1)."""
+    d = _within(d, 0.0, 1.0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(d**2 / (2.0 * (1.0 - d**2)))
+
+
+def g_inverse(eps: ArrayLike) -> Floats:
+    """g^-1 on [0, log 2]: the margin above which strict greedy is safe (Theorem 4.9 i).
+
+    Example:
+        >>> float(g_inverse(g(0.3)).round(12))
+        0.3
+    """
+    eps = _within(eps, 0.0, LOG2)
+    low, high = np.sqrt(2 * eps / (1 + 2 * eps)), np.minimum(np.sqrt(2 * eps), 1.0)  # Lemma A.1
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        below = g(middle) < eps
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.asarray(high)
+
+
+def g_inverse_series(eps: ArrayLike) -> Floats:
+    """Lemma A.2: g^-1(eps) = sqrt(2 eps) (1 - eps/6 + O(eps^2)), as eps goes to 0."""
+    eps = np.asarray(eps, dtype=np.float64)
+    return np.asarray(np.sqrt(2 * eps) * (1 - eps / 6))
+
+
+def two_token(a: ArrayLike, b: ArrayLike) -> Floats:
+    """G(a, b) of Section 4.3 = (a + b) g((a - b) / (a + b)), a >= b >= 0.
+
+    Lemma 4.5: with a = p0, no certificate whose best rejected token has probability b (value
+    form), or at most b (threshold form), is below it.
+
+    Example:
+        >>> float(two_token(0.75, 0.25).round(6))
+        0.130812
+    """
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((a + b) * g((a - b) / (a + b)))
+
+
+def two_token_polynomial(p0: ArrayLike, theta: ArrayLike) -> Floats:
+    """Corollaries 4.14, 4.15: with s = p0 + theta, margin = p0 - theta, below G(p0, theta).
+
+    margin^2 / (2 s) + margin^4 / (12 s^3).
+    """
+    p0, theta = np.asarray(p0, dtype=np.float64), np.asarray(theta, dtype=np.float64)
+    margin, s = p0 - theta, p0 + theta
+    return np.asarray(margin**2 / (2 * s) + margin**4 / (12 * s**3))
+
+
+def ceiling(active_size: ArrayLike = 2) -> Floats:
+    """Theorem 4.6: R <= (2/k) log 2, k = |A| >= 2."""
+    return np.asarray(2.0 * LOG2 / _within(active_size, 2, math.inf))
+
+
+def pinsker(margin: ArrayLike) -> Floats:
+    """Proposition 4.8: strict greedy, R >= margin^2 / 2, margin = p0 - p1."""
+    return np.asarray(np.square(_within(margin, 0.0, 1.0)) / 2.0)
+
+
+def pinsker_margin(eps: ArrayLike) -> Floats:
+    """Proposition 4.8: a margin above sqrt(2 eps) is accepted when KL <= eps."""
+    return np.asarray(np.sqrt(2.0 * _within(eps, 0.0, math.inf)))
+
+
+def greedy_lower(margin: ArrayLike) -> Floats:
+    """Theorem 4.9: strict greedy, R >= g(p0 - p1)."""
+    return g(margin)
+
+
+def greedy_necessary_margin(eps: ArrayLike) -> Floats:
+    """Theorem 4.9 ii: at every margin up to sqrt(2 eps / (1 + 2 eps)) some KL <= eps rejects."""
+    eps = _within(eps, 0.0, math.inf)
+    return np.asarray(np.sqrt(2.0 * eps / (1.0 + 2.0 * eps)))
+
+
+def additive_lower(t: ArrayLike) -> Floats:
+    """Theorem 4.11: additive, R >= g(t), whatever the target."""
+    return g(t)
+
+
+def additive_lower_polynomial(t: ArrayLike) -> Floats:
+    """Theorem 4.11: g(t) >= t^2/2 + t^4/12."""
+    return g_lower(t)
+
+
+def multiplicative_lower(p0: ArrayLike, alpha: ArrayLike) -> Floats:
+    """Theorem 4.13: multiplicative, R >= p0 (log(2/(1+a)) + a log(2a/(1+a))) = G(p0, a p0)."""
+    p0, alpha = np.asarray(p0, dtype=np.float64), _within(alpha, 0.0, 1.0)
+    return two_token(p0, alpha * p0)
+
+
+def multiplicative_lower_series(p0: ArrayLike, alpha: ArrayLike) -> Floats:
+    """Theorem 4.13: p0 ((1-a)^2/4 + (1-a)^3/8) + O((1-a)^4), as alpha goes to 1."""
+    gap = 1.0 - np.asarray(alpha, dtype=np.float64)
+    return np.asarray(np.asarray(p0) * (gap**2 / 4 + gap**3 / 8))
+
+
+def single_upper(p0: ArrayLike, b: ArrayLike = 0.0) -> Floats:
+    """R <= log(1 + p0 - b) - b log(p0/b), b the best rejected probability; b = 0: log(1 + p0).
+
+    The draft that moves half the difference of x0 and the token to the token; not in the paper.
+    """
+    p0, b = np.asarray(p0, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log1p(p0 - b) - np.where(b > 0, b * np.log(p0 / b), 0.0))
+
+
+def tree_tau(gamma: ArrayLike, m: ArrayLike) -> Floats:
+    """tau_0 of Theorem 5.2, the positive root of (1-g) t^2 - g (m-1) t - (1+g); inf at g = 1."""
+    return 1.0 + _tree_shift(gamma, m)
+
+
+def tree_lower(gamma: ArrayLike, m: ArrayLike) -> Floats:
+    """B_m(gamma) of Theorem 5.2: tree, R >= B_m(p0 - p(rank m+1)), gamma in [0, 1].
+
+    (1 + gamma) log tau - log((tau^2 + (m-1) tau + 1) / (m+1)) with tau = tau_0; written in
+    tau - 1, so that it keeps its accuracy as gamma goes to 0. B_m(1) = log(m + 1).
+
+    Example:
+        >>> float(tree_lower(0.5, 1) - g(0.5))
+        0.0
+    """
+    gamma, m = _within(gamma, 0.0, 1.0), _within(m, 1, math.inf)
+    shift = _tree_shift(gamma, m)
+    with np.errstate(invalid="ignore"):
+        value = gamma * np.log1p(shift) - np.log1p(shift**2 / ((m + 1) * (1 + shift)))
+    return np.where(np.isinf(shift), np.log1p(m), value)
+
+
+def tree_lower_series(gamma: ArrayLike, m: ArrayLike) -> Floats:
+    """Theorem 5.2 as gamma goes to 0: (m+1)/4 g^2 + (5-m)(m+1)^2/192 g^4 + O(g^6).
+
+    Its first term exceeds B_m for m > 5: it is asymptotic, not a bound.
+    """
+    gamma, m = np.asarray(gamma, dtype=np.float64), np.asarray(m, dtype=np.float64)
+    return np.asarray((m + 1) / 4 * gamma**2 + (5 - m) * (m + 1) ** 2 / 192 * gamma**4)
+
+
+def tree_ceiling(m: ArrayLike) -> Floats:
+    """Theorem 5.3: tree, R <= log(m + 1)."""
+    return np.asarray(np.log1p(_within(m, 1, math.inf)))
+
+
+def tree_upper(p0: ArrayLike, m: ArrayLike) -> Floats:
+    """R <= log(1 + m p0), tree; not in the paper."""
+    return np.asarray(np.log1p(np.asarray(m, dtype=np.float64) * np.asarray(p0)))
+
+
+def two_point_example(d: float) -> tuple[Floats, Floats]:
+    """Theorems 4.9 and 4.11: (p, q) with margin d and KL(p || q) = g(d), rejected at the tie."""
+    return np.array([(1 + d) / 2, (1 - d) / 2]), np.full(2, 0.5)
+
+
+def confident_example(eps: float, m: int = 1) -> tuple[Floats, Floats]:
+    """Theorems 4.6 (m = 1) and 5.3: KL(p || q) goes to log(m + 1) as eps goes to 0."""
+    return np.array([1 - m * eps] + [eps] * m), np.full(m + 1, 1 / (m + 1))
+
+
+def multiplicative_example(alpha: float) -> tuple[Floats, Floats]:
+    """Theorem 4.13: p1 = alpha p0 and KL(p || q) = multiplicative_lower(p0, alpha)."""
+    return np.array([1.0, alpha]) / (1 + alpha), np.full(2, 0.5)
+
+
+def tree_example(gamma: float, m: int) -> tuple[Floats, Floats]:
+    """Theorem 5.2: margin gamma at rank m + 1 and KL(p || q) = B_m(gamma), gamma in (0, 1)."""
+    tau = float(tree_tau(gamma, m))
+    p = np.array([tau**2] + [tau] * (m - 1) + [1.0])
+    return p / p.sum(), np.full(m + 1, 1 / (m + 1))
+
+
+def _tree_shift(gamma: ArrayLike, m: ArrayLike) -> Floats:
+    """tau_0 - 1: the positive root of (1-g) x^2 + (2 - g (m+1)) x - g (m+1)."""
+    gamma, m = _within(gamma, 0.0, 1.0), _within(m, 1, math.inf)
+    c = gamma * (m + 1)
+    a, b = 1.0 - gamma, 2.0 - c
+    root = np.sqrt(b * b + 4.0 * a * c)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift = np.where(b >= 0, 2.0 * c / (b + root), (root - b) / (2.0 * a))
+    return np.where(gamma == 1.0, np.inf, shift)
+
+
+def _within(value: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
+    value = np.asarray(value, dtype=np.float64)
+    return np.where((value >= low) & (value <= high), value, np.nan)

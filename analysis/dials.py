@@ -1,0 +1,57 @@
+"""Dials: a rule's parameter turned from strict to relaxed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.criteria import Rule, expand
+
+RESOLUTION = 1e-3  # to which a continuous parameter is found
+
+
+@dataclass(frozen=True)
+class Dial:
+    """A rule at several values of one parameter, from strict to relaxed.
+
+    Attributes:
+        parameter: its name.
+        rules: the rule at each value.
+    """
+
+    parameter: str
+    rules: tuple[Rule, ...]
+
+    @property
+    def name(self) -> str:
+        """The rule's name, with the parameters that stay."""
+        fixed = [f"{key}={value:g}" for key, value in self.rules[0].parameters.items()
+                 if key != self.parameter and isinstance(value, int | float)]
+        return " ".join([self.rules[0].name, *fixed])
+
+    def value(self, rule: Rule) -> float:
+        """Return the parameter of a rule of this dial."""
+        return float(rule.parameters[self.parameter])
+
+    def between(self, strict: Rule, relaxed: Rule) -> Rule | None:
+        """Return the rule half-way, or None when the two are next to each other."""
+        low, high = self.value(strict), self.value(relaxed)
+        if abs(high - low) <= (1 if self.parameter == "m" else RESOLUTION):
+            return None
+        middle = (low + high) / 2
+        return replace(strict, **{self.parameter: int(middle) if self.parameter == "m"
+                                  else middle})
+
+
+def build_dial(mapping: Mapping[str, Any]) -> Dial:
+    """Make a dial from plain configuration, such as {"rule": "additive", "t": [0.1, 0.2]}.
+
+    Raises:
+        ValueError: not exactly one key has a list of at least two values, or a rule is wrong.
+    """
+    lists = [key for key, value in mapping.items() if isinstance(value, list | tuple)]
+    if len(lists) != 1 or len(mapping[lists[0]]) < 2:
+        raise ValueError(f"the dial {dict(mapping)} is not allowed: give one key a list of at "
+                         "least two values, from strict to relaxed, and the others one value")
+    return Dial(lists[0], tuple(expand([mapping])))

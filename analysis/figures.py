@@ -1,0 +1,238 @@
+"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper.
+
+Figures are made without pyplot's global state; `render` gives the bytes of a file, equal for
+equal input: embedded TrueType fonts that come with matplotlib, no date, no software version.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from analysis.criteria import Rule
+from analysis.printing import rule_text
+from analysis.statistics import Floats, PromptBootstrap, survival
+
+COLUMN, TEXT = 3.25, 6.75  # inches
+PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans",
+    "font.size": 7.5, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 6.5,
+    "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "lines.linewidth": 1.2, "legend.frameon": False, "legend.handlelength": 2.6,
+    "pdf.fonttype": 42, "savefig.dpi": 300, "axes.unicode_minus": False,
+}
+ANONYMOUS: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+    "png": {"Software": None},
+}
+# strict greedy, wherever it is the reference: wide and below, as other curves run along it
+REFERENCE: dict[str, Any] = {"color": "#A8A8A8", "linewidth": 3.2, "zorder": 1.5}
+# hues that stay distinct to colour-blind readers (Okabe and Ito), told apart by style as well
+LINES = (
+    ("#0072B2", (0, ())), ("#D55E00", (0, (5, 1.5))), ("#009E73", (0, (1.2, 1.2))),
+    ("#CC79A7", (0, (6, 1.5, 1.2, 1.5))), ("#E69F00", (0, (3, 1))),
+    ("#56B4E9", (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))), ("#000000", (0, (8, 2))),
+)
+GRID_POINTS = 600
+SINGLE = 0.76  # nats shown of single-token certificates, which end at log 2
+
+
+@dataclass(frozen=True)
+class Certified:
+    """Certificates of one rule over the steps of one target, in nats.
+
+    Attributes:
+        rule: the rule.
+        lo: (N,) lower ends, +inf where the rejection region is empty.
+        hi: (N,) upper ends.
+    """
+
+    rule: Rule
+    lo: Floats
+    hi: Floats
+
+
+Panels = Mapping[str, Sequence[Certified]]  # by target
+
+
+def render(figure: Figure, kind: str) -> bytes:
+    """Return the file of a figure; `kind` is pdf or png."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format=kind, metadata=ANONYMOUS[kind])
+    return buffer.getvalue()
+
+
+def all_figures(
+    top: Mapping[str, Floats], panels: Panels, bootstraps: Mapping[str, PromptBootstrap]
+) -> dict[str, Figure]:
+    """Return every figure that the study's rules fill, by file name without suffix."""
+    figures = {"figure1": figure1(top), "figure2": figure2(panels, bootstraps),
+               "figure3": figure3(panels), "figure4": figure4(panels), "figure5": figure5(panels)}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def figure1(top: Mapping[str, Floats]) -> Figure:
+    """Draw the distribution of the argmax's probability; (N,) of each target."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _panels(list(top))
+        bins = np.linspace(0, 1, 41)
+        for axis, probability in zip(axes, top.values(), strict=True):
+            share = np.histogram(probability, bins)[0] / len(probability)
+            axis.bar(bins[:-1], share, np.diff(bins), align="edge", color="#0072B2",
+                     edgecolor="white", linewidth=0.3)
+            mean, median = float(probability.mean()), float(np.median(probability))
+            for value, name, style in ((mean, "mean", "--"), (median, "median", ":")):
+                axis.axvline(value, 0, 0.78, linestyle=style, color="black", linewidth=0.9,
+                             label=f"{name} {value:.3f}")
+            axis.set_xlim(0, 1)
+            axis.set_xlabel("probability of the most probable token")
+            axis.legend(loc="upper left")
+        for axis in axes[::2]:
+            axis.set_ylabel("fraction of steps")
+    return figure
+
+
+def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
+    """Draw the share of steps whose strict greedy certificate exceeds eps, with its interval."""
+    chosen = {target: [item for item in items if item.rule.name == "greedy"]
+              for target, items in panels.items()}
+    if not all(chosen.values()):
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _panels(list(chosen), legend_rows=1)
+        grid = np.linspace(0, SINGLE, GRID_POINTS)
+        for axis, (target, items) in zip(axes, chosen.items(), strict=True):
+            greedy, bootstrap = items[0], bootstraps[target]
+            low = survival_band(greedy.lo, grid, bootstrap)[0]
+            high = survival_band(greedy.hi, grid, bootstrap)[1]
+            axis.fill_between(grid, low, high, color="#0072B2", alpha=0.3, linewidth=0,
+                              label=f"{100 * bootstrap.confidence:g} % interval over prompts")
+            axis.plot(grid, survival(greedy.lo, grid), color="#0072B2", linewidth=1,
+                      label=rule_text(greedy.rule))
+            _finish(axis, SINGLE, [greedy.rule])
+        _label(figure, axes)
+    return figure
+
+
+def figure3(panels: Panels) -> Figure | None:
+    """Compare additive certificates across t."""
+    return _family(panels, "additive", limit=SINGLE)
+
+
+def figure4(panels: Panels) -> Figure | None:
+    """Compare multiplicative certificates across alpha."""
+    return _family(panels, "multiplicative", limit=SINGLE)
+
+
+def figure5(panels: Panels) -> Figure | None:
+    """Compare tree certificates across m."""
+    ceilings = [item.rule.ceiling for items in panels.values() for item in items
+                if item.rule.name == "tree"]
+    return _family(panels, "tree", limit=1.06 * max(ceilings, default=1.0))
+
+
+def _family(panels: Panels, name: str, limit: float) -> Figure | None:
+    """Draw strict greedy, as the reference, and all rules of one family."""
+    chosen = {target: [item for item in items if item.rule.name in ("greedy", name)]
+              for target, items in panels.items()}
+    if not any(item.rule.name == name for items in chosen.values() for item in items):
+        return None
+    return _survival(chosen, limit)
+
+
+def _survival(panels: Panels, limit: float) -> Figure:
+    with matplotlib.rc_context(STYLE):
+        most = max(len(items) for items in panels.values())
+        figure, axes = _panels(list(panels), legend_rows=-(-most // _legend_columns(len(panels))))
+        for axis, items in zip(axes, panels.values(), strict=True):
+            _curves(axis, items, limit)
+            _finish(axis, limit, [item.rule for item in items])
+        _label(figure, axes)
+    return figure
+
+
+def _curves(axis: Axes, items: Sequence[Certified], limit: float) -> None:
+    """Draw the survival curve of each rule, and the area between lo and hi where they differ."""
+    grid = np.linspace(0, limit, GRID_POINTS)
+    lines = itertools.cycle(LINES)
+    for item in items:
+        style = REFERENCE if item.rule.name == "greedy" else dict(
+            zip(("color", "linestyle"), next(lines), strict=True))
+        share, possible = survival(item.lo, grid), survival(item.hi, grid)
+        axis.plot(grid, share, label=rule_text(item.rule), **style)
+        if not np.array_equal(share, possible):
+            axis.fill_between(grid, share, possible, color=style["color"], alpha=0.25, linewidth=0)
+
+
+def _finish(axis: Axes, limit: float, rules: Sequence[Rule]) -> None:
+    _ceilings(axis, rules)
+    axis.set_xlim(0, limit)
+    axis.set_ylim(0, 1.02)
+    axis.set_xlabel("ε (nats)")
+
+
+def _label(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Name the y axis once a row, and put one legend for all panels below them."""
+    columns = min(2, len(axes))
+    for axis in axes[::columns]:
+        axis.set_ylabel("fraction of steps with R > ε")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=_legend_columns(len(axes)))
+
+
+def _legend_columns(panels: int) -> int:
+    return 4 if panels > 1 else 2
+
+
+def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
+    """Draw the ceilings of the shown rules: log 2, and log(m+1) of each tree."""
+    names = {math.log(2): "log 2"}
+    names |= {rule.ceiling: f"log {rule.parameters['m'] + 1}" for rule in rules
+              if rule.name == "tree"}
+    for ceiling, name in names.items():
+        axis.axvline(ceiling, color="#888888", linewidth=0.7, linestyle=(0, (2, 2)), zorder=0)
+        axis.annotate(name, (ceiling, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2),
+                      textcoords="offset points", rotation=90, ha="right", va="top", fontsize=6.5,
+                      color="#555555")
+
+
+def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Figure, list[Axes]]:
+    """Make one panel a target: a column wide, or two side by side over the text's width."""
+    columns = min(2, len(targets))
+    rows = -(-len(targets) // columns)
+    size = (COLUMN if columns == 1 else TEXT, PANEL_HEIGHT * rows + LEGEND_ROW * legend_rows)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06))
+    axes = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for axis in axes[len(targets):]:
+        axis.remove()
+    for at, (axis, target) in enumerate(zip(axes, targets, strict=False)):
+        axis.set_title(target if len(targets) == 1 else f"({chr(ord('a') + at)}) {target}")
+        axis.grid(axis="y", color="#DDDDDD", linewidth=0.4)
+        axis.set_axisbelow(True)
+    return figure, axes[: len(targets)]
+
+
+def survival_band(
+    values: Floats, grid: Floats, bootstrap: PromptBootstrap
+) -> tuple[Floats, Floats]:
+    """Return the pointwise interval of the share of (N,) values above each of (G,) levels."""
+    cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
+    width = len(grid) + 1
+    counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)
+    above = np.cumsum(counts.reshape(-1, width)[:, ::-1], axis=1)[:, ::-1][:, 1:]
+    draws = bootstrap.sums(above) / bootstrap.sums(bootstrap.steps[:, None])
+    return bootstrap.interval(draws)

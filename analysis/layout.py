@@ -1,0 +1,112 @@
+"""A printed table: its cells, its tidy data, and its LaTeX and Markdown forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.printing import latex
+
+PUBLISHED = "as published"
+
+
+class Cell(NamedTuple):
+    """What we print and what the paper prints, or nothing."""
+
+    text: str
+    published: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that belong together: a heading, or none, and a name and cells for each row."""
+
+    title: str
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in the paper's layout.
+
+    Attributes:
+        name: file name without suffix, for instance "table2".
+        caption: one paragraph of plain text.
+        stub: heading of the first column.
+        groups: (heading, number of columns) over the other columns; an empty heading is none.
+        columns: headings of the other columns.
+        sections: the rows.
+        notes: plain sentences printed below.
+        data: the tidy data, one statistic a row, for the CSV file.
+    """
+
+    name: str
+    caption: str
+    stub: str
+    groups: Sequence[tuple[str, int]]
+    columns: Sequence[str]
+    sections: Sequence[Section]
+    notes: Sequence[str]
+    data: pd.DataFrame
+
+    def csv(self) -> str:
+        """Return the tidy data as CSV; an empty cell is a value that does not exist."""
+        return self.data.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+    def latex(self) -> str:
+        """Return a floating table; needs the package booktabs."""
+        width = len(self.columns) + 1
+        lines = [
+            r"\begin{table}[t]", r"\centering\small", rf"\caption{{{latex(self.caption)}}}",
+            rf"\label{{tab:{self.name}}}", rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
+            r"\toprule", *self._group_lines(),
+            " & ".join(latex(text) for text in (self.stub, *self.columns)) + r" \\",
+        ]
+        for section in self.sections:
+            lines.append(r"\midrule")
+            if section.title:
+                lines.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{latex(section.title)}}}}} \\")
+            for name, texts, published in _rows(section):
+                cells = [latex(text) for text in (name, *texts)]
+                if published:
+                    cells = [r"\quad\emph{" + cells[0] + "}", *cells[1:]]
+                lines.append(" & ".join(cells) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        lines += [rf"\par\smallskip{{\footnotesize {latex(note)}}}" for note in self.notes]
+        return "\n".join([*lines, r"\end{table}", ""])
+
+    def _group_lines(self) -> list[str]:
+        if not any(title for title, _ in self.groups):
+            return []
+        cells, rules, at = [""], [], 2
+        for title, span in self.groups:
+            cells.append(rf"\multicolumn{{{span}}}{{c}}{{{latex(title)}}}")
+            rules.append(rf"\cmidrule(lr){{{at}-{at + span - 1}}}")
+            at += span
+        return [" & ".join(cells) + r" \\", " ".join(rules)]
+
+    def markdown(self) -> str:
+        """Return a table of GitHub's Markdown with its notes."""
+        spans = [title for title, span in self.groups for _ in range(span)]
+        names = [f"{span}<br>{name}" if span else name
+                 for span, name in zip(spans, self.columns, strict=True)]
+        lines = ["| " + " | ".join([self.stub, *names]) + " |",
+                 "|---|" + "---:|" * len(self.columns)]
+        for section in self.sections:
+            if section.title:
+                lines.append(f"| **{section.title}** |" + " |" * len(self.columns))
+            for name, texts, published in _rows(section):
+                shown = [f"*{text}*" if text and published else text for text in (name, *texts)]
+                lines.append("| " + " | ".join(shown) + " |")
+        return "\n".join([*lines, "", *(f"{note}\n" for note in self.notes)])
+
+
+def _rows(section: Section) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield name, texts and whether published, the published row after ours."""
+    for name, cells in section.rows:
+        yield name, [cell.text for cell in cells], False
+        if any(cell.published for cell in cells):
+            yield PUBLISHED, [cell.published for cell in cells], True

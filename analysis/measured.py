@@ -1,0 +1,75 @@
+"""What a study measured, as tidy frames: one statistic a row, of all targets and rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.criteria import Rule
+from analysis.statistics import Estimate, Floats, PromptBootstrap, summarise
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The tidy frames of a study.
+
+    Attributes:
+        targets: printed names, in order.
+        rules: all rules, in order.
+        top: target, k, statistic, value, optimistic, low, high.
+        certificates: target, rule (label), statistic, value, optimistic, low, high, empty,
+            inexact, steps, prompts.
+        runs: target, rule, eps, estimator, value, optimistic, low, high, failures,
+            failing_prompts, prompts, steps.
+    """
+
+    targets: Sequence[str]
+    rules: Sequence[Rule]
+    top: pd.DataFrame
+    certificates: pd.DataFrame
+    runs: pd.DataFrame
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Any, ...], dict[Any, Any]]:
+        return {(row["target"], row["rule"], row["statistic"]): row
+                for row in self.certificates.to_dict("records")}
+
+    def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
+        """Return the row of `certificates` of one statistic; `rule` is a label."""
+        return self._rows[target, rule, statistic]
+
+
+def certificate_statistics(
+    target: str, rule: Rule, lo: Floats, hi: Floats, bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return the rows of `Measured.certificates` for (N,) certificates of one rule in nats."""
+    frame = _tidy(summarise(lo, hi, rule.ceiling, bootstrap))
+    frame.insert(0, "target", target)
+    frame.insert(1, "rule", rule.label)
+    return frame.assign(empty=float(np.mean(np.isinf(lo))), inexact=float(np.mean(lo < hi)),
+                        steps=len(lo), prompts=bootstrap.count)
+
+
+def top_statistics(
+    target: str, probabilities: Floats, ranks: Sequence[int], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return the rows of `Measured.top` for (N, R) probabilities of the top `ranks` tokens."""
+    frames = []
+    for at, k in enumerate(ranks):
+        values = np.ascontiguousarray(probabilities[:, at])
+        frame = _tidy(summarise(values, values, math.inf, bootstrap))
+        frame.insert(0, "target", target)
+        frame.insert(1, "k", k)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _tidy(estimates: dict[str, Estimate]) -> pd.DataFrame:
+    return pd.DataFrame([{"statistic": name, "value": e.value, "optimistic": e.optimistic,
+                          "low": e.low, "high": e.high} for name, e in estimates.items()])

@@ -1,0 +1,126 @@
+"""How values, rules and names are printed, in Markdown and in LaTeX."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from analysis.criteria import Rule
+from analysis.published import CAP
+
+MARK = "*"  # beside a ceiling: the rejection region is empty
+UNDEFINED = "–"
+RULES = {
+    "greedy": "Strict greedy",
+    "additive": "Additive (t = {t:g})",
+    "multiplicative": "Mult. (α = {alpha:g})",
+    "topm_additive": "Top-{m} + additive (t = {t:g})",
+    "topm_multiplicative": "Top-{m} + mult. (α = {alpha:g})",
+    "typical": "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})",
+    "absolute": "Absolute (θ = {theta:g})",
+    "mars": "MARS (θ = {theta:g})",
+    "tree": "Tree (m = {m})",
+}
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "–": "--", "*": "$^{*}$", ">": "$>$", "<": "$<$", "=": "$=$", "+": "$+$", "≤": r"$\le$",
+    "≥": r"$\ge$",
+    "∞": r"$\infty$", "‖": r"$\|$", "α": r"$\alpha$", "θ": r"$\theta$", "δ": r"$\delta$",
+    "ε": r"$\epsilon$", "₀": "$_0$",
+}
+DIGITS = dict(zip("0123456789.", ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven",
+                                  "Eight", "Nine", "Point"), strict=True))
+
+
+def rule_text(rule: Rule) -> str:
+    """Return the printed name of a rule; a user's own rule prints its label."""
+    if rule.name not in RULES:
+        return rule.label
+    text = RULES[rule.name].format(**rule.parameters)
+    return f"{text}, literal gate" if rule.parameters.get("convention") == "paper" else text
+
+
+def certificate_text(value: float, optimistic: float, ceiling: float, digits: int = 3) -> str:
+    """Return a statistic of certificates in nats: a range where the ends print differently.
+
+    +inf prints as the rule's ceiling with a mark.
+
+    >>> certificate_text(0.1234, 0.1234, 0.6931), certificate_text(0.5, float("inf"), 0.6931)
+    ('0.123', '0.500–0.693*')
+    """
+    def end(x: float) -> str:
+        return f"{ceiling:.{digits}f}{MARK}" if math.isinf(x) else f"{x:.{digits}f}"
+
+    return _ranged(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
+
+
+def run_text(value: float, optimistic: float) -> str:
+    """Return a run length in tokens, ">100" above the paper's cap.
+
+    >>> run_text(17.414, 17.414), run_text(99.99, 130.0), run_text(128.0, 128.0)
+    ('17.41', '99.99–>100', '>100')
+    """
+    def end(x: float) -> str:
+        return f">{CAP:.0f}" if x > CAP else f"{x:.2f}"
+
+    return _ranged(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
+
+
+def interval_text(value: float, optimistic: float, low: float, high: float) -> str:
+    """Return a run length in tokens with its interval, not capped.
+
+    >>> interval_text(17.41, 17.41, 16.0, 19.04), interval_text(math.inf, math.inf, 40, math.inf)
+    ('17.4 [16.0, 19.0]', '∞ [≥ 40.0]')
+    """
+    if math.isnan(value):
+        return UNDEFINED
+    ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, optimistic, low, high)]
+    limits = f"≥ {ends[2]}" if math.isinf(high) else f"{ends[2]}, {ends[3]}"
+    return f"{_ranged(ends[0], ends[1])} [{limits}]"
+
+
+def share_text(share: float) -> str:
+    """Return a share as a percentage with two digits that differ from 0 or 100 %.
+
+    >>> share_text(0.0123), share_text(0.5), share_text(0.999961)
+    ('1.2 %', '50 %', '99.9961 %')
+    """
+    rest = min(share, 1 - share)
+    if rest <= 0:
+        return f"{100 * share:.0f} %"
+    digits = max(0, 1 - math.floor(math.log10(100 * rest)))
+    return f"{100 * share:.{digits}f} %"
+
+
+def _ranged(first: str, last: str) -> str:
+    return first if first == last else f"{first}–{last}"
+
+
+def latex(text: str) -> str:
+    r"""Return plain text as LaTeX: special characters escaped, symbols in mathematics.
+
+    >>> print(latex("Mult. (α = 0.5) > 10 %"))
+    Mult. ($\alpha=0.5$) $>$ 10 \%
+    """
+    assigned = re.compile(r"(\b[tm]|[αθδε]₀?) = ([\d.]+)")
+    parts = assigned.split(text)
+    done = [_escape(parts[0])]
+    for at in range(1, len(parts), 3):
+        symbol = _escape(parts[at]).replace("$", "")
+        done.append(f"${symbol}={parts[at + 1]}${_escape(parts[at + 2])}")
+    return "".join(done)
+
+
+def _escape(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text).replace("$$", "")
+
+
+def macro(*names: str) -> str:
+    """Return the name of a LaTeX macro, which can hold letters only.
+
+    >>> macro("Qwen3-1.7B", "additive t=0.1", "p5")
+    'QwenThreeOnePointSevenBAdditiveTZeroPointOnePFive'
+    """
+    words = re.findall(r"[A-Za-z]+|[0-9.]", " ".join(names))
+    return "".join(DIGITS.get(word) or word[0].upper() + word[1:] for word in words)

@@ -1,0 +1,148 @@
+"""The tables printed in the paper (arXiv 2606.30265v1, Tables 1 to 6), as data.
+
+Transcribed as printed, for comparison only: nothing is fitted to them. Keys are the label of a
+target, then the label of a rule (``analysis.criteria``) or a parameter.
+"""
+
+from __future__ import annotations
+
+import math
+
+ABOVE = math.inf  # printed as ">100", the cap of Tables 5 and 6
+CAP = 100.0
+STATISTICS = ("mean", "median", "p5", "p25")
+EPS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.69)
+
+# Table 1: probability of the k most probable tokens, by k: STATISTICS
+TOP_PROBABILITY: dict[str, dict[int, tuple[float, ...]]] = {
+    "Qwen3-1.7B": {
+        1: (0.845, 0.969, 0.343, 0.846),
+        3: (0.963, 1.000, 0.715, 0.984),
+        5: (0.980, 1.000, 0.792, 0.995),
+        10: (0.991, 1.000, 0.901, 0.999),
+        25: (0.997, 1.000, 0.964, 1.000),
+    },
+    "Qwen3-4B": {
+        1: (0.871, 0.988, 0.391, 0.886),
+        3: (0.974, 1.000, 0.787, 0.992),
+        5: (0.988, 1.000, 0.852, 0.998),
+        10: (0.995, 1.000, 0.927, 1.000),
+        25: (0.998, 1.000, 0.976, 1.000),
+    },
+}
+
+# Table 2: certificates in nats, by rule: STATISTICS
+CERTIFICATES: dict[str, dict[str, tuple[float, ...]]] = {
+    "Qwen3-1.7B": {
+        "greedy": (0.438, 0.559, 0.006, 0.160),
+        "additive t=0.1": (0.445, 0.559, 0.023, 0.178),
+        "additive t=0.3": (0.482, 0.573, 0.102, 0.272),
+        "multiplicative alpha=0.5": (0.464, 0.560, 0.061, 0.235),
+        "multiplicative alpha=0.1": (0.555, 0.610, 0.279, 0.435),
+        "typical eps0=0.1 delta0=0.09": (0.598, 0.646, 0.375, 0.522),
+        "tree m=2": (0.772, 0.962, 0.071, 0.448),
+        "tree m=4": (1.213, 1.456, 0.249, 0.862),
+        "tree m=8": (1.736, 2.038, 0.531, 1.355),
+    },
+    "Qwen3-4B": {
+        "greedy": (0.468, 0.619, 0.007, 0.217),
+        "additive t=0.1": (0.475, 0.619, 0.025, 0.236),
+        "additive t=0.3": (0.505, 0.625, 0.107, 0.315),
+        "multiplicative alpha=0.5": (0.492, 0.619, 0.066, 0.288),
+        "multiplicative alpha=0.1": (0.573, 0.643, 0.296, 0.465),
+        "typical eps0=0.1 delta0=0.09": (0.606, 0.664, 0.378, 0.536),
+        "tree m=2": (0.820, 1.036, 0.099, 0.538),
+        "tree m=4": (1.276, 1.541, 0.327, 0.995),
+        "tree m=8": (1.814, 2.126, 0.663, 1.520),
+    },
+}
+
+# Tables 3 and 4: p5 of the certificates in nats, by rule
+P5: dict[str, dict[str, float]] = {
+    "Qwen3-1.7B": {
+        "additive t=0.01": 0.008,
+        "additive t=0.05": 0.011,
+        "additive t=0.1": 0.023,
+        "additive t=0.2": 0.056,
+        "additive t=0.3": 0.102,
+        "additive t=0.5": 0.217,
+        "multiplicative alpha=0.9": 0.008,
+        "multiplicative alpha=0.7": 0.027,
+        "multiplicative alpha=0.5": 0.061,
+        "multiplicative alpha=0.3": 0.125,
+        "multiplicative alpha=0.2": 0.176,
+        "multiplicative alpha=0.1": 0.279,
+        "topm_additive m=2 t=0.01": 0.008,
+        "topm_additive m=4 t=0.01": 0.008,
+        "topm_additive m=6 t=0.01": 0.008,
+        "topm_additive m=8 t=0.01": 0.008,
+        "topm_additive m=2 t=0.05": 0.011,
+        "topm_additive m=4 t=0.05": 0.012,
+        "topm_additive m=6 t=0.05": 0.012,
+        "topm_additive m=8 t=0.05": 0.012,
+        "topm_additive m=2 t=0.1": 0.018,
+        "topm_additive m=4 t=0.1": 0.023,
+        "topm_additive m=6 t=0.1": 0.024,
+        "topm_additive m=8 t=0.1": 0.024,
+        "topm_additive m=2 t=0.2": 0.037,
+        "topm_additive m=4 t=0.2": 0.054,
+        "topm_additive m=6 t=0.2": 0.056,
+        "topm_additive m=8 t=0.2": 0.057,
+    },
+    "Qwen3-4B": {
+        "additive t=0.01": 0.008,
+        "additive t=0.05": 0.014,
+        "additive t=0.1": 0.025,
+        "additive t=0.2": 0.061,
+        "additive t=0.3": 0.107,
+        "additive t=0.5": 0.218,
+        "multiplicative alpha=0.9": 0.008,
+        "multiplicative alpha=0.7": 0.030,
+        "multiplicative alpha=0.5": 0.066,
+        "multiplicative alpha=0.3": 0.141,
+        "multiplicative alpha=0.2": 0.196,
+        "multiplicative alpha=0.1": 0.296,
+        "topm_additive m=2 t=0.01": 0.011,
+        "topm_additive m=4 t=0.01": 0.011,
+        "topm_additive m=6 t=0.01": 0.011,
+        "topm_additive m=8 t=0.01": 0.011,
+        "topm_additive m=2 t=0.05": 0.014,
+        "topm_additive m=4 t=0.05": 0.015,
+        "topm_additive m=6 t=0.05": 0.015,
+        "topm_additive m=8 t=0.05": 0.015,
+        "topm_additive m=2 t=0.1": 0.023,
+        "topm_additive m=4 t=0.1": 0.027,
+        "topm_additive m=6 t=0.1": 0.027,
+        "topm_additive m=8 t=0.1": 0.027,
+        "topm_additive m=2 t=0.2": 0.045,
+        "topm_additive m=4 t=0.2": 0.060,
+        "topm_additive m=6 t=0.2": 0.063,
+        "topm_additive m=8 t=0.2": 0.063,
+    },
+}
+
+# Tables 5 and 6: mean certifiable acceptance length in tokens, by rule: EPS
+RUN_LENGTHS: dict[str, dict[str, tuple[float, ...]]] = {
+    "Qwen3-1.7B": {
+        "greedy": (12.06, 6.51, 4.83, 3.53, 2.90, 2.49, 2.16, 1.36),
+        "additive t=0.1": (34.57, 8.37, 5.41, 3.71, 2.97, 2.51, 2.16, 1.37),
+        "additive t=0.3": (ABOVE, ABOVE, 17.79, 5.53, 3.55, 2.73, 2.23, 1.38),
+        "multiplicative alpha=0.5": (ABOVE, 26.16, 8.42, 4.46, 3.27, 2.61, 2.17, 1.37),
+        "multiplicative alpha=0.1": (ABOVE, ABOVE, ABOVE, 63.18, 13.07, 5.21, 2.86, 1.38),
+        "typical eps0=0.1 delta0=0.09": (ABOVE, ABOVE, ABOVE, ABOVE, 45.38, 12.57, 4.61, 1.43),
+        "tree m=2": (57.15, 22.25, 13.57, 8.02, 5.81, 4.36, 3.55, 2.72),
+        "tree m=4": (ABOVE, 68.99, 41.51, 21.95, 14.14, 10.31, 7.88, 5.31),
+        "tree m=8": (ABOVE, ABOVE, 90.03, 54.67, 36.46, 25.27, 18.78, 11.93),
+    },
+    "Qwen3-4B": {
+        "greedy": (13.65, 7.42, 5.60, 4.07, 3.31, 2.81, 2.44, 1.47),
+        "additive t=0.1": (36.13, 9.69, 6.38, 4.31, 3.40, 2.84, 2.44, 1.47),
+        "additive t=0.3": (ABOVE, 98.09, 19.67, 6.39, 4.05, 3.07, 2.51, 1.48),
+        "multiplicative alpha=0.5": (ABOVE, 34.21, 10.44, 5.32, 3.78, 2.97, 2.45, 1.47),
+        "multiplicative alpha=0.1": (ABOVE, ABOVE, ABOVE, 74.15, 16.24, 6.30, 3.30, 1.49),
+        "typical eps0=0.1 delta0=0.09": (ABOVE, ABOVE, ABOVE, 99.57, 45.57, 13.33, 5.06, 1.55),
+        "tree m=2": (64.57, 28.39, 17.25, 10.24, 7.30, 5.27, 4.19, 3.16),
+        "tree m=4": (ABOVE, 84.46, 54.05, 29.54, 19.03, 13.82, 10.44, 6.65),
+        "tree m=8": (ABOVE, ABOVE, ABOVE, 73.77, 50.31, 35.21, 26.67, 16.14),
+    },
+}

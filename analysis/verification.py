@@ -1,0 +1,163 @@
+"""Verification laws of speculative decoding: which drafted tokens are kept, what is emitted next.
+
+A verification step has n drafted tokens in a row, and the target's distributions after the n + 1
+prefixes that they form. A law says how many of the drafted tokens are accepted (the first a of
+them) and which token follows: a correction when a < n, the bonus token when a = n. Randomness
+comes in as numbers, so that every law is a plain function and can be enumerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Flags = NDArray[np.bool_]
+Rows = Callable[[int], tuple[Floats, Floats | None]]
+
+
+class Verdict(NamedTuple):
+    """How many drafted tokens are accepted, and the token emitted after them."""
+
+    accepted: int
+    token: int
+
+
+class Call(NamedTuple):
+    """One verification call of a history: `position` is that of its first drafted token."""
+
+    position: int
+    drafted: int
+    accepted: int
+
+
+def leading(accepted: Flags) -> int:
+    """Return how many of the (n,) tests succeed before the first failure.
+
+    Example:
+        >>> leading(np.array([True, True, False, True]))
+        2
+    """
+    return int(np.argmin(accepted)) if not np.all(accepted) else len(accepted)
+
+
+def match(drafted: Sequence[int], choices: Sequence[int]) -> Verdict:
+    """Accept drafted tokens as long as they are what the target chooses by itself.
+
+    Greedy speculative decoding (Algorithm 4 of arXiv 2606.30265) when the choices are argmaxes;
+    exponential races (Algorithm 2 of arXiv 2504.15475) when they are the winners of `race`. What
+    is emitted is always the target's choice, whatever was drafted: the law is lossless.
+
+    Args:
+        drafted: n tokens.
+        choices: the target's n + 1 choices after each prefix of the draft.
+    """
+    accepted = 0
+    while accepted < len(drafted) and drafted[accepted] == choices[accepted]:
+        accepted += 1
+    return Verdict(accepted, choices[accepted])
+
+
+def relaxed(accepts: Flags, argmax: Sequence[int]) -> Verdict:
+    """Accept while a rule does, then emit the target's argmax (Algorithm 1 of arXiv 2601.15498).
+
+    Args:
+        accepts: (n,) decisions of `Rule.accepts` on the drafted tokens.
+        argmax: the target's n + 1 argmaxes.
+    """
+    accepted = leading(accepts)
+    return Verdict(accepted, argmax[accepted])
+
+
+def race(logits: Floats, log_times: Floats) -> NDArray[np.intp]:
+    """Return the winners (n,) of exponential races, in log space (Gumbel-max).
+
+    Token i arrives at e_i / p_i; the first arrival is the argmax of log p_i - log e_i, for which
+    logits serve as well as log-probabilities.
+
+    Args:
+        logits: (n, V), divided by the temperature.
+        log_times: (n, V) logarithms of independent Exp(1) numbers.
+    """
+    return np.argmax(logits - log_times, axis=-1)
+
+
+def sampling_accepts(p: Floats, q: Floats, uniforms: Floats) -> Flags:
+    """Accept tokens drawn from q with probability min(1, p/q) (arXiv 2211.17192).
+
+    Args:
+        p: (n,) target probabilities of the drafted tokens.
+        q: (n,) draft probabilities of them, above 0.
+        uniforms: (n,) uniform numbers in [0, 1).
+    """
+    return np.asarray(uniforms * q < p)
+
+
+def residual(p: Floats, q: Floats) -> Floats:
+    """Return the weights max(0, p - q) (V,), not normalised, of the corrected token.
+
+    Where p <= q everywhere no rejection is possible but by rounding; p itself is returned then.
+    """
+    weights = np.maximum(p - q, 0.0)
+    return weights if weights.any() else p
+
+
+def pick(weights: Floats, uniform: float) -> int:
+    """Return the token drawn with probability proportional to `weights` (V,), by inversion."""
+    cumulated = np.cumsum(weights, dtype=np.float64)
+    at = int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
+    if at == len(weights):  # uniform * total rounded up to the total
+        at = int(np.flatnonzero(weights)[-1])
+    return at
+
+
+def speculative_sampling(
+    p: Floats,
+    q: Floats,
+    uniforms: Floats,
+    rows: Rows,
+    token_uniform: Callable[[int], float],
+    also: Flags | None = None,
+) -> Verdict:
+    """Speculative sampling (Algorithm 3 of arXiv 2606.30265): lossless unless `also` accepts more.
+
+    Args:
+        p: (n,) target probabilities of the drafted tokens.
+        q: (n,) draft probabilities of them; 1 for a drafter that does not draw.
+        uniforms: (n,) uniform numbers of the tests.
+        rows: gives the target's and the draft's distribution (V,) after the first a drafted
+            tokens; None instead of the draft's for a = n. Asked once.
+        token_uniform: gives the uniform number with which the token after the first a drafted
+            ones is drawn.
+        also: (n,) tokens that are accepted whatever their test says: MARS above temperature 0.
+    """
+    tests = sampling_accepts(p, q, uniforms)
+    accepted = leading(tests if also is None else tests | also)
+    target, draft = rows(accepted)
+    weights = target if draft is None else residual(target, draft)
+    return Verdict(accepted, pick(weights, token_uniform(accepted)))
+
+
+def history(indicators: Sequence[bool], draft_length: int) -> list[Call]:
+    """Return the calls of greedy speculative decoding whose tests have the given outcomes.
+
+    The walk over teacher-forced indicators: a call tests up to `draft_length` positions and
+    ends at the first failure, which it corrects; when all succeed, the next position is filled
+    by the bonus token and never tested. Drafts never reach beyond the last position but one, as
+    each call emits a token of its own.
+
+    Args:
+        indicators: (N,) whether the drafted token is accepted at each position after the first
+            token, which comes from the prompt alone.
+        draft_length: at least 1.
+    """
+    calls, position = [], 0
+    while position < len(indicators):
+        drafted = min(draft_length, len(indicators) - position - 1)
+        accepted = leading(np.asarray(indicators[position : position + drafted], dtype=np.bool_))
+        calls.append(Call(position, drafted, accepted))
+        position += accepted + 1
+    return calls

@@ -1,0 +1,162 @@
+"""How fast certificates are: `make bench`, or `python -m benchmarks.certificates`.
+
+One run on one thread, each time the best of several: one read of a (64,000 x 256) float64 array
+by np.sum; one rule; the paper's grid of rules from float32 logits, all four outputs included; a
+NumPy twin of it, rule by rule on the first 16 ranks; then the time against steps and against K.
+Saves outputs/bench/certificates.csv and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from analysis.certificates import certify
+from analysis.criteria import Additive, Mars, Rule, Tree, expand
+from analysis.distributions import Floats, TopK
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS, K, VOCABULARY, TWIN_RANKS = 64_000, 256, 151_936, 16
+
+
+def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
+    """Make steps whose top probabilities are spread like those of the paper's Table 1.
+
+    p falls as rank^-a, the top 8 more slowly; T, H and logsumexp are of the whole vocabulary.
+    """
+    rng = np.random.default_rng(seed)
+    exponents = np.clip(7.0 * np.exp(0.75 * rng.standard_normal(256)), 1.2, 14.0)
+    which = rng.integers(len(exponents), size=steps)
+    log_rank = np.log(np.arange(1, VOCABULARY + 1))
+    tail, tail_logits = np.empty(len(exponents)), np.empty(len(exponents))
+    for row, exponent in enumerate(exponents):
+        logits = 20.0 - exponent * log_rank[k:]
+        weight = np.exp(logits)
+        tail[row], tail_logits[row] = weight.sum(), weight @ logits
+    stored = (20.0 - exponents[which, None] * log_rank[:k]).astype(np.float32)
+    flat = rng.beta(2.0, 0.75, (steps, 1))
+    stored[:, :8] = 20.0 + flat * (stored[:, :8] - 20.0)
+    mass = np.exp(stored.astype(np.float64))
+    total = mass.sum(axis=1) + tail[which]
+    entropy = np.log(total) - ((mass * stored).sum(axis=1) + tail_logits[which]) / total
+    with np.errstate(divide="ignore"):
+        log_tail = np.log(tail[which] / total)
+    ids = np.broadcast_to(np.arange(k, dtype=np.int32), (steps, k))
+    return TopK.from_columns(ids, stored, np.log(total), log_tail, entropy, VOCABULARY)
+
+
+def paper_rules() -> list[Rule]:
+    """Return the grid of rules of conf/criteria/paper.yaml."""
+    return expand(yaml.safe_load((ROOT / "conf/criteria/paper.yaml").read_text())["rules"])
+
+
+def best(function: Callable[[], object], repeats: int) -> float:
+    """Return the least wall time of several calls, in milliseconds, after one to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        function()
+        times.append(1e3 * (time.perf_counter() - start))
+    return min(times[1:])
+
+
+def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
+    """Compute one rule in plain NumPy over the first 16 ranks, as one would write it at first."""
+    p = np.exp(dist.logits[:, :TWIN_RANKS].astype(np.float64) - dist.logsumexp[:, None])
+    rows, ranks = np.arange(len(p)), np.arange(1, TWIN_RANKS + 1)
+    if isinstance(rule, Tree):
+        chosen = p[:, rule.m:0:-1]
+        level = (p[:, :1] + np.cumsum(chosen, axis=1)) / (np.arange(rule.m) + 2)
+        r = level.min(axis=1)
+        active = np.column_stack([np.ones(len(p), dtype=bool), p[:, 1:rule.m + 1] < r[:, None]])
+        used = p[:, :rule.m + 1]
+        count = np.full(len(p), -1)
+    else:
+        cut = rule.cut(dist)
+        above = p > cut.threshold(dist)[:, None]
+        limit = TWIN_RANKS if cut.max_rank is None else np.asarray(cut.max_rank)[..., None]
+        count = np.maximum((above & (ranks <= limit)).sum(axis=1), 1)
+        first = np.minimum(count, TWIN_RANKS - 1)
+        b = p[rows, first]
+        before = np.where(ranks - 1 < first[:, None], p, 0.0)
+        levels = (b[:, None] + np.cumsum(before, axis=1)) / (ranks + 1)
+        r = np.where(ranks - 1 < first[:, None], levels, 0.0).max(axis=1)
+        active = (before > r[:, None]) | (ranks - 1 == first[:, None])
+        used = p
+    value = np.where(active, used * np.log(used / r[:, None]), 0.0).sum(axis=1)
+    return value, value.copy(), active.sum(axis=1).astype(np.int32), count.astype(np.int32)
+
+
+def speed(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
+    """Time the four parts, in milliseconds and in reads."""
+    array = np.random.default_rng(0).random((STEPS, K))
+    parts = {
+        "one read: np.sum of the float64 array": best(array.sum, repeats),
+        "one rule: additive t=0.1": best(lambda: certify(dist, [Additive(0.1)]), repeats),
+        f"the grid: {len(rules)} rules, all outputs": best(lambda: certify(dist, rules), repeats),
+        "the grid, two threads": best(lambda: certify(dist, rules, threads=2), repeats),
+        f"NumPy twin, rule by rule, {TWIN_RANKS} ranks":
+            best(lambda: [twin(dist, rule) for rule in rules], 1),
+    }
+    table = pd.DataFrame({"part": list(parts), "ms": list(parts.values())})
+    table["reads"] = table["ms"] / table["ms"][0]
+    return table
+
+
+def scaling(rules: list[Rule], repeats: int) -> pd.DataFrame:
+    """Time the grid against the number of steps at K = 256, and against K at 16,000 steps."""
+    rows = []
+    for steps, k in [(4_000, K), (8_000, K), (16_000, K), (32_000, K), (64_000, K),
+                     (16_000, 32), (16_000, 64), (16_000, 128), (16_000, 512)]:
+        dist = synthetic(steps, k)
+        rows.append({"steps": steps, "k": k, "ms": best(lambda d=dist: certify(d, rules), repeats)})
+    return pd.DataFrame(rows)
+
+
+def plot(table: pd.DataFrame, path: Path) -> None:
+    """Draw time against steps and against K."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.75, 2.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    by_steps, by_k = table[table["k"] == K], table[table["steps"] == 16_000].sort_values("k")
+    left.plot(by_steps["steps"], by_steps["ms"], "o-")
+    left.set(xlabel=f"decoding steps (K = {K})", ylabel="ms, 40 rules", ylim=0, xlim=0)
+    right.plot(by_k["k"], by_k["ms"], "o-")
+    right.set(xlabel="stored tokens K (16,000 steps)", ylabel="ms, 40 rules", ylim=0, xscale="log")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Print all of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    rules, dist = paper_rules(), synthetic(STEPS, K)
+    table = speed(dist, rules, arguments.repeats)
+    one, grid, twin_ms = (table["ms"][row] for row in (1, 2, 4))
+    print(table.to_string(index=False, float_format="%.2f"))
+    print(f"one rule: {one / table['ms'][0]:.2f} reads (at most 0.75)")
+    print(f"the grid: {grid / table['ms'][0]:.2f} reads (at most 8)")
+    print(f"the twin takes {twin_ms / grid:.0f} times as long as the grid (at least 20)")
+    checked = [index for index, rule in enumerate(rules) if not isinstance(rule, Mars)]
+    print(f"p0: median {np.median(dist.top_probability):.3f}, "
+          f"5 % {np.quantile(dist.top_probability, 0.05):.3f}; {len(checked)} rules of p alone")
+    scaled = scaling(rules, arguments.repeats)
+    print(scaled.assign(ns_per_step=1e6 * scaled["ms"] / scaled["steps"]).to_string(
+        index=False, float_format="%.2f"))
+    folder = ROOT / "outputs/bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    scaled.to_csv(folder / "certificates.csv", index=False)
+    plot(scaled, folder / "certificates.png")
+    print(f"saved {folder / 'certificates.png'}")
+
+
+if __name__ == "__main__":
+    main()

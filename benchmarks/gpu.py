@@ -1,0 +1,193 @@
+"""Decoding speed of the paper's targets against the memory-bandwidth bound and `generate`.
+
+Run it with ``make bench-gpu`` on a CUDA machine; ``make bench-gpu ARGS=--reduced`` runs the same
+code on small shapes, on the CPU where there is no GPU. The models have the paper's shapes and
+random weights: nothing is downloaded. Both engines take the same statistics of every step, in one
+run, each at the best of several batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.artifacts import Draft
+from pipeline.distributions import dump
+from pipeline.distributions.decode import Decoding, Trajectories, pad_left
+from pipeline.distributions.sampling import Sampling
+from pipeline.measure import copy_bandwidth, describe_device, peak_memory, throughput
+from pipeline.models import LanguageModel, random_qwen3
+from pipeline.moments import summarise
+from pipeline.shards import Plan, out_of_memory
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40_960, "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {  # config.json of Qwen/Qwen3-1.7B and Qwen/Qwen3-4B
+    "Qwen3-1.7B": COMMON | {"hidden_size": 2048, "intermediate_size": 6144,
+                            "num_hidden_layers": 28, "num_attention_heads": 16},
+    "Qwen3-4B": COMMON | {"hidden_size": 2560, "intermediate_size": 9728,
+                          "num_hidden_layers": 36, "num_attention_heads": 32},
+}  # fmt: skip
+REDUCED: dict[str, Any] = {
+    "vocab_size": 2048, "head_dim": 32, "num_key_value_heads": 2, "hidden_size": 128,
+    "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+
+
+def synthetic_prompts(count: int, longest: int, vocabulary: int) -> dict[str, list[int]]:
+    """Return random prompts of at least 64 tokens whose lengths have a long tail."""
+    generator = np.random.default_rng(0)
+    lengths = np.clip(64 + generator.lognormal(4.5, 1.0, count), 64, longest).astype(int)
+    return {f"{i:03}": generator.integers(0, vocabulary, n).tolist()
+            for i, n in enumerate(lengths)}  # fmt: skip
+
+
+def ours(
+    model: LanguageModel,
+    prompts: dict[str, list[int]],
+    decoding: Decoding,
+    batch: int,
+    bandwidth: float,
+) -> dict[str, Any]:
+    """Time the stage's own code, from the plan to the joined data.parquet."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Draft(Path(folder), "distributions")
+        lengths = {name: len(ids) for name, ids in prompts.items()}
+        plan = Plan.make(draft.directory / "plan.json", lengths, lambda _: batch)
+        begun = time.perf_counter()
+        dump(model, prompts, decoding, plan, draft)
+        whole = time.perf_counter() - begun
+        if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
+            raise torch.OutOfMemoryError("the batch was halved")
+        found = throughput((shard.measured for shard in plan.shards), model, bandwidth)
+    stepping = sum(found["seconds"][name] for name in ("prefill", "decode", "statistics"))
+    return found | {"decoding_seconds": stepping, "whole_dump_seconds": whole}
+
+
+def with_generate(
+    model: LanguageModel, prompts: dict[str, list[int]], decoding: Decoding, batch: int
+) -> dict[str, Any]:
+    """Time transformers' `generate`; a logits processor takes the statistics and keeps them."""
+    ordered = sorted(prompts.values(), key=len, reverse=True)
+    settings = model.module.generation_config
+    settings.eos_token_id, settings.pad_token_id = None, 0
+    begun = time.perf_counter()
+    for start in range(0, len(ordered), batch):
+        ids, mask, _ = pad_left(ordered[start : start + batch], 0, model.device)
+        out = Trajectories.empty(len(ids), decoding.steps, decoding.k, model.device)
+        rows = torch.arange(len(ids), device=model.device)
+        width = ids.shape[1]
+
+        def take(
+            so_far: torch.Tensor,
+            scores: torch.Tensor,
+            out: Trajectories = out,
+            rows: torch.Tensor = rows,
+            width: int = width,
+        ) -> torch.Tensor:
+            found = summarise(scores, decoding.k)
+            out.store(rows, so_far.shape[1] - width, found.top_ids[:, 0], found)
+            return scores
+
+        with torch.inference_mode():
+            model.module.generate(ids, attention_mask=mask, max_new_tokens=decoding.steps,
+                                  do_sample=False, logits_processor=[take])  # fmt: skip
+        out.to_cpu()
+    return {"decoding_seconds": time.perf_counter() - begun}
+
+
+def at_every_batch(
+    engine: Callable[[int], dict[str, Any]], batches: list[int], tokens: int
+) -> list[dict[str, Any]]:
+    """Return what `engine` reaches at every batch that fits into the memory, the fastest first."""
+    reached = []
+    for batch in batches:
+        found = None
+        try:
+            found = engine(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        torch.cuda.empty_cache()
+        if found is not None:
+            speed = tokens / found["decoding_seconds"]
+            reached.append(found | {"batch": batch, "tokens_per_second": speed})
+    return sorted(reached, key=lambda found: -found["tokens_per_second"])
+
+
+def compare(
+    model: LanguageModel,
+    prompts: dict[str, list[int]],
+    decoding: Decoding,
+    batches: list[int],
+    bandwidth: float,
+) -> Iterator[dict[str, Any]]:
+    """Run both engines and print a row of the table for each."""
+    engines = {
+        "pipeline": lambda given, batch: ours(model, given, decoding, batch, bandwidth),
+        "generate": lambda given, batch: with_generate(model, given, decoding, batch),
+    }
+    warm = dict(list(prompts.items())[:8])
+    for name, engine in engines.items():
+        engine(warm, 8)
+        if model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        reached = at_every_batch(partial(engine, prompts), batches, len(prompts) * decoding.steps)
+        if not reached:
+            raise SystemExit(f"error: {model.label} does not fit at any of the batches {batches}")
+        best = reached[0]
+        whole, share = ((f"{best['whole_dump_seconds']:.1f}",
+                         f"{best['fraction_of_bandwidth_bound']:.1%}")
+                        if "whole_dump_seconds" in best else ("", ""))  # fmt: skip
+        row = (model.label, name, best["batch"], round(best["tokens_per_second"]), whole, share,
+               round(peak_memory(model.device) / 2**30, 1))  # fmt: skip
+        print("|", " | ".join(map(str, row)), "|", flush=True)
+        yield {"target": model.label, "engine": name, "batches": reached}
+
+
+def main() -> None:
+    """Run the comparison and print a Markdown table, then all numbers as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reduced", action="store_true", help="small shapes, for a trial")
+    parser.add_argument("--batches", type=int, nargs="+", help="prompts decoded together")
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type != "cuda" and not arguments.reduced:
+        raise SystemExit("error: no CUDA device; add --reduced to run small shapes on the CPU")
+    if arguments.reduced:
+        shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
+    else:
+        shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256, 500]
+    decoding = Decoding(steps, 256, 1.0, Sampling(0.0, 1.0, 0, 0))
+    bandwidth = copy_bandwidth(device, 64 if arguments.reduced else 4096)
+    print(json.dumps(describe_device(device) | {
+        "torch": torch.__version__, "python": platform.python_version(), "prompts": count,
+        "steps": steps, "copy_bandwidth_GB_per_second": round(bandwidth / 1e9, 1),
+    }))  # fmt: skip
+    print("\n| target | engine | batch | tokens/s | whole dump (s) | share of the bound | GiB |\n"
+          "|---|---|---|---|---|---|---|")  # fmt: skip
+    results: list[dict[str, Any]] = []
+    for label, shape in shapes.items():
+        model = random_qwen3(shape, "bfloat16", "float32", device, label)
+        prompts = synthetic_prompts(count, longest, model.vocab_size)
+        results += compare(model, prompts, decoding, arguments.batches or batches, bandwidth)
+        del model
+        torch.cuda.empty_cache()
+    print("\n" + json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Types and ranges of the configuration; the values are in the YAML files beside this one.
+
+No field has a default: what a YAML file does not set is missing, and named as such. Ranges
+stand in the metadata of a field and are checked by `check`, before any work is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+STAGES = ("prompts", "distributions", "certificates", "run_lengths", "drafts", "acceptance",
+          "decoding", "report")
+
+
+class ConfigError(ValueError):
+    """A configuration value is out of range: the message names key, value and what is allowed."""
+
+
+def _ranged(allowed: str, test: Callable[[Any], bool]) -> Any:
+    return field(default=MISSING, metadata={"allowed": allowed, "test": test})
+
+
+def _one_of(*values: str) -> Any:
+    return _ranged("one of " + ", ".join(values), lambda value: value in values)
+
+
+def _at_least(low: int) -> Any:
+    return _ranged(f"an integer of at least {low}", lambda value: value >= low)
+
+
+def _optional_at_least(low: int) -> Any:
+    return _ranged(f"null or an integer of at least {low}", lambda v: v is None or v >= low)
+
+
+@dataclass
+class Model:
+    """A causal language model in a directory or on the hub."""
+
+    path: str = MISSING
+    revision: str | None = MISSING
+    label: str = MISSING
+    dtype: str = _one_of("float32", "bfloat16", "float16")
+    head_dtype: str = _one_of("float32", "bfloat16", "float16")
+    attention: str = _one_of("sdpa", "eager", "flash_attention_2")
+
+
+@dataclass
+class Prompts:
+    """Which prompts are sampled, and from where."""
+
+    source: str = MISSING
+    revision: str | None = MISSING
+    split: str | None = MISSING
+    count: int = _at_least(1)
+    min_tokens: int = _at_least(1)
+    max_tokens: int = _at_least(1)
+    seed: int = _at_least(0)
+    enable_thinking: bool = MISSING
+
+
+@dataclass
+class Distributions:
+    """How trajectories are decoded and how much of each distribution is stored."""
+
+    steps: int = _at_least(1)
+    k: int = _at_least(1)
+    temperature: float = _ranged("a number of at least 0", lambda value: value >= 0)
+    top_p: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
+    top_k: int = _at_least(0)
+    seed: int = _at_least(0)
+
+
+@dataclass
+class Certificates:
+    """Which distribution is certified."""
+
+    temperature: float = _ranged("a number above 0", lambda value: value > 0)
+
+
+@dataclass
+class RunLengths:
+    """KL levels of the certifiable run lengths, in nats."""
+
+    eps: list[float] = _ranged(
+        "a non-empty list of numbers of at least 0",
+        lambda values: len(values) > 0 and all(value >= 0 for value in values),
+    )
+    window: int = _at_least(1)
+
+
+@dataclass
+class Acceptance:
+    """What is asked of a target and a drafter besides the rules of `criteria`."""
+
+    presets: dict[str, Any] = MISSING  # rules as inference engines ship them, by printed name
+    dials: list[Any] = MISSING  # rules with lists of values: what each relaxation costs and gains
+    wanted_length: float = _ranged("a number of at least 1", lambda value: value >= 1)
+    fractions: list[float] = _ranged(
+        "a non-empty list of numbers in (0, 1)",
+        lambda values: len(values) > 0 and all(0 < value < 1 for value in values),
+    )
+
+
+@dataclass
+class Decoding:
+    """Decoding with a drafter; `methods` is checked by `pipeline.methods`."""
+
+    prompts: int = _at_least(1)
+    steps: int = _at_least(2)
+    seed: int = _at_least(0)
+    lookup: int = _at_least(1)
+    report: bool = MISSING
+    methods: Any = MISSING
+
+
+@dataclass
+class Statistics:
+    """The bootstrap over prompts."""
+
+    resamples: int = _at_least(1)
+    confidence: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
+    seed: int = _at_least(0)
+
+
+@dataclass
+class Device:
+    """Where models run; never part of what is computed."""
+
+    name: str = _ranged(
+        "auto, cpu, cuda or cuda:N",
+        lambda value: value in ("auto", "cpu", "cuda") or value.startswith("cuda:"),
+    )
+    threads: int | None = _optional_at_least(1)
+    batch: int | None = _optional_at_least(1)
+    memory_share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
+
+
+@dataclass
+class Config:
+    """The whole configuration of a run."""
+
+    study: str = MISSING
+    stage: str = _one_of(*STAGES)
+    outputs: str = MISSING
+    targets: dict[str, Model] = field(default_factory=dict)
+    drafter: Model | None = MISSING
+    prompts: Prompts = MISSING
+    criteria: Any = MISSING
+    distributions: Distributions = MISSING
+    certificates: Certificates = MISSING
+    run_lengths: RunLengths = MISSING
+    acceptance: Acceptance = MISSING
+    decoding: Decoding = MISSING
+    statistics: Statistics = MISSING
+    device: Device = MISSING
+
+
+def register() -> None:
+    """Make the types known to Hydra as the groups `schema` and `schema/model`."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    store.store(group="schema", name="model", node=Model)
+
+
+def check(config: Any, key: str = "") -> None:
+    """Check every ranged field below `config`, an instance of a class of this module.
+
+    Raises:
+        ConfigError: a value is out of range; names the key, the value and what is allowed.
+    """
+    for spec in fields(config):
+        name, value = f"{key}{spec.name}", getattr(config, spec.name)
+        if "test" in spec.metadata and not spec.metadata["test"](value):
+            raise ConfigError(f"{name}={value} is not allowed: give {spec.metadata['allowed']}")
+        if is_dataclass(value):
+            check(value, f"{name}.")
+        elif isinstance(value, dict):
+            for item, content in value.items():
+                if is_dataclass(content):
+                    check(content, f"{name}.{item}.")

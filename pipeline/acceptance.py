@@ -1,0 +1,164 @@
+"""Stage acceptance: what every rule accepts of a drafter, and what the certificates promised.
+
+Run it with ``python -m pipeline stage=acceptance drafter=...``. Certificates are computed from
+the drafts artifact's own columns: they must belong to the same p as its ranks and KL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from analysis.acceptance import (
+    Steps,
+    Verdict,
+    judge,
+    kl_needed,
+    profile,
+    rule_statistics,
+    stochastic_statistics,
+)
+from analysis.criteria import Rule, StrictGreedy
+from analysis.dials import Dial
+from analysis.relaxation import smallest_relaxation
+from analysis.statistics import PromptBootstrap
+from pipeline import columns, dump
+from pipeline.artifacts import Artifact, Draft
+from pipeline.errors import PipelineError
+from pipeline.stages import Node
+
+POSITIONS = 16  # of a bin of the profile
+DECILES = 10
+
+
+def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+    """Judge every rule, check soundness, and write all statistics.
+
+    Raises:
+        PipelineError: a certified step was rejected; names the rule and the step.
+    """
+    drafts, config, settings = upstream["drafts"][0], node.config, node.settings
+    steps, table = read_steps(drafts)
+    per_step = unique([StrictGreedy(), *settings["rules"], *settings["presets"].values()])
+    rules = unique([*per_step.values(), *(rule for dial in settings["dials"] for rule in dial.rules)])
+    verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
+    check_sound(verdicts.values(), steps, table["prompt_id"], settings)
+    bootstrap = PromptBootstrap(steps.trajectories.prompts, config["resamples"],
+                                config["confidence"], config["statistics_seed"])
+    frames = {
+        "listing": listing(settings),
+        "statistics": pd.concat([
+            *(rule_statistics(steps, verdict, bootstrap, config["window"])
+              for verdict in verdicts.values()),
+            stochastic_statistics(*(table[name].to_numpy() for name in (
+                "tv", "erss_acceptance", "harmonic_mean")), steps.trajectories, bootstrap),
+        ]),
+        "profile": pd.concat([profile(steps, verdicts[label], POSITIONS, DECILES)
+                              for label in per_step]),
+        "needed": pd.concat([kl_needed(verdicts[label], config["fractions"], bootstrap)
+                             for label in per_step]),
+        "reached": pd.DataFrame([
+            smallest_relaxation(dial, steps, config["wanted_length"], kind)
+            for dial in settings["dials"] for kind in ("realised", "certified")]),
+    }
+    for name, frame in frames.items():
+        schema = columns.schema("acceptance", name)
+        draft.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
+    schema = columns.schema("acceptance")
+    with draft.writer("data", schema) as writer:
+        for label in per_step:
+            writer.write_table(step_rows(table, verdicts[label], schema))
+    draft.facts |= facts(settings, steps, frames["statistics"], frames["listing"])
+    print_soundness(draft.facts)
+
+
+def unique(rules: Sequence[Rule]) -> dict[str, Rule]:
+    """Return rules by label, each once, in order."""
+    return {rule.label: rule for rule in rules}
+
+
+def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
+    """Read a drafts artifact: what the rules need, and its plain columns."""
+    names = ["prompt_id", "position", *columns.PAIR]
+    table = drafts.read(columns=names)
+    target = dump.read(drafts, drafts.record["facts"]["temperature"])
+    wanted = ("position", "kl", "draft_rank", "draft_log_prob", "argmax_rank")
+    return Steps(target, *(table[name].to_numpy() for name in wanted)), table
+
+
+def check_sound(
+    verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings: Any
+) -> None:
+    """Check that no certified step is rejected, under any rule.
+
+    Raises:
+        PipelineError: one is; the theory or a computation is wrong.
+    """
+    for verdict in verdicts:
+        if len(verdict.violations):
+            step = int(verdict.violations[0])
+            raise PipelineError(
+                f"{settings['target']} and {settings['drafter']}: {len(verdict.violations)} "
+                f"steps are certified and rejected, which cannot be. The first: rule "
+                f"{verdict.rule.label}, prompt {prompts[step]}, position "
+                f"{int(steps.position[step])}, KL {float(steps.kl[step])!r} < certificate "
+                f"{float(verdict.lo[step])!r}, target rank of the draft "
+                f"{int(steps.draft_rank[step])}, rank of the target's argmax "
+                f"{int(steps.argmax_rank[step])}. Please report it with this step")
+
+
+def listing(settings: Any) -> pd.DataFrame:
+    """Say what each rule is there for."""
+    def row(group: str, rule: Rule, name: str = "", dial: Dial | None = None) -> dict[str, Any]:
+        return {"group": group, "name": name, "parameter": dial.parameter if dial else "",
+                "setting": dial.value(rule) if dial else None, "rule": rule.label}
+
+    return pd.DataFrame([
+        row("baseline", StrictGreedy()),
+        *(row("criteria", rule) for rule in settings["rules"]),
+        *(row("preset", rule, name) for name, rule in settings["presets"].items()),
+        *(row("dial", rule, dial.name, dial) for dial in settings["dials"]
+          for rule in dial.rules),
+    ])
+
+
+def step_rows(table: pa.Table, verdict: Verdict, schema: pa.Schema) -> pa.Table:
+    """Return the rows of data.parquet of one rule."""
+    return pa.table([
+        table["prompt_id"], table["position"], pa.repeat(verdict.rule.label, len(table)),
+        verdict.lo, verdict.hi, verdict.accepted, verdict.certified], schema=schema)
+
+
+def print_soundness(found: dict[str, Any]) -> None:
+    """Print the count of violations and the tightest slacks."""
+    near = " and ".join(
+        f"{found[key]['nats']:.3g} nats {side} R ({found[key]['rule']})"
+        for key, side in (("tightest_rejected", "above"), ("tightest_certified", "below"))
+        if found[key])
+    print(f"{found['drafter']} for {found['target']}: {found['violations']} of "
+          f"{found['certified']} certified decisions rejected, over {found['steps']} steps and "
+          f"{found['rules']} rules; KL comes within {near}", flush=True)
+
+
+def facts(settings: Any, steps: Steps, statistics: pd.DataFrame, listed: pd.DataFrame
+          ) -> dict[str, Any]:
+    """Return what the record says of soundness; `check_sound` has passed.
+
+    tightest_rejected is the least KL - R of a rejected step, tightest_certified the least R - KL
+    of a certified one, over all rules, in nats: how near the steps come to contradicting the
+    theory, and to losing its promise.
+    """
+    table = statistics.pivot(index="rule", columns="statistic", values="value")
+    table = table.loc[listed["rule"].unique()]
+    found = {"target": settings["target"], "drafter": settings["drafter"], "steps": len(steps),
+             "rules": len(table), "checked": len(steps) * len(table),
+             "certified": round(float(table["certified"].sum() * len(steps))),
+             "violations": int(table["violations"].sum())}
+    for name in ("tightest_rejected", "tightest_certified"):
+        value = float(table[name].min())
+        found[name] = {"nats": value, "rule": table[name].idxmin()} if np.isfinite(value) else None
+    return found | {"mean_kl": float(steps.kl.mean()), "median_kl": float(np.median(steps.kl))}

@@ -1,0 +1,134 @@
+"""The command line: ``python -m pipeline study=mini stage=report``.
+
+The only entry point that Hydra decorates. Composes the configuration, checks it, and brings
+the asked stage up to date. A multirun ends with one table and one plot of all its points.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from conf import schema
+from pipeline.artifacts import Artifact, Store
+from pipeline.errors import PipelineError
+from pipeline.paths import CONF, OUTPUTS, ROOT
+
+OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
+schema.register()
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        if {"-m", "--multirun"} & set(sys.argv[1:]):
+            _multirun()
+        else:
+            _decorated(_single)()
+    except PipelineError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
+    decorate = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    return decorate(job)  # type: ignore[no-any-return]
+
+
+def _multirun() -> None:
+    from pipeline import sweeps
+
+    def given(key: str) -> str | None:
+        values = [a.split("=", 1)[1] for a in sys.argv[1:] if a.startswith(f"{key}=")]
+        return values[-1] if values else None
+
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    outputs = Path(given("outputs") or OUTPUTS)
+    directory = Path(given("hydra.sweep.dir") or outputs / "sweeps" / now)
+    sys.argv.append(f"hydra.sweep.dir={directory}")  # so that the sweep can be collected
+    try:
+        _decorated(_swept)()
+    finally:  # Hydra has no hook for the end of a sweep in which a job failed
+        sweeps.collect(directory)
+
+
+def _single(config: DictConfig) -> None:
+    try:
+        run(config)
+    except (PipelineError, schema.ConfigError, OmegaConfBaseException) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def _swept(config: DictConfig) -> None:
+    from pipeline import sweeps
+
+    hydra_config = HydraConfig.get()
+    assert hydra_config.mode == RunMode.MULTIRUN
+    overrides = list(hydra_config.overrides.task)
+    directory = Path(hydra_config.runtime.output_dir)
+    try:
+        artifacts, nodes = run(config)
+    except Exception as error:
+        sweeps.write_failure(directory, overrides, error)
+        raise
+    sweeps.write_point(directory, overrides, nodes, artifacts)
+
+
+def run(config: DictConfig) -> tuple[list[Artifact], list]:
+    """Bring the asked stage up to date and return its artifacts and nodes.
+
+    Raises:
+        PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
+    """
+    from pipeline import runner
+
+    settings, nodes, store = prepare(config)
+    wanted = nodes[settings.stage]
+    if not wanted:
+        raise PipelineError(f"stage={settings.stage} has nothing to do: add a drafter, for "
+                            "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID")
+    artifacts = runner.ensure(wanted, store)
+    if settings.stage == "report":
+        with store.lock("report", "report: another process copies its report, waiting"):
+            _show(artifacts[0], Path(settings.outputs) / "report" / settings.study)
+    return artifacts, wanted
+
+
+def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
+    """Check the configuration and plan every stage, without computing anything."""
+    from pipeline.identity import Identities
+    from pipeline.rules import build_rules
+    from pipeline.stages import plan
+
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, schema.Config)
+    schema.check(settings)
+    rules = build_rules(settings.criteria)
+    store = Store(Path(settings.outputs) / "artifacts")
+    identities = Identities(store.root / ".identities.json")
+    nodes = plan(settings, rules, identities)
+    identities.save()
+    return settings, nodes, store
+
+
+def _show(report: Artifact, place: Path) -> None:
+    """Copy a report to where people look for it, unless it is there already."""
+    marker = place / ".artifact"
+    if not (marker.is_file() and marker.read_text() == report.content):
+        beside = place.with_name(f".{place.name}.{os.getpid()}")
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.copytree(report.directory, beside, ignore=shutil.ignore_patterns("record.json"))
+        (beside / ".artifact").write_text(report.content)
+        if place.exists():
+            shutil.rmtree(place)
+        beside.rename(place)
+    print(f"report: {runner.shown(place / 'index.md')}", flush=True)

@@ -1,0 +1,229 @@
+"""Stage decoding: real speculative decoding, every method beside the target alone.
+
+Run it with ``python -m pipeline stage=decoding drafter=... decoding=default``. A shard is one
+prompt: the baseline and all methods decode it one after the other, so that what is compared was
+timed in the same minute. Tokens, calls and log-likelihoods are the artifact's content; seconds
+are kept apart in timings/, which no digest covers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from tqdm import tqdm
+
+from analysis.criteria import to_mapping
+from pipeline import columns, spec_bench
+from pipeline.artifacts import Artifact, Draft
+from pipeline.decoding import records
+from pipeline.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
+from pipeline.decoding.drafters import Drafter, ModelDrafter, Nothing, PromptLookup
+from pipeline.decoding.loop import Answer, check_prompt, decode
+from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
+from pipeline.errors import PipelineError
+from pipeline.measure import describe_device
+from pipeline.methods import Method, baseline
+from pipeline.models import LanguageModel, load_model, load_tokenizer
+from pipeline.shards import out_of_memory
+from pipeline.stages import Node
+from pipeline.vocabulary import check_same_tokens, common_rows
+
+WARM_UP = 8  # tokens decoded before anything is timed
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its drafter, and what both are asked to do."""
+
+    target: LanguageModel
+    drafter: LanguageModel
+    runs: list[Method]  # baselines first
+    steps: int
+    seed: int
+    lookup: int
+
+
+def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+    """Decode the first prompts with every method."""
+    config = node.config
+    tokenizer = same_tokenizer(node)
+    pair = load_pair(node, 1 + max(tokenizer.get_vocab().values()))
+    rows = upstream["prompts"][0].read().slice(0, config["prompts"]).to_pylist()
+    if len(rows) < config["prompts"]:
+        raise PipelineError(f"decoding.prompts={config['prompts']}: the study has only "
+                            f"{len(rows)} prompts: lower it, or raise prompts.count")
+    warm_up(pair, rows)
+    folder = draft.directory / "shards"
+    folder.mkdir(exist_ok=True)
+    for at, row in enumerate(tqdm(rows, desc=f"decoding {node.label}", unit="prompt",
+                                  disable=not sys.stderr.isatty())):
+        path = folder / f"{at:05}.json"
+        if not path.exists():
+            _write(path, decode_prompt(pair, row, at))
+    shards = [json.loads((folder / f"{at:05}.json").read_text()) for at in range(len(rows))]
+    assemble(draft, shards, node)
+    draft.facts |= facts(pair)
+    spec_bench.write_answers(
+        draft.directory / "timings" / "answers", [run_name(method) for method in pair.runs],
+        shards, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    shutil.rmtree(folder)
+
+
+def same_tokenizer(node: Node) -> Any:
+    """Check that the tokenizers of the pair agree, and return the target's."""
+    target, drafter = (load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"),
+                                      key)
+                       for name, key in (("target", f"targets.{node.label}"),
+                                         ("drafter", "drafter")))
+    check_same_tokens(target.get_vocab(), drafter.get_vocab(), describe(node))
+    return target
+
+
+def describe(node: Node) -> str:
+    """Return the pair as printed."""
+    return f"{node.settings['target']['label']} and {node.settings['drafter']['label']}"
+
+
+def load_pair(node: Node, tokens: int) -> Pair:
+    """Load both models and cut their logits to the rows that both have."""
+    config, settings = node.config, node.settings
+    target = load_model(config["target"], settings["target"], f"targets.{node.label}")
+    drafter = load_model(config["drafter"], settings["drafter"], "drafter")
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
+    methods: list[Method] = settings["methods"]
+    temperatures = sorted({method.temperature for method in methods})
+    return Pair(replace(target, vocab_size=rows), replace(drafter, vocab_size=rows),
+                [*map(baseline, temperatures), *methods],
+                config["steps"], config["seed"], config["lookup"])
+
+
+def warm_up(pair: Pair, rows: list[dict[str, Any]]) -> None:
+    """Decode a few tokens with every method, so that no first call is timed."""
+    for row in rows:
+        try:
+            check_prompt(pair.target, row["token_ids"], pair.steps)
+        except PipelineError:
+            continue
+        for method in pair.runs:
+            run(pair, method, row, WARM_UP)
+        return
+    raise PipelineError("no prompt can be decoded: " + _reason(pair, rows[0]))
+
+
+def _reason(pair: Pair, row: dict[str, Any]) -> str:
+    try:
+        check_prompt(pair.target, row["token_ids"], pair.steps)
+    except PipelineError as error:
+        return str(error)
+    return ""
+
+
+def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
+    """Decode one prompt with every method; a prompt that fails is recorded with its reason.
+
+    Every prompt begins with another method, so that none gains from its place.
+    """
+    count = len(pair.runs)
+    answers: dict[int, tuple[Answer, int | None]] = {}
+    try:
+        for at in range(count):
+            index = (at + turn) % count
+            answers[index] = run(pair, pair.runs[index], row, pair.steps)
+        return records.shard(pair.target, pair.drafter, row, pair.runs,
+                             [answers[index] for index in range(count)])
+    except PipelineError as error:
+        reason = str(error)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        reason = f"out of memory: {error}".splitlines()[0]
+    if pair.target.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
+
+
+def run(
+    pair: Pair, method: Method, row: Mapping[str, Any], steps: int
+) -> tuple[Answer, int | None]:
+    """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
+    device = pair.target.device
+    drafter, verifier = strategies(pair, method, row["prompt_id"], steps)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    answer = decode(pair.target, drafter, verifier, row["token_ids"], method.draft_length, steps)
+    return answer, torch.cuda.max_memory_allocated(device) if cuda else None
+
+
+def strategies(
+    pair: Pair, method: Method, prompt_id: str, steps: int
+) -> tuple[Drafter, Verifier]:
+    """Return what drafts and what verifies under `method`."""
+    temperature, device = method.temperature, pair.target.device
+    noise = Noise(pair.seed, prompt_id, steps, device)
+    choice: Choice
+    verifier: Verifier
+    if method.sampling == "races":
+        choice = Race(temperature, noise)
+        verifier = Match(choice)
+    elif temperature > 0:
+        choice = Inversion(temperature, noise, DRAFT)
+        verifier = SpeculativeSampling(temperature, noise, method.rule)
+    else:
+        choice = Greedy()
+        verifier = Match(choice) if method.lossless else Relaxed(method.rule)  # type: ignore[arg-type]
+    if method.drafter == "none":
+        alone = Inversion(temperature, noise, TOKEN) if temperature > 0 else choice
+        return Nothing(device), Match(alone)
+    if method.drafter == "prompt_lookup":
+        return PromptLookup(pair.lookup, device), verifier
+    return ModelDrafter(pair.drafter, choice), verifier
+
+
+def assemble(draft: Draft, shards: list[dict[str, Any]], node: Node) -> None:
+    """Write the tables of the artifact from its shards, in the order of the prompts."""
+    (draft.directory / "timings").mkdir(exist_ok=True)
+    for stage, name in columns.SCHEMAS:
+        if stage == "decoding":
+            rows = [row for shard in shards for row in shard.get(name, [])]
+            draft.write(name, pa.Table.from_pylist(rows, schema=columns.schema(stage, name)))
+    failed = draft.rows["failures"]
+    if failed == len(shards):
+        raise PipelineError(f"decoding {node.label}: every prompt failed, the first with: "
+                            + shards[0]["failures"][0]["reason"])
+    draft.facts["failed_prompts"] = failed
+
+
+def facts(pair: Pair) -> dict[str, Any]:
+    """Return what the record says of the runs and the models."""
+    return {
+        "runs": [{"method": method.name, "drafter": method.drafter, "sampling": method.sampling,
+                  "rule": None if method.rule is None else to_mapping(method.rule),
+                  "lossless": method.lossless, "draft_length": method.draft_length,
+                  "temperature": method.temperature} for method in pair.runs],
+        "target": pair.target.label,
+        "drafter": pair.drafter.label,
+        "bytes": {name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
+                  for name, model in (("target", pair.target), ("drafter", pair.drafter))},
+        **describe_device(pair.target.device),
+    }
+
+
+def run_name(method: Method) -> str:
+    """Return the name of a run's answer file."""
+    return f"{method.name} draft_length={method.draft_length} temperature={method.temperature:g}"
+
+
+def _write(path: Path, shard: dict[str, Any]) -> None:
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(shard))
+    os.replace(beside, path)

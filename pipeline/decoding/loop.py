@@ -1,0 +1,165 @@
+"""The decoding loop, one for all methods: draft, verify, accept, roll back, emit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pipeline.decoding.drafters import Draft, Drafter
+from pipeline.decoding.sequence import CachedSequence
+from pipeline.decoding.verifiers import Verifier
+from pipeline.errors import PipelineError
+from pipeline.models import LanguageModel
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the target: what was drafted, tested, accepted, emitted, and how long it took."""
+
+    position: int  # of the first drafted token in the answer
+    drafted: int
+    tested: int
+    accepted: int
+    emitted: int
+    draft_seconds: float
+    verify_seconds: float  # the target's pass
+    other_seconds: float  # the law, roll-back, bookkeeping
+
+
+@dataclass
+class Answer:
+    """A decoded answer and the calls that made it; the first token comes from the prompt's pass."""
+
+    tokens: list[int] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    first_seconds: float = 0.0  # until the first token
+    begin_seconds: float = 0.0  # the drafter's pass over the prompt
+    ended: bool = False  # by the model, not by the limit
+
+
+@dataclass
+class Run:
+    """The state of one decoding."""
+
+    target: CachedSequence
+    drafter: Drafter
+    verifier: Verifier
+    draft_length: int
+    limit: int
+    clock: Clock
+    text: list[int]  # prompt and answer
+    prompt: int  # tokens of the prompt
+    answer: Answer = field(default_factory=Answer)
+
+    @property
+    def position(self) -> int:
+        """Position of the next token in the answer."""
+        return len(self.text) - self.prompt
+
+    def emit(self, tokens: Sequence[int]) -> int:
+        """Append tokens up to the one that ends the answer; return how many."""
+        ends = self.target.model.eos
+        for at, token in enumerate(tokens, start=1):
+            if token in ends:
+                self.answer.ended = True
+                tokens = tokens[:at]
+                break
+        self.text += tokens
+        return len(tokens)
+
+
+@torch.inference_mode()
+def decode(
+    target: LanguageModel,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: Sequence[int],
+    draft_length: int,
+    limit: int,
+) -> Answer:
+    """Decode an answer of at most `limit` tokens to `prompt`.
+
+    Raises:
+        PipelineError: the prompt is empty, or does not fit into the target's context with the
+            answer, or the logits are not finite.
+    """
+    check_prompt(target, prompt, limit)
+    device = target.device
+    run = Run(CachedSequence(target, len(prompt) + limit), drafter, verifier, draft_length, limit, clock_of(device),
+              list(prompt), len(prompt))
+    begin(run)
+    while not run.answer.ended and run.position < limit:
+        step(run)
+    run.answer.tokens = run.text[run.prompt :]
+    return run.answer
+
+
+def begin(run: Run) -> None:
+    """Let the target read the prompt and emit the first token; then the drafter reads it."""
+    started = run.clock()
+    ids = torch.tensor(run.text, device=run.target.model.device)
+    logits = run.target.read(ids)
+    if not bool(torch.isfinite(logits).all()):
+        raise PipelineError(f"{run.target.model.label}: its logits are not finite: compute in "
+                            "float32 or bfloat16 (targets.*.dtype)")
+    first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), 0)
+    run.emit([first.token])
+    emitted = run.clock()
+    run.drafter.begin(ids, run.prompt + run.limit)
+    run.answer.first_seconds = emitted - started
+    run.answer.begin_seconds = run.clock() - emitted
+
+
+def step(run: Run) -> None:
+    """Draft, verify in one pass of the target, accept a path, roll both caches back, emit."""
+    started, position, known = run.clock(), run.position, len(run.text)
+    count = min(run.draft_length, run.limit - position - 1)  # the call emits one more
+    draft = run.drafter.propose(run.text, count, position)
+    drafted = run.clock()
+
+    last = torch.tensor(run.text[-1:], device=draft.tokens.device)
+    logits = run.target.extend(torch.cat([last, draft.tokens]), _shifted(draft.parents))
+    read = run.clock()
+
+    verdict = run.verifier.verify(logits, draft, position)
+    run.target.keep(known, verdict.path)
+    accepted = draft.tokens[list(verdict.path)].tolist() if verdict.path else []
+    emitted = run.emit([*accepted, verdict.token])
+    run.drafter.accept(known + len(verdict.path))
+    # what follows the token that ends the answer was never tested
+    run.answer.calls.append(Call(
+        position, len(draft.tokens), min(verdict.tested, emitted), min(len(accepted), emitted),
+        emitted, drafted - started, read - drafted, run.clock() - read))
+
+
+def _shifted(parents: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the parents with the last token of the text as node 0."""
+    return None if parents is None else (-1, *(parent + 1 for parent in parents))
+
+
+def check_prompt(target: LanguageModel, prompt: Sequence[int], limit: int) -> None:
+    """Check that prompt and answer fit into the context of the target."""
+    if not len(prompt):
+        raise PipelineError("the prompt is empty: give at least one token")
+    context = getattr(target.module.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and len(prompt) + limit > context:
+        raise PipelineError(
+            f"a prompt of {len(prompt)} tokens and an answer of {limit} exceed the context of "
+            f"{target.label}, {context} tokens: lower prompts.max_tokens or decoding.steps")
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Return a clock in seconds that waits for what the device still computes."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock

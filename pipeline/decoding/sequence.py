@@ -1,0 +1,79 @@
+"""A sequence that grows and is rolled back: a model, its key-value cache, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import PipelineError
+from pipeline.models import LanguageModel
+
+
+class CachedSequence:
+    """The tokens of one sequence (batch 1) that a model has read.
+
+    Attributes:
+        length: how many tokens are in the cache.
+    """
+
+    def __init__(self, model: LanguageModel, capacity: int) -> None:
+        """Start empty, with room for `capacity` tokens.
+
+        Raises:
+            PipelineError: a layer of the model can't be rolled back.
+        """
+        self.model = model
+        self.cache = model.new_cache(capacity)
+        self.length = 0
+        if any(getattr(layer, "is_sliding", False) for layer in self.cache.layers):
+            raise PipelineError(f"{model.label} has sliding-window layers, whose cache can't be "
+                                "rolled back: take a model with full attention in all layers")
+
+    def read(self, ids: Tensor, keep: int = 1) -> Tensor:
+        """Read tokens (n,) and return the logits (keep, V) after the last of them."""
+        return self._forward(ids, logits_to_keep=keep)
+
+    def extend(self, ids: Tensor, parents: Tokens[int] | None = None) -> Tensor:
+        """Read tokens and return the logits (n, V) after each of them.
+
+        Args:
+            ids: (n,) tokens.
+            parents: for a tree, the index in `ids` of what each token follows; -1 is the last
+                token read before. None is a chain.
+        """
+        if parents is None:
+            return self._forward(ids)
+        ancestors = torch.eye(len(parents), dtype=torch.bool)
+        for at, parent in enumerate(parents):
+            if parent >= 0:
+                ancestors[at] |= ancestors[parent]
+        before = torch.ones((len(parents), self.length), dtype=torch.bool)
+        seen = torch.cat([before, ancestors], dim=1).to(ids.device)
+        bias = torch.zeros(seen.shape, dtype=self.model.module.dtype, device=ids.device)
+        bias.masked_fill_(~seen, torch.finfo(bias.dtype).min)
+        positions = (self.length + ancestors.sum(1) - 1).to(ids.device)
+        return self._forward(ids, attention_mask=bias[None, None], position_ids=positions[None])
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens; none when there are not more."""
+        if length < self.length:
+            for layer in self.cache.layers:
+                layer.crop(length - self.length)
+            self.length = length
+
+    def keep(self, length: int, path: Tokens[int]) -> None:
+        """Keep the first `length` tokens and, of the ones read after them, those of `path`."""
+        if list(path) != list(range(len(path))):
+            index = torch.tensor([length + at for at in path], device=self.model.device)
+            for layer in self.cache.layers:  # in place: the cache's buffers stay where they are
+                for states in (layer.keys, layer.values):
+                    states[:, :, length : length + len(path)] = states.index_select(2, index)
+        self.crop(length + len(path))
+
+    def _forward(self, ids: Tensor, **options: object) -> Tensor:
+        out = self.model.module(input_ids=ids[None], past_key_values=self.cache, use_cache=True,
+                                **options)
+        self.length += len(ids)
+        return out.logits[0, :, : self.model.vocab_size]  # a drafter may have fewer rows

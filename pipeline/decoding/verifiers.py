@@ -1,0 +1,152 @@
+"""What accepts drafted tokens: the laws of `analysis.verification` applied to a target's logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis import verification
+from analysis.criteria import Rule
+from analysis.distributions import TopK
+from pipeline.decoding.choices import TEST, TOKEN, Choice, Greedy, Inversion, Noise
+from pipeline.decoding.drafters import Draft
+from pipeline.moments import summarise
+
+STORED = 16  # most probable tokens a rule sees; beyond them it compares probabilities
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The accepted nodes of a draft, from its root on, and the token emitted after them."""
+
+    path: tuple[int, ...]
+    token: int
+    tested: int  # how many drafted tokens were accepted or rejected
+
+
+class Verifier(Protocol):
+    """Accepts drafted tokens."""
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """Accept drafted tokens and choose the next.
+
+        Args:
+            logits: (n + 1, V) of the target: after the text so far, and after each drafted token.
+            draft: n tokens.
+            position: of the first drafted token in the answer.
+        """
+        ...
+
+
+def chain(verdict: verification.Verdict, drafted: int) -> Verdict:
+    """Return the verdict on a chain of `drafted` tokens."""
+    accepted, token = verdict
+    return Verdict(tuple(range(accepted)), token, min(accepted + 1, drafted))
+
+
+class Match:
+    """Accepts what the target would choose itself.
+
+    With `Greedy` this is strict greedy verification, with `Race` an exponential race; without a
+    draft it is autoregressive decoding.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        """Let the target choose with `choice`."""
+        self._choice = choice
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """Accept drafted tokens as long as they are the target's choices."""
+        drafted = draft.tokens.tolist()
+        return chain(verification.match(drafted, self._choice(logits, position).tolist()),
+                     len(drafted))
+
+
+class Relaxed:
+    """Accepts what a rule accepts; emits the argmax after it."""
+
+    def __init__(self, rule: Rule) -> None:
+        """Accept under `rule`."""
+        self._rule = rule
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
+        """Accept drafted tokens as long as the rule does."""
+        n = len(draft.tokens)
+        accepts = rule_accepts(self._rule, logits[:n], draft.tokens)
+        return chain(verification.relaxed(accepts, Greedy()(logits, 0).tolist()), n)
+
+
+class SpeculativeSampling:
+    """Accepts with probability min(1, p/q), and what follows comes from the residual.
+
+    With a rule, a token that the rule accepts at rank 2 or beyond is accepted as well: MARS
+    above temperature 0. The argmax gets no such privilege, so that a rule that relaxes nothing
+    leaves the law lossless.
+    """
+
+    def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
+        """Sample at `temperature` with the uniform numbers of `noise`."""
+        self._target = Inversion(temperature, noise, TOKEN)
+        self._uniforms = noise.uniforms
+        self._rule = rule
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """Test drafted tokens one after the other."""
+        n = len(draft.tokens)
+        p = self._target.weights(logits)
+        at = draft.tokens[:, None]
+        q = None if draft.weights is None else draft.weights.gather(1, at)[:, 0].cpu().numpy()
+
+        def rows(accepted: int) -> tuple[np.ndarray, np.ndarray | None]:
+            target = p[accepted].cpu().numpy()
+            if accepted == n:
+                return target, None
+            if draft.weights is not None:
+                return target, draft.weights[accepted].cpu().numpy()
+            certain = np.zeros_like(target)
+            certain[int(draft.tokens[accepted])] = 1.0
+            return target, certain
+
+        also = None
+        if self._rule is not None:
+            also = rule_accepts(self._rule, logits[:n], draft.tokens)
+            also &= (draft.tokens != logits[:n].argmax(-1)).cpu().numpy()
+        return chain(verification.speculative_sampling(
+            p[:n].gather(1, at)[:, 0].cpu().numpy(),
+            np.ones(n) if q is None else q,
+            self._uniforms[position : position + n, TEST],
+            rows,
+            lambda accepted: float(self._uniforms[position + accepted, TOKEN]),
+            also,
+        ), n)
+
+
+def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor) -> np.ndarray:
+    """Say which of the drafted tokens (n,) a rule accepts under raw logits (n, V).
+
+    Every rule accepts the argmax, so only the other rows are looked at.
+    """
+    other = (logits.argmax(-1) != drafted).nonzero()[:, 0]
+    accepts = np.ones(len(drafted), dtype=np.bool_)
+    if len(other):
+        dist, rank, log_prob = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
+        accepts[other.cpu().numpy()] = rule.accepts(dist, rank, log_prob)
+    return accepts
+
+
+def ranked(
+    logits: Tensor, tokens: Tensor, k: int
+) -> tuple[TopK, np.ndarray, np.ndarray]:
+    """Return the top K of raw logits (n, V), and rank and log-probability of one token a row."""
+    size = logits.shape[1]
+    found = summarise(logits, min(k, size))
+    mine = logits.gather(1, tokens[:, None])
+    before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
+    rank = 1 + ((logits > mine) | ((logits == mine) & before)).sum(1)
+    log_prob = mine[:, 0].double() - found.logsumexp
+    dist = TopK.from_columns(*(column.cpu().numpy() for column in found), vocab_size=size)
+    return dist, rank.cpu().numpy(), log_prob.cpu().numpy()

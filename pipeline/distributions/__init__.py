@@ -1,0 +1,178 @@
+"""Stage distributions: decodes every prompt and keeps what is known of every step's distribution.
+
+Run it with ``python -m pipeline stage=distributions``. Shards are fixed in plan.json first; a
+finished one is never computed again. At the end they are joined in the order of the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from pipeline import columns
+from pipeline.artifacts import Artifact, Draft
+from pipeline.distributions.batches import batch_limit
+from pipeline.distributions.decode import Decoding, Trajectories, decode
+from pipeline.distributions.sampling import Sampling
+from pipeline.errors import PipelineError
+from pipeline.measure import (
+    Stopwatch,
+    copy_bandwidth,
+    describe_device,
+    peak_memory,
+    throughput,
+)
+from pipeline.models import LanguageModel, load_model
+from pipeline.shards import Compute, Plan, Shard, assemble, write_groups
+from pipeline.stages import Node
+
+
+def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+    """Decode the prompts of `upstream` and write their distributions."""
+    source = upstream["prompts"][0]
+    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
+    prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
+    settings, decoding = node.settings, decoding_of(node.config)
+    model = load_model(node.config["model"], settings, f"targets.{node.label}")
+    check_positions(model, max(map(len, prompts.values())) + decoding.steps)
+    path = draft.directory / "plan.json"
+    plan = Plan.load(path) or Plan.make(
+        path,
+        {name: len(ids) for name, ids in prompts.items()},
+        batch_limit(model, settings["batch"], settings["memory_share"], decoding),
+    )
+    dump(model, prompts, decoding, plan, draft)
+    draft.facts |= facts(node, model, plan)
+    draft.facts["enable_thinking"] = source.record["config"]["enable_thinking"]
+
+
+def decoding_of(config: Mapping[str, Any]) -> Decoding:
+    """Return what a node's configuration asks for."""
+    sampling = Sampling(*(config[name] for name in ("temperature", "top_p", "top_k", "seed")))
+    return Decoding(config["steps"], config["k"], config["certified_temperature"], sampling)
+
+
+def check_positions(model: LanguageModel, longest: int) -> None:
+    """Check that the model was made for sequences of `longest` tokens.
+
+    Raises:
+        PipelineError: it was not.
+    """
+    limit = getattr(model.module.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise PipelineError(
+            f"{model.label} takes {limit} tokens, the longest prompt and its answer have "
+            f"{longest}: lower prompts.max_tokens or distributions.steps"
+        )
+
+
+def dump(
+    model: LanguageModel,
+    prompts: dict[str, list[int]],
+    decoding: Decoding,
+    plan: Plan,
+    draft: Draft,
+) -> None:
+    """Decode the shards of `plan` and write data.parquet."""
+    assemble(
+        plan,
+        list(prompts),
+        shard_of(model, prompts, decoding),
+        draft,
+        columns.schema("distributions", k=min(decoding.k, model.vocab_size)),
+        steps=decoding.steps,
+        label=model.label,
+        device=model.device,
+    )
+
+
+def shard_of(model: LanguageModel, prompts: dict[str, list[int]], decoding: Decoding) -> Compute:
+    """Return the function that decodes and writes one shard."""
+
+    def compute_shard(
+        shard: Shard, path: Path, progress: Callable[[int], object]
+    ) -> dict[str, Any]:
+        watch = Stopwatch(model.device)
+        batch = {name: prompts[name] for name in shard.prompts}
+        out = decode(model, batch, decoding, watch, progress)
+        with watch("transfer"):
+            out = out.to_cpu()
+        check_finite(model.label, shard.prompts, out)
+        with watch("write"):
+            schema = columns.schema("distributions", k=out.top_ids.shape[2])
+            write_groups(path, tables(shard.prompts, out, schema), schema)
+        return {
+            "seconds": watch.seconds(),
+            "rows": int(out.lengths.sum()),
+            "forwards": out.forwards,
+            "kv_tokens": out.kv_tokens,
+        }
+
+    return compute_shard
+
+
+def check_finite(label: str, prompts: list[str], out: Trajectories) -> None:
+    """Check the stored steps.
+
+    Raises:
+        PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
+    """
+    inside = torch.arange(out.token_id.shape[1]) < out.lengths[:, None]
+    broken = (inside & ~out.moments[..., (0, 2)].isfinite().all(-1)).nonzero()
+    if len(broken):
+        row, step = broken[0].tolist()
+        raise PipelineError(
+            f"{label}: NaN or infinite logits for prompt {prompts[row]} at step {step} "
+            f"({len(broken)} steps of this batch): try dtype: float32 or attention: eager for "
+            "this model, and check its weights"
+        )
+
+
+def tables(prompts: list[str], out: Trajectories, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of each prompt."""
+    k = out.top_ids.shape[2]
+    for row, prompt in enumerate(prompts):
+        n = int(out.lengths[row])
+        lists = (out.top_ids[row, :n], out.top_logits[row, :n])
+        yield pa.table(
+            [
+                pa.repeat(prompt, n),
+                pa.array(range(n), pa.int32()),
+                out.token_id[row, :n].numpy(),
+                *(pa.FixedSizeListArray.from_arrays(t.numpy().reshape(-1), k) for t in lists),
+                *out.moments[row, :n].T.contiguous().numpy(),
+            ],
+            schema=schema,
+        )
+
+
+def facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
+    """Return what the record says of the model, the run and its throughput."""
+    config = node.config
+    cuda = model.device.type == "cuda"
+    return {
+        "model": model.label,
+        "revision": node.settings["revision"],
+        "commit": config["model"].get("commit"),
+        "vocab_size": model.vocab_size,
+        "k": min(config["k"], model.vocab_size),
+        "dtype": config["model"]["dtype"],
+        "logits_dtype": config["model"]["head_dtype"],
+        "attention": config["model"]["attention"],
+        "sampling": {name: config[name] for name in ("temperature", "top_p", "top_k", "seed")},
+        "certified_temperature": config["certified_temperature"],
+        "eos": list(model.eos),
+        **describe_device(model.device),
+        "shards": len(plan.shards),
+        "batch": max(len(shard.prompts) for shard in plan.shards),
+        "peak_memory_bytes": peak_memory(model.device),
+        **throughput(
+            (shard.measured for shard in plan.shards),
+            model,
+            copy_bandwidth(model.device) if cuda else None,
+        ),
+    }

@@ -1,0 +1,47 @@
+"""How many prompts are decoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pipeline.distributions.decode import Decoding
+from pipeline.models import LanguageModel
+
+BATCH_LIMIT = {"cpu": 32, "cuda": 512}  # larger ones were not faster on the CPU
+SLACK = 1.1  # fragmentation
+
+
+def batch_limit(
+    model: LanguageModel, batch: int | None, memory_share: float, decoding: Decoding
+) -> Callable[[int], int]:
+    """Return how many prompts of a given length are decoded together.
+
+    Args:
+        model: what decodes them.
+        batch: the configured number, or None to plan from the free memory of a CUDA device.
+        memory_share: the part of it that may be used.
+        decoding: how many steps are decoded and how much of each is stored.
+    """
+    if batch is None and model.device.type != "cuda":
+        batch = BATCH_LIMIT["cpu"]
+    if batch is not None:
+        return lambda _: batch
+    free = memory_share * torch.cuda.mem_get_info(model.device)[0]
+    cache = model.cache_bytes()
+    config = model.module.config.get_text_config()
+    size = model.module.dtype.itemsize
+    layer = size * (
+        4 * config.hidden_size
+        + 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    )
+
+    def fits(length: int) -> int:
+        each = SLACK * cache * (length + decoding.steps)
+        each += length * (layer + length)  # prefill: activations of one layer, and the mask
+        each += decoding.steps * decoding.k * 8  # what is stored
+        each += model.vocab_size * 4 * 4  # logits, and what topk takes
+        return max(1, min(BATCH_LIMIT["cuda"], int(free / each)))
+
+    return fits

@@ -1,0 +1,100 @@
+"""Target against drafter at many steps: the formulas of analysis.divergences, on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.divergences import SERIES, SERIES_BELOW
+from pipeline.moments import CHUNK
+
+
+class Comparison(NamedTuple):
+    """See analysis.divergences.Comparison; (B,) each, float64 and int64."""
+
+    kl: Tensor
+    reverse_kl: Tensor
+    tv: Tensor
+    draft_token_id: Tensor
+    draft_rank: Tensor
+    draft_log_prob: Tensor
+    argmax_rank: Tensor
+    draft_entropy: Tensor
+    erss_acceptance: Tensor
+    harmonic_mean: Tensor
+
+
+def compare(target: Tensor, draft: Tensor, temperature: float) -> Comparison:
+    """Compare two (B, V) tensors of raw logits, a few rows at a time.
+
+    Ranks are those of the raw logits; the distributions are at `temperature`.
+    """
+    rows = max(1, CHUNK // target.shape[1])
+    parts = [_compare(target[i : i + rows], draft[i : i + rows], temperature)
+             for i in range(0, len(target), rows)]
+    return Comparison(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _compare(target: Tensor, draft: Tensor, temperature: float) -> Comparison:
+    token, rank = _drafted(target, draft)
+    # argmax leaves open which of several equal logits it takes; of booleans, the first is wanted
+    first = _first(target == target.amax(1, keepdim=True))[:, None]
+    log_p = torch.log_softmax(target.double() / temperature, dim=1)
+    log_q = torch.log_softmax(draft.double() / temperature, dim=1)
+    p, q, d = log_p.exp(), log_q.exp(), log_p - log_q
+    return Comparison(
+        kl=_kl(p, q, d),
+        reverse_kl=_kl(q, p, -d),
+        tv=(p - q).abs().sum(1) / 2,
+        draft_token_id=token,
+        draft_rank=rank,
+        draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
+        argmax_rank=(draft >= draft.gather(1, first)).sum(1),
+        draft_entropy=-torch.linalg.vecdot(q, log_q),
+        erss_acceptance=_erss(p, q, d),
+        harmonic_mean=_ratio(p * q, p + q).sum(1),
+    )
+
+
+def _kl(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
+    """Return sum q phi(p/q - 1) for d = log(p/q), without cancellation."""
+    x = d.clamp(-SERIES_BELOW, SERIES_BELOW)
+    series = torch.zeros_like(x)
+    for coefficient in reversed(SERIES):
+        series = series.mul_(x).add_(coefficient)
+    large = p * d - (p - q)
+    return torch.where(d.abs() < SERIES_BELOW, q * x * x * series, large).sum(1)
+
+
+def _erss(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
+    """Return the acceptance of exponential races by sorting p/q."""
+    order = d.argsort(dim=1, descending=True, stable=True)
+    p, q = p.gather(1, order), q.gather(1, order)
+    front = p.cumsum(1)
+    back = torch.zeros_like(q)
+    back[:, :-1] = q[:, 1:].flip(1).cumsum(1).flip(1)
+    return _ratio(p * q, front * q + back * p).sum(1)
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """Divide; a token without probability under p and q contributes nothing."""
+    return torch.where(below > 0, above / below, 0.0)
+
+
+def _drafted(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the drafter's argmax, of tied ones that of worst target rank, and this rank."""
+    tied = draft == draft.amax(1, keepdim=True)
+    worst = torch.where(tied, target, torch.inf).amin(1, keepdim=True)
+    equal = target == worst
+    token = draft.shape[1] - 1 - _first((tied & equal).flip(1))
+    ids = torch.arange(draft.shape[1], device=draft.device)
+    ahead = (target > worst) | (equal & (ids < token[:, None]))
+    return token, 1 + ahead.sum(1)
+
+
+def _first(flags: Tensor) -> Tensor:
+    """Return the first true column of each row."""
+    columns = torch.arange(flags.shape[1], 0, -1, device=flags.device, dtype=torch.int32)
+    return flags.shape[1] - (flags * columns).amax(1).long()

@@ -1,0 +1,123 @@
+"""One teacher-forced pass of target and drafter over trajectories of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.drafts.compare import Comparison, compare
+from pipeline.measure import Stopwatch
+from pipeline.models import LanguageModel
+from pipeline.moments import Statistics, summarise
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is compared, and how much of it is held at once."""
+
+    target: LanguageModel
+    drafter: LanguageModel
+    rows: int  # of logits that are compared: pipeline.vocabulary.common_rows
+    k: int
+    temperature: float
+    block: int  # logits of one model held at once
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts, left-padded, and their answers, right-padded: B rows of W + n tokens."""
+
+    ids: Tensor  # (B, W + n)
+    mask: Tensor  # (B, W + n), 0 left of the prompts
+    positions: Tensor  # (B, W + n)
+    width: int  # W
+    lengths: Tensor  # (B,) tokens of each answer
+
+    @classmethod
+    def make(cls, prompts: list[list[int]], answers: list[list[int]], device: torch.device
+             ) -> Batch:
+        """Pad prompts and answers; every prompt ends, and every answer begins, at column W."""
+        width, steps = max(map(len, prompts)), max(map(len, answers))
+        ids = torch.zeros((len(prompts), width + steps), dtype=torch.long)
+        mask = torch.ones_like(ids)
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            ids[row, width - len(prompt) : width + len(answer)] = torch.tensor(prompt + answer)
+            mask[row, : width - len(prompt)] = 0
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        lengths = torch.tensor([len(answer) for answer in answers])
+        return cls(*(t.to(device) for t in (ids, mask, positions)), width, lengths.to(device))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is known of n answer tokens of B prompts; column s is the step of answer token s."""
+
+    target: Statistics  # fields (B, n, ...)
+    pair: Comparison  # fields (B, n)
+    left_out: Tensor  # (2,) most probability of rows that one model has alone: target, drafter
+
+
+@torch.inference_mode()
+def teacher_force(
+    pair: Pair, batch: Batch, watch: Stopwatch, progress: Callable[[int], object]
+) -> Steps:
+    """Run both models over `batch`, a block of answer tokens at a time.
+
+    The logits of a step are those after the token before it. Blocks bound what the logits of a
+    full vocabulary take; the key-value caches make them one pass.
+    """
+    size, columns = batch.ids.shape
+    steps = columns - batch.width
+    models = (pair.target, pair.drafter)
+    caches = [model.new_cache(columns - 1) for model in models]
+    if batch.width > 1:
+        with watch("models"):
+            for model, cache in zip(models, caches, strict=True):
+                _run(model, batch, cache, 0, batch.width - 1, 1)
+    length = max(1, pair.block // (size * max(model.vocab_size for model in models)))
+    parts = []
+    for begin in range(batch.width - 1, columns - 1, length):
+        end = min(begin + length, columns - 1)
+        with watch("models"):
+            logits = [_run(model, batch, cache, begin, end, end - begin).flatten(0, 1)
+                      for model, cache in zip(models, caches, strict=True)]
+        with watch("comparison"):
+            parts.append(_measure(pair, *logits, size))
+        progress(size * (end - begin))
+    statistics, comparisons, left_out = zip(*parts, strict=True)
+    inside = torch.arange(steps, device=batch.lengths.device) < batch.lengths[:, None]
+    return Steps(
+        Statistics(*(torch.cat(field, dim=1) for field in zip(*statistics, strict=True))),
+        Comparison(*(torch.cat(field, dim=1) for field in zip(*comparisons, strict=True))),
+        torch.where(inside, torch.cat(left_out, dim=2), 0).amax((1, 2)),
+    )
+
+
+def _run(
+    model: LanguageModel, batch: Batch, cache: object, begin: int, end: int, keep: int
+) -> Tensor:
+    return model.forward_each(batch.ids[:, begin:end], batch.mask[:, :end],
+                              batch.positions[:, begin:end], cache, keep)
+
+
+def _measure(pair: Pair, target: Tensor, draft: Tensor, size: int
+             ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Measure the (B n, V) logits of a block; fields come back as (B, n, ...)."""
+    left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
+    target, draft = target[:, : pair.rows], draft[:, : pair.rows]
+    fields = (summarise(target, pair.k, pair.temperature),
+              compare(target, draft, pair.temperature))
+    statistics, comparison = ([t.unflatten(0, (size, -1)) for t in found] for found in fields)
+    return statistics, comparison, left_out.unflatten(1, (size, -1))
+
+
+def _left_out(logits: Tensor, pair: Pair) -> Tensor:
+    """Return the (N,) probability of the rows beyond those compared."""
+    if logits.shape[1] == pair.rows:
+        return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+    scaled = logits.float() / pair.temperature
+    beyond = scaled[:, pair.rows :].logsumexp(1) - scaled.logsumexp(1)
+    return beyond.double().exp()

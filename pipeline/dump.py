@@ -1,0 +1,47 @@
+"""Read the stored distributions of a dump as `analysis.distributions.TopK`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.distributions import TopK
+from pipeline import columns
+from pipeline.artifacts import Artifact
+
+ROWS = 8192  # of a chunk
+
+
+def chunks(
+    dump: Artifact, temperature: float, rows: int = ROWS
+) -> Iterator[tuple[pa.RecordBatch, TopK]]:
+    """Stream a dump as (prompt_id and position, distributions), `rows` steps at a time."""
+    vocab_size = dump.record["facts"]["vocab_size"]
+    for batch in dump.batches(columns=["prompt_id", "position", *columns.TARGET], rows=rows):
+        yield batch.select(["prompt_id", "position"]), top_k(batch, vocab_size, temperature)
+
+
+def read(dump: Artifact, temperature: float) -> TopK:
+    """Read all steps of a dump at once."""
+    table = dump.read(columns=list(columns.TARGET)).combine_chunks()
+    return top_k(table.to_batches()[0], dump.record["facts"]["vocab_size"], temperature)
+
+
+def top_k(batch: pa.RecordBatch, vocab_size: int, temperature: float) -> TopK:
+    """Return the distributions of a batch of rows, without copying the lists."""
+
+    def matrix(name: str) -> np.ndarray:
+        column = batch.column(name)
+        return column.flatten().to_numpy().reshape(len(column), -1)
+
+    return TopK.from_columns(
+        matrix("top_ids"),
+        matrix("top_logits"),
+        batch.column("logsumexp").to_numpy(),
+        batch.column("log_tail").to_numpy(),
+        batch.column("entropy").to_numpy(),
+        vocab_size,
+        temperature,
+    )

@@ -1,0 +1,66 @@
+"""Fetches a study's models, tokenizers and prompts from the hub, so that it runs without one.
+
+Run it with ``make fetch STUDY=paper``, or ``python -m pipeline.fetch study=paper``. Moving
+revisions are resolved anew. What is local or fetched already costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from conf import schema
+from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
+from pipeline.errors import PipelineError
+from pipeline.identity import MODEL_FILES, hub_commit, hub_files, local_path
+from pipeline.paths import CONF
+from pipeline.prompts import split_patterns
+
+Wanted = tuple[str, str, str | None, str, list[str]]
+
+
+def wanted(config: schema.Config) -> Iterator[Wanted]:
+    """Yield key, hub id or path, revision, kind and file patterns of all a study reads."""
+    models = {f"targets.{name}": model for name, model in config.targets.items()}
+    if config.drafter is not None:
+        models["drafter"] = config.drafter
+    for key, model in models.items():
+        yield f"{key}.path", model.path, model.revision, "model", list(MODEL_FILES)
+    prompts = config.prompts
+    patterns = split_patterns(prompts.split)
+    yield "prompts.source", prompts.source, prompts.revision, "dataset", patterns
+
+
+def fetch(config: schema.Config) -> None:
+    """Fetch what is not local, and say where it lies.
+
+    Raises:
+        PipelineError: the hub can't be reached, or lacks what is wanted.
+    """
+    for key, path, revision, kind, patterns in wanted(config):
+        place = local_path(path)
+        if place is None:
+            commit = hub_commit(path, revision, kind, key, refresh=True)
+            place = hub_files(path, commit, patterns, key, kind)
+        print(f"{key}: {path} -> {place}", flush=True)
+
+
+def main(overrides: Sequence[str]) -> None:
+    """Compose the configuration as ``python -m pipeline`` does, and fetch it."""
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = OmegaConf.to_object(compose("config", overrides=list(overrides)))
+        assert isinstance(config, schema.Config)
+        schema.check(config)
+        fetch(config)
+    except (PipelineError, schema.ConfigError, HydraException, OmegaConfBaseException) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,159 @@
+"""What identifies a model or a prompt source: the hash of local content, the commit of a hub one.
+
+A value is a hub id when no such path exists and it looks like ``owner/name``. Hashes of local
+files are remembered by size, modification time and inode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+from pipeline.fingerprint import file_digest, fingerprint
+from pipeline.paths import ROOT
+
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+                   "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+                   "tokenizer.model", "vocab.txt")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Identities:
+    """Resolves identities, remembering file hashes in `memo` (a JSON file of the store)."""
+
+    def __init__(self, memo: Path) -> None:
+        """Use the memo file `memo`, which need not exist."""
+        self._path = memo
+        try:
+            self._memo: dict[str, str] = json.loads(memo.read_text())
+        except (OSError, ValueError):
+            self._memo = {}
+        self._grown = False
+
+    def model(self, path: str, revision: str | None, key: str) -> dict[str, str]:
+        """Return the identity of a model; `key` is the configuration key for errors."""
+        local = local_path(path)
+        if local is None:
+            return {"hub": path, "commit": hub_commit(path, revision, "model", key)}
+        if not (local / "config.json").is_file():
+            raise PipelineError(f"{key}={path}: a model directory with config.json is expected")
+        return {"content": self._digest(local, MODEL_FILES, key)}
+
+    def tokenizer(self, path: str, revision: str | None, key: str) -> dict[str, str]:
+        """Return the identity of a model's tokenizer, equal for equal files."""
+        local = local_path(path)
+        if local is None:
+            local = hub_files(path, revision, list(TOKENIZER_FILES), key)
+        return {"content": self._digest(local, TOKENIZER_FILES, key)}
+
+    def source(self, path: str, revision: str | None, key: str) -> dict[str, str]:
+        """Return the identity of a prompt source: file, directory or hub dataset."""
+        local = local_path(path)
+        if local is None:
+            return {"hub": path, "commit": hub_commit(path, revision, "dataset", key)}
+        if local.is_file():
+            return {"content": self._hash(local)}
+        return {"content": self._digest(local, ("*.parquet", "*.jsonl"), key)}
+
+    def save(self) -> None:
+        """Write the memo when something was hashed."""
+        if self._grown:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+            beside.write_text(json.dumps(self._memo, indent=1, sort_keys=True) + "\n")
+            beside.replace(self._path)
+            self._grown = False
+
+    def _digest(self, directory: Path, patterns: tuple[str, ...], key: str) -> str:
+        names = {p.relative_to(directory).as_posix(): p
+                 for pattern in patterns for p in directory.rglob(pattern) if p.is_file()}
+        if not names:
+            raise PipelineError(f"{key}={directory}: none of {', '.join(patterns)} found there")
+        return fingerprint({name: self._hash(path) for name, path in names.items()})
+
+    def _hash(self, path: Path) -> str:
+        state = path.stat()
+        key = f"{path.resolve()}:{state.st_size}:{state.st_mtime_ns}:{state.st_ino}"
+        if key not in self._memo:
+            self._memo[key] = file_digest(path)
+            self._grown = True
+        return self._memo[key]
+
+
+def local_path(path: str) -> Path | None:
+    """Return `path` as a local path (relative ones also from the repository), or None for a hub id.
+
+    Raises:
+        PipelineError: there is no such path and it is no hub id either.
+    """
+    for candidate in (Path(path).expanduser(), ROOT / path):
+        if candidate.exists():
+            return candidate.resolve()
+    if HUB_ID.fullmatch(path):
+        return None
+    raise PipelineError(f"{path} does not exist, and is no hub id (owner/name) either")
+
+
+def hub_commit(
+    name: str, revision: str | None, kind: str, key: str, *, refresh: bool = False
+) -> str:
+    """Resolve a hub id to a commit: from the local cache when it is known there.
+
+    With `refresh` the hub is asked all the same. What it says is noted in the cache, where the
+    hub's own client notes it too, so that the next run needs no hub.
+    """
+    revision = revision or "main"
+    if COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
+    cached = folder / "refs" / revision
+    if cached.is_file() and not refresh:
+        return cached.read_text().strip()
+    try:
+        commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=10).sha
+    except Exception as error:  # the hub client raises many kinds; all mean the same to a user
+        raise unreachable(name, f"its commit at revision {revision}", key, error) from error
+    assert commit is not None
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    cached.write_text(commit)
+    return commit
+
+
+def hub_files(
+    name: str, revision: str | None, patterns: list[str], key: str, kind: str = "model"
+) -> Path:
+    """Return a local snapshot of a hub model (or dataset) with the files of `patterns`.
+
+    Fetched only when the local cache lacks one of them.
+    """
+    from huggingface_hub import snapshot_download
+
+    commit = hub_commit(name, revision, kind, key)
+    for only_cached in (True, False):
+        try:
+            path = Path(snapshot_download(name, repo_type=kind, revision=commit,
+                                          allow_patterns=patterns,
+                                          local_files_only=only_cached, etag_timeout=10))
+        except Exception as error:  # as above
+            if not only_cached:
+                raise unreachable(name, ", ".join(patterns), key, error) from error
+            continue
+        if any(next(path.glob(pattern), None) for pattern in patterns):
+            return path
+    raise PipelineError(f"{key}={name}: the repository has none of {', '.join(patterns)}")
+
+
+def unreachable(name: str, wanted: str, key: str, error: Exception) -> PipelineError:
+    """Return the error for a hub that does not give what is wanted."""
+    return PipelineError(
+        f"{key}={name}: the hub did not give {wanted} ({type(error).__name__}). Check the name "
+        f"and the network, fetch once with `make fetch`, or set {key} to a local directory"
+    )

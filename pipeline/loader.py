@@ -1,0 +1,85 @@
+"""Read the artifacts of a study: ``study = Study("study=mini")``. Nothing is ever computed here.
+
+For notebooks and scripts. Takes the same overrides as ``python -m pipeline`` and finds what that
+command made; what is missing is an error that names the command to run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose, initialize_config_dir
+
+from analysis.distributions import TopK
+from pipeline import dump
+from pipeline.artifacts import Artifact
+from pipeline.errors import PipelineError
+from pipeline.paths import CONF
+from pipeline.stages import Node
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Study:
+    """The artifacts of one configuration."""
+
+    def __init__(self, *overrides: str) -> None:
+        """Compose the configuration from `overrides`, as the command line does."""
+        from pipeline import cli
+
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", list(overrides))
+        self.overrides = overrides
+        self.config, self.nodes, self._store = cli.prepare(config)
+        self.targets = list(self.config.targets)
+        self.rules = [node.settings["rule"] for node in self._of("certificates", self.targets[0])]
+
+    def artifact(self, stage: str, target: str | None = None, rule: str | None = None) -> Artifact:
+        """Return the artifact of a stage; `target` is a key of `targets`, `rule` a rule's label.
+
+        Raises:
+            PipelineError: no such stage, target or rule, or the artifact was not made yet.
+        """
+        nodes = self._of(stage, target)
+        if rule is not None:
+            nodes = [node for node in nodes if node.label == rule]
+        if not nodes:
+            raise PipelineError(f"no {stage} of target={target} rule={rule} in this study; targets: "
+                                f"{self.targets}, rules: {[rule.label for rule in self.rules]}")
+        found = self._store.find(nodes[0])
+        if found is None:
+            command = " ".join(["python -m pipeline", *self.overrides, f"stage={stage}"])
+            raise PipelineError(f"{stage} {nodes[0].label} was not made yet: run `{command}`")
+        return found
+
+    def frame(self, stage: str, target: str | None = None, rule: str | None = None,
+              columns: list[str] | None = None) -> pd.DataFrame:
+        """Return the rows of an artifact, without the top-K lists unless they are asked for."""
+        artifact = self.artifact(stage, target, rule)
+        if columns is None:
+            columns = [name for name in _columns(artifact) if not name.startswith("top_")]
+        return artifact.read(columns=columns).to_pandas()
+
+    def distributions(self, target: str) -> TopK:
+        """Return the stored distributions of all steps of a target."""
+        artifact = self.artifact("distributions", target)
+        return dump.read(artifact, self.config.certificates.temperature)
+
+    def _of(self, stage: str, target: str | None) -> list[Node]:
+        if stage not in self.nodes:
+            raise PipelineError(f"no stage {stage!r}; stages: {', '.join(self.nodes)}")
+        nodes = self.nodes[stage]
+        if target is None or len(nodes) < len(self.config.targets):
+            return nodes
+        if target not in self.targets:
+            raise PipelineError(f"no target {target!r}; targets: {', '.join(self.targets)}")
+        each = len(nodes) // len(self.targets)
+        at = self.targets.index(target)
+        return nodes[at * each : (at + 1) * each]
+
+
+def _columns(artifact: Artifact) -> list[Any]:
+    from pipeline.columns import SCHEMAS
+
+    return list(SCHEMAS[artifact.record["stage"], "data"])

@@ -1,0 +1,113 @@
+"""Where the time of a long stage goes, and how near it comes to the memory-bandwidth bound."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pipeline.models import LanguageModel
+
+Mark = float | torch.cuda.Event
+
+
+class Stopwatch:
+    """Sums the seconds of named spans; on CUDA by events, without making the host wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Time work on `device`."""
+        self._device = device
+        self._spans: list[tuple[str, Mark, Mark]] = []
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time what runs inside."""
+        begin = self._mark()
+        yield
+        self._spans.append((name, begin, self._mark()))
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of every span so far, by name."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        total: dict[str, float] = defaultdict(float)
+        for name, begin, end in self._spans:
+            if isinstance(begin, float):
+                total[name] += end - begin  # type: ignore[operator]
+            else:
+                total[name] += begin.elapsed_time(end) / 1000  # type: ignore[arg-type]
+        return {name: round(value, 4) for name, value in total.items()}
+
+    def _mark(self) -> Mark:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def copy_bandwidth(device: torch.device, megabytes: int = 1024) -> float:
+    """Measure bytes a second that a large copy reads and writes, the best of ten."""
+    source = torch.empty(megabytes << 20, dtype=torch.uint8, device=device).fill_(1)
+    copy = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(10):
+        watch = Stopwatch(device)
+        with watch("copy"):
+            copy.copy_(source)
+        best = min(best, max(watch.seconds()["copy"], 1e-9))
+    return 2 * source.nbytes / best
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes held so far: on the CUDA device, else by this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """Return what the record says of the device."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+    }
+
+
+def throughput(
+    measured: Iterable[Mapping[str, Any]], model: LanguageModel, bandwidth: float | None
+) -> dict[str, Any]:
+    """Sum up what finished shards took.
+
+    Args:
+        measured: of each shard its seconds by span, rows, forwards (decoding steps of a batch)
+            and kv_tokens (cached tokens read in them).
+        model: what decoded them.
+        bandwidth: bytes a second of a copy, or None. The bound is the time in which it moves the
+            weights, once a step, and the keys and values.
+    """
+    seconds: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    for shard in measured:
+        seconds.update(shard["seconds"])
+        totals.update({name: shard[name] for name in ("rows", "forwards", "kv_tokens")})
+    found = {
+        "tokens": totals["rows"],
+        "tokens_per_second": round(totals["rows"] / sum(seconds.values()), 1),
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+    }
+    if bandwidth is not None:
+        read = totals["forwards"] * model.weight_bytes()
+        read += totals["kv_tokens"] * model.cache_bytes()
+        stepping = seconds["decode"] + seconds["statistics"]
+        found["copy_bandwidth_bytes_per_second"] = round(bandwidth)
+        found["fraction_of_bandwidth_bound"] = round(read / bandwidth / stepping, 4)
+    return found

@@ -1,0 +1,84 @@
+"""What is stored of a row of logits: its top K and the moments of the whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 23  # float64 values held at once: 64 MB
+
+
+class Statistics(NamedTuple):
+    """Statistics of B rows of logits; logits raw, the rest in nats at the certified temperature."""
+
+    top_ids: Tensor  # (B, K) int64, by decreasing logit, ties by id
+    top_logits: Tensor  # (B, K) float32
+    logsumexp: Tensor  # (B,) float64
+    log_tail: Tensor  # (B,) float64, log of the mass outside the top K; -inf when K = V
+    entropy: Tensor  # (B,) float64, over the full vocabulary
+
+
+def summarise(logits: Tensor, k: int, temperature: float = 1.0) -> Statistics:
+    """Return the statistics of `logits` (B, V).
+
+    Everything is measured from the largest logit m, in float64, a few rows at a time:
+    with e_i = exp((z_i - m) / T) and d the sum of all e_i but the first, logsumexp is
+    m / T + log1p(d), and the entropy log1p(d) + sum e_i (m - z_i) / T / (1 + d), a sum of
+    non-negative terms. The tail's sum is taken relative to its own largest logit: it neither
+    cancels nor underflows. A NaN or an infinity in a row makes its entropy NaN.
+    """
+    top_logits, top_ids = top_k(logits, k)
+    rows = max(1, CHUNK // logits.shape[1])
+    parts = [
+        _moments(logits[i : i + rows], top_ids[i : i + rows], temperature)
+        for i in range(0, len(logits), rows)
+    ]
+    moments = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return Statistics(top_ids, top_logits.float(), *moments)
+
+
+def _moments(logits: Tensor, top_ids: Tensor, temperature: float) -> Tensor:
+    """Return (3, B) float64: logsumexp, log_tail and entropy."""
+    z = logits.double().div_(temperature)
+    top = z.gather(1, top_ids)
+    largest = top[:, :1]
+    below = top - largest
+    weight = below.exp()
+    others = weight[:, 1:].sum(1)
+    spread = (weight * below).sum(1)
+    log_tail = torch.full_like(others, -torch.inf)
+    if top_ids.shape[1] < z.shape[1]:
+        z.scatter_(1, top_ids, -torch.inf)
+        tail_largest = z.amax(1, keepdim=True)
+        z -= tail_largest
+        tail = z.exp()
+        tail_sum = tail.sum(1)
+        z.scatter_(1, top_ids, 0.0)
+        drop = (tail_largest - largest)[:, 0]
+        tail_spread = torch.linalg.vecdot(tail, z) + drop * tail_sum
+        others = others + drop.exp() * tail_sum
+        spread = spread + drop.exp() * tail_spread
+        log_tail = drop + tail_sum.log()
+    log_sum = others.log1p()
+    entropy = log_sum - spread * torch.exp(-log_sum)
+    return torch.stack([largest[:, 0] + log_sum, log_tail - log_sum, entropy])
+
+
+def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest logits and their ids, by decreasing logit, ties by id.
+
+    torch.topk leaves open which of several equal logits it takes and in which order. The order
+    is fixed by two sorts of the k; the choice, in rows where the k-th logit has an equal outside,
+    by sorting the whole row.
+    """
+    values, ids = logits.topk(k, dim=1)
+    ids = ids.sort(dim=1).values
+    values, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    tied = ((logits >= values[:, -1:]).sum(1) > k).nonzero()[:, 0]
+    if len(tied):
+        by_value = logits[tied].sort(dim=1, descending=True, stable=True)
+        values[tied], ids[tied] = by_value.values[:, :k], by_value.indices[:, :k]
+    return values, ids

@@ -1,0 +1,8 @@
+"""Where the project's own directories lie, found from the repository and not the working directory."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+ASSETS = ROOT / "assets"
+OUTPUTS = ROOT / "outputs"

@@ -1,0 +1,52 @@
+"""Stage report: tables, figures, numbers and one page that shows them.
+
+Run it with ``python -m pipeline stage=report``. Files: ``index.md``, ``numbers.tex``,
+``tables/*.csv`` and ``.tex``, ``figures/*.pdf`` and ``.png``. They hold no date and no path.
+``timings/`` holds what depends on the clock.
+"""
+
+from __future__ import annotations
+
+from analysis.figures import all_figures, render
+from analysis.tables import all_tables
+from pipeline.artifacts import Artifact, Draft
+from pipeline.report.acceptance import acceptance_part
+from pipeline.report.decoding import decoding_part
+from pipeline.report.index import page
+from pipeline.report.inputs import measure, read_targets, setup
+from pipeline.report.numbers import macros
+from pipeline.stages import Node
+
+
+def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+    """Write the report of a study into `draft.directory`."""
+    targets = read_targets(node, upstream)
+    measured = measure(targets)
+    tables = all_tables(measured)
+    figures = all_figures(
+        {target.label: target.top[:, 0] for target in targets},
+        {target.label: target.certificates for target in targets},
+        {target.label: target.bootstrap for target in targets},
+    )
+    setups = {target.label: setup(target) for target in targets}
+    drafter = acceptance_part(node, upstream)
+    text = page(node.config["study"], setups, tables, figures, dict(node.config),
+                "" if drafter is None else drafter.text)
+    if drafter is not None:
+        tables, figures = [*tables, *drafter.tables], {**figures, **drafter.figures}
+    texts = {
+        "index.md": text,
+        "numbers.tex": macros(measured),
+        **{f"tables/{table.name}.csv": table.csv() for table in tables},
+        **{f"tables/{table.name}.tex": table.latex() for table in tables},
+    }
+    decoded, decoding_text = decoding_part(node, upstream)
+    texts["index.md"] += decoding_text
+    files = {name: text.encode() for name, text in texts.items()} | decoded
+    for name, figure in figures.items():
+        files |= {f"figures/{name}.{kind}": render(figure, kind) for kind in ("pdf", "png")}
+    for name, content in files.items():
+        path = draft.directory / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(content)
+    draft.facts |= {"tables": [table.name for table in tables], "figures": list(figures)}

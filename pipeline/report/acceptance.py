@@ -1,0 +1,178 @@
+"""The report's part on a drafter: will it be accepted?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import criteria
+from analysis.acceptance_figures import along_figure, dial_figure, profile_figure, rules_figure
+from analysis.acceptance_tables import Pairs, acceptance_tables
+from analysis.layout import Table
+from analysis.printing import rule_text, share_text
+from pipeline.artifacts import Artifact
+from pipeline.stages import Node
+
+# rules of the profile and of the figure along an answer, as far as the study has them
+SHOWN = ("additive t=0.1", "greedy", "multiplicative alpha=0.5", "topm_additive m=4 t=0.1",
+         "typical eps0=0.1 delta0=0.09", "mars theta=0.9", "tree m=4")
+CAPTIONS = {
+    "acceptance_rules": "Share of steps that each rule accepts, and that its certificate promised "
+                        "to accept. The distance between them is what the certificate, which "
+                        "holds for every drafter of this KL, cannot know of this one.",
+    "acceptance_profile": "Accepted and certified steps by position in the answer, and by the "
+                          "target's margin p₁ − p₂ in deciles.",
+    "acceptance_dial": "What relaxing a rule gains, in fact and as certified, against how often "
+                       "the output departs from the target's argmax and the target probability "
+                       "this gives up. Each curve begins at strict greedy.",
+    "acceptance_along": "Where along one answer steps are certified, accepted without being "
+                        "certified, and rejected. The text is coloured by the first rule.",
+}
+TITLES = {
+    "acceptance_rules": "Certified and accepted, rule by rule",
+    "acceptance_profile": "Where in an answer, and at which margin",
+    "acceptance_dial": "The dial",
+    "acceptance_along": "Along an answer",
+    "acceptance": "What is accepted, and what was certified",
+    "gain": "What the drafter would gain",
+    "stochastic": "Stochastic verification",
+    "kl_needed": "KL needed",
+    "dial": "Turning the dial",
+    "reached": "The smallest relaxation that reaches a wanted length",
+}
+ORDER = ("acceptance_rules", "acceptance", "gain", "stochastic", "acceptance_dial", "dial",
+         "reached", "kl_needed", "acceptance_profile", "acceptance_along")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The drafter's part of a report."""
+
+    text: str
+    tables: Sequence[Table]
+    figures: Mapping[str, Figure]
+
+
+def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
+    """Return the part on the drafter, or None in a study without one."""
+    drafts, found = upstream.get("drafts", []), upstream.get("acceptance", [])
+    if not found:
+        return None
+    targets = node.config["targets"]
+    pairs = read_pairs(targets, found)
+    tables = acceptance_tables(pairs)
+    profile = together(targets, found, "profile")
+    available = [rule for rule in SHOWN if rule in set(profile["rule"])]
+    shown = available or list(profile["rule"].unique())[:len(SHOWN)]
+    figures = {
+        "acceptance_rules": rules_figure(pairs),
+        "acceptance_profile": profile_figure(
+            profile, {rule: pairs.names[rule] for rule in shown}, targets),
+        "acceptance_dial": dial_figure(pairs),
+        "acceptance_along": along(targets[0], pairs, shown, drafts[0], found[0]),
+    }
+    figures = {name: figure for name, figure in figures.items() if figure is not None}
+    return Part(text(pairs, tables, figures, drafts, found), tables, figures)
+
+
+def read_pairs(targets: Sequence[str], found: Sequence[Artifact]) -> Pairs:
+    """Read the statistics of every pair."""
+    config = found[0].record["config"]
+    mappings = [*config["rules"], *config["presets"].values(), *config["dials"],
+                {"rule": {"rule": "greedy"}}]
+    rules = [criteria.build(entry["rule"]) for entry in mappings]
+    return Pairs(
+        drafter=found[0].record["facts"]["drafter"],
+        targets=targets,
+        names={rule.label: rule_text(rule) for rule in rules},
+        listing=found[0].read("listing").to_pandas(),
+        statistics=together(targets, found, "statistics"),
+        needed=together(targets, found, "needed"),
+        reached=together(targets, found, "reached"),
+    )
+
+
+def together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd.DataFrame:
+    """Return a file of all pairs, with the target's printed name."""
+    frames = [artifact.read(name).to_pandas().assign(target=target)
+              for target, artifact in zip(targets, found, strict=True)]
+    table = pd.concat(frames, ignore_index=True)
+    return table[["target", *(column for column in table if column != "target")]]
+
+
+def along(
+    target: str, pairs: Pairs, shown: Sequence[str], drafts: Artifact, acceptance: Artifact
+) -> Figure:
+    """Draw the answer whose acceptance under the first rule is nearest to the mean."""
+    steps = acceptance.read(columns=["prompt_id", "position", "rule", "accepted", "certified"])
+    table = steps.to_pandas()
+    table = table[table["rule"].isin(shown)]
+    first = table[table["rule"] == shown[0]]
+    rates = first.groupby("prompt_id", sort=False)["accepted"].mean()
+    prompt = (rates - first["accepted"].mean()).abs().idxmin()
+    mine = table[table["prompt_id"] == prompt]
+    verdicts = {}
+    for rule in shown:
+        part = mine[mine["rule"] == rule]
+        verdicts[pairs.names[rule]] = np.where(
+            part["certified"], 0, np.where(part["accepted"], 1, 2))
+    emitted = drafts.read(columns=["prompt_id", "token_id"]).to_pandas()
+    words = dict(zip(*drafts.read("tokens").to_pydict().values(), strict=True))
+    tokens = [words[token] for token in emitted.loc[emitted["prompt_id"] == prompt, "token_id"]]
+    return along_figure(verdicts, tokens, f"{pairs.drafter} for {target}, prompt {prompt[:12]}")
+
+
+def text(
+    pairs: Pairs, tables: Sequence[Table], figures: Mapping[str, Figure],
+    drafts: Sequence[Artifact], found: Sequence[Artifact],
+) -> str:
+    """Return the part in Markdown."""
+    by_name = {table.name: table for table in tables}
+    parts = [f"# Will {pairs.drafter} be accepted?", setup(pairs, drafts, found)]
+    for name in ORDER:
+        if name in by_name:
+            table = by_name[name]
+            parts += [f"## {TITLES[name]}", table.caption, table.markdown(),
+                      f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)"]
+        elif name in figures:
+            parts += [f"## {TITLES[name]}", CAPTIONS[name],
+                      f"![{TITLES[name]}](figures/{name}.png)", f"[PDF](figures/{name}.pdf)"]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -> str:
+    """Return what was compared, whether it was sound, and how far the passes drifted."""
+    rows: dict[str, list[Any]] = {}
+    for draft, artifact in zip(drafts, found, strict=True):
+        pair, sound = draft.record["facts"], artifact.record["facts"]
+        drift = pair["drift"]
+        facts = {
+            "steps and rules": f"{sound['steps']} and {sound['rules']}",
+            "certified decisions": sound["certified"],
+            "of them rejected": sound["violations"],
+            "KL − R at rejected steps, least": near(sound["tightest_rejected"], pairs),
+            "R − KL at certified steps, least": near(sound["tightest_certified"], pairs),
+            "KL(p‖q), mean and median": f"{sound['mean_kl']:.4g} and {sound['median_kl']:.4g} nats",
+            "temperature of both distributions": f"{pair['temperature']:g}",
+            "rows compared, of target and drafter":
+                f"{pair['vocab_size']}, of {pair['target']['vocab_size']} and "
+                f"{pair['drafter']['vocab_size']}",
+            "drift against the decoding pass":
+                f"logits by at most {drift['max_logit_difference']:.1e}, the argmax of "
+                f"{share_text(drift['changed_argmax'] / drift['steps'])} of steps",
+        }
+        for name, value in facts.items():
+            rows.setdefault(name, []).append(value)
+    lines = [["", *pairs.targets], ["---"] * (1 + len(pairs.targets)),
+             *([name, *map(str, values)] for name, values in rows.items())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def near(found: Mapping[str, Any] | None, pairs: Pairs) -> str:
+    """Return a slack and its rule as printed."""
+    return "–" if found is None else f"{found['nats']:.2e} nats ({pairs.names[found['rule']]})"

@@ -1,0 +1,142 @@
+"""The report's part on real decoding: what was accepted, and, apart from it, how fast it was.
+
+What depends on the clock goes to timings/, which no content digest covers: two builds of a study
+are equal in everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import criteria
+from analysis.decoding import Decoded, speed
+from analysis.decoding_figures import content_figures, timing_figures
+from analysis.decoding_tables import content_tables, timing_tables
+from analysis.figures import render
+from analysis.layout import Table
+from analysis.printing import rule_text
+from pipeline.artifacts import Artifact
+from pipeline.stages import Node
+
+TITLES = {
+    "decoding_acceptance": "What is accepted, and what is given up",
+    "decoding_forced": "Teacher-forced and realised acceptance",
+    "decoding_tokens": "Tokens a target call",
+    "decoding_places": "Acceptance along a draft",
+    "decoding_ratios": "Logit ratio and probability ratio",
+    "decoding_ratio_histograms": "The two ratios over all steps",
+    "decoding_comparison": "Methods compared",
+    "decoding_costs": "Costs, and the speedups they predict",
+    "decoding_latency": "Throughput, latency, memory",
+    "decoding_temperature": "Temperature and draft length",
+    "decoding_draft_length": "The best draft length",
+    "decoding_thresholds": "The threshold of MARS",
+    "decoding_lengths": "Speedup over draft length",
+}
+CAPTIONS = {
+    "decoding_places": "Above: how often the token at each place of a draft is accepted, of those "
+                       "tested there. Below: how many tokens calls accept.",
+    "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Red: "
+                       "steps with a logit ratio above 0.9, where MARS accepts either token. "
+                       "Last row: those steps, by what the drafter proposes.",
+    "decoding_ratio_histograms": "The largest logit and both ratios; dashed: 0 and the threshold "
+                                 "0.9. MARS accepts the argmax only where the largest logit is "
+                                 "not positive.",
+    "decoding_thresholds": "Agreement with the baseline's tokens (left) and speedup (right) over "
+                           "the threshold: a smaller one accepts more.",
+    "decoding_lengths": "Measured with its interval over prompts; dotted: τ/(1 + γρ); dashed: "
+                        "from the costs as measured.",
+}
+
+
+def decoding_part(
+    node: Node, upstream: Mapping[str, list[Artifact]]
+) -> tuple[dict[str, bytes], str]:
+    """Return the files of the part and its text for the page; nothing in a study without it."""
+    found = upstream.get("decoding", [])
+    if not found:
+        return {}, ""
+    decoded = [read(target, artifact)
+               for target, artifact in zip(node.config["targets"], found, strict=True)]
+    statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]
+    speeds = [speed(one, *statistics).assign(theta=thetas(artifact))
+              for one, artifact in zip(decoded, found, strict=True)]
+    files: dict[str, bytes] = {}
+    heading = f"# How it decodes with {decoded[0].drafter}"
+    content = section(files, "", content_tables(decoded), content_figures(decoded))
+    timed = section(files, "timings/", timing_tables(decoded, speeds),
+                    timing_figures(decoded, speeds))
+    files["timings/decoding.md"] = "\n\n".join(
+        [heading + ": speed", setup(decoded, found), *timed]).encode() + b"\n"
+    link = ("Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
+            "machine and the moment, so it stands apart from what two builds have in common.")
+    return files, "\n" + "\n\n".join([heading, link, *content]) + "\n"
+
+
+def section(
+    files: dict[str, bytes], folder: str, tables: Sequence[Table], figures: Mapping[str, Figure]
+) -> list[str]:
+    """Add tables and figures to `files` below `folder` and return their Markdown."""
+    parts = []
+    for table in tables:
+        name = table.name
+        files[f"{folder}tables/{name}.csv"] = table.csv().encode()
+        files[f"{folder}tables/{name}.tex"] = table.latex().encode()
+        parts += [f"## {TITLES[name]}", table.caption, table.markdown().strip(),
+                  f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)"]
+    for name, figure in figures.items():
+        for kind in ("pdf", "png"):
+            files[f"{folder}figures/{name}.{kind}"] = render(figure, kind)
+        parts += [f"## {TITLES[name]}", CAPTIONS[name],
+                  f"![{TITLES[name]}](figures/{name}.png)", f"[PDF](figures/{name}.pdf)"]
+    return parts
+
+
+def read(target: str, artifact: Artifact) -> Decoded:
+    """Read what a target decoded."""
+    facts = artifact.record["facts"]
+
+    def frame(name: str) -> pd.DataFrame:
+        return artifact.read(name).to_pandas()
+
+    runs = pd.DataFrame([{
+        "method": printed(run), "drafter": run["drafter"], "draft_length": run["draft_length"],
+        "rule": None if run["rule"] is None else criteria.build(run["rule"]).label,
+        "temperature": run["temperature"]} for run in facts["runs"]])
+    return Decoded(target, facts["drafter"], runs,
+                   frame("data").drop(columns=["token_ids", "method", "drafter", "draft_length",
+                                               "temperature"]),
+                   frame("calls"), frame("timings/runs"), frame("timings/calls"),
+                   frame("trajectory"), frame("indicators"), facts["bytes"])
+
+
+def printed(run: Mapping[str, Any]) -> str:
+    """Return the printed name of a run's method."""
+    if run["rule"] is None:
+        return str(run["method"]).capitalize()
+    name = rule_text(criteria.build(run["rule"]))
+    return name + (", prompt lookup" if run["drafter"] == "prompt_lookup" else "")
+
+
+def thetas(artifact: Artifact) -> list[float | None]:
+    """Return MARS's threshold of every run that has one and drafts with the model."""
+    return [run["rule"]["theta"] if run["drafter"] == "model" and run["rule"] is not None
+            and run["rule"]["rule"] == "mars" else None
+            for run in artifact.record["facts"]["runs"]]
+
+
+def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
+    """Return what was decoded, on what."""
+    lines = []
+    for one, artifact in zip(decoded, found, strict=True):
+        facts, config = artifact.record["facts"], artifact.record["config"]
+        failed = f", {facts['failed_prompts']} failed" if facts["failed_prompts"] else ""
+        lines.append(
+            f"- {one.target} with {one.drafter}: {config['prompts']} prompts{failed}, up to "
+            f"{config['steps']} tokens each, batch size 1, on {facts['device']} with "
+            f"{facts['torch_threads']} CPU threads.")
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""The report's page: set-up, tables and figures with their captions, in the paper's order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from analysis.layout import PUBLISHED, Table
+from analysis.published import CERTIFICATES
+
+INTRODUCTION = """\
+The certificate R of a decoding step is the least KL(p‖q) at which the acceptance criterion can \
+reject the drafter's most probable token: a drafter with KL(p‖q) < R is accepted. A step is \
+certified at ε when R > ε, strictly. Natural logarithms; "exact" means exact for the stored logits.
+
+Every statistic is over decoding steps. Intervals (in the CSV files, columns low and high) are \
+{confidence:g} % bootstrap intervals over prompts, {resamples} resamples: the steps of one prompt \
+are correlated. Quantiles are observed values. In the CSV files, inf is an empty rejection region, \
+value is computed from certain lower ends of the certificates and optimistic from their upper \
+ends; they differ only where a certificate is known as an interval."""
+PAPER = """\
+Rows "{row}" repeat the paper's printed values (arXiv 2606.30265v1) where the printed name of a \
+target is that of a target of the paper. They describe the paper's prompts and set-up, parts of \
+which the paper does not state, and no number here is tuned to them."""
+CAPTIONS = {
+    "figure1": "Distribution of the probability of the most probable target token over decoding "
+               "steps.",
+    "figure2": "Fraction of steps whose strict greedy certificate exceeds ε. It ends at log 2, the "
+               "ceiling of single-token criteria (Theorem 4.6), which very certain steps approach. "
+               "Shaded: pointwise interval over prompts.",
+    "figure3": "Additive relaxed certificates across t. A curve that stays above zero beyond "
+               "log 2 counts the steps whose rejection region is empty, which accept every "
+               "drafter. A shaded area lies between the ends of certificates known as intervals.",
+    "figure4": "Multiplicative relaxed certificates across α.",
+    "figure5": "Tree certificates across m, with strict greedy. Dashed: the ceilings log(m+1) "
+               "(Theorem 5.3), reached only in the limit, and log 2.",
+}
+# tables of further targets come last
+ORDER = ("table1", "figure1", "table2", "figure2", "table3", "figure3", "figure4", "table4",
+         "figure5", "table5", "table6", "estimators", "table7")
+
+
+def page(
+    study: str, setups: dict[str, dict[str, Any]], tables: Sequence[Table],
+    figures: Collection[str], statistics: dict[str, Any], drafter: str,
+) -> str:
+    """Return the page in Markdown.
+
+    Args:
+        study: name of the study.
+        setups: facts of each target, by printed name.
+        tables: all tables.
+        figures: file names of all figures, without suffix.
+        statistics: resamples and confidence of the bootstrap.
+        drafter: the part on a drafter in Markdown, empty in a study without one.
+    """
+    introduction = INTRODUCTION.format(confidence=100 * statistics["confidence"],
+                                       resamples=statistics["resamples"])
+    parts = [f"# Study {study}", introduction]
+    if set(setups) & set(CERTIFICATES):
+        parts.append(PAPER.format(row=PUBLISHED))
+    parts += ["## Set-up", setup_table(setups)]
+    by_name = {table.name: table for table in tables}
+    names = [*ORDER, *(name for name in by_name if name not in ORDER)]
+    for name in names:
+        if name in by_name:
+            table = by_name[name]
+            parts += [f"## {heading(name)}", table.caption, table.markdown(),
+                      f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)"]
+        elif name in figures:
+            parts += [f"## {heading(name)}", CAPTIONS[name],
+                      f"![{heading(name)}](figures/{name}.png)", f"[PDF](figures/{name}.pdf)"]
+    if drafter:
+        parts.append(drafter)
+    parts += ["## Numbers", "[numbers.tex](numbers.tex) holds every number of these tables as a "
+              "LaTeX macro."]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def heading(name: str) -> str:
+    """Return "Table 2" for table2.
+
+    >>> heading("table2"), heading("estimators")
+    ('Table 2', 'Estimators')
+    """
+    words = name.rstrip("0123456789")
+    return f"{words.capitalize()} {name[len(words):]}".strip()
+
+
+def setup_table(setups: dict[str, dict[str, Any]]) -> str:
+    """Return the set-up of all targets side by side."""
+    facts = next(iter(setups.values()))
+    rows = [["", *setups], ["---"] * (1 + len(setups)),
+            *([fact, *(str(known[fact]) for known in setups.values())] for fact in facts)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,0 +1,135 @@
+"""What the report reads: the artifacts of every target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import criteria
+from analysis.figures import Certified
+from analysis.measured import Measured, certificate_statistics, top_statistics
+from analysis.run_lengths import Trajectories
+from analysis.statistics import Floats, PromptBootstrap, top_probability
+from pipeline import dump
+from pipeline.artifacts import Artifact
+from pipeline.errors import PipelineError
+from pipeline.stages import Node
+
+RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target's artifacts, and their columns that the report needs.
+
+    Attributes:
+        top: (N, R) probability of the top `ranks` tokens of each step.
+        lengths: (P,) steps of each prompt.
+    """
+
+    label: str
+    prompts: Artifact
+    dump: Artifact
+    certificates: list[Certified]
+    runs: pd.DataFrame
+    bootstrap: PromptBootstrap
+    ranks: tuple[int, ...]
+    top: Floats
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(P,) number of steps of each prompt."""
+        return self.bootstrap.steps
+
+
+def read_targets(node: Node, upstream: Mapping[str, list[Artifact]]) -> list[Target]:
+    """Read the artifacts of every target; upstream lists follow the targets.
+
+    Raises:
+        PipelineError: two targets have the same printed name.
+    """
+    labels = node.config["targets"]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise PipelineError(f"targets.*.label={twice[0]} is given to two targets: the report "
+                            "needs different names")
+    rules = [criteria.build(mapping) for mapping in node.config["rules"]]
+    return [read_target(node, label, rules, {
+        name: artifacts[at * len(artifacts) // len(labels):
+                        (at + 1) * len(artifacts) // len(labels)]
+        for name, artifacts in upstream.items()
+    }) for at, label in enumerate(labels)]
+
+
+def read_target(
+    node: Node, label: str, rules: list[criteria.Rule], upstream: Mapping[str, list[Artifact]]
+) -> Target:
+    """Read the artifacts of one target."""
+    (prompts,), (source,) = upstream["prompts"], upstream["distributions"]
+    ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
+    positions, top = [], []
+    for steps, dist in dump.chunks(source, source.record["config"]["certified_temperature"]):
+        positions.append(steps.column("position").to_numpy())
+        top.append(top_probability(dist, ranks))
+    trajectories = Trajectories.from_positions(np.concatenate(positions))
+    certificates = []
+    for rule, artifact in zip(rules, upstream["certificates"], strict=True):
+        table = artifact.read(columns=["lo", "hi"])
+        certificates.append(Certified(rule, table["lo"].to_numpy(), table["hi"].to_numpy()))
+    bootstrap = PromptBootstrap(trajectories.prompts, node.config["resamples"],
+                                node.config["confidence"], node.config["statistics_seed"])
+    return Target(label, prompts, source, certificates,
+                  upstream["run_lengths"][0].read().to_pandas(), bootstrap, ranks,
+                  np.concatenate(top))
+
+
+def measure(targets: list[Target]) -> Measured:
+    """Compute the statistics of every target."""
+    def frame(parts: list[pd.DataFrame]) -> pd.DataFrame:
+        return pd.concat(parts, ignore_index=True)
+
+    return Measured(
+        targets=[target.label for target in targets],
+        rules=[item.rule for item in targets[0].certificates],
+        top=frame([top_statistics(t.label, t.top, t.ranks, t.bootstrap) for t in targets]),
+        certificates=frame([
+            certificate_statistics(t.label, item.rule, item.lo, item.hi, t.bootstrap)
+            for t in targets for item in t.certificates]),
+        runs=frame([t.runs.assign(target=t.label)[["target", *t.runs.columns]] for t in targets]),
+    )
+
+
+def setup(target: Target) -> dict[str, Any]:
+    """Return what a reader must know of how a target's numbers were made, by printed name."""
+    config, facts = target.dump.record["config"], target.dump.record["facts"]
+    prompts = target.prompts.record
+    lengths, model = target.lengths, config["model"]
+    excluded = [f"{entry['rows']} {reason}"
+                for reason, entry in prompts["facts"].get("excluded", {}).items()]
+    decoding = "greedy" if config["temperature"] == 0 else (
+        f"sampled at temperature {config['temperature']:g}, top_p {config['top_p']:g}, "
+        f"top_k {config['top_k'] or 'all'}, seed {config['seed']}")
+    chosen = target.prompts.read(columns=["source", "n_tokens"]).to_pandas()
+    return {
+        "prompts": f"{len(lengths)} of {', '.join(chosen['source'].unique())}",
+        "prompt tokens, after the chat template":
+            f"{chosen['n_tokens'].min()} to {chosen['n_tokens'].max()} "
+            f"(allowed: {prompts['config']['min_tokens']} to {prompts['config']['max_tokens']})",
+        "rows excluded while choosing them": ", ".join(excluded) or "none",
+        "steps": int(lengths.sum()),
+        "steps a prompt": f"at most {config['steps']}; {np.sum(lengths < config['steps'])} prompts "
+                          "end earlier",
+        "decoding": decoding,
+        "enable_thinking": str(prompts["config"]["enable_thinking"]).lower(),
+        "temperature of the certified distribution": f"{config['certified_temperature']:g}",
+        "stored top tokens": f"{facts['k']} of {facts['vocab_size']}",
+        "weights": model["dtype"],
+        "final projection": model["head_dtype"],
+        "attention": model["attention"],
+        "model": f"{model['hub']} at {model['commit'][:12]}" if "hub" in model
+                 else f"local, content {model['content'][:12]}",
+    }

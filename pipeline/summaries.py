@@ -1,0 +1,65 @@
+"""A few numbers of an artifact, for the table of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.artifacts import Artifact
+from pipeline.stages import Node
+
+Row = dict[str, Any]
+
+
+def summarise(node: Node, artifact: Artifact) -> list[Row]:
+    """Return the rows that an artifact contributes to the table of its sweep."""
+    return SUMMARIES.get(node.stage, _facts)(node, artifact)
+
+
+def _facts(node: Node, artifact: Artifact) -> list[Row]:
+    row = {"artifact": f"{node.stage}/{artifact.directory.name}"}
+    row |= {f"{name} rows": count for name, count in artifact.record["rows"].items()}
+    return [row]
+
+
+def _certificates(node: Node, artifact: Artifact) -> list[Row]:
+    import numpy as np
+
+    from analysis.statistics import summary
+
+    rule = node.settings["rule"]
+    table = artifact.read(columns=["lo", "hi"])
+    lo, hi = (table.column(name).to_numpy() for name in ("lo", "hi"))
+    return [{
+        "target": node.upstream["distributions"][0].settings["label"],
+        "rule": rule.label,
+        "steps": len(lo),
+        **summary(lo, rule.ceiling),
+        "empty": float(np.mean(np.isposinf(lo))),
+        "inexact": float(np.mean(lo < hi)),
+    }]
+
+
+def _run_lengths(node: Node, artifact: Artifact) -> list[Row]:
+    table = artifact.read(columns=["rule", "eps", "estimator", "value", "low", "high"]).to_pylist()
+    return [{"target": node.label, **row} for row in table if row["estimator"] == "per_call"]
+
+
+def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
+    shown = {"acceptance": "accepted", "certified": "certified", "coverage": "coverage",
+             "departure": "departs", "given_up": "given up",
+             "realised_per_call": "length", "certified_per_call": "certified length"}
+    rows = {rule.label: {"target": node.settings["target"], "drafter": node.settings["drafter"],
+                         "rule": rule.label, "steps": artifact.record["facts"]["steps"]}
+            for rule in node.settings["rules"]}
+    for row in artifact.read("statistics").to_pylist():
+        if row["rule"] in rows and row["statistic"] in shown:
+            rows[row["rule"]][shown[row["statistic"]]] = row["value"]
+    return list(rows.values())
+
+
+SUMMARIES: dict[str, Callable[[Node, Artifact], list[Row]]] = {
+    "certificates": _certificates,
+    "run_lengths": _run_lengths,
+    "acceptance": _acceptance,
+}

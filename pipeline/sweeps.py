@@ -1,0 +1,97 @@
+"""Multirun: each job leaves its rows or its reason; the sweep ends with one table and one plot.
+
+Files of a sweep: ``<n>/point.json`` a job, ``sweep.csv``, ``sweep.parquet``, ``sweep.pdf`` and
+``sweep.png`` for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import Artifact
+from pipeline.stages import Node
+from pipeline.summaries import summarise
+
+POINT = "point.json"
+
+
+def write_point(
+    directory: Path, overrides: list[str], nodes: list[Node], artifacts: list[Artifact]
+) -> None:
+    """Write the rows of a finished job."""
+    rows = [row for node, artifact in zip(nodes, artifacts, strict=True)
+            for row in summarise(node, artifact)]
+    _write(directory, {"overrides": overrides, "rows": rows})
+
+
+def write_failure(directory: Path, overrides: list[str], error: BaseException) -> None:
+    """Write why a job failed."""
+    _write(directory, {"overrides": overrides, "failed": f"{error}" or type(error).__name__})
+
+
+def _write(directory: Path, point: dict[str, Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    beside = directory / f"{POINT}.tmp"
+    beside.write_text(json.dumps(point, indent=1) + "\n")
+    beside.replace(directory / POINT)
+
+
+def collect(directory: Path) -> None:
+    """Print and write the table and the plot of a sweep, and list its failed points."""
+    points = sorted(directory.glob(f"*/{POINT}"), key=lambda path: int(path.parent.name))
+    if not points:
+        return  # Hydra refused the command line and said why
+    read = [json.loads(path.read_text()) for path in points]
+    swept = swept_keys([point["overrides"] for point in read])
+    rows: list[dict[str, Any]] = []
+    for point in read:
+        values = dict(override.split("=", 1) for override in point["overrides"])
+        at = {key: _parsed(values.get(key)) for key in swept}
+        rows += [{**at, **row} for row in point.get("rows", [])]
+        if "failed" in point:
+            where = ", ".join(f"{key}={value}" for key, value in at.items())
+            print(f"failed: {where}: {point['failed']}")
+    if rows:
+        _publish(directory, swept, rows)
+
+
+def swept_keys(overrides: list[list[str]]) -> list[str]:
+    """Return the keys whose values differ between the jobs, in the order they were given."""
+    values: dict[str, set[str]] = {}
+    for job in overrides:
+        for override in job:
+            key, _, value = override.partition("=")
+            values.setdefault(key.lstrip("+"), set()).add(value)
+    changed = [key for key, found in values.items() if len(found) > 1]
+    return changed or list(values)[-1:]
+
+
+def _parsed(text: str | None) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            continue
+    return text
+
+
+def _publish(directory: Path, swept: list[str], rows: list[dict[str, Any]]) -> None:
+    import pandas as pd
+
+    from analysis.sweep_figure import sweep_figure
+
+    table = pd.DataFrame(rows)
+    table.to_csv(directory / "sweep.csv", index=False)
+    table.to_parquet(directory / "sweep.parquet", index=False)
+    shown = table.drop(columns=[c for c in table if table[c].isna().all()])
+    with pd.option_context("display.width", 200, "display.max_rows", 200):
+        print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    figure = sweep_figure(table, swept)
+    if figure is not None:
+        for kind in ("pdf", "png"):
+            figure.savefig(directory / f"sweep.{kind}", dpi=200)
+    print(f"sweep: {shown(directory)}/sweep.csv, .parquet"
+          + ("" if figure is None else ", .pdf, .png"), flush=True)

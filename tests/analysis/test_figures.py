@@ -1,0 +1,123 @@
+"""Figures: what is drawn, and how the files are made."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
+from PIL import Image
+
+from analysis import criteria
+from analysis.figures import (
+    STYLE,
+    Certified,
+    all_figures,
+    figure2,
+    figure3,
+    figure5,
+    render,
+    survival_band,
+)
+from analysis.statistics import PromptBootstrap
+
+STEPS = 400
+BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(8), STEPS // 8), 100, 0.95, 0)
+RULES = criteria.expand([
+    {"rule": "greedy"}, {"rule": "additive", "t": [0.1, 0.5]},
+    {"rule": "multiplicative", "alpha": [0.5]}, {"rule": "tree", "m": [2, 8]}])
+
+
+def certified(rule: criteria.Rule, seed: int) -> Certified:
+    lo = np.random.default_rng(seed).beta(1, 2, STEPS) * rule.ceiling
+    if rule.label == "additive t=0.5":
+        lo[:100] = np.inf
+    return Certified(rule, lo, lo)
+
+
+def study(targets: int = 2) -> dict[str, Figure]:
+    names = [f"target {at}" for at in range(targets)]
+    return all_figures(
+        {name: np.random.default_rng(0).random(STEPS) for name in names},
+        {name: [certified(rule, at) for at, rule in enumerate(RULES)] for name in names},
+        dict.fromkeys(names, BOOTSTRAP))
+
+
+def curve(figure: Figure, label: str, panel: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    line = next(line for line in figure.axes[panel].lines if line.get_label() == label)
+    return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+
+
+def test_files_are_equal_byte_for_byte_and_hold_no_date_or_version() -> None:
+    first, again = study(), study()
+    assert list(first) == [f"figure{n}" for n in range(1, 6)]
+    for name in ("figure1", "figure3"):  # the report's test builds all of them twice
+        for kind in ("pdf", "png"):
+            content = render(first[name], kind)
+            assert content == render(again[name], kind)
+            assert b"CreationDate" not in content
+            assert b"atplotlib" not in content
+
+
+def test_fonts_are_embedded_as_truetype_and_come_with_matplotlib() -> None:
+    content = render(study()["figure3"], "pdf")
+    assert content.count(b"/FontFile2") >= 1  # an embedded TrueType program
+    assert b"/CIDFontType2" in content
+    assert b"/Type3" not in content
+    with matplotlib.rc_context(STYLE):
+        assert Path(findfont(STYLE["font.family"])).is_relative_to(matplotlib.get_data_path())
+
+
+@pytest.mark.parametrize(("targets", "width", "panels"), [(1, 3.25, 1), (2, 6.75, 2), (3, 6.75, 3)])
+def test_widths_are_those_of_a_papers_columns(targets: int, width: float, panels: int) -> None:
+    figure = study(targets)["figure4"]
+    assert figure.get_figwidth() == width
+    assert len(figure.axes) == panels
+    image = Image.open(io.BytesIO(render(figure, "png")))
+    assert image.width == 300 * width  # dots per inch
+
+
+def test_curves_are_shares_strictly_above() -> None:
+    figure = study()["figure3"]
+    for at, rule in ((0, "Strict greedy"), (2, "Additive (t = 0.5)")):
+        values = certified(RULES[at], at).lo
+        x, y = curve(figure, rule)
+        assert [np.mean(values > eps) for eps in x[::50]] == pytest.approx(y[::50])
+    assert y[-1] == 0.25  # empty regions stay above every level
+    assert x[-1] > math.log(2)
+
+
+def test_ceilings_are_drawn_and_named() -> None:
+    axis = study()["figure5"].axes[0]
+    drawn = {float(line.get_xdata()[0]) for line in axis.lines if len(line.get_xdata()) == 2}
+    assert drawn == {math.log(2), math.log(3), math.log(9)}
+    assert {text.get_text() for text in axis.texts} == {"log 2", "log 3", "log 9"}
+
+
+def test_certificates_known_as_intervals_are_shaded() -> None:
+    item = certified(RULES[1], 0)
+    opened = Certified(item.rule, item.lo, item.lo + 0.1)
+    exact, shaded = (figure3({"a": [one]}) for one in (item, opened))
+    assert exact is not None
+    assert shaded is not None
+    assert len(exact.axes[0].collections) == 0
+    assert len(shaded.axes[0].collections) == 1
+
+
+def test_a_study_without_the_rules_has_no_such_figure() -> None:
+    assert figure5({"a": [certified(RULES[0], 0)]}) is None
+    assert figure2({"a": [certified(RULES[1], 0)]}, {"a": BOOTSTRAP}) is None
+
+
+def test_the_band_is_the_interval_of_the_share() -> None:
+    values = np.round(np.random.default_rng(1).random(STEPS), 2)
+    grid = np.array([0.0, 0.25, 0.9])
+    low, high = survival_band(values, grid, BOOTSTRAP)
+    for at, eps in enumerate(grid):
+        _, draws = BOOTSTRAP.mean((values > eps).astype(float))
+        np.testing.assert_allclose((low[at], high[at]), BOOTSTRAP.interval(draws), rtol=1e-12)

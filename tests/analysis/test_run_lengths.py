@@ -1,0 +1,160 @@
+"""The estimators of certifiable run lengths, against walking along the trajectories."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import published
+from analysis.run_lengths import Trajectories, failure_free_bound, run_lengths
+from analysis.statistics import PromptBootstrap
+
+NAMES = ("per_call", "mean_run", "long_run", "residual_4")
+
+
+def positions(lengths: list[int]) -> np.ndarray:
+    return np.concatenate([np.arange(n) for n in lengths])
+
+
+def walk(trajectories: list[list[bool]], window: int) -> dict[str, float]:
+    """The four estimators, step by step."""
+    segments = runs = certified = failures = steps = 0
+    residuals = []
+    for flags in trajectories:
+        open_segment = in_run = False
+        for at, flag in enumerate(flags):
+            steps, open_segment = steps + 1, True
+            certified, failures = certified + flag, failures + (not flag)
+            if flag and not in_run:
+                runs += 1
+            in_run = flag
+            if not flag:  # the correction ends the verification call
+                segments, open_segment = segments + 1, False
+            if at + window <= len(flags):
+                length = 0
+                while length < window and flags[at + length]:
+                    length += 1
+                residuals.append(length)
+        segments += open_segment
+    return {
+        "per_call": steps / segments,
+        "mean_run": certified / runs if runs else 0.0,
+        "long_run": steps / failures if failures else math.inf,
+        f"residual_{window}": sum(residuals) / len(residuals) if residuals else math.nan,
+    }
+
+
+def estimate(flags: list[list[bool]], window: int = 4, resamples: int = 5) -> pd.DataFrame:
+    values = np.concatenate([np.where(part, 0.5, 0.05) for part in flags])
+    trajectories = Trajectories.from_positions(positions([len(part) for part in flags]))
+    bootstrap = PromptBootstrap(trajectories.prompts, resamples, 0.95, seed=0)
+    return run_lengths(values, values, [0.1], trajectories, bootstrap, window)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=5))
+def test_estimators_equal_a_walk_along_the_steps(flags: list[list[bool]]) -> None:
+    found = estimate(flags).set_index("estimator")
+    for name, value in walk(flags, 4).items():
+        np.testing.assert_equal(found.loc[name, "value"], value)
+    assert (found["failing_prompts"] == sum(not all(part) for part in flags)).all()
+    assert (found["failures"] == sum(part.count(False) for part in flags)).all()
+
+
+def test_an_example_by_hand() -> None:
+    """y y n y | y y y y y | n: 10 steps, 2 failures, 2 certified ends, 3 runs of 8 steps."""
+    flags = [[True, True, False, True], [True] * 5, [False]]
+    found = estimate(flags).set_index("estimator")["value"]
+    # starts with 4 steps left: "yyny" 2, "yyyyy" twice 4
+    assert found[list(NAMES)].tolist() == [10 / 4, 8 / 3, 10 / 2, 10 / 3]
+
+
+def test_certified_is_strict_and_an_empty_region_is_always_certified() -> None:
+    trajectories = Trajectories.from_positions(np.arange(4))
+    bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
+    values = np.array([0.1, np.inf, 0.2, np.inf])
+    found = run_lengths(values, values, [0.1, 0.2, 9.0], trajectories, bootstrap)
+    assert found[found["estimator"] == "per_call"]["failures"].tolist() == [1, 2, 2]
+
+
+def test_the_bootstrap_equals_estimates_on_resamples_written_out() -> None:
+    rng = np.random.default_rng(5)
+    flags = [list(rng.random(n) < 0.9) for n in (12, 3, 12, 7, 12, 1, 12)]
+    found = estimate(flags, resamples=80).set_index("estimator")
+    bootstrap = PromptBootstrap(np.repeat(np.arange(7), [len(part) for part in flags]), 80, 0.95, 0)
+    drawn = [walk([part for part, n in zip(flags, times, strict=True) for _ in range(int(n))], 4)
+             for times in bootstrap.weights]
+    for name in NAMES:
+        ordered = sorted(draw[name] for draw in drawn if not math.isnan(draw[name]))
+        cut = math.ceil(0.025 * len(ordered) - 1e-9)
+        assert found.loc[name, "low"] == ordered[cut - 1]
+        assert found.loc[name, "high"] == ordered[-cut]
+
+
+def test_intervals_of_certificates_give_intervals_of_run_lengths() -> None:
+    rng = np.random.default_rng(6)
+    lo = rng.random(240)
+    hi = np.where(rng.random(240) < 0.3, lo + 0.3, lo)
+    trajectories = Trajectories.from_positions(positions([80] * 3))
+    bootstrap = PromptBootstrap(trajectories.prompts, 50, 0.95, seed=0)
+    both, lower, upper = (run_lengths(*ends, [0.2, 0.5], trajectories, bootstrap)
+                          for ends in ((lo, hi), (lo, lo), (hi, hi)))
+    assert both["value"].equals(lower["value"])
+    assert both["low"].equals(lower["low"])
+    assert both["optimistic"].equals(upper["value"])
+    assert both["high"].equals(upper["high"])
+    assert (both["value"] < both["optimistic"]).any()
+
+
+def test_independent_failures_give_the_known_limits() -> None:
+    """With failures of probability f: N/F -> 1/f, per call -> 1/(f + (1-f)/128)."""
+    f = 0.05
+    flags = [list(part) for part in np.random.default_rng(0).random((1500, 128)) > f]
+    found = estimate(flags, window=64, resamples=200).set_index("estimator")
+    limits = {"per_call": 1 / (f + (1 - f) / 128), "long_run": 1 / f,
+              "residual_64": sum((1 - f) ** j for j in range(1, 65))}
+    for name, limit in limits.items():
+        row = found.loc[name]
+        assert row["value"] == pytest.approx(limit, rel=0.05)  # about 4 standard errors
+        assert row["high"] - row["low"] < 0.1 * limit
+    # certified steps over runs coincides with tokens per call when failures are independent
+    assert found.loc["mean_run", "value"] == pytest.approx(limits["per_call"], rel=0.05)
+
+
+def test_without_a_failure_the_long_run_has_a_one_sided_bound() -> None:
+    found = estimate([[True] * 10] * 30).set_index("estimator").loc["long_run"]
+    assert (found["value"], found["high"], found["failing_prompts"]) == (math.inf, math.inf, 0)
+    share = 300 / (30 * found["low"])  # of prompts with a failure, at the limit
+    assert (1 - share) ** 30 == pytest.approx(0.05)
+    assert failure_free_bound(64000, 10**6, 0.95) == pytest.approx(64000 / -math.log(0.05), 1e-5)
+
+
+def test_short_trajectories_have_no_residual() -> None:
+    found = estimate([[True] * 3, [True, False]]).set_index("estimator").loc["residual_4"]
+    assert np.isnan(found[["value", "optimistic", "low", "high"]].astype(float)).all()
+
+
+@pytest.mark.parametrize("position", [[1, 2], [0, 2], [0, 1, 1], []])
+def test_steps_out_of_order_are_refused(position: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"step 0|in order"):
+        Trajectories.from_positions(np.array(position))
+
+
+@pytest.mark.parametrize("target", ["Qwen3-1.7B", "Qwen3-4B"])
+@pytest.mark.parametrize("m", [2, 4, 8])
+def test_the_published_tree_cells_decode_as_per_call(target: str, m: int) -> None:
+    """At eps = p5 (Table 2) a share 0.05 of the steps fails: per call 1/(0.05 + 0.95/128) = 17.4.
+
+    Tables 5 and 6 are read between their columns on a logarithmic scale.
+    """
+    p5 = published.CERTIFICATES[target][f"tree m={m}"][2]
+    printed = published.RUN_LENGTHS[target][f"tree m={m}"]
+    known = [(eps, value) for eps, value in zip(published.EPS, printed, strict=True)
+             if value != published.ABOVE]
+    between = np.exp(np.interp(math.log(p5), *np.log(np.array(known).T)))
+    assert between == pytest.approx(1 / (0.05 + 0.95 / 128), rel=0.015)

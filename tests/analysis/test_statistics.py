@@ -1,0 +1,124 @@
+"""Quantiles, means and the bootstrap over prompts, against resampling in full."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis.distributions import TopK
+from analysis.statistics import PromptBootstrap, summarise, summary, survival, top_probability
+
+LENGTHS = [1, 7, 128, 40, 3, 64, 128]
+LEVELS = [0.05, 0.25, 0.5, 0.975]
+
+
+def clustered(seed: int, share_infinite: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+    """Values with ties and +inf, and the prompt of each."""
+    rng = np.random.default_rng(seed)
+    prompts = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    values = np.round(rng.beta(1, 2, size=len(prompts)) + 0.3 * rng.random(7)[prompts], 2)
+    values[rng.random(len(prompts)) < share_infinite] = np.inf
+    return values, prompts
+
+
+def in_full(values: np.ndarray, prompts: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The values of one resample, written out."""
+    parts = [values[prompts == at] for at in range(len(times)) for _ in range(int(times[at]))]
+    return np.concatenate(parts)
+
+
+def smallest_reached(values: np.ndarray, level: float) -> float:
+    """The smallest value that a share `level` of the values does not exceed, by definition."""
+    return next(x for x in sorted(values) if np.mean(values <= x) >= level - 1e-12)
+
+
+def test_quantiles_agree_with_resamples_written_out() -> None:
+    values, prompts = clustered(0)
+    bootstrap = PromptBootstrap(prompts, 60, 0.95, seed=3)
+    points, draws = bootstrap.quantiles(values, LEVELS)
+    assert points.tolist() == [smallest_reached(values, level) for level in LEVELS]
+    assert np.isinf(points[-1])
+    for times, drawn in zip(bootstrap.weights, draws, strict=True):
+        resample = in_full(values, prompts, times)
+        assert drawn.tolist() == [smallest_reached(resample, level) for level in LEVELS]
+
+
+def test_means_agree_with_resamples_written_out() -> None:
+    values, prompts = clustered(1, share_infinite=0.0)
+    bootstrap = PromptBootstrap(prompts, 60, 0.95, seed=3)
+    mean, draws = bootstrap.mean(values)
+    assert mean == pytest.approx(values.mean(), rel=1e-14)  # another order of addition
+    expected = [in_full(values, prompts, times).mean() for times in bootstrap.weights]
+    np.testing.assert_allclose(draws, expected, rtol=1e-13)
+
+
+def test_every_resample_has_as_many_prompts_and_the_seed_fixes_them() -> None:
+    _, prompts = clustered(0)
+    first, again = (PromptBootstrap(prompts, 500, 0.95, seed=9) for _ in range(2))
+    assert set(first.weights.sum(axis=1)) == {len(LENGTHS)}
+    assert np.array_equal(first.weights, again.weights)
+    np.testing.assert_allclose(first.weights.mean(axis=0), 1, atol=0.2)  # 4 standard errors
+
+
+def test_intervals_cover_the_truth_when_the_steps_of_a_prompt_are_equal() -> None:
+    """40 independent values, each seen 25 times: intervals over steps would cover about 30 %."""
+    rng = np.random.default_rng(0)
+    prompts = np.repeat(np.arange(40), 25)
+    covered = np.zeros(2)
+    for seed in range(200):
+        values = np.repeat(rng.exponential(size=40), 25)
+        found = summarise(values, values, math.inf, PromptBootstrap(prompts, 200, 0.95, seed))
+        for at, (name, truth) in enumerate((("mean", 1.0), ("median", math.log(2)))):
+            covered[at] += found[name].low <= truth <= found[name].high
+    # nominal 0.95, a little less for 40 skewed values; standard error 0.018
+    assert np.all((covered / 200 > 0.88) & (covered / 200 < 0.99))
+
+
+def test_empty_regions_rank_at_the_top_and_count_as_the_ceiling_in_means() -> None:
+    values = np.array([0.1, 0.2, np.inf, np.inf, np.inf])
+    bootstrap = PromptBootstrap(np.arange(5), 100, 0.9, seed=0)
+    found = summarise(values, values, math.log(2), bootstrap)
+    assert found["mean"].value == pytest.approx((0.3 + 3 * math.log(2)) / 5)
+    assert (found["p5"].value, found["p25"].value, found["median"].value) == (0.1, 0.2, math.inf)
+    assert summary(values, math.log(2)) == {
+        "mean": found["mean"].value, "median": math.log(2), "p5": 0.1, "p25": 0.2}
+
+
+def test_an_interval_is_summarised_at_both_ends() -> None:
+    lo, prompts = clustered(2)
+    hi = np.where(np.arange(len(lo)) % 9 == 0, lo + 0.4, lo)
+    bootstrap = PromptBootstrap(prompts, 100, 0.95, seed=0)
+    both = summarise(lo, hi, 1.0, bootstrap)
+    lower, upper = summarise(lo, lo, 1.0, bootstrap), summarise(hi, hi, 1.0, bootstrap)
+    for name, estimate in both.items():
+        assert (estimate.value, estimate.low) == (lower[name].value, lower[name].low)
+        assert (estimate.optimistic, estimate.high) == (upper[name].value, upper[name].high)
+    assert both["mean"].value < both["mean"].optimistic
+
+
+def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
+    bootstrap = PromptBootstrap(np.arange(3), 10, 0.8, seed=0)
+    draws = np.column_stack([np.r_[np.arange(1.0, 10), np.nan], np.r_[np.ones(8), np.inf, np.inf],
+                             np.full(10, np.nan)])
+    low, high = bootstrap.interval(draws)
+    assert (low[0], high[0], low[1], high[1]) == (1, 9, 1, math.inf)
+    assert np.isnan([low[2], high[2]]).all()
+
+
+def test_a_prompt_without_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="number the prompts"):
+        PromptBootstrap(np.array([0, 2]), 10, 0.95, seed=0)
+
+
+def test_certified_means_strictly_above() -> None:
+    values = np.array([0.0, 0.1, 0.1, np.inf])
+    assert survival(values, np.array([0.0, 0.05, 0.1, 5.0])).tolist() == [0.75, 0.75, 0.25, 0.25]
+
+
+def test_top_probability_of_full_vectors() -> None:
+    p = np.random.default_rng(0).dirichlet(np.full(9, 0.3), size=50)
+    found = top_probability(TopK.from_probabilities(p, k=5), [1, 3, 5])
+    expected = np.column_stack([np.sort(p)[:, -k:].sum(axis=1) for k in (1, 3, 5)])
+    np.testing.assert_allclose(found, expected, rtol=1e-14)  # another order of addition

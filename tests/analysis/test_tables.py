@@ -1,0 +1,155 @@
+"""Printed tables against the numbers they were made from."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import criteria, published
+from analysis.measured import Measured, certificate_statistics, top_statistics
+from analysis.printing import certificate_text, latex, macro, rule_text, run_text
+from analysis.run_lengths import Trajectories, run_lengths
+from analysis.statistics import PromptBootstrap
+from analysis.tables import all_tables
+
+TARGETS = ["Qwen3-1.7B", "mini_large & co"]
+RULES = criteria.expand([
+    {"rule": "greedy"}, {"rule": "additive", "t": [0.1, 0.3, 0.45]},
+    {"rule": "topm_additive", "m": [2, 4], "t": [0.1]}, {"rule": "mars", "theta": 0.9},
+    {"rule": "tree", "m": [2]}])
+EMPTY, INEXACT = "additive t=0.3", "additive t=0.45"
+
+
+def certificates(target: str, rule: str) -> tuple[np.ndarray, np.ndarray]:
+    """Values of 4 prompts of 70 steps: three in four empty for one rule, open for another."""
+    rng = np.random.default_rng(len(target) + sum(map(ord, rule)))
+    lo = rng.beta(2, 2, size=280) * 0.69
+    if rule == EMPTY:
+        lo[np.arange(280) % 4 > 0] = np.inf
+    hi = np.where(np.arange(280) % 10 == 0, np.inf, lo) if rule == INEXACT else lo
+    return lo, hi
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    return measure(RULES)
+
+
+def measure(rules: list[criteria.Rule]) -> Measured:
+    trajectories = Trajectories.from_positions(np.tile(np.arange(70), 4))
+    bootstrap = PromptBootstrap(trajectories.prompts, 40, 0.95, 0)
+    top, certified, runs = [], [], []
+    for target in TARGETS:
+        probabilities = np.sort(np.random.default_rng(0).random((280, 3)))
+        top.append(top_statistics(target, probabilities, [1, 3, 5], bootstrap))
+        for rule in rules:
+            lo, hi = certificates(target, rule.label)
+            certified.append(certificate_statistics(target, rule, lo, hi, bootstrap))
+            runs.append(run_lengths(lo, hi, [0.01, 0.1, 0.69], trajectories, bootstrap).assign(
+                rule=rule.label, target=target))
+    return Measured(TARGETS, rules, *(pd.concat(part) for part in (top, certified, runs)))
+
+
+def cells(markdown: str, row: str) -> list[str]:
+    line = next(line for line in markdown.splitlines() if line.startswith(f"| {row} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_the_cells_of_table_2(measured: Measured) -> None:
+    table = {table.name: table for table in all_tables(measured)}["table2"]
+    lo, _ = certificates(TARGETS[0], "greedy")
+    ordered = np.sort(lo)
+    expected = [lo.mean(), ordered[139], ordered[13], ordered[69]]  # ranks 280 q
+    assert cells(table.markdown(), "Strict greedy")[:4] == [f"{x:.3f}" for x in expected]
+    assert cells(table.markdown(), "*as published*")[:4] == [
+        "*0.438*", "*0.559*", "*0.006*", "*0.160*"]
+    finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
+    mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
+    assert cells(table.markdown(), "Additive (t = 0.3)")[4:] == [
+        f"{mean:.3f}", "0.693*", f"{finite[13]:.3f}", f"{finite[69]:.3f}"]
+    assert "Additive (t = 0.3) 75 % / 75 %" in table.notes[0]
+
+
+def test_an_open_certificate_prints_a_range(measured: Measured) -> None:
+    table = {table.name: table for table in all_tables(measured)}["table3"]
+    lo, hi = certificates(TARGETS[0], INEXACT)
+    low, high = np.sort(lo)[13], np.sort(hi)[13]
+    assert cells(table.markdown(), "t = 0.45")[0] == f"{low:.3f}–{high:.3f}"
+    assert "Additive (t = 0.45) 10 % / 10 %" in table.notes[-1]
+
+
+def test_a_table_shows_published_values_of_matching_targets_only(measured: Measured) -> None:
+    tables = {table.name: table for table in all_tables(measured)}
+    for name, key, row in (("table2", "mean", published.CERTIFICATES), ("table5", 0.1, None)):
+        data = pd.read_csv(io.StringIO(tables[name].csv()), keep_default_na=False)
+        ours = data[(data["target"] == TARGETS[0]) & (data["rule"] == "greedy")]
+        printed = ours[ours[{"table2": "statistic", "table5": "eps"}[name]] == key].iloc[0]
+        assert str(printed["published"]) == ("4.83" if row is None else "0.438")
+        assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
+    assert "as published" not in tables["table6"].markdown()  # of the other target
+
+
+def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:
+    tables = {table.name: table for table in all_tables(measured)}
+    data = pd.read_csv(io.StringIO(tables["table2"].csv()))
+    assert (data["low"] <= data["value"]).all()
+    assert (data["value"] <= data["high"]).all()
+    assert data.groupby("rule")["empty"].max().to_dict() == {
+        "additive t=0.1": 0, EMPTY: 0.75, "greedy": 0, "tree m=2": 0}
+    runs = pd.read_csv(io.StringIO(tables["table6"].csv()))
+    assert set(runs["estimator"]) == {"per_call", "mean_run", "long_run", "residual_64"}
+    assert set(runs["target"]) == {TARGETS[1]}
+    assert {"failing_prompts", "empty", "inexact", "optimistic"} <= set(runs)
+
+
+def test_rules_beyond_the_paper_are_in_table_7_and_missing_tables_are_left_out(
+    measured: Measured,
+) -> None:
+    tables = {table.name: table for table in all_tables(measured)}
+    assert set(tables["table7"].data["rule"]) == {"mars theta=0.9"}
+    assert set(tables["table4"].data["rule"]) == {"topm_additive m=2 t=0.1",
+                                                  "topm_additive m=4 t=0.1"}
+    only = criteria.expand([{"rule": "mars", "theta": 0.5}])
+    assert [table.name for table in all_tables(measure(only))] == [
+        "table1", "table5", "table6", "estimators", "table7"]
+
+
+def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Measured) -> None:
+    for table in all_tables(measured):
+        text = table.latex()
+        columns = re.search(r"\\begin{tabular}{l(r+)}", text)
+        assert columns is not None
+        for line in text.splitlines():
+            bare = line.replace(r"\{", "").replace(r"\}", "")
+            assert bare.count("{") == bare.count("}")
+            assert bare.replace(r"\$", "").count("$") % 2 == 0
+            if line.endswith(r"\\") and "multicolumn" not in line:
+                assert len(re.findall(r"(?<!\\)&", line)) == len(columns[1])
+        assert text.isascii()
+        assert r"mini\_large \& co" in text or table.name == "table5"
+
+
+def test_symbols_in_latex() -> None:
+    assert latex(rule_text(RULES[1])) == "Additive ($t=0.1$)"
+    assert latex("R > 50 %, ε₀ = 0.1–0.2*") == r"R $>$ 50 \%, $\epsilon_0=0.1$--0.2$^{*}$"
+    assert latex("+∞") == r"$+\infty$"
+
+
+def test_numbers_print_like_the_papers() -> None:
+    assert run_text(17.414, 17.414) == "17.41"
+    assert run_text(100.004, math.inf) == ">100"
+    assert certificate_text(math.inf, math.inf, math.log(9)) == "2.197*"
+    assert certificate_text(0.12341, 0.12349, 0.69) == "0.123"  # no range where both print alike
+
+
+def test_macro_names_are_letters_and_differ_within_the_papers_grid() -> None:
+    names = [macro(target, rule, statistic) for target in published.P5
+             for rule in {**published.CERTIFICATES[target], **published.P5[target]}
+             for statistic in published.STATISTICS]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[A-Za-z]+", name) for name in names)

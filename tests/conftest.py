@@ -1,0 +1,41 @@
+"""A small study with the embedded models, made once for all tests that read artifacts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["study=mini", "prompts.count=6", "distributions.steps=16", "distributions.k=64",
+         "statistics.resamples=50", "device.threads=1"]
+
+
+@dataclass(frozen=True)
+class SmallStudy:
+    """Where the small study lies and how it is asked for."""
+
+    outputs: Path
+    overrides: list[str]
+    printed: str
+
+
+def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m pipeline`` as a user does, on one thread."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-m", "pipeline", *arguments], cwd=ROOT,
+                          capture_output=True, text=True, env=environment, check=False)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def small_study(tmp_path_factory: pytest.TempPathFactory) -> SmallStudy:
+    """The artifacts of every stage for six prompts, sixteen steps."""
+    outputs = tmp_path_factory.mktemp("small") / "outputs"
+    overrides = [*SMALL, f"outputs={outputs}"]
+    return SmallStudy(outputs, overrides, pipeline(*overrides).stdout)

@@ -1,0 +1,111 @@
+"""Stage acceptance: on artifacts of made-up pairs, from sound ones to one that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis import divergences
+from analysis.criteria import Additive, StrictGreedy, Tree
+from analysis.dials import build_dial
+from pipeline import acceptance, columns
+from pipeline.artifacts import Artifact, Draft
+from pipeline.errors import PipelineError
+from pipeline.stages import Node
+
+VOCAB, K, LENGTHS = 20, 8, (30, 12, 30)
+
+
+def drafts(folder: Path, z: np.ndarray, w: np.ndarray, **changed: np.ndarray) -> Artifact:
+    """Publish target logits z beside draft logits w, as the stage drafts does."""
+    folder.mkdir()
+    schema = columns.schema("drafts", k=K)
+    log_p, found = divergences.log_softmax(z), vars(divergences.compare(z, w)) | changed
+    order = np.argsort(-z, axis=1, kind="stable")
+    tail = np.exp(np.take_along_axis(log_p, order[:, K:], axis=1)).sum(axis=1)
+    values = {
+        "prompt_id": np.repeat([f"prompt-{at}" for at in range(len(LENGTHS))], LENGTHS).tolist(),
+        "position": np.concatenate([np.arange(n) for n in LENGTHS]),
+        "token_id": np.zeros(len(z), dtype=int),
+        "top_ids": order[:, :K].tolist(),
+        "top_logits": np.take_along_axis(z, order[:, :K], axis=1).tolist(),
+        "logsumexp": z[:, 0].astype(float) - log_p[:, 0], "log_tail": np.log(tail),
+        "entropy": divergences.entropy(log_p), **found}
+    draft = Draft(folder, "drafts")
+    draft.write("data", pa.table([pa.array(values[field.name], field.type) for field in schema],
+                                 schema=schema))
+    (folder / "record.json").write_text(json.dumps(
+        {"stage": "drafts", "facts": {"vocab_size": VOCAB, "temperature": 1.0}}))
+    return Artifact(folder)
+
+
+def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    size = (sum(LENGTHS), VOCAB)
+    z = (2 * rng.standard_normal(size) + 3).astype(np.float32)
+    return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
+
+
+def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, dict[str, Any]]:
+    settings = {"rules": [StrictGreedy(), Additive(t=0.1), Tree(m=3)],
+                "presets": {"engine": Additive(t=0.6)},
+                "dials": [build_dial({"rule": "additive", "t": [0.0, 0.3, 0.9]})],
+                "target": "T", "drafter": "D"} | settings
+    node = Node("acceptance", "pair", {
+        "resamples": 20, "confidence": 0.9, "statistics_seed": 0, "window": 8,
+        "fractions": [0.5], "wanted_length": 2.0}, settings=settings)
+    folder.mkdir()
+    draft = Draft(folder, "acceptance")
+    acceptance.compute(node, {"drafts": [upstream]}, draft)
+    (folder / "record.json").write_text('{"stage": "acceptance"}')
+    return Artifact(folder), draft.facts
+
+
+def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
+    z, w = logits(0.3)
+    found, facts = run(tmp_path / "out", drafts(tmp_path / "in", z, w))
+    steps = found.read().to_pandas()
+    values = found.read("statistics").to_pandas().set_index(["rule", "statistic"])["value"]
+    greedy = steps[steps["rule"] == "greedy"]
+    assert greedy["accepted"].mean() == pytest.approx((z.argmax(1) == w.argmax(1)).mean())
+    for rule, part in steps.groupby("rule"):
+        assert values[rule, "acceptance"] == pytest.approx(part["accepted"].mean())
+        assert values[rule, "certified"] == pytest.approx(part["certified"].mean())
+        assert not (part["certified"] & ~part["accepted"]).any()
+    assert 0 < values["greedy", "certified"] < values["greedy", "acceptance"] < 1
+    p, q = (np.exp(divergences.log_softmax(x)) for x in (z, w))
+    assert values["speculative sampling", "acceptance"] == pytest.approx(
+        np.minimum(p, q).sum(axis=1).mean())
+    # greedy, two of the study, one preset, two more settings of the dial
+    assert (facts["rules"], facts["steps"], facts["violations"]) == (7, 72, 0)
+    assert set(found.read("listing")["group"].to_pylist()) == {
+        "baseline", "criteria", "preset", "dial"}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 2.0, 10.0])
+def test_every_drafter_is_sound(tmp_path: Path, noise: float) -> None:
+    found, facts = run(tmp_path / "out", drafts(tmp_path / "in", *logits(noise)))
+    certified = found.read().to_pandas().groupby("rule")["certified"].mean()
+    assert facts["violations"] == 0
+    if noise == 0:  # the target itself: KL 0, and no R of these is 0
+        assert (certified == 1).all()
+    if noise == 10:
+        assert certified["greedy"] < 0.1
+
+
+def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -> None:
+    z, w = logits(0.3)
+    wrong = divergences.compare(z, w)
+    rejected = int(np.flatnonzero(wrong.draft_rank > 1)[0])
+    wrong.kl[rejected] = 0.0
+    upstream = drafts(tmp_path / "in", z, w, kl=wrong.kl)
+    position = rejected if rejected < 30 else rejected - 30
+    with pytest.raises(PipelineError, match=rf"T and D: 1 steps are certified and rejected.*"
+                                            rf"rule greedy, prompt prompt-., position {position}, "
+                                            r"KL 0\.0 < certificate 0\.\d+"):
+        run(tmp_path / "out", upstream)

@@ -1,0 +1,260 @@
+"""Stage distributions on a random tiny Qwen3, against plain forward passes and `generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from scipy import stats
+from transformers import AutoModelForCausalLM
+
+from pipeline import distributions
+from pipeline.artifacts import Artifact
+from pipeline.distributions.sampling import Sampling, choose, uniforms
+from pipeline.errors import PipelineError
+from pipeline.fingerprint import file_digest
+from pipeline.moments import summarise, top_k
+from tests.pipeline import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 6)
+
+
+def dump(model: Path, source: Path, root: Path, **changes: Any) -> tuple[Artifact, pd.DataFrame]:
+    artifact = tiny.built(tiny.dump_node(model, tiny.prompts_node(model, source), **changes), root)
+    return artifact, artifact.read().to_pandas()
+
+
+def prompt_ids(root: Path) -> dict[str, list[int]]:
+    table = pq.read_table(next((root / "prompts").glob("*/data.parquet")))
+    return dict(zip(table["prompt_id"].to_pylist(), table["token_ids"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(("changes", "tolerance"), [
+    ({"attention": "sdpa"}, 2e-5),
+    ({"attention": "eager"}, 2e-5),
+    ({"attention": "eager", "dtype": "bfloat16"}, 0.25),
+    ({"attention": "eager", "dtype": "bfloat16", "head_dtype": "bfloat16"}, 0.25),
+])  # fmt: skip
+def test_trajectory_rescored_without_cache_or_padding(
+    model: Path, source: Path, tmp_path: Path, changes: dict[str, Any], tolerance: float
+) -> None:
+    """Logits of magnitude 20: float32 sums of 64 terms differ by about 1e-6 of that; bf16 hidden
+    states by a few of their spacings (2^-8 of the value)."""
+    artifact, table = dump(model, source, tmp_path, **changes)
+    plain = AutoModelForCausalLM.from_pretrained(
+        model, dtype=getattr(torch, artifact.record["facts"]["dtype"]), attn_implementation="eager"
+    )
+    for name, ids in prompt_ids(tmp_path).items():
+        rows = table[table["prompt_id"] == name]
+        with torch.inference_mode():
+            hidden = plain.model(torch.tensor([ids + list(rows["token_id"])])).last_hidden_state
+            exact = (hidden.double() @ plain.lm_head.weight.double().T)[0, len(ids) - 1 : -1]
+        for position, (row, logits) in enumerate(zip(rows.itertuples(), exact, strict=True)):
+            assert row.position == position
+            np.testing.assert_allclose(row.top_logits, logits[row.top_ids.copy()], atol=tolerance)
+            # the stored tokens are the K largest, up to what the passes differ by
+            outside = np.delete(logits.numpy(), row.top_ids)
+            assert outside.max() <= row.top_logits[-1] + tolerance
+            order = np.lexsort((row.top_ids, -row.top_logits))
+            assert list(order) == list(range(20))  # by decreasing logit, ties by id
+            total = torch.logsumexp(logits, 0).item()
+            assert row.logsumexp == pytest.approx(total, abs=tolerance)
+            tail = torch.logsumexp(torch.from_numpy(outside), 0).item()
+            assert row.log_tail == pytest.approx(tail - total, abs=2 * tolerance)
+            assert row.entropy == pytest.approx(stats.entropy(logits.softmax(0)), abs=tolerance * 4)
+
+
+def test_greedy_tokens_equal_generate(model: Path, source: Path, tmp_path: Path) -> None:
+    _, table = dump(model, source, tmp_path, batch=6)
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    for name, ids in prompt_ids(tmp_path).items():
+        prompt = torch.tensor([ids])
+        out = plain.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12,
+                             do_sample=False)  # fmt: skip
+        assert (
+            list(table.loc[table["prompt_id"] == name, "token_id"]) == out[0, len(ids) :].tolist()
+        )
+
+
+def test_answers_stop_with_the_end_token(source: Path, tmp_path: Path) -> None:
+    """The step that emits it is the last row, in a batch where others go on."""
+    model = tiny.write_model(tmp_path / "model")
+    _, before = dump(model, source, tmp_path / "before", steps=40)
+    ending = int(before.loc[before["position"] == 5, "token_id"].iloc[0])
+    config = model / "generation_config.json"
+    config.write_text(config.read_text().replace('"eos_token_id": 2', f'"eos_token_id": {ending}'))
+    artifact, after = dump(model, source, tmp_path / "after", steps=40, batch=6)
+    assert artifact.record["facts"]["eos"] == [ending]
+    assert after["prompt_id"].unique().tolist() == list(prompt_ids(tmp_path / "after"))
+    lengths = set()
+    for name, rows in before.groupby("prompt_id"):
+        tokens = rows["token_id"].tolist()
+        expected = tokens[: tokens.index(ending) + 1] if ending in tokens else tokens
+        assert after.loc[after["prompt_id"] == name, "token_id"].tolist() == expected
+        lengths.add(len(expected))
+    assert min(lengths) < 8 < max(lengths) == 40
+
+
+def test_sampling_does_not_depend_on_the_batch(model: Path, source: Path, tmp_path: Path) -> None:
+    sampled = {"temperature": 1.5, "top_p": 0.95, "top_k": 50, "seed": 3}
+    tokens = [
+        dump(model, source, tmp_path / str(batch), batch=batch, **sampled)[1]["token_id"].tolist()
+        for batch in (1, 4, 6)
+    ]
+    assert tokens[0] == tokens[1] == tokens[2]
+    _, other = dump(model, source, tmp_path / "seed", **{**sampled, "seed": 4})
+    assert other["token_id"].tolist() != tokens[0]
+    greedy = dump(model, source, tmp_path / "greedy")[1]
+    assert greedy["token_id"].tolist() == [ids[0] for ids in greedy["top_ids"]]
+
+
+def test_sampled_frequencies() -> None:
+    """One row at many positions: a chi-square test against the truncated distribution."""
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 3.0])
+    n = 20_000
+    uniform = torch.from_numpy(uniforms(7, "a", n))
+    for temperature, top_p, nucleus, kept in ((1.0, 1.0, 0, 6), (0.7, 1.0, 3, 3), (1.3, 0.8, 0, 3)):
+        p = torch.softmax(logits.double() / temperature, 0).numpy()
+        order = np.argsort(-p)
+        p[order[kept:]] = 0  # top_p 0.8 at 1.3: 0.507 + 0.235 < 0.8 <= with the third
+        rows = logits.expand(n, -1)
+        tokens = choose(rows, rows.argmax(1), Sampling(temperature, top_p, nucleus, 0), uniform)
+        counts = np.bincount(tokens.numpy(), minlength=6)
+        assert counts[p == 0].sum() == 0
+        assert stats.chisquare(counts[p > 0], n * p[p > 0] / p.sum()).pvalue > 0.01
+
+
+def test_noise_belongs_to_the_prompt_and_position() -> None:
+    np.testing.assert_array_equal(uniforms(0, "a", 8), uniforms(0, "a", 128)[:8])
+    assert not np.intersect1d(uniforms(0, "a", 99), uniforms(0, "b", 99)).size
+    assert not np.intersect1d(uniforms(0, "a", 99), uniforms(1, "a", 99)).size
+
+
+def test_killed_run_is_completed(
+    model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after the first shard: it is kept, the rest is computed, the bytes are the same."""
+    sampled = {"temperature": 1.0, "batch": 2}
+    whole, _ = dump(model, source, tmp_path / "whole", **sampled)
+    decode, calls = distributions.decode, []
+
+    def stopping(*arguments: Any) -> Any:
+        calls.append(list(arguments[1]))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    monkeypatch.setattr(distributions, "decode", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        dump(model, source, tmp_path / "killed", **sampled)
+    resumed, _ = dump(model, source, tmp_path / "killed", **sampled)
+    assert calls[0] not in calls[1:]
+    assert len(calls) == 4  # three shards, one of them begun twice
+    assert resumed.record["files"]["data.parquet"] == whole.record["files"]["data.parquet"]
+    assert resumed.record["facts"]["tokens"] == whole.record["facts"]["tokens"]
+    assert sorted(p.name for p in resumed.directory.iterdir()) == [
+        "data.parquet", "plan.json", "record.json"]  # fmt: skip
+
+
+def test_joined_but_unpublished_run_is_not_decoded_again(
+    model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(distributions, "facts", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            dump(model, source, tmp_path)
+    left = file_digest(next(tmp_path.glob("distributions/.*.partial/data.parquet")))
+    monkeypatch.setattr(distributions, "decode", None)
+    artifact, table = dump(model, source, tmp_path)
+    assert artifact.record["files"]["data.parquet"] == left
+    assert artifact.record["rows"] == {"data": len(table)}
+
+
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"),
+])  # fmt: skip
+def test_out_of_memory_halves_the_shard(
+    model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    expected = dump(model, source, tmp_path / "whole", batch=2)[1]
+    decode, sizes = distributions.decode, []
+
+    def limited(language_model: Any, prompts: dict[str, list[int]], *rest: Any) -> Any:
+        sizes.append(len(prompts))
+        if len(prompts) > 2:
+            raise error
+        return decode(language_model, prompts, *rest)
+
+    monkeypatch.setattr(distributions, "decode", limited)
+    artifact, table = dump(model, source, tmp_path / "halved", batch=6)
+    assert sizes == [6, 3, 2, 1, 2, 1]
+    assert table["token_id"].tolist() == expected["token_id"].tolist()
+    assert artifact.record["facts"]["shards"] == 4
+
+    monkeypatch.setattr(distributions, "decode", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(PipelineError, match=r"prompt id\d alone does not fit .*prompts.max_tokens"):
+        dump(model, source, tmp_path / "never", batch=1)
+
+
+def test_broken_weights_are_named(source: Path, tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model")
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    plain.model.norm.weight.data[0] = float("nan")
+    plain.save_pretrained(model)
+    with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits for prompt id\d at st"):
+        dump(model, source, tmp_path / "store")
+
+
+def test_too_long_for_the_model(model: Path, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"takes 1024 tokens, .*distributions.steps"):
+        dump(model, source, tmp_path, steps=1020)
+
+
+def test_whole_vocabulary_has_no_tail(model: Path, source: Path, tmp_path: Path) -> None:
+    artifact, table = dump(model, source, tmp_path, k=1000, steps=3)
+    assert artifact.record["facts"]["k"] == tiny.VOCABULARY
+    assert (table["log_tail"] == -np.inf).all()
+    assert sorted(table["top_ids"][0]) == list(range(tiny.VOCABULARY))
+
+
+def test_top_k_orders_ties_by_id() -> None:
+    logits = torch.randint(0, 4, (50, 40), generator=torch.Generator().manual_seed(0)).float()
+    values, ids = top_k(logits, 7)
+    for row, (found, at) in zip(logits, zip(values, ids, strict=True), strict=True):
+        expected = np.lexsort((np.arange(40), -row.numpy()))[:7]
+        assert at.tolist() == expected.tolist()
+        assert found.tolist() == row[expected.copy()].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_moments_against_sixty_digits(temperature: float) -> None:
+    """A flat row, a sharp one (entropy 1e-15), and a tail of e^-2000 that float64 underflows."""
+    rows = np.array([[1.0, 0.5, 0.25, 0.0, -1.0], [40.0, 2.0, 1.0, 0.5, -3.0],
+                     [5.0, 4.0, -2000.0, -2001.0, -2002.0]], dtype=np.float32)  # fmt: skip
+    found = summarise(torch.from_numpy(rows), 2, temperature)
+    mpmath.mp.dps = 60
+    for i, row in enumerate(rows):
+        z = [mpmath.mpf(float(value)) / mpmath.mpf(temperature) for value in row]
+        total = mpmath.log(mpmath.fsum(mpmath.exp(value) for value in z))
+        p = [mpmath.exp(value - total) for value in z]
+        entropy = -mpmath.fsum(q * mpmath.log(q) for q in p)
+        tail = mpmath.log(mpmath.fsum(p[2:]))
+        assert found.logsumexp[i].item() == pytest.approx(float(total), rel=1e-14)
+        assert found.entropy[i].item() == pytest.approx(float(entropy), rel=1e-13)
+        assert found.log_tail[i].item() == pytest.approx(float(tail), rel=1e-13)
+    assert found.top_logits.tolist() == rows[:, :2].tolist()  # raw at any temperature

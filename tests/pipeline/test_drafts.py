@@ -1,0 +1,222 @@
+"""Drafts: against plain float64 arithmetic on two unpadded forward passes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from analysis import divergences
+from pipeline import columns, drafts, shards, vocabulary
+from pipeline.artifacts import Artifact, Draft
+from pipeline.drafts.compare import compare
+from pipeline.drafts.forced import Batch, Pair, teacher_force
+from pipeline.errors import PipelineError
+from pipeline.measure import Stopwatch
+from pipeline.models import LanguageModel, new_qwen3, wrap
+
+VOCAB, K, TOKENS = 96, 16, 90
+PROMPTS = {"a": [5, 6, 7], "b": [8, 9, 10, 11, 12, 13], "c": [14]}
+ANSWERS = {"a": [20, 21, 22, 23], "b": [24, 25], "c": [26, 27, 28]}
+
+
+def tiny(seed: int, vocab: int = VOCAB) -> LanguageModel:
+    torch.manual_seed(seed)
+    shape = SimpleNamespace(hidden_size=32, layers=2, intermediate_size=48, heads=2, kv_heads=1)
+    module = new_qwen3(shape, vocab)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(4)  # the default initialisation gives nearly uniform distributions
+    return wrap(module, f"tiny-{seed}", torch.device("cpu"), "float32", (2,), "test")
+
+
+def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> Pair:
+    rows = min(target.vocab_size, drafter.vocab_size)
+    return Pair(target, drafter, rows, K, 1.0, block)
+
+
+def plain(model: LanguageModel, name: str, rows: int = VOCAB) -> np.ndarray:
+    """Logits of one prompt's answer: one unpadded forward pass without a cache."""
+    ids = torch.tensor([PROMPTS[name] + ANSWERS[name]])
+    with torch.inference_mode():
+        logits = model.module(input_ids=ids).logits[0]
+    return logits[len(PROMPTS[name]) - 1 : -1, :rows].numpy()
+
+
+def run(both: Pair) -> Any:
+    batch = Batch.make(list(PROMPTS.values()), list(ANSWERS.values()), torch.device("cpu"))
+    return teacher_force(both, batch, Stopwatch(torch.device("cpu")), lambda steps: None)
+
+
+@pytest.mark.parametrize("block", [1 << 20, 3 * VOCAB])  # all at once, a position at a time
+def test_all_columns_equal_plain_forward_passes(block: int) -> None:
+    both = pair(tiny(1), tiny(2), block)
+    found = run(both)
+    for row, name in enumerate(PROMPTS):
+        n = len(ANSWERS[name])
+        z, w = plain(both.target, name), plain(both.drafter, name)
+        wanted = divergences.compare(z, w)
+        # float32 passes with another batch and cache: logits agree to about 1e-5
+        for field, values in found.pair._asdict().items():
+            np.testing.assert_allclose(values[row, :n], getattr(wanted, field), rtol=2e-4,
+                                       atol=1e-6, err_msg=field)
+        log_p = divergences.log_softmax(z)
+        order = np.argsort(-z, axis=1, kind="stable")
+        np.testing.assert_array_equal(found.target.top_ids[row, :n], order[:, :K])
+        np.testing.assert_allclose(found.target.entropy[row, :n], divergences.entropy(log_p),
+                                   rtol=1e-4)
+        tail = np.take_along_axis(np.exp(log_p), order[:, K:], axis=1).sum(axis=1)
+        np.testing.assert_allclose(found.target.log_tail[row, :n], np.log(tail), atol=1e-4)
+
+
+def test_device_formulas_equal_the_numpy_ones() -> None:
+    rng = np.random.default_rng(0)
+    z = (3 * rng.standard_normal((40, 200))).astype(np.float32)
+    w = (z + rng.standard_normal((40, 1)) ** 3 * rng.standard_normal((40, 200))).astype(np.float32)
+    z[:10], w[:20] = z[:10].round(), w[:20].round()  # ties
+    w[39] = z[39]
+    found = compare(torch.from_numpy(z), torch.from_numpy(w), 1.0)
+    for field, wanted in vars(divergences.compare(z, w)).items():
+        # sums of 200 float64 terms in another order
+        np.testing.assert_allclose(getattr(found, field), wanted, rtol=1e-11, atol=1e-15,
+                                   err_msg=field)
+    tempered = compare(torch.from_numpy(z), torch.from_numpy(w), 2.0)
+    np.testing.assert_allclose(tempered.kl, divergences.compare(z / 2, w / 2).kl, rtol=1e-11,
+                               atol=1e-15)
+
+
+def test_a_drafter_equal_to_the_target_has_kl_zero() -> None:
+    found = run(pair(tiny(1), tiny(1)))
+    assert not found.pair.kl.any()
+    assert (found.pair.argmax_rank == 1).all()
+
+
+def test_rows_that_one_model_has_alone_are_left_out_and_their_mass_is_told() -> None:
+    both = pair(tiny(1, VOCAB + 8), tiny(2))
+    found = run(both)
+    largest = 0.0
+    for row, name in enumerate(PROMPTS):
+        full = divergences.log_softmax(plain(both.target, name, VOCAB + 8))
+        largest = max(largest, float(np.exp(full[:, VOCAB:]).sum(axis=1).max()))
+        wanted = divergences.compare(plain(both.target, name), plain(both.drafter, name))
+        np.testing.assert_allclose(found.pair.kl[row, : len(wanted.kl)], wanted.kl, rtol=1e-4)
+    assert found.left_out[0].item() == pytest.approx(largest, rel=1e-4)
+    assert found.left_out[1].item() == 0
+
+
+def dump(folder: Path) -> Artifact:
+    """Prompts and a dump whose first stored logit of prompt a is off by 0.5."""
+    schema = columns.schema("distributions", k=K)
+    tables = []
+    for name, answer in ANSWERS.items():
+        z = plain(tiny(1), name)
+        order = np.argsort(-z, axis=1, kind="stable")[:, :K]
+        top = np.take_along_axis(z, order, axis=1)
+        top[0, 0] += 0.5 * (name == "a")
+        zeros = np.zeros(len(answer))
+        tables.append(pa.table([
+            pa.repeat(name, len(answer)), pa.array(range(len(answer)), pa.int32()),
+            pa.array(answer, pa.int32()), pa.array(list(order.astype(np.int32)), schema[3].type),
+            pa.array(list(top), schema[4].type), zeros, zeros, zeros], schema=schema))
+    draft = Draft(folder, "distributions")
+    draft.write("data", pa.concat_tables(tables))
+    (folder / "record.json").write_text(json.dumps(
+        {"stage": "distributions", "facts": {"k": K, "tokens_per_second": 100.0}}))
+    return Artifact(folder)
+
+
+def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "prompts").mkdir()
+    above = Draft(tmp_path / "prompts", "prompts")
+    above.write("data", pa.Table.from_pylist(
+        [{"prompt_id": name, "source": "s", "source_row": 0, "text": "", "token_ids": ids,
+          "n_tokens": len(ids)} for name, ids in PROMPTS.items()],
+        schema=columns.schema("prompts")))
+    (tmp_path / "prompts" / "record.json").write_text('{"stage": "prompts"}')
+    upstream = {"prompts": [Artifact(tmp_path / "prompts")],
+                "distributions": [dump(tmp_path / "dump")]}
+    model = {"dtype": "float32", "head_dtype": "float32"}
+    node = SimpleNamespace(
+        label="tiny", config={"target": model, "drafter": model, "temperature": 1.0},
+        settings={"target": {"label": "T", "path": "", "batch": 1},
+                  "drafter": {"label": "D", "path": "", "batch": 1}})
+    monkeypatch.setattr(drafts, "same_tokens", lambda node: (
+        SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"), TOKENS))
+    loaded = {"targets.tiny": tiny(1), "drafter": tiny(2)}
+    monkeypatch.setattr(drafts, "load_model", lambda config, settings, key: loaded[key])
+
+    calls: list[list[str]] = []
+    real = drafts.compare_shard
+
+    def interrupted(*arguments: Any) -> dict[str, Any]:
+        calls.append(list(arguments[1]))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(drafts, "compare_shard", interrupted)
+    (tmp_path / "draft").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        drafts.compute(node, upstream, Draft(tmp_path / "draft", "drafts"))
+    again = Draft(tmp_path / "draft", "drafts")
+    drafts.compute(node, upstream, again)
+    assert calls == [["b"], ["a"], ["a"], ["c"]]  # b was finished, and is not computed again
+    (tmp_path / "draft" / "record.json").write_text('{"stage": "drafts"}')
+    table = Artifact(tmp_path / "draft").read()
+    assert table["prompt_id"].to_pylist() == ["a"] * 4 + ["b"] * 2 + ["c"] * 3
+    assert table["token_id"].to_pylist() == sum(ANSWERS.values(), [])
+    assert dict(zip(*Artifact(tmp_path / "draft").read("tokens").to_pydict().values(),
+                    strict=True))[20] == "<20>"
+    assert again.facts["drift"]["max_logit_difference"] == pytest.approx(0.5, abs=1e-3)
+    assert again.facts["drift"]["changed_argmax"] == 0
+    assert again.facts["seconds_per_thousand_steps"] > 0
+
+
+def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> None:
+    plan = shards.Plan.make(tmp_path / "plan.json", {name: 1 for name in "abcd"}, lambda n: 4)
+    done: list[list[str]] = []
+
+    def compute(shard: shards.Shard, path: Path, progress: Any) -> dict[str, Any]:
+        if len(shard.prompts) > 1:
+            raise MemoryError
+        done.append(shard.prompts)
+        rows = {"prompt_id": shard.prompts, "source": ["s"], "source_row": [0], "text": [""],
+                "token_ids": [[1]], "n_tokens": [1]}
+        schema = columns.schema("prompts")
+        shards.write_groups(path, iter([pa.table(rows, schema=schema)]), schema)
+        return {"rows": 1}
+
+    (tmp_path / "draft").mkdir()
+    draft = Draft(tmp_path / "draft", "prompts")
+    shards.assemble(plan, list("dcba"), compute, draft, columns.schema("prompts"), steps=1,
+                    label="test", device=torch.device("cpu"))
+    assert done == [["a"], ["b"], ["c"], ["d"]]
+    assert draft.rows == {"data": 4}
+
+
+def test_permuted_vocabulary_is_refused() -> None:
+    target = {f"t{i}": i for i in range(10)}
+    vocabulary.check_same_tokens(target, dict(target), "A and B")
+    permuted = target | {"t3": 7, "t7": 3}
+    with pytest.raises(PipelineError, match=r"A and B: their tokenizers differ in 2 tokens "
+                                            r"\('t3' is 3 and 7; 't7' is 7 and 3\)"):
+        vocabulary.check_same_tokens(target, permuted, "A and B")
+    with pytest.raises(PipelineError, match="'t9' is 9 and missing"):
+        vocabulary.check_same_tokens(target, {f"t{i}": i for i in range(9)}, "A and B")
+
+
+def test_padded_rows_are_allowed_when_both_models_pad() -> None:
+    assert vocabulary.common_rows(100, 100, 90, "A and B") == 100
+    assert vocabulary.common_rows(100, 96, 90, "A and B") == 96
+    assert vocabulary.common_rows(90, 90, 90, "A and B") == 90
+    with pytest.raises(PipelineError, match="allowed when both models have them"):
+        vocabulary.common_rows(100, 90, 90, "A and B")
+    with pytest.raises(PipelineError, match="a model lacks some"):
+        vocabulary.common_rows(100, 80, 90, "A and B")

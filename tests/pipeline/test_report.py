@@ -1,0 +1,125 @@
+"""Stage report: the files, their numbers, and that nothing but the inputs determines them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.errors import PipelineError
+from pipeline.runner import ensure
+from tests.pipeline.studies import MadeUp
+
+RULES = [
+    {"rule": "greedy"}, {"rule": "additive", "t": [0.1, 0.3]},
+    {"rule": "multiplicative", "alpha": [0.5]}, {"rule": "topm_additive", "m": [2, 4], "t": [0.1]},
+    {"rule": "typical", "eps0": 0.1, "delta0": 0.09}, {"rule": "mars", "theta": 0.9},
+    {"rule": "tree", "m": [2]}]
+LABELS = ["Qwen3-4B", "mini-small"]
+
+
+def build(root: Path) -> tuple[MadeUp, Artifact]:
+    store = Store(root)
+    made = MadeUp(store, RULES)
+    (report,) = ensure([made.report(LABELS, [0, 1])], store)
+    return made, report
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
+    return build(tmp_path_factory.mktemp("report"))
+
+
+def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
+    _, report = built
+    page = (report.directory / "index.md").read_text()
+    tables = [*(f"table{n}" for n in range(1, 8)), "estimators"]
+    figures = [f"figure{n}" for n in range(1, 6)]
+    files = {path.relative_to(report.directory).as_posix()
+             for path in report.directory.rglob("*") if path.is_file()}
+    assert files == {"index.md", "numbers.tex", "record.json",
+                     *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
+                     *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "png"))}
+    linked = set(re.findall(r"\]\(([^)]+)\)", page))
+    assert linked == files - {"record.json", "index.md"}
+
+
+def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
+    made, report = built
+    page = (report.directory / "index.md").read_text()
+    steps = sum(made.lengths)
+    for row in (f"| steps | {steps} | {steps} |", "| decoding | greedy | greedy |",
+                "| enable_thinking | false | false |",
+                "| steps a prompt | at most 128; 2 prompts end earlier |",
+                "| rows excluded while choosing them | 3 too short |",
+                "| prompts | 6 of made-up.jsonl |", "| stored top tokens | 12 of 40 |",
+                "| *as published* | *0.871* | *0.988* | *0.391* | *0.886* |"):
+        assert row in page
+
+
+def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> None:
+    made, report = built
+    table = pd.read_csv(report.directory / "tables/table2.csv")
+    numbers = (report.directory / "numbers.tex").read_text()
+    for at, label in enumerate(LABELS):
+        nodes = made.target(label, at)[1]  # the same artifacts again
+        for rule, node in zip(made.rules, nodes, strict=True):
+            found = made.store.find(node)
+            assert found is not None
+            lo = found.read(columns=["lo"])["lo"].to_numpy()
+            rows = table[(table["target"] == label) & (table["rule"] == rule.label)]
+            if rows.empty:
+                continue
+            printed = rows.set_index("statistic")["value"]
+            mean = np.where(np.isinf(lo), rule.ceiling, lo).mean()
+            assert printed["mean"] == pytest.approx(mean, rel=1e-5)  # six digits are printed
+            assert rows["empty"].iloc[0] == pytest.approx(np.isinf(lo).mean(), rel=1e-5)
+            if rule.label == "greedy":
+                name = ["QwenThreeFourB", "MiniSmall"][at]
+                assert f"\\newcommand{{\\{name}GreedyMean}}{{{mean:.3f}}}" in numbers
+
+
+def test_probabilities_of_table_1(built: tuple[MadeUp, Artifact]) -> None:
+    made, report = built
+    (dump, _) = made.target(LABELS[1], 1)
+    found = made.store.find(dump)
+    assert found is not None
+    rows = found.read(columns=["top_logits", "logsumexp"]).to_pylist()
+    top3 = [math.fsum(math.exp(z - row["logsumexp"]) for z in row["top_logits"][:3])
+            for row in rows]
+    table = pd.read_csv(report.directory / "tables/table1.csv")
+    row = table[(table["target"] == LABELS[1]) & (table["k"] == 3)].set_index("statistic")
+    assert row.loc["mean", "value"] == pytest.approx(np.mean(top3), rel=1e-5)
+    assert set(table["k"]) == {1, 3, 5, 10}  # 12 tokens are stored
+
+
+def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
+    built: tuple[MadeUp, Artifact], tmp_path: Path
+) -> None:
+    _, first = built
+    _, second = build(tmp_path)
+    assert first.record["files"] == second.record["files"]
+    for path in (first.directory / "index.md", first.directory / "numbers.tex"):
+        text = path.read_text()
+        assert str(first.directory.parent.parent) not in text
+        assert not re.search(r"\b20\d\d-\d\d-\d\d", text)
+
+
+def test_macros_have_letters_only_and_are_defined_once(built: tuple[MadeUp, Artifact]) -> None:
+    lines = (built[1].directory / "numbers.tex").read_text().splitlines()[1:]
+    names = [re.fullmatch(r"\\newcommand{\\([A-Za-z]+)}{[^{}]*({\*})?[^{}]*}", line)
+             for line in lines]
+    assert None not in names
+    assert len({name[1] for name in names if name}) == len(lines)
+
+
+def test_two_targets_of_one_name_are_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    node = MadeUp(store, [{"rule": "greedy"}], lengths=[4, 4]).report(["same", "same"], [0, 1])
+    with pytest.raises(PipelineError, match="given to two targets"):
+        ensure([node], store)

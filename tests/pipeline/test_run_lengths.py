@@ -1,0 +1,67 @@
+"""Stage run_lengths: its rows, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.errors import PipelineError
+from pipeline.runner import ensure
+from tests.pipeline.studies import EPS, MadeUp
+
+RULES = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}]
+
+
+def test_rows_follow_the_certificates_of_each_rule(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = MadeUp(store, RULES)
+    _, certificates = made.target("t", 0)
+    (artifact,) = ensure([made.run_lengths("t", certificates)], store)
+    table = artifact.read().to_pandas()
+    assert list(table["rule"].unique()) == ["greedy", "additive t=0.3"]
+    assert len(table) == 2 * len(EPS) * 4
+    for rule, node in zip(made.rules, certificates, strict=True):
+        found = store.find(node)
+        assert found is not None
+        lo = found.read(columns=["lo"])["lo"].to_numpy()
+        rows = table[(table["rule"] == rule.label) & (table["estimator"] == "long_run")]
+        for eps, row in zip(EPS, rows.itertuples(), strict=True):
+            assert len(lo) / row.value == pytest.approx(np.sum(lo <= eps))
+            assert (row.prompts, row.steps) == (len(made.lengths), sum(made.lengths))
+    assert artifact.record["facts"] == {"prompts": 6, "steps": sum(made.lengths)}
+
+
+def test_two_builds_are_equal_byte_for_byte(tmp_path: Path) -> None:
+    contents = []
+    for name in ("first", "second"):
+        store = Store(tmp_path / name)
+        made = MadeUp(store, RULES)
+        (artifact,) = ensure([made.run_lengths("t", made.target("t", 0)[1])], store)
+        contents.append(artifact.content)
+    assert contents[0] == contents[1]
+
+
+def test_certificates_of_other_steps_are_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = MadeUp(store, RULES)
+    _, certificates = made.target("t", 0)
+    found = store.find(certificates[1])
+    assert found is not None
+    path = found.directory / "data.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 200), path)
+    with pytest.raises(PipelineError, match="certify different steps"):
+        ensure([made.run_lengths("t", certificates)], store)
+
+
+def test_the_order_of_levels_does_not_change_the_rows(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = MadeUp(store, RULES)
+    node = made.run_lengths("t", made.target("t", 0)[1])
+    turned = replace(node, config={**node.config, "eps": EPS[::-1]})
+    first, second = ensure([node, turned], store)
+    assert first.read().equals(second.read())

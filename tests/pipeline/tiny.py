@@ -1,0 +1,98 @@
+"""A random Qwen3 of a few thousand weights with a tokenizer, written as a model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pipeline import runner
+from pipeline.artifacts import Artifact, Store
+from pipeline.fingerprint import file_digest
+from pipeline.models import new_qwen3, save_model
+from pipeline.stages import Node
+
+TEMPLATE = (
+    "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|answer|>{%- endif -%}"
+    "{%- if not enable_thinking -%}<|end|>{%- endif -%}"
+)
+SPECIAL = ["<|pad|>", "<|user|>", "<|end|>", "<|answer|>"]  # ids 0 to 3; answers end with 2
+VOCABULARY = 300
+MODEL = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
+DECODING = {
+    "steps": 12, "k": 20, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0,
+    "certified_temperature": 1.0,
+}  # fmt: skip
+
+
+def write_tokenizer(path: Path) -> None:
+    """Train a byte-level tokenizer on one sentence."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=SPECIAL, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(["the answer to a question is a token and then another"], trainer)
+    tokenizer.save(str(path))
+
+
+def write_model(directory: Path, seed: int = 0) -> Path:
+    """Write a random model whose distributions are neither flat nor certain."""
+    torch.manual_seed(seed)
+    shape = SimpleNamespace(hidden_size=64, layers=2, intermediate_size=96, heads=4, kv_heads=2)
+    model = new_qwen3(shape, VOCABULARY)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2 if "embed" in name else 0.6)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(directory / "trained.json")
+    save_model(model, directory / "trained.json", directory, TEMPLATE, "<|end|>", "<|pad|>")
+    (directory / "trained.json").unlink()
+    return directory
+
+
+def write_prompts(path: Path, count: int) -> Path:
+    """Write `count` prompts of different lengths in UltraChat's schema."""
+    rows = []
+    for i in range(count):
+        text = " ".join(["question", *"abcdefghijklmnopqrstuvwxyz"[: 3 + 5 * i % 17]])
+        rows.append({"prompt": text, "prompt_id": f"id{i}",
+                     "messages": [{"role": "user", "content": text}]})  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def prompts_node(model: Path, source: Path, split: str | None = None, **changes: Any) -> Node:
+    """A node of stage prompts."""
+    files = source.rglob("*") if source.is_dir() else [source]
+    content = [file_digest(file) for file in sorted(files) if file.is_file()]
+    config: dict[str, Any] = {
+        "source": {"content": content}, "split": split, "count": 6, "min_tokens": 3,
+        "max_tokens": 100, "seed": 0, "enable_thinking": False, "tokenizer": {},
+    }  # fmt: skip
+    settings = {"source": str(source), "revision": None,
+                "model": str(model), "model_revision": None}  # fmt: skip
+    return Node("prompts", "tiny", config | changes, settings=settings)
+
+
+def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any) -> Node:
+    """A node of stage distributions; `changes` of the model's or the decoding's configuration."""
+    weights = file_digest(model / "model.safetensors")
+    slice_ = {"content": weights} | {k: changes.pop(k, v) for k, v in MODEL.items()}
+    return Node("distributions", "tiny", {"model": slice_} | DECODING | changes,
+                {"prompts": (prompts,)}, settings={
+        "path": str(model), "revision": None, "label": "tiny", "device": "cpu", "threads": 1,
+        "batch": batch, "memory_share": 0.8})  # fmt: skip
+
+
+def built(node: Node, root: Path) -> Artifact:
+    """Bring `node` up to date in the store `root`."""
+    return runner.ensure([node], Store(root))[0]

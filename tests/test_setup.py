@@ -1,0 +1,223 @@
+"""The Makefile, the choice of a Python and of an index for torch, and the pinned versions."""
+
+from __future__ import annotations
+
+import http.server
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import venv
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PHONY = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+TARGETS = PHONY[1].split() if PHONY else []
+# What a surrounding `make test ARGS=...` would pass on.
+INHERITED = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "STUDY"}
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key not in INHERITED}
+    return subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+def test_help_lists_every_target() -> None:
+    done = make()
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines()] == TARGETS
+
+
+def test_every_target_parses() -> None:
+    done = make("-n", *TARGETS, "STUDY=paper", "ARGS=stage=certificates")
+    assert done.returncode == 0, done.stderr
+    assert ".venv/bin/python -m pipeline study=paper stage=certificates" in done.stdout
+
+
+# --- tools/setup_env.sh: which Python ---------------------------------------------------------
+
+
+def write_command(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def fit(path: Path, said: str) -> None:
+    """A Python that passes the probe and then, in place of making .venv, says who it is."""
+    write_command(path, f'[ "$1" = -c ] && exec \'{sys.executable}\' "$@"\necho {said} "$@"')
+
+
+def of_version(path: Path, version: tuple[int, int, int]) -> None:
+    """A Python that takes itself for another version."""
+    code = f"import sys; sys.version_info = {version}; exec(sys.argv[1])"
+    write_command(path, f"exec '{sys.executable}' -c '{code}' \"$2\"")
+
+
+@pytest.fixture
+def find_python(tmp_path: Path):
+    """Run the script in a project of its own (with a space in its path) and a PATH of its own."""
+    tools, commands = tmp_path / "a project" / "tools", tmp_path / "bin"
+    tools.mkdir(parents=True)
+    commands.mkdir()
+    shutil.copy(ROOT / "tools" / "setup_env.sh", tools)
+    for name in ("cat", "dirname", "grep", "head"):
+        (commands / name).symlink_to(shutil.which(name) or name)
+
+    def run(python: str = "") -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(commands), "PYTHON": python}
+        command = ["/bin/sh", str(tools / "setup_env.sh"), "12 34"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    run.commands = commands  # type: ignore[attr-defined]
+    return run
+
+
+def test_first_python_that_runs_and_is_fit_is_taken(find_python) -> None:
+    write_command(find_python.commands / "python3", "echo no such version; exit 127")
+    of_version(find_python.commands / "python3.13", (3, 14, 1))
+    fit(find_python.commands / "python3.12", "twelve")
+    fit(find_python.commands / "python3.11", "eleven")
+    assert find_python().stdout.split() == ["twelve", "tools/setup_env.py", "12", "34"]
+
+
+def test_refusal_says_what_was_wrong_with_each_python(find_python) -> None:
+    write_command(find_python.commands / "python3", "echo shim: no such version; exit 127")
+    of_version(find_python.commands / "python3.13", (3, 9, 18))
+    done = find_python()
+    assert done.returncode == 1
+    assert "python3: does not run (shim: no such version)" in done.stderr
+    assert "python3.13: is Python 3.9.18" in done.stderr
+    assert "python3.12: is not there" in done.stderr
+    assert "3.11 to 3.14" in done.stderr
+    assert "make install PYTHON=" in done.stderr
+
+
+def test_named_python_is_the_only_candidate(find_python) -> None:
+    fit(find_python.commands / "python3", "three")
+    of_version(find_python.commands / "an old one", (3, 15, 0))
+    done = find_python(str(find_python.commands / "an old one"))
+    assert done.returncode == 1
+    assert "an old one: is Python 3.15.0" in done.stderr
+
+
+def test_python_without_ensurepip_is_refused(find_python) -> None:
+    code = 'import sys; sys.modules["ensurepip"] = None; exec(sys.argv[1])'
+    write_command(find_python.commands / "python3", f"exec '{sys.executable}' -c '{code}' \"$2\"")
+    done = find_python()
+    assert "incomplete: import of ensurepip halted" in done.stderr
+    assert "apt install python3 python3-venv" in done.stderr
+
+
+# --- tools/setup_env.py: which torch, and when an environment is made again ---------------------
+
+
+@pytest.fixture
+def setup_env(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_env", ROOT / "tools" / "setup_env.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(module, "is_reachable", lambda _: True)
+    return module
+
+
+def test_torch_is_the_cpu_build_only_on_linux_without_a_driver(setup_env, monkeypatch) -> None:
+    assert setup_env.torch_index() == ["--extra-index-url", setup_env.CPU_INDEX]
+    monkeypatch.setattr(setup_env, "has_nvidia_driver", lambda: True)
+    assert setup_env.torch_index() == []
+    monkeypatch.setenv("TORCH_INDEX", "https://builds.example/cu126")
+    assert setup_env.torch_index() == ["--extra-index-url", "https://builds.example/cu126"]
+    monkeypatch.setattr(setup_env, "has_nvidia_driver", lambda: False)
+    monkeypatch.setenv("TORCH_INDEX", "")
+    assert setup_env.torch_index() == []
+    monkeypatch.delenv("TORCH_INDEX")
+    monkeypatch.setattr(setup_env.platform, "system", lambda: "Darwin")
+    assert setup_env.torch_index() == []
+
+
+def test_silent_index_is_skipped_in_time(setup_env, monkeypatch, capsys) -> None:
+    monkeypatch.undo()  # the real probe
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("TORCH_INDEX", index)
+        monkeypatch.setattr(setup_env.is_reachable, "__defaults__", (0.2,))
+        start = time.perf_counter()
+        assert setup_env.torch_index() == []
+    assert time.perf_counter() - start < 1
+    assert f"{index} does not answer" in capsys.readouterr().out
+
+
+def test_answering_index_is_used_if_it_has_torch(setup_env, monkeypatch, tmp_path) -> None:
+    monkeypatch.undo()  # the real probe
+    (tmp_path / "cpu" / "torch").mkdir(parents=True)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert setup_env.is_reachable(f"{address}/cpu/")
+        assert not setup_env.is_reachable(f"{address}/cu000")
+        server.shutdown()
+
+
+def test_half_made_environment_is_made_again(setup_env, monkeypatch, tmp_path, capsys) -> None:
+    """A failed installation counts for nothing; a finished one is only brought up to date."""
+    outcomes = iter([RuntimeError, None, None])
+
+    def install(python: Path, lock: object) -> None:
+        assert python.exists()
+        (tmp_path / ".venv" / "trace").touch()
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    monkeypatch.setattr(setup_env, "install", install)
+    builder = venv.EnvBuilder  # without pip, which takes seconds
+    monkeypatch.setattr(venv, "EnvBuilder", lambda **given: builder(**given | {"with_pip": False}))
+
+    def said(state: str) -> str:
+        setup_env.main(state)
+        return capsys.readouterr().out.split(" ")[0]
+
+    with pytest.raises(RuntimeError):
+        said("1 9")
+    assert capsys.readouterr().out.startswith("Making")
+    (tmp_path / ".venv" / "left-over").touch()
+    assert said("1 9") == "Making"
+    assert not (tmp_path / ".venv" / "left-over").exists()
+    assert said("1 9") == ""  # nothing to do: install is not called
+    assert said("2 9") == "Updating"  # other versions
+    assert not setup_env.is_reusable(tmp_path / ".venv", "2 8")  # other place
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {}
+    for line in (line for line in lines if not line.startswith("#")):
+        pin = re.fullmatch(r"([a-z0-9-]+)==([0-9a-z.]+)( ; [^/]+)?", line)
+        assert pin is not None, f"constraints.txt: {line!r} is not name==version"
+        assert pins.setdefault(pin[1], pin[2]) == pin[2], f"{pin[1]} is pinned twice"
+    for text in project["dependencies"] + project["optional-dependencies"]["dev"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins[requirement.name]), text

@@ -1,0 +1,94 @@
+"""What the tree promises: import directions, lazy imports, stage versions."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.stages import MODULES, VERSIONS
+from tests import stage_versions
+
+ROOT = Path(__file__).resolve().parent.parent
+ALLOWED = {
+    "analysis": {"analysis"},
+    "conf": {"conf"},
+    "pipeline": {"analysis", "conf", "pipeline"},
+}
+HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
+def test_import_directions(folder: str) -> None:
+    assert files(folder)
+    for path in files(folder):
+        for name in imported(path):
+            top = name.split(".")[0]
+            if top in {"analysis", "conf", "pipeline", "tests", "benchmarks"}:
+                assert top in ALLOWED[folder], f"{path} imports {name}"
+
+
+def test_analysis_touches_no_files_models_or_configuration() -> None:
+    banned = {"hydra", "omegaconf", "torch", "transformers", "datasets", "pyarrow", "pathlib", "os",
+              "shutil", "subprocess"}
+    for path in files("analysis"):
+        assert not {name.split(".")[0] for name in imported(path)} & banned, path
+
+
+def test_only_models_imports_transformers() -> None:
+    users = {path.relative_to(ROOT).as_posix() for path in files("pipeline")
+             if "transformers" in {name.split(".")[0] for name in imported(path)}}
+    assert users == {"pipeline/models.py"}
+
+
+def test_stages_do_not_import_each_other() -> None:
+    for stage, module in MODULES.items():
+        others = {other for name, other in MODULES.items() if name != stage}
+        for used in stage_versions.closure(stage):
+            path = stage_versions.source(used)
+            assert path is not None
+            for name in imported(path):
+                assert not any(name == other or name.startswith(f"{other}.") for other in others), (
+                    f"{path} imports {name}"
+                )
+
+
+def test_a_cached_run_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, pipeline.cli, pipeline.stages, pipeline.runner, pipeline.identity, "
+        "pipeline.rules, pipeline.sweeps\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_changed_computation_has_a_new_version() -> None:
+    accepted = json.loads(stage_versions.ACCEPTED.read_text())
+    assert set(accepted) == set(VERSIONS)
+    for stage, state in stage_versions.current().items():
+        assert state == accepted[stage], (
+            f"the code behind stage {stage} changed: bump its version in pipeline/stages.py and "
+            "run python -m tests.stage_versions; when every result stays as it was, run "
+            f"python -m tests.stage_versions --same-results {stage}"
+        )

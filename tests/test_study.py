@@ -1,0 +1,133 @@
+"""The whole pipeline from the command line: cached, resumable, reproducible, swept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+
+from pipeline.paths import CONF
+from tests.conftest import ROOT, SMALL, SmallStudy, pipeline
+
+
+def contents(outputs: Path) -> dict[str, str]:
+    """Content digest of every artifact by directory."""
+    records = sorted((outputs / "artifacts").glob("*/[!.]*/record.json"))
+    return {path.parent.relative_to(outputs).as_posix(): json.loads(path.read_text())["content"]
+            for path in records}
+
+
+def test_report_holds_every_table_and_figure(small_study: SmallStudy) -> None:
+    report = small_study.outputs / "report" / "mini"
+    index = (report / "index.md").read_text()
+    for table in range(1, 7):
+        assert list(report.glob(f"tables/table{table}*.csv")), table
+        assert list(report.glob(f"tables/table{table}*.tex")), table
+    for figure in range(1, 6):
+        for kind in ("pdf", "png"):
+            assert list(report.glob(f"figures/figure{figure}*.{kind}")), (figure, kind)
+    for target in re.findall(r"\]\(([^)]+)\)", index):
+        assert (report / target).is_file(), target
+
+
+def test_again_computes_nothing_and_is_quick(small_study: SmallStudy) -> None:
+    before = contents(small_study.outputs)
+    begun = time.monotonic()
+    printed = pipeline(*small_study.overrides).stdout
+    assert time.monotonic() - begun < 6  # 1 to 2 s on an idle machine
+    assert "computing" not in printed
+    assert "cached" in printed
+    assert contents(small_study.outputs) == before
+
+
+def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:
+    def sweep(values: str) -> str:
+        return pipeline("-m", *small_study.overrides, "stage=certificates", "criteria=additive",
+                        f"criteria.t={values}").stdout
+
+    dump = small_study.outputs / "artifacts/distributions"
+    before = {path: path.stat().st_mtime_ns for path in dump.rglob("*")}
+    first = sweep("0.07,0.11")
+    assert first.count("computing") == 4  # two values, two targets
+    second = sweep("0.07,0.09,0.11")
+    assert second.count("computing") == 2
+    assert {path: path.stat().st_mtime_ns for path in dump.rglob("*")} == before
+    latest = max((small_study.outputs / "sweeps").glob("*/sweep.csv"))
+    table = pd.read_csv(latest)
+    assert sorted(table["criteria.t"].unique()) == [0.07, 0.09, 0.11]
+    for _, part in table.groupby("target"):
+        assert part.sort_values("criteria.t")["mean"].is_monotonic_increasing
+    assert latest.with_suffix(".png").stat().st_size > 1000
+    assert len(pd.read_parquet(latest.with_suffix(".parquet"))) == 6
+
+
+def test_failed_points_of_a_sweep_are_listed_with_their_reason(
+    small_study: SmallStudy, tmp_path: Path
+) -> None:
+    done = pipeline("-m", *small_study.overrides, "stage=certificates", "criteria=additive",
+                    "criteria.t=0.07,7", f"hydra.sweep.dir={tmp_path}", check=False)
+    assert done.returncode != 0
+    assert re.search(r"failed: criteria\.t=7: .*t=7", done.stdout)
+    assert pd.read_csv(tmp_path / "sweep.csv")["criteria.t"].tolist() == [0.07, 0.07]
+
+
+def test_two_builds_from_empty_caches_are_byte_identical(
+    small_study: SmallStudy, tmp_path: Path
+) -> None:
+    pipeline(*SMALL, f"outputs={tmp_path}")
+    assert contents(tmp_path) == {
+        name: content for name, content in contents(small_study.outputs).items()
+        if name in contents(tmp_path)
+    }
+    assert any(name.startswith("artifacts/report/") for name in contents(tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_a_random_moment_it_goes_on(
+    small_study: SmallStudy, tmp_path: Path, seed: int
+) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    overrides = [*SMALL, f"outputs={tmp_path}", "device.batch=2"]
+    process = subprocess.Popen([sys.executable, "-m", "pipeline", *overrides], cwd=ROOT,
+                               env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    time.sleep(random.Random(seed).uniform(3, 12))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finished = contents(tmp_path)
+    pipeline(*overrides)
+    after = contents(tmp_path)
+    assert finished.items() <= after.items()
+    assert set(after) <= set(contents(small_study.outputs))
+
+
+def documented_commands() -> list[str]:
+    text = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    found = re.findall(r"^\s*(?:\$ )?(python -m pipeline [^\n#`]*)", text, re.MULTILINE)
+    return sorted({command.strip() for command in found})
+
+
+def test_every_documented_command_parses() -> None:
+    commands = documented_commands()
+    assert len(commands) >= 5
+    for command in commands:
+        overrides = [part for part in shlex.split(command)[3:] if part not in ("-m", "--multirun")]
+        first = []
+        for part in overrides:
+            key, _, value = part.partition("=")
+            first.append(f"{key}={value.split(',')[0]}" if "[" not in value else part)
+        searched = [part.split("=")[1] for part in first if part.startswith("--config-dir")]
+        if searched:
+            continue  # a user's own directory
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            compose("config", first)
