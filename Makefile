@@ -20,10 +20,10 @@ STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; p
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify test check bench bench-gpu mini-models clean distclean
+.PHONY: help install reproduce fetch verify test check bench bench-decoding bench-gpu mini-models clean distclean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 install: ## Make or update the environment .venv (every target below does so by itself)
 ifneq ($(strip $(READY) $(PYTHON)),$(STATE))
@@ -49,6 +49,9 @@ check: install ## Lint, check the formatting, check the types
 
 bench: install ## Time the certificate kernel
 	$(PY) -m benchmarks.certificates $(ARGS)
+
+bench-decoding: install ## Time decoding with a drafter against transformers' assisted generation
+	$(PY) -m benchmarks.decoding $(ARGS)
 
 bench-gpu: install ## Time decoding against the memory-bandwidth bound
 	$(PY) -m benchmarks.gpu $(ARGS)

@@ -218,8 +218,8 @@ def profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFr
     """
     cuts = np.quantile(steps.margin, np.linspace(0, 1, parts + 1))
     last = int(steps.position.max()) // width
-    bins = {
-        "position": (steps.position // width, np.arange(last + 2) * float(width)),
+    bins: dict[str, tuple[NDArray[np.integer], Floats]] = {
+        "position": (steps.position // width, np.arange(0.0, (last + 2) * width, width)),
         "margin": (np.searchsorted(cuts[1:-1], steps.margin, side="right"), cuts),
     }
     frames = []
@@ -246,8 +246,8 @@ def _row(statistic: str, value: float, optimistic: float, low: float, high: floa
 
 def _share(name: str, above: Weights, below: Weights, bootstrap: PromptBootstrap) -> Row:
     """Return the ratio of two sums over all steps, with its interval over prompts."""
-    over = np.bincount(bootstrap.prompts, weights=above.astype(np.float64))
-    under = np.bincount(bootstrap.prompts, weights=below.astype(np.float64))
+    over = np.bincount(bootstrap.prompts, weights=above)
+    under = np.bincount(bootstrap.prompts, weights=below)
     with np.errstate(invalid="ignore", divide="ignore"):
         value = over.sum() / under.sum()
         low, high = bootstrap.interval(bootstrap.sums(over) / bootstrap.sums(under))

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.criteria import Cut, Rule, Tree, check_k
+from analysis.criteria import Cut, Mars, Rule, Tree, check_k
 from analysis.distributions import Floats, TopK
 from analysis.extremal import extremal_draft
-from analysis.kernel import BLOCK, COUNTS, CUT, RANK, TREE, certify_rows
+from analysis.kernel import BLOCK, COUNTS, CUT, RANK, RATIO, TREE, certify_rows
 from analysis.truncation import intervals
 
 __all__ = ["Certificates", "accepted_counts", "certify", "extremal_draft"]
@@ -81,15 +81,16 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
     table = _table(dist, rules)
     shape = (len(rules), len(dist))  # a rule's column is contiguous
     floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
-    edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int)
-    parts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-    if len(parts) == 1:
-        left = _run(dist, table, floats, ints, parts[0])
+    edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int).tolist()
+    if threads <= 1:
+        left = _run(dist, table, floats, ints, 0, len(dist))
     else:
-        with ThreadPoolExecutor(len(parts)) as pool:
-            left = sum(pool.map(lambda part: _run(dist, table, floats, ints, part), parts))
+        with ThreadPoolExecutor(threads) as pool:
+            parts = pool.map(lambda first, last: _run(dist, table, floats, ints, first, last),
+                             edges[:-1], edges[1:])
+            left = np.sum(list(parts), axis=0)
     found = Certificates(floats[0].T, floats[1].T, ints[0].T, ints[1].T)
-    for r in np.flatnonzero(left):
+    for r in np.flatnonzero(left).tolist():
         open_ = np.flatnonzero(np.isnan(floats[0, r]))
         floats[0, r, open_], floats[1, r, open_], ints[0, r, open_], ints[1, r, open_] = (
             intervals(dist, rules[r], open_, ints[1, r, open_]))
@@ -117,6 +118,9 @@ def _cut(dist: TopK, rule: Rule) -> tuple[int, Cut]:
     size = dist.vocab_size
     if isinstance(rule, Tree):
         return TREE, Cut(max_rank=rule.m)
+    if isinstance(rule, Mars):
+        rule.raw_logits(dist)
+        return RATIO, Cut(offset=rule.theta)
     if type(rule).accepted_count is not Rule.accepted_count:
         counts = np.asarray(rule.accepted_count(dist))
         good = ((counts >= 1) | ((counts == -1) & (dist.k < size))) & (counts <= size)
@@ -140,35 +144,36 @@ def _cut(dist: TopK, rule: Rule) -> tuple[int, Cut]:
     return CUT, cut
 
 
-def _columns(values: list[Any], steps: int, dtype: type) -> tuple[list[Any], list[int], Any]:
+def _columns(values: list[Any], steps: int, dtype: Any) -> tuple[list[Any], list[int], Any]:
     """Split numbers from arrays of one number a step: constants, rows, and the rows as array."""
-    rows = [-1 if np.ndim(value) == 0 else 0 for value in values]
-    arrays = [np.asarray(value, dtype=dtype) for value in values if np.ndim(value) > 0]
-    for array in arrays:
-        if array.shape != (steps,):
-            raise ValueError(f"a rule gave numbers of shape {array.shape} for {steps} steps")
-    rows = [row if row < 0 else sum(r >= 0 for r in rows[:index])
-            for index, row in enumerate(rows)]
-    constants = [value if row < 0 else 0 for value, row in zip(values, rows, strict=True)]
+    arrays: list[Any] = []
+    constants, rows = [], []
+    for value in values:
+        shape = np.shape(value)
+        if shape not in ((), (steps,)):
+            raise ValueError(f"a rule gave numbers of shape {shape} for {steps} steps")
+        constants.append(0 if shape else value)
+        rows.append(len(arrays) if shape else -1)
+        if shape:
+            arrays.append(np.asarray(value, dtype=dtype))
     return constants, rows, np.array(arrays, dtype=dtype).reshape(len(arrays), steps)
 
 
-def _run(dist: TopK, table: _Table, floats: Floats, ints: NDArray[np.int32],
-         part: tuple[int, int]) -> NDArray[np.int64]:
-    values = dist.stored_probs if dist.logits is None else dist.logits
+def _run(dist: TopK, table: _Table, floats: Floats, ints: NDArray[np.int32], first: int, last: int
+         ) -> NDArray[np.int64]:
+    values: Any = dist.stored_probs if dist.logits is None else dist.logits
     left = np.zeros(len(table.kind), dtype=np.int64)
+    have, counts = np.zeros((2, BLOCK), dtype=np.int64)
 
     def whole(column: list[int]) -> NDArray[np.int64]:
         return np.array(column, dtype=np.int64)
 
     bad = certify_rows(
-        values, *part, dist.logits is not None, 1.0 / dist.temperature, dist.logsumexp,
-        dist.vocab_size, whole(table.kind), np.array(table.slope), whole(table.gate),
-        np.array(table.offset, dtype=np.float64), whole(table.offset_row), table.offsets,
-        whole(table.limit), whole(table.limit_row), table.limits,
-        np.zeros((dist.k + 1) * RANK), *np.zeros((2, BLOCK), dtype=np.int64),
-        floats[0], floats[1], ints[0], ints[1], left,
-    )
+        values, first, last, dist.logits is not None, 1.0 / dist.temperature, dist.logsumexp,
+        dist.vocab_size, whole(table.kind), np.array(table.slope, dtype=np.float64),
+        whole(table.gate), np.array(table.offset, dtype=np.float64), whole(table.offset_row),
+        table.offsets, whole(table.limit), whole(table.limit_row), table.limits,
+        np.zeros((dist.k + 1) * RANK), have, counts, floats[0], floats[1], ints[0], ints[1], left)
     if bad >= 0:
         raise ValueError(f"step {bad}: the stored tokens are not numbers by decreasing value, or "
                          "the logsumexp does not belong to them")

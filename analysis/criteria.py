@@ -51,10 +51,12 @@ class StrictGreedy(Rule):
     """Accept x0 only (Corollary 4.7)."""
 
     @property
-    def minimum_k(self) -> int:  # noqa: D102
+    def minimum_k(self) -> int:
+        """2: x0 and the first rejected token."""
         return 2
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return the limit to rank 1."""
         return Cut(max_rank=1)
 
 
@@ -65,7 +67,8 @@ class Additive(Rule):
 
     t: float = _t()
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return p > p0 - t."""
         return Cut(offset=-self.t, slope=1.0)
 
 
@@ -76,7 +79,8 @@ class Multiplicative(Rule):
 
     alpha: float = _alpha()
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return p > alpha p0."""
         return Cut(offset=0.0, slope=self.alpha)
 
 
@@ -110,7 +114,8 @@ class TopMAdditive(_TopM):
     t: float = _t()
     convention: str = _convention()
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return p > p0 - t, up to rank m."""
         return self._cut(-self.t, 1.0)
 
 
@@ -123,7 +128,8 @@ class TopMMultiplicative(_TopM):
     alpha: float = _alpha()
     convention: str = _convention()
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return p > alpha p0, up to rank m."""
         return self._cut(0.0, self.alpha)
 
 
@@ -135,7 +141,8 @@ class Typical(Rule):
     eps0: float = parameter("a number above 0", lambda value: value > 0)
     delta0: float = parameter("a number above 0", lambda value: value > 0)
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
+    def cut(self, dist: TopK, /) -> Cut:
+        """Return p > min(eps0, delta0 exp(-H))."""
         return Cut(offset=np.minimum(self.eps0, self.delta0 * np.exp(-dist.entropy)))
 
 
@@ -146,7 +153,8 @@ class AbsoluteThreshold(Rule):
 
     theta: float = parameter("a number in [0, 1)", lambda theta: 0 <= theta < 1)
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return p > theta."""
         return Cut(offset=self.theta)
 
 
@@ -161,7 +169,8 @@ class Mars(Rule):
     theta: float = parameter("a number in (0, 1)", lambda theta: 0 < theta < 1)
 
     @property
-    def minimum_k(self) -> int:  # noqa: D102
+    def minimum_k(self) -> int:
+        """3: rank 3 is the first rejected token where rank 2 is accepted."""
         return 3
 
     def undefined(self, dist: TopK) -> NDArray[np.bool_]:
@@ -170,18 +179,14 @@ class Mars(Rule):
         Raises:
             ValueError: the raw logits are not known.
         """
-        return np.asarray(self._logits(dist)[:, 0] <= 0)
+        return np.asarray(self.raw_logits(dist)[:, 0] <= 0)
 
-    def cut(self, dist: TopK) -> Cut:  # noqa: D102
-        # Rank 2 is all there is to decide, so the test becomes a limit on ranks.
-        top = self._logits(dist)[:, :2].astype(np.float64)
-        if top.shape[1] < 2:
-            return Cut(max_rank=1)
-        positive = np.where(top[:, 0] > 0, top[:, 0], np.inf)
-        # z1 <= 0 gives the ratio 0 or -0, which is never above theta > 0
-        return Cut(max_rank=np.where(top[:, 1] / positive > self.theta, 2, 1))
+    def raw_logits(self, dist: TopK) -> NDArray[np.float32]:
+        """Return the (N, K) logits the ratio is taken of.
 
-    def _logits(self, dist: TopK) -> Any:
+        Raises:
+            ValueError: they are not known.
+        """
         if dist.logits is None:
             raise ValueError(f"rule {self.label!r} compares raw logits, and this distribution is "
                              "given by probabilities only: build it with TopK.from_columns")
@@ -204,14 +209,16 @@ class Tree(Rule):
         return math.log(self.m + 1)
 
     @property
-    def minimum_k(self) -> int:  # noqa: D102
+    def minimum_k(self) -> int:
+        """M + 1: x0 and the m tokens that can push it out."""
         return self.m + 1
 
-    def accepted_count(self, dist: TopK) -> Counts:  # noqa: D102
+    def accepted_count(self, dist: TopK, /) -> Counts:
+        """Return -1 throughout."""
         return np.full(len(dist), -1, dtype=np.int32)
 
-    def accepts(self, dist: TopK, rank: NDArray[np.integer[Any]], log_prob: Floats
-                ) -> NDArray[np.bool_]:
+    def accepts(self, dist: TopK, rank: NDArray[np.integer[Any]],
+                log_prob: Floats) -> NDArray[np.bool_]:
         """Say whether x0 is covered; `rank` is the rank of x0 under the drafter."""
         return np.asarray(rank <= self.m)
 

@@ -235,7 +235,7 @@ def speedups(
 def _matrix(table: pd.DataFrame, column: str, prompts: Sequence[str], runs: int) -> Floats:
     """Return a column as (prompts, runs)."""
     wide = table.pivot(index="prompt_id", columns="run", values=column)
-    return np.asarray(wide.reindex(index=prompts, columns=range(runs)), dtype=np.float64)
+    return np.asarray(wide.reindex(index=list(prompts), columns=range(runs)), dtype=np.float64)
 
 
 def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:

@@ -74,7 +74,7 @@ def _longest(one: Decoded) -> list[tuple[int, str]]:
         seen[key] = int(run), f"{row['method']}, T = {row['temperature']:g}"  # type: ignore[call-overload]
     kinds: dict[tuple[str, float], tuple[int, str]] = {}
     for (method, temperature), found in seen.items():
-        preferred = f"θ = {THRESHOLD:g}" in method
+        preferred = f"θ = {THRESHOLD:g})" in method
         kind = (method.split(" (θ")[0], temperature)
         if preferred or kind not in kinds:
             kinds[kind] = found
@@ -187,6 +187,8 @@ def thresholds_figure(
                           marker="o", markersize=2.5, label=f"γ = {gamma}")
                 other.plot(group["theta"], group["speedup"], color=PURPLE, linestyle=style,
                            marker="s", markersize=2.5)
+            axis.set_ylim(table["agreement"].min() - 0.02, 1.01)
+            axis.yaxis.set_major_formatter(PercentFormatter(1))
             axis.set_xlabel("threshold θ of the logit ratio")
             axis.set_ylabel("agreement with the baseline", color=BLUE)
             other.set_ylabel("speedup", color=PURPLE)

@@ -44,7 +44,6 @@ def acceptance_table(decoded: Sequence[Decoded]) -> Table:
     frames = [decoding.acceptance(one).assign(target=one.target) for one in decoded]
 
     def cells(row: pd.Series) -> list[Cell]:
-        drafting = row["draft_length"] > 0
         return [*_setting(row), _number(row["rate"]), _number(row["tokens_per_call"], 2),
                 _number(row["closed_form"] if row["drafter"] == "model" else math.nan, 2),
                 Cell(share_text(row["agreement"])), _number(row["given_up"], 4)]
@@ -119,10 +118,10 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
     for one, table in zip(decoded, speeds, strict=True):
         parts = {source: _of_source(one, source) for source in sources}
         rows = []
-        for run, row in table.iterrows():
+        for run, (_, row) in enumerate(table.iterrows()):
             cells = [*_setting(row)]
             for part in parts.values():
-                cells += [_times(part.at[run, "speedup"]), _number(part.at[run, "tau"], 2)]
+                cells += [_times(part["speedup"].iloc[run]), _number(part["tau"].iloc[run], 2)]
             interval = f" [{row['low']:.2f}, {row['high']:.2f}]"
             cells += [Cell(_times(row["speedup"]).text + interval),
                       _number(row["tokens_per_call"], 2)]
@@ -190,7 +189,7 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
     sections = []
     for one, table in zip(decoded, speeds, strict=True):
         for method, group in table[table["draft_length"] > 0].groupby("method", sort=False):
-            if group["temperature"].nunique() > 1:
+            if len(set(group["temperature"])) > 1:
                 sections.append((f"{one.target}, {method}", group))
                 temperatures += list(group["temperature"])
     if not sections:
@@ -252,7 +251,8 @@ def _setting(row: pd.Series) -> list[Cell]:
 
 
 def _number(value: float, digits: int = 3) -> Cell:
-    return Cell(UNDEFINED if math.isnan(value) else f"{value:.{digits}f}".replace("-0.0000", "0.0000"))
+    rounded = round(value, digits) + 0.0  # no minus before a zero
+    return Cell(UNDEFINED if math.isnan(value) else f"{rounded:.{digits}f}")
 
 
 def _times(value: float) -> Cell:

@@ -30,6 +30,8 @@ class TopK:
         vocab_size: V.
         temperature: of the distribution described; logits stay raw.
         stored_probs: (N, K) float64, or None when the distribution is given by logits.
+        entropy_error: how far the entropy may be off, relative to 1 + entropy. Intervals allow
+            for it; infinite means that the entropy is not to be used.
     """
 
     ids: NDArray[np.int32]
@@ -40,6 +42,7 @@ class TopK:
     vocab_size: int
     temperature: float = 1.0
     stored_probs: Floats | None = None
+    entropy_error: float = 1e-9
 
     @classmethod
     def from_probabilities(cls, p: ArrayLike, k: int | None = None) -> TopK:
@@ -102,8 +105,7 @@ class TopK:
             top_logits: (N, K) float32, raw, by decreasing value, ties by id.
             logsumexp: (N,), at the given temperature, over the full vocabulary.
             log_tail: (N,), at the given temperature.
-            entropy: (N,) nats, at the given temperature; accurate to 1e-9 (1 + entropy), which
-                is the allowance `analysis.certificates` makes where it uses the entropy.
+            entropy: (N,) nats, at the given temperature, accurate to `entropy_error`.
             vocab_size: V >= K.
             temperature: above 0; of the distribution whose certificates are wanted.
 
@@ -120,14 +122,15 @@ class TopK:
                              f"{vocab_size}: K may not exceed it")
         if not temperature > 0:
             raise ValueError(f"temperature={temperature} is not allowed: give a number above 0")
-        scalars = {"logsumexp": logsumexp, "log_tail": log_tail, "entropy": entropy}
-        columns = {key: np.ascontiguousarray(value, dtype=np.float64)
-                   for key, value in scalars.items()}
-        for key, column in columns.items():
-            if column.shape != logits.shape[:1]:
-                raise ValueError(f"{key} has shape {column.shape}: expected {logits.shape[:1]}")
-        return cls(ids=ids, logits=logits, vocab_size=vocab_size, temperature=float(temperature),
-                   stored_probs=None, **columns)
+
+        def column(name: str, value: ArrayLike) -> Floats:
+            array = np.ascontiguousarray(value, dtype=np.float64)
+            if array.shape != logits.shape[:1]:
+                raise ValueError(f"{name} has shape {array.shape}: expected {logits.shape[:1]}")
+            return array
+
+        return cls(ids, logits, column("logsumexp", logsumexp), column("log_tail", log_tail),
+                   column("entropy", entropy), vocab_size, float(temperature))
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -32,8 +32,7 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
         ValueError: the rule rejects nothing at this p, or p is no distribution.
 
     Example:
-        >>> from analysis.bounds import phi
-from analysis.criteria import StrictGreedy, Tree
+        >>> from analysis.criteria import StrictGreedy, Tree
         >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
         >>> q.round(6).tolist(), round(kl, 6)
         ([0.1, 0.45, 0.45], 0.05097)

@@ -94,11 +94,11 @@ class Rule:
         """The number of stored top tokens without which the rule cannot be applied."""
         return 1
 
-    def cut(self, dist: TopK) -> Cut | None:
+    def cut(self, _dist: TopK, /) -> Cut | None:
         """Return the rule as a threshold, or None when it is not one."""
         return None
 
-    def accepted_count(self, dist: TopK) -> Counts:
+    def accepted_count(self, dist: TopK, /) -> Counts:
         """Return how many of the most probable tokens are accepted at each step.
 
         Returns:

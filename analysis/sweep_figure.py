@@ -51,7 +51,7 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
 
 
 def _varies(table: pd.DataFrame, key: str) -> bool:
-    return table[key].nunique(dropna=False) > 1
+    return len(table[key].unique()) > 1
 
 
 def _bound(table: pd.DataFrame, swept: list[str]) -> bool:

@@ -7,11 +7,13 @@ accepts p > theta, and all stored tokens pass. The first rejected token then has
 
 - b <= min(theta, T). A tail that holds b has at most the entropy f(b) + (T-b) log((N-1)/(T-b)),
   f(x) = -x log x, which falls in b above T/N: it must still reach h.
-- Let a be the mass of the accepted tail tokens, j in number, each in (theta, p_K]. Then j < T/theta,
-  a <= j p_K, and h <= a log(1/theta) + (T-a) log(N/(T-a)). The right side is concave in a and not
-  below h at a = 0, so it gives a largest a. The rejected tokens hold T - a in at most N tokens, none
-  above b, so b >= (T-a)/N. Their surprises are at least (T-a) log(1/b) and those of the accepted at
-  least a log(1/p_K), so b >= exp(-(h - a log(1/p_K)) / (T-a)). Both fall in a.
+- Let a be the mass of the accepted tail tokens, j in number, each in (theta, p_K]: a/p_K <= j <
+  a/theta. Then h <= a log(1/theta) + (T-a) log((N - a/theta) / (T-a)), theta >= T/N (below it, j
+  tokens of the mean T/N have more entropy, and theta is replaced by it). The right side is concave
+  in a and not below h at a = 0, so it gives a largest a. The rejected tokens hold T - a, in at most
+  N - a/p_K tokens of at most b: b >= (T-a) / (N - a/p_K). Their surprises are at least
+  (T-a) log(1/b) and those of the accepted at least a log(1/p_K), so
+  b >= exp(-(h - a log(1/p_K)) / (T-a)). Both fall in a, so the largest a gives b_min.
 
 R = M(b) decreases in b, so it lies in [M(b_max), M(b_min)]; M here counts the stored active tokens
 only, which can only lower it, and the upper end is replaced by a closed bound where an unseen token
@@ -19,8 +21,6 @@ might be active. Each step is a relaxation: the truth is never outside.
 """
 
 from __future__ import annotations
-
-
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ from analysis.bounds import ceiling, phi, single_upper
 from analysis.distributions import Floats, TopK
 from analysis.rule import Counts, Rule
 
-TAIL_ERROR = 1e-9  # allowed for in T, relative, and in H, relative to 1 + H
+TAIL_ERROR = 1e-9  # allowed for in T, relative
 MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
 HALVINGS = 48  # of a bisection
 ENTRIES = 2**17  # probabilities held at a time
@@ -67,7 +67,7 @@ def _by_threshold(dist: TopK, theta: Floats) -> Intervals:
     p_k = p[:, -1]
     with np.errstate(divide="ignore", invalid="ignore"):
         h = dist.entropy + np.where(p > 0, p * np.log(p), 0.0).sum(axis=1)
-    error = TAIL_ERROR * (1.0 + dist.entropy)
+    error = dist.entropy_error * (1.0 + dist.entropy)
     # the cases that need no inequality come last, as they overrule
     usual = (theta > 0) & (tail > 0)
     low, high, none = rejected_range(np.where(usual, theta, 1.0), np.where(usual, tail, 1.0), n,
@@ -118,8 +118,10 @@ def rejected_range(theta: Floats, tail: Floats, n: int, p_k: Floats, h: Floats, 
     def holds(b: Floats) -> NDArray[np.bool_]:
         return np.asarray(_spread(b, 1.0) + _spread(upper - b, n - 1.0) >= least)
 
+    per_mass = np.minimum(1.0 / theta, n / upper)  # accepted tokens per mass, at most entropy
+
     def passes(a: Floats) -> NDArray[np.bool_]:
-        return np.asarray(_spread(upper - a, float(n)) - a * np.log(theta) >= least)
+        return np.asarray(_spread(upper - a, n - a * per_mass) + a * np.log(per_mass) >= least)
 
     b_max = _last(holds, np.minimum(upper / n, np.minimum(theta, upper)),
                   np.minimum(theta, upper))
@@ -128,10 +130,10 @@ def rejected_range(theta: Floats, tail: Floats, n: int, p_k: Floats, h: Floats, 
     tokens = np.minimum(tokens, np.floor(mass / theta))
     mass = np.minimum(mass, tokens * p_k)
     b_min = np.maximum(0.0, (lower - tokens * p_k) / (n - tokens))
-    rest = lower - mass
+    rest, others = lower - mass, n - mass / p_k
     surprise = np.maximum(most, -upper * np.log(p_k)) + mass * np.log(p_k)
     left = np.where(rest > 0, rest, 1.0)
-    even = np.maximum(rest / n, np.exp(np.minimum(-surprise / left, 0.0)))
+    even = np.maximum(rest / others, np.exp(np.minimum(-surprise / left, 0.0)))
     b_min = np.maximum(b_min, np.where(rest > 0, even, 0.0))
     return np.minimum(b_min, b_max), b_max, tokens == 0
 
@@ -163,7 +165,7 @@ def _upper_end(p: Floats, b: Floats) -> Floats:
     return np.where(size <= k, value, closed)  # else p_K > c: an unseen token may be active
 
 
-def _spread(mass: Floats, tokens: float) -> Floats:
+def _spread(mass: Floats, tokens: Floats | float) -> Floats:
     """Return the largest entropy of a mass on so many tokens, mass log(tokens / mass)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((mass > 0) & (tokens > 0), mass * np.log(tokens / mass), 0.0)

@@ -82,7 +82,8 @@ def race(logits: Floats, log_times: Floats) -> NDArray[np.intp]:
         logits: (n, V), divided by the temperature.
         log_times: (n, V) logarithms of independent Exp(1) numbers.
     """
-    return np.argmax(logits - log_times, axis=-1)
+    winners: NDArray[np.intp] = np.argmax(logits - log_times, axis=-1)
+    return winners
 
 
 def sampling_accepts(p: Floats, q: Floats, uniforms: Floats) -> Flags:

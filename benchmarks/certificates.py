@@ -78,10 +78,14 @@ def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
         used = p[:, :rule.m + 1]
         count = np.full(len(p), -1)
     else:
-        cut = rule.cut(dist)
-        above = p > cut.threshold(dist)[:, None]
-        limit = TWIN_RANKS if cut.max_rank is None else np.asarray(cut.max_rank)[..., None]
-        count = np.maximum((above & (ranks <= limit)).sum(axis=1), 1)
+        if isinstance(rule, Mars):
+            ratio = dist.logits[:, 1] / dist.logits[:, 0].astype(np.float64)
+            count = 1 + ((dist.logits[:, 0] > 0) & (ratio > rule.theta))
+        else:
+            cut = rule.cut(dist)
+            above = p > cut.threshold(dist)[:, None]
+            limit = TWIN_RANKS if cut.max_rank is None else cut.max_rank
+            count = np.maximum((above & (ranks <= limit)).sum(axis=1), 1)
         first = np.minimum(count, TWIN_RANKS - 1)
         b = p[rows, first]
         before = np.where(ranks - 1 < first[:, None], p, 0.0)

@@ -75,7 +75,7 @@ def generate(target: LanguageModel, assistant_model: Any) -> Decoder:
         with torch.inference_mode():
             out = target.module.generate(text, attention_mask=torch.ones_like(text),
                                          max_new_tokens=STEPS, do_sample=False, **extra)
-        return out[0, len(ids):].tolist()  # type: ignore[no-any-return]
+        return out[0, len(ids):].tolist()
 
     return run
 

@@ -54,7 +54,7 @@ def main(overrides: list[str]) -> None:
         except PipelineError:
             continue
         print(f"  drafter's argmax is the target's on "
-              f"{np.mean(drafts['draft_token_target_rank'] == 1):.1%} of steps")
+              f"{np.mean(drafts['draft_rank'] == 1):.1%} of steps")
 
 
 if __name__ == "__main__":

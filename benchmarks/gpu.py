@@ -2,8 +2,10 @@
 
 Run it with ``make bench-gpu`` on a CUDA machine; ``make bench-gpu ARGS=--reduced`` runs the same
 code on small shapes, on the CPU where there is no GPU. The models have the paper's shapes and
-random weights: nothing is downloaded. Both engines take the same statistics of every step, in one
-run, each at the best of several batches.
+random weights: nothing is downloaded. The stage's code, with static shapes and with growing ones,
+and transformers' `generate` take the same statistics of every step, in one run, each at the best
+of several batches. The bound is the time in which a copy at the measured bandwidth (bytes read
+and bytes written) moves the weights, once a step, and the cached keys and values.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ import torch
 
 from pipeline.artifacts import Draft
 from pipeline.distributions import dump
-from pipeline.distributions.decode import Decoding, Trajectories, pad_left
+from pipeline.distributions.decode import Decoding, Trajectories
+from pipeline.distributions.running import GrowingBatch, pad_left, running_batch
 from pipeline.distributions.sampling import Sampling
-from pipeline.measure import copy_bandwidth, describe_device, peak_memory, throughput
+from pipeline.measure import DECODING, copy_bandwidth, describe_device, peak_memory, throughput
 from pipeline.models import LanguageModel, random_qwen3
 from pipeline.moments import summarise
 from pipeline.shards import Plan, out_of_memory
@@ -47,6 +50,9 @@ REDUCED: dict[str, Any] = {
 }  # fmt: skip
 
 
+Engine = Callable[[dict[str, list[int]], int], dict[str, Any]]  # prompts, batch
+
+
 def synthetic_prompts(count: int, longest: int, vocabulary: int) -> dict[str, list[int]]:
     """Return random prompts of at least 64 tokens whose lengths have a long tail."""
     generator = np.random.default_rng(0)
@@ -57,10 +63,11 @@ def synthetic_prompts(count: int, longest: int, vocabulary: int) -> dict[str, li
 
 def ours(
     model: LanguageModel,
-    prompts: dict[str, list[int]],
-    decoding: Decoding,
-    batch: int,
+    running: type[GrowingBatch],
     bandwidth: float,
+    decoding: Decoding,
+    prompts: dict[str, list[int]],
+    batch: int,
 ) -> dict[str, Any]:
     """Time the stage's own code, from the plan to the joined data.parquet."""
     with tempfile.TemporaryDirectory() as folder:
@@ -68,26 +75,29 @@ def ours(
         lengths = {name: len(ids) for name, ids in prompts.items()}
         plan = Plan.make(draft.directory / "plan.json", lengths, lambda _: batch)
         begun = time.perf_counter()
-        dump(model, prompts, decoding, plan, draft)
+        dump(model, prompts, decoding, running, plan, draft)
         whole = time.perf_counter() - begun
         if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
             raise torch.OutOfMemoryError("the batch was halved")
         found = throughput((shard.measured for shard in plan.shards), model, bandwidth)
-    stepping = sum(found["seconds"][name] for name in ("prefill", "decode", "statistics"))
-    return found | {"decoding_seconds": stepping, "whole_dump_seconds": whole}
+        found["graph"] = all(shard.measured["graph"] for shard in plan.shards)
+    spent = sum(found["seconds"][name] for name in DECODING)
+    return found | {"decoding_seconds": spent, "whole_dump_seconds": whole}
 
 
 def with_generate(
-    model: LanguageModel, prompts: dict[str, list[int]], decoding: Decoding, batch: int
+    model: LanguageModel, decoding: Decoding, prompts: dict[str, list[int]], batch: int
 ) -> dict[str, Any]:
     """Time transformers' `generate`; a logits processor takes the statistics and keeps them."""
     ordered = sorted(prompts.values(), key=len, reverse=True)
     settings = model.module.generation_config
     settings.eos_token_id, settings.pad_token_id = None, 0
-    begun = time.perf_counter()
+    spent = 0.0
     for start in range(0, len(ordered), batch):
+        begun = time.perf_counter()
         ids, mask, _ = pad_left(ordered[start : start + batch], 0, model.device)
-        out = Trajectories.empty(len(ids), decoding.steps, decoding.k, model.device)
+        k = min(decoding.k, model.vocab_size)
+        out = Trajectories.empty(len(ids), decoding.steps, k, model.device)
         rows = torch.arange(len(ids), device=model.device)
         width = ids.shape[1]
 
@@ -97,25 +107,30 @@ def with_generate(
             out: Trajectories = out,
             rows: torch.Tensor = rows,
             width: int = width,
+            k: int = k,
         ) -> torch.Tensor:
-            found = summarise(scores, decoding.k)
+            found = summarise(scores, k)
             out.store(rows, so_far.shape[1] - width, found.top_ids[:, 0], found)
             return scores
 
         with torch.inference_mode():
             model.module.generate(ids, attention_mask=mask, max_new_tokens=decoding.steps,
                                   do_sample=False, logits_processor=[take])  # fmt: skip
-        out.to_cpu()
-    return {"decoding_seconds": time.perf_counter() - begun}
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        spent += time.perf_counter() - begun
+    return {"decoding_seconds": spent}
 
 
 def at_every_batch(
-    engine: Callable[[int], dict[str, Any]], batches: list[int], tokens: int
+    engine: Callable[[int], dict[str, Any]], batches: list[int], tokens: int, device: torch.device
 ) -> list[dict[str, Any]]:
     """Return what `engine` reaches at every batch that fits into the memory, the fastest first."""
     reached = []
     for batch in batches:
         found = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         try:
             found = engine(batch)
         except (RuntimeError, MemoryError) as error:
@@ -124,7 +139,8 @@ def at_every_batch(
         torch.cuda.empty_cache()
         if found is not None:
             speed = tokens / found["decoding_seconds"]
-            reached.append(found | {"batch": batch, "tokens_per_second": speed})
+            reached.append(found | {"batch": batch, "tokens_per_second": speed,
+                                    "peak_memory_bytes": peak_memory(device)})  # fmt: skip
     return sorted(reached, key=lambda found: -found["tokens_per_second"])
 
 
@@ -135,25 +151,26 @@ def compare(
     batches: list[int],
     bandwidth: float,
 ) -> Iterator[dict[str, Any]]:
-    """Run both engines and print a row of the table for each."""
-    engines = {
-        "pipeline": lambda given, batch: ours(model, given, decoding, batch, bandwidth),
-        "generate": lambda given, batch: with_generate(model, given, decoding, batch),
+    """Run all engines and print a row of the table for each."""
+    engines: dict[str, Engine] = {
+        f"pipeline, {cache}": partial(ours, model, running_batch(cache, model), bandwidth, decoding)
+        for cache in ("static", "dynamic")
     }
+    engines["generate"] = partial(with_generate, model, decoding)
     warm = dict(list(prompts.items())[:8])
     for name, engine in engines.items():
         engine(warm, 8)
-        if model.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        reached = at_every_batch(partial(engine, prompts), batches, len(prompts) * decoding.steps)
+        reached = at_every_batch(partial(engine, prompts), batches, len(prompts) * decoding.steps,
+                                 model.device)  # fmt: skip
         if not reached:
             raise SystemExit(f"error: {model.label} does not fit at any of the batches {batches}")
         best = reached[0]
         whole, share = ((f"{best['whole_dump_seconds']:.1f}",
                          f"{best['fraction_of_bandwidth_bound']:.1%}")
                         if "whole_dump_seconds" in best else ("", ""))  # fmt: skip
-        row = (model.label, name, best["batch"], round(best["tokens_per_second"]), whole, share,
-               round(peak_memory(model.device) / 2**30, 1))  # fmt: skip
+        row = (model.label, name, "yes" if best.get("graph") else "no", best["batch"],
+               round(best["tokens_per_second"]), whole, share,
+               f"{best['peak_memory_bytes'] / 2**30:.1f}")  # fmt: skip
         print("|", " | ".join(map(str, row)), "|", flush=True)
         yield {"target": model.label, "engine": name, "batches": reached}
 
@@ -177,8 +194,8 @@ def main() -> None:
         "torch": torch.__version__, "python": platform.python_version(), "prompts": count,
         "steps": steps, "copy_bandwidth_GB_per_second": round(bandwidth / 1e9, 1),
     }))  # fmt: skip
-    print("\n| target | engine | batch | tokens/s | whole dump (s) | share of the bound | GiB |\n"
-          "|---|---|---|---|---|---|---|")  # fmt: skip
+    print("\n| target | engine | CUDA graph | batch | tokens/s | whole dump (s) | share of bound | "
+          "GiB |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
     results: list[dict[str, Any]] = []
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", "float32", device, label)

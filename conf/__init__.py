@@ -1,0 +1,1 @@
+"""The configuration: YAML values, and their types and ranges in `conf.schema`."""

@@ -1,0 +1,1 @@
+"""Everything that touches disk, models, devices or the clock; one module a stage."""

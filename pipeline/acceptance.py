@@ -44,7 +44,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     drafts, config, settings = upstream["drafts"][0], node.config, node.settings
     steps, table = read_steps(drafts)
     per_step = unique([StrictGreedy(), *settings["rules"], *settings["presets"].values()])
-    rules = unique([*per_step.values(), *(rule for dial in settings["dials"] for rule in dial.rules)])
+    turned = [rule for dial in settings["dials"] for rule in dial.rules]
+    rules = unique([*per_step.values(), *turned])
     verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
     bootstrap = PromptBootstrap(steps.trajectories.prompts, config["resamples"],
@@ -52,10 +53,11 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     frames = {
         "listing": listing(settings),
         "statistics": pd.concat([
-            *(rule_statistics(steps, verdict, bootstrap, config["window"])
-              for verdict in verdicts.values()),
-            stochastic_statistics(*(table[name].to_numpy() for name in (
-                "tv", "erss_acceptance", "harmonic_mean")), steps.trajectories, bootstrap),
+            *[rule_statistics(steps, verdict, bootstrap, config["window"])
+              for verdict in verdicts.values()],
+            stochastic_statistics(table["tv"].to_numpy(), table["erss_acceptance"].to_numpy(),
+                                  table["harmonic_mean"].to_numpy(), steps.trajectories,
+                                  bootstrap),
         ]),
         "profile": pd.concat([profile(steps, verdicts[label], POSITIONS, DECILES)
                               for label in per_step]),

@@ -129,9 +129,9 @@ class Store:
         """Return the published artifact of `node`, fresh or not, or None."""
         folder = self.root / node.stage
         if folder.is_dir():
-            for name in os.listdir(folder):
-                if name.endswith(f"-{node.hash12}") and (folder / name / RECORD).exists():
-                    return Artifact(folder / name)
+            for path in folder.iterdir():
+                if path.name.endswith(f"-{node.hash12}") and (path / RECORD).exists():
+                    return Artifact(path)
         return None
 
     def fresh(self, node: Node, known: dict[str, bool] | None = None) -> bool:

@@ -41,7 +41,7 @@ def main() -> None:
 
 def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
     decorate = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    return decorate(job)  # type: ignore[no-any-return]
+    return decorate(job)
 
 
 def _multirun() -> None:
@@ -122,6 +122,8 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
 
 def _show(report: Artifact, place: Path) -> None:
     """Copy a report to where people look for it, unless it is there already."""
+    from pipeline import runner
+
     marker = place / ".artifact"
     if not (marker.is_file() and marker.read_text() == report.content):
         beside = place.with_name(f".{place.name}.{os.getpid()}")

@@ -17,9 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import schema
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
 from pipeline.errors import PipelineError
-from pipeline.identity import MODEL_FILES, hub_commit, hub_files, local_path
+from pipeline.identity import MODEL_FILES, hub_commit, hub_files, local_path, split_patterns
 from pipeline.paths import CONF
-from pipeline.prompts import split_patterns
 
 Wanted = tuple[str, str, str | None, str, list[str]]
 

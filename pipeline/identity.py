@@ -19,7 +19,11 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
                    "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
                    "tokenizer.model", "vocab.txt")
+READERS = {".jsonl": "json", ".parquet": "parquet"}  # of prompts: the `datasets` reader by suffix
+EXPECTED = {"model": "config.json, model*.safetensors and the tokenizer's files",
+            "dataset": "its .parquet or .jsonl files, with prompt, prompt_id and messages"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_SECONDS = 10.0  # to wait for an answer
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -99,6 +103,12 @@ def local_path(path: str) -> Path | None:
     raise PipelineError(f"{path} does not exist, and is no hub id (owner/name) either")
 
 
+def split_patterns(split: str | None) -> list[str]:
+    """Return the patterns of the files of a hub data set that hold `split`."""
+    part = split or "*"
+    return [f"*{part}{rest}{suffix}" for rest in ("", "-*", "/*") for suffix in READERS]
+
+
 def hub_commit(
     name: str, revision: str | None, kind: str, key: str, *, refresh: bool = False
 ) -> str:
@@ -118,9 +128,10 @@ def hub_commit(
     if cached.is_file() and not refresh:
         return cached.read_text().strip()
     try:
-        commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=10).sha
+        commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=HUB_SECONDS).sha
     except Exception as error:  # the hub client raises many kinds; all mean the same to a user
-        raise unreachable(name, f"its commit at revision {revision}", key, error) from error
+        raise unreachable(name, kind, f"{EXPECTED[kind]} (revision {revision})", key,
+                          error) from error
     assert commit is not None
     cached.parent.mkdir(parents=True, exist_ok=True)
     cached.write_text(commit)
@@ -134,26 +145,31 @@ def hub_files(
 
     Fetched only when the local cache lacks one of them.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     commit = hub_commit(name, revision, kind, key)
     for only_cached in (True, False):
         try:
+            if not only_cached:  # asked first: the download itself waits for minutes
+                HfApi().repo_info(name, repo_type=kind, revision=commit, timeout=HUB_SECONDS)
             path = Path(snapshot_download(name, repo_type=kind, revision=commit,
                                           allow_patterns=patterns,
-                                          local_files_only=only_cached, etag_timeout=10))
+                                          local_files_only=only_cached, etag_timeout=HUB_SECONDS))
         except Exception as error:  # as above
             if not only_cached:
-                raise unreachable(name, ", ".join(patterns), key, error) from error
+                raise unreachable(name, kind, ", ".join(patterns), key, error) from error
             continue
         if any(next(path.glob(pattern), None) for pattern in patterns):
             return path
     raise PipelineError(f"{key}={name}: the repository has none of {', '.join(patterns)}")
 
 
-def unreachable(name: str, wanted: str, key: str, error: Exception) -> PipelineError:
+def unreachable(
+    name: str, kind: str, wanted: str, key: str, error: Exception
+) -> PipelineError:
     """Return the error for a hub that does not give what is wanted."""
     return PipelineError(
         f"{key}={name}: the hub did not give {wanted} ({type(error).__name__}). Check the name "
-        f"and the network, fetch once with `make fetch`, or set {key} to a local directory"
+        "and the network, or fetch where there is one (`make fetch STUDY=...`). Or take a local "
+        f"copy: {key}=DIRECTORY, with {EXPECTED[kind]}"
     )

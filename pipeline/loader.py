@@ -45,8 +45,8 @@ class Study:
         if rule is not None:
             nodes = [node for node in nodes if node.label == rule]
         if not nodes:
-            raise PipelineError(f"no {stage} of target={target} rule={rule} in this study; targets: "
-                                f"{self.targets}, rules: {[rule.label for rule in self.rules]}")
+            raise PipelineError(f"no {stage} of target={target} rule={rule} in this study; "
+                                f"targets: {self.targets}, rules: {[rule.label for rule in self.rules]}")
         found = self._store.find(nodes[0])
         if found is None:
             command = " ".join(["python -m pipeline", *self.overrides, f"stage={stage}"])

@@ -25,23 +25,10 @@ from transformers import (
 from transformers import logging as transformers_logging
 from transformers.cache_utils import DynamicLayer
 
+from pipeline.devices import choose_device, set_up
 from pipeline.errors import PipelineError
+from pipeline.heads import Head
 from pipeline.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
-
-
-class Head(nn.Module):
-    """The final projection in a dtype of its own: hidden states and weight are cast to it."""
-
-    def __init__(self, projection: nn.Linear, dtype: torch.dtype) -> None:
-        """Keep a copy of the weight (and bias) of `projection` in `dtype`."""
-        super().__init__()
-        self.weight = nn.Parameter(projection.weight.detach().to(dtype), requires_grad=False)
-        bias = projection.bias
-        self.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits (..., V) of the hidden states (..., d)."""
-        return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
 
 class PreallocatedLayer(DynamicLayer):
@@ -54,6 +41,7 @@ class PreallocatedLayer(DynamicLayer):
         """Make room for `capacity` tokens a sequence, when the first ones come."""
         super().__init__()
         self._capacity = capacity
+        self._columns: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the buffers, whose shape is known only now."""
@@ -63,12 +51,28 @@ class PreallocatedLayer(DynamicLayer):
             for states in (key_states, value_states)
         ]
 
+    def fix(self, columns: Tensor) -> None:
+        """Keep all shapes from now on: attention sees the whole buffers.
+
+        What is appended goes to the columns that the tensor `columns` (n,) holds at that time; the
+        caller changes it, and masks the columns that are not in use.
+        """
+        used = self.get_seq_length()
+        for buffer in self._buffers:
+            buffer[:, :, used:] = 0  # masked, but 0 times the NaN of unused memory is NaN
+        self._columns = columns
+        self._show(self._capacity)
+
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Append the states (B, heads, n, d); return all that are in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self._columns is not None:
+            for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+                buffer.index_copy_(2, self._columns, states)
+            return self.keys, self.values
         begin = self.get_seq_length()
         end = begin + key_states.shape[2]
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
@@ -109,7 +113,8 @@ class LanguageModel:
 
         Args:
             ids: (B, n) tokens that are not in the cache yet.
-            mask: (B, cached + n) 1 for tokens, 0 for padding.
+            mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
+                what is added to the attention scores.
             positions: (B, n) positions of `ids` within their sequence, from 0.
             cache: keys and values of what came before; grown in place.
 
@@ -131,6 +136,15 @@ class LanguageModel:
             logits_to_keep=keep,
         )
         return out.logits
+
+    def static_refusal(self) -> str | None:
+        """Return why decoding steps of this model can't all have the same shapes, or None."""
+        attention = self.module.config._attn_implementation
+        if attention not in ("sdpa", "eager"):
+            return f"attention: {attention} takes no mask of the scores"
+        if any(type(layer) is not PreallocatedLayer for layer in self.new_cache(1).layers):
+            return "it has layers that are no full attention"
+        return None
 
     @torch.inference_mode()
     def cache_bytes(self) -> int:
@@ -154,22 +168,6 @@ class LanguageModel:
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the torch device of the configuration key device.name.
-
-    Raises:
-        PipelineError: CUDA is asked for and there is none.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise PipelineError(
-            f"device.name={name}: torch finds no CUDA device here; "
-            "give device.name=cpu, or install torch's CUDA build"
-        )
-    return torch.device(name)
-
-
 def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:
     """Load a model for inference.
 
@@ -182,9 +180,7 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
         PipelineError: the model can't be fetched, or is no causal language model in safetensors.
     """
     device = choose_device(settings["device"])
-    if settings["threads"] is not None:
-        torch.set_num_threads(settings["threads"])
-    torch.backends.cuda.matmul.allow_tf32 = False  # a float32 head means float32
+    set_up(device, settings["threads"])
     transformers_logging.disable_progress_bar()
     path = settings["path"]
     folder = _folder(path, config.get("commit"), MODEL_FILES, f"{key}.path")
@@ -253,17 +249,6 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
             f"{_first_line(error)}. Wanted: tokenizer.json and "
             "tokenizer_config.json"
         ) from error
-
-
-def encode_chat(tokenizer: Any, text: str, enable_thinking: bool) -> list[int]:
-    """Return the tokens of `text` as a user's first message, up to where the answer begins."""
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-        enable_thinking=enable_thinking,
-    )
 
 
 def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) -> Path:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 23  # float64 values held at once: 64 MB
+CUDA_CHUNK = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
 
 
 class Statistics(NamedTuple):
@@ -30,7 +31,7 @@ def summarise(logits: Tensor, k: int, temperature: float = 1.0) -> Statistics:
     cancels nor underflows. A NaN or an infinity in a row makes its entropy NaN.
     """
     top_logits, top_ids = top_k(logits, k)
-    rows = max(1, CHUNK // logits.shape[1])
+    rows = max(1, (CUDA_CHUNK if logits.is_cuda else CHUNK) // logits.shape[1])
     parts = [
         _moments(logits[i : i + rows], top_ids[i : i + rows], temperature)
         for i in range(0, len(logits), rows)

@@ -1,4 +1,4 @@
-"""Where the project's own directories lie, found from the repository and not the working directory."""
+"""Where the project's directories lie, found from the repository, not the working directory."""
 
 from pathlib import Path
 

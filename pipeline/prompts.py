@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline import columns
+from pipeline import columns, spec_bench
 from pipeline.artifacts import Artifact, Draft
 from pipeline.errors import PipelineError
-from pipeline.identity import hub_files, local_path
-from pipeline.models import encode_chat, load_tokenizer
+from pipeline.identity import READERS, hub_files, local_path, split_patterns
+from pipeline.models import load_tokenizer
 from pipeline.stages import Node
 
 NAMED = 5  # excluded rows that are named, for each reason
-READERS = {".jsonl": "json", ".parquet": "parquet"}
 REASONS = ("not a string", "empty", "duplicate id", "too short", "too long")
 
 
@@ -56,6 +55,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], draft: Draft) -> None:
             "or prompts.min_tokens, or raise prompts.max_tokens"
         )
     name = config["source"].get("hub") or Path(path).name
+    table["source"] = [rows[at].get("category", name) for at in table["source_row"]]
     draft.write(
         "data",
         pa.table({"source": [name] * len(table["prompt_id"]), **table})
@@ -98,12 +98,6 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
     return found
 
 
-def split_patterns(split: str | None) -> list[str]:
-    """Return the patterns of the files of a hub data set that hold `split`."""
-    part = split or "*"
-    return [f"*{part}{rest}{suffix}" for rest in ("", "-*", "/*") for suffix in READERS]
-
-
 def _in_split(file: Path, split: str) -> bool:
     return file.parent.name == split or re.match(rf"{re.escape(split)}[-.]", file.name) is not None
 
@@ -129,12 +123,15 @@ def read(files: list[Path], cache: str) -> Any:
             f"prompts.source: {files[0]} and the {len(files) - 1} files with it "
             f"can't be read as one table: {error.__cause__ or error}"
         ) from error
+    if {"question_id", "turns"} <= set(rows.column_names):
+        return [spec_bench.as_chat(row) for row in rows]
     lacking = {"prompt", "prompt_id", "messages"} - set(rows.column_names)
     if lacking:
         raise PipelineError(
             f"prompts.source: {files[0]} has no column {', '.join(sorted(lacking))}"
             f"; it has {', '.join(rows.column_names)}. Expected is UltraChat's "
-            "schema: prompt, prompt_id, messages (a list of role and content)"
+            "schema: prompt, prompt_id, messages (a list of role and content), or "
+            "Spec-Bench's: question_id, category, turns"
         )
     return rows
 
@@ -176,6 +173,17 @@ def sample(
         ):
             table[name].append(value)
     return table, {reason: excluded[reason] for reason in REASONS if reason in excluded}
+
+
+def encode_chat(tokenizer: Any, text: str, enable_thinking: bool) -> list[int]:
+    """Return the tokens of `text` as a user's first message, up to where the answer begins."""
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+        enable_thinking=enable_thinking,
+    )
 
 
 def first_message(row: Mapping[str, Any], seen: set[str]) -> str:

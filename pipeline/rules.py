@@ -19,7 +19,7 @@ def build_rules(config: Any) -> list[criteria.Rule]:
     if not isinstance(config, Mapping) or not ({"rule", "rules"} & set(config)):
         raise PipelineError(f"criteria={config!r} is not allowed: give one rule "
                             "(criteria=additive) or a list of them under `rules`")
-    mappings = config["rules"] if "rules" in config else [config]
+    mappings = config.get("rules", [config])
     try:
         rules = criteria.expand(mappings)
     except (ValueError, TypeError, ImportError) as error:

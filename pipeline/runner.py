@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Artifact, Draft, Store
+from pipeline.artifacts import Artifact, Store
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
 from pipeline.stages import JOINT, MODULES, RESUMABLE, VERSIONS, Node

@@ -1,7 +1,8 @@
 """Shards of the long stages: batches of prompts, fixed in plan.json before any is computed.
 
 A finished shard is never computed again; one that runs out of memory is halved, in the plan
-first. At the end the shards are joined in the order of the prompts.
+first. What a shard leaves for later, its transfer and writing, runs beside the next one. At the
+end the shards are joined in the order of the prompts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,9 +38,14 @@ class Shard:
     measured: dict[str, Any] = field(default_factory=dict)
 
 
+Measured = dict[str, Any]
+
 # Computes a shard: writes a row group for each of its prompts to the path, calls the last
-# argument with the steps it has done so far, and returns what it measured.
-Compute = Callable[[Shard, Path, Callable[[int], object]], dict[str, Any]]
+# argument with the steps it has done so far, and returns what it measured. Or computes it and
+# returns the function that writes and returns that, which is run while the next one is computed.
+Compute = Callable[
+    [Shard, Path, Callable[[int], object]], Measured | Callable[[], Measured]
+]  # fmt: skip
 
 
 @dataclass
@@ -145,11 +153,18 @@ def assemble(
 
 
 def _compute(plan: Plan, compute: Compute, steps: int, label: str, device: torch.device) -> None:
-    total = sum(len(shard.prompts) for shard in plan.pending()) * steps
-    with tqdm(total=total, unit="step", desc=label, disable=not sys.stderr.isatty()) as bar:
-        while pending := plan.pending():
-            shard, before = pending[0], bar.n
-            if _finished(plan, shard, compute, bar.update):
+    todo = plan.pending()
+    total = sum(len(shard.prompts) for shard in todo) * steps
+    with (
+        tqdm(total=total, unit="step", desc=label, disable=not sys.stderr.isatty()) as bar,
+        _Writer(plan) as writer,
+    ):
+        while todo:
+            shard, before = todo[0], bar.n
+            computed = _attempt(plan, shard, compute, bar.update)
+            if computed is not None:
+                writer.take(shard, computed)
+                del todo[0]
                 bar.update(before + len(shard.prompts) * steps - bar.n)
                 bar.set_postfix_str(f"{peak_memory(device) / 2**30:.1f} GiB")
                 continue
@@ -160,27 +175,58 @@ def _compute(plan: Plan, compute: Compute, steps: int, label: str, device: torch
                     "lower prompts.max_tokens or distributions.steps, or take a smaller model or "
                     "dtype"
                 )
+            writer.wait()  # the shard before is then finished, and is not halved
             plan.halve(len(shard.prompts))
+            todo = plan.pending()
+        writer.wait()
 
 
-def _finished(
+def _attempt(
     plan: Plan, shard: Shard, compute: Compute, progress: Callable[[int], object]
-) -> bool:
-    """Compute and write one shard; return False, and keep nothing, when memory runs out."""
-    beside = plan.file(shard).with_suffix(".tmp")
-    measured = None
+) -> Measured | Callable[[], Measured] | None:
+    """Compute one shard; return None, and keep nothing, when memory runs out."""
     try:
-        measured = compute(shard, beside, progress)
+        return compute(shard, _beside(plan, shard), progress)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-    if measured is None:  # outside of `except`, where the error holds the failed batch's tensors
-        torch.cuda.empty_cache()
-        return False
-    shard.measured = measured
-    plan.save()
-    beside.replace(plan.file(shard))
-    return True
+    torch.cuda.empty_cache()  # outside of `except`, where the error holds the batch's tensors
+    return None
+
+
+class _Writer:
+    """Finishes one shard in a thread of its own while the next is computed, and no more."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()  # lets the last one finish, when the run is stopped too
+
+    def take(self, shard: Shard, computed: Measured | Callable[[], Measured]) -> None:
+        """Finish `shard` from now on; waits for the one before, and raises its error."""
+        self.wait()
+        self._last = self._thread.submit(self._finish, shard, computed)
+
+    def wait(self) -> None:
+        """Wait for the last shard; raise its error."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def _finish(self, shard: Shard, computed: Measured | Callable[[], Measured]) -> None:
+        shard.measured = computed() if callable(computed) else computed
+        self._plan.save()
+        _beside(self._plan, shard).replace(self._plan.file(shard))
+
+
+def _beside(plan: Plan, shard: Shard) -> Path:
+    return plan.file(shard).with_suffix(".tmp")
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -193,7 +239,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def write_groups(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
     """Write a shard: a row group for each of its prompts."""
-    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+    with pq.ParquetWriter(
+        path, schema, compression="none", use_dictionary=False, write_statistics=False
+    ) as writer:
         for table in tables:
             writer.write_table(table)
 
@@ -203,11 +251,12 @@ def _join(plan: Plan, order: list[str], draft: Draft, schema: pa.Schema) -> None
     places = {
         name: (shard.name, row) for shard in plan.shards for row, name in enumerate(shard.prompts)
     }
-    files = {shard.name: pq.ParquetFile(plan.file(shard)) for shard in plan.shards}
+    files = {shard.name: plan.file(shard) for shard in plan.shards}
     with draft.writer("data", schema) as writer:
         for start in range(0, len(order), JOINED):
             found = [places[name] for name in order[start : start + JOINED]]
-            tables = [files[name].read_row_group(row) for name, row in found]
+            with ExitStack() as stack:  # only the shards in use: each holds a footer
+                opened = {name: stack.enter_context(pq.ParquetFile(files[name]))
+                          for name in {name for name, _ in found}}  # fmt: skip
+                tables = [opened[name].read_row_group(row) for name, row in found]
             writer.write_table(pa.concat_tables(tables))
-    for file in files.values():
-        file.close()

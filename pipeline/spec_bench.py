@@ -17,16 +17,12 @@ from typing import Any
 from pipeline.artifacts import slug
 
 
-def is_question(row: Mapping[str, Any]) -> bool:
-    """Whether a row of a prompt file is a question of Spec-Bench."""
-    return "question_id" in row and "turns" in row
-
-
 def as_chat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a question in UltraChat's schema: prompt, prompt_id, messages."""
+    """Return a question in UltraChat's schema: prompt, prompt_id, messages; and its category."""
     first = row["turns"][0] if row["turns"] else None
     return {"prompt": first, "prompt_id": str(row["question_id"]),
-            "messages": [{"role": "user", "content": first}]}
+            "messages": [{"role": "user", "content": first}],
+            "category": row.get("category") or "question"}
 
 
 def write_answers(

@@ -30,7 +30,7 @@ VERSIONS = {
     "report": 1,
 }
 MODULES = {name: f"pipeline.{name}" for name in VERSIONS}
-RESUMABLE = {"distributions", "drafts", "decoding"}  # what a killed run leaves is kept and completed
+RESUMABLE = {"distributions", "drafts", "decoding"}  # what a killed run leaves is completed
 JOINT = {"certificates"}  # all nodes on one upstream are computed in one pass, under one lock
 
 
@@ -163,6 +163,7 @@ def run_settings(config: Config, model: Model) -> dict[str, Any]:
         "threads": config.device.threads,
         "batch": config.device.batch,
         "memory_share": config.device.memory_share,
+        "cache": config.device.cache,
     }
 
 

@@ -58,8 +58,21 @@ def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
     return list(rows.values())
 
 
+def _decoding(node: Node, artifact: Artifact) -> list[Row]:
+    from analysis import decoding
+    from pipeline.decoded import read
+
+    found = decoding.acceptance(one := read(node.settings["target"]["label"], artifact))
+    found = found.join(decoding.speedups(one, 1, 0.5, 0)[["tokens_per_second", "speedup"]])
+    shown = ["method", "draft_length", "temperature", "rate", "tokens_per_call", "agreement",
+             "given_up", "tokens_per_second", "speedup"]
+    return [{"target": one.target, **dict(zip(shown, row, strict=True))}
+            for row in found[shown].itertuples(index=False)]
+
+
 SUMMARIES: dict[str, Callable[[Node, Artifact], list[Row]]] = {
     "certificates": _certificates,
     "run_lengths": _run_lengths,
+    "decoding": _decoding,
     "acceptance": _acceptance,
 }

@@ -7,11 +7,11 @@ Files of a sweep: ``<n>/point.json`` a job, ``sweep.csv``, ``sweep.parquet``, ``
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import Artifact
+from pipeline.runner import shown
 from pipeline.stages import Node
 from pipeline.summaries import summarise
 
@@ -86,9 +86,9 @@ def _publish(directory: Path, swept: list[str], rows: list[dict[str, Any]]) -> N
     table = pd.DataFrame(rows)
     table.to_csv(directory / "sweep.csv", index=False)
     table.to_parquet(directory / "sweep.parquet", index=False)
-    shown = table.drop(columns=[c for c in table if table[c].isna().all()])
+    printed = table.drop(columns=[c for c in table if table[c].isna().all()])
     with pd.option_context("display.width", 200, "display.max_rows", 200):
-        print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+        print(printed.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     figure = sweep_figure(table, swept)
     if figure is not None:
         for kind in ("pdf", "png"):

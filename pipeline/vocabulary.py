@@ -57,10 +57,10 @@ def check_pair(
                      for _, model, key in both)
     if first == second:
         return
-    vocabularies = [read_tokens(local_path(model.path) or hub_files(
-        model.path, model.revision, list(TOKENIZER_FILES), key)) for _, model, key in both]
-    if None not in vocabularies:
-        check_same_tokens(*vocabularies,  # type: ignore[arg-type]
+    ours, theirs = (read_tokens(local_path(model.path) or hub_files(
+        model.path, model.revision, list(TOKENIZER_FILES), key)) for _, model, key in both)
+    if ours is not None and theirs is not None:
+        check_same_tokens(ours, theirs,
                           " and ".join(f"{key}={model.path}" for _, model, key in both))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["study=mini", "prompts.count=6", "distributions.steps=16", "distributions.k=64",
-         "statistics.resamples=50", "device.threads=1"]
+         "statistics.resamples=50", "device.threads=1", "decoding.prompts=1", "decoding.steps=6"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Which code each stage computes with: ``python -m tests.stage_versions [--same-results STAGE ...]``.
+"""Which code each stage computes with.
+
+``python -m tests.stage_versions [--same-results STAGE ...]`` accepts the present state.
 
 A stage's digest covers its module and all it imports of pipeline/ and analysis/, as syntax trees
 without docstrings and comments; the plumbing below is left out. When the digest changed, bump the
@@ -25,7 +27,7 @@ PLUMBING = {f"pipeline.{name}" for name in
 
 def source(module: str) -> Path | None:
     """Return the file of a module of this project, None for any other."""
-    if module.split(".")[0] not in ("pipeline", "analysis"):
+    if module.split(".")[0] not in ("pipeline", "analysis") or "." not in module:
         return None
     try:
         spec = find_spec(module)

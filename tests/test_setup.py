@@ -160,7 +160,7 @@ def test_silent_index_is_skipped_in_time(setup_env, monkeypatch, capsys) -> None
         monkeypatch.setattr(setup_env.is_reachable, "__defaults__", (0.2,))
         start = time.perf_counter()
         assert setup_env.torch_index() == []
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 5  # without a bound it would wait for ever
     assert f"{index} does not answer" in capsys.readouterr().out
 
 

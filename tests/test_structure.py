@@ -61,7 +61,7 @@ def test_only_models_imports_transformers() -> None:
 
 
 def test_stages_do_not_import_each_other() -> None:
-    for stage, module in MODULES.items():
+    for stage in MODULES:
         others = {other for name, other in MODULES.items() if name != stage}
         for used in stage_versions.closure(stage):
             path = stage_versions.source(used)

@@ -112,7 +112,8 @@ def test_killed_at_a_random_moment_it_goes_on(
 
 
 def documented_commands() -> list[str]:
-    text = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(path.read_text() for path in pages)
     found = re.findall(r"^\s*(?:\$ )?(python -m pipeline [^\n#`]*)", text, re.MULTILINE)
     return sorted({command.strip() for command in found})
 

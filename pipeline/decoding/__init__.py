@@ -9,7 +9,6 @@ are kept apart in timings/, which no digest covers.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -226,4 +225,4 @@ def run_name(method: Method) -> str:
 def _write(path: Path, shard: dict[str, Any]) -> None:
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps(shard))
-    os.replace(beside, path)
+    beside.replace(path)

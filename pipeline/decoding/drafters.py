@@ -81,7 +81,8 @@ class ModelDrafter:
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens."""
         fresh = torch.tensor(tokens[self._sequence.length :], device=self._model.device)
-        chosen, weights = [], []
+        chosen: list[Tensor] = []
+        weights: list[Tensor] = []
         for at in range(count):
             logits = self._sequence.extend(fresh)[-1:]
             fresh = self._choose(logits, position + at, weights)
@@ -114,7 +115,7 @@ class PromptLookup:
         """Do nothing."""
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
-        """Return the up to `count` tokens that followed, none without an occurrence."""
+        """Return the `count` tokens that followed, none without an occurrence."""
         found = continuation(tokens, self._longest, count)
         return Draft(torch.tensor(found, dtype=torch.long, device=self._device))
 
@@ -125,7 +126,8 @@ class PromptLookup:
 def continuation(tokens: Sequence[int], longest: int, count: int) -> list[int]:
     """Return what followed the latest earlier occurrence of the last n tokens, n <= `longest`.
 
-    The longest n that occurs is taken.
+    The longest n that occurs is taken. What follows may run into the end of the text: it then
+    goes on with itself, so that a text that repeats is drafted as repeating.
     """
     text = list(tokens)
     size = len(text)
@@ -133,5 +135,7 @@ def continuation(tokens: Sequence[int], longest: int, count: int) -> list[int]:
         wanted, last = text[-n:], text[-1]
         for end in range(size - 2, n - 2, -1):
             if text[end] == last and text[end - n + 1 : end + 1] == wanted:
-                return text[end + 1 : end + 1 + count]
+                for at in range(end + 1, end + 1 + count):
+                    text.append(text[at])
+                return text[size:]
     return []

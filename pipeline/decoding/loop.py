@@ -89,9 +89,8 @@ def decode(
             answer, or the logits are not finite.
     """
     check_prompt(target, prompt, limit)
-    device = target.device
-    run = Run(CachedSequence(target, len(prompt) + limit), drafter, verifier, draft_length, limit, clock_of(device),
-              list(prompt), len(prompt))
+    run = Run(CachedSequence(target, len(prompt) + limit), drafter, verifier, draft_length, limit,
+              clock_of(target.device), list(prompt), len(prompt))
     begin(run)
     while not run.answer.ended and run.position < limit:
         step(run)

@@ -148,5 +148,6 @@ def ranked(
     before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
     rank = 1 + ((logits > mine) | ((logits == mine) & before)).sum(1)
     log_prob = mine[:, 0].double() - found.logsumexp
-    dist = TopK.from_columns(*(column.cpu().numpy() for column in found), vocab_size=size)
+    top_ids, top_logits, logsumexp, log_tail, entropy = (part.cpu().numpy() for part in found)
+    dist = TopK.from_columns(top_ids, top_logits, logsumexp, log_tail, entropy, size)
     return dist, rank.cpu().numpy(), log_prob.cpu().numpy()

@@ -7,6 +7,7 @@ finished one is never computed again. At the end they are joined in the order of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline import columns
 from pipeline.artifacts import Artifact, Draft
 from pipeline.distributions.batches import batch_limit
 from pipeline.distributions.decode import Decoding, Trajectories, decode
+from pipeline.distributions.running import GrowingBatch, running_batch
 from pipeline.distributions.sampling import Sampling
 from pipeline.errors import PipelineError
 from pipeline.measure import (
@@ -45,7 +47,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         {name: len(ids) for name, ids in prompts.items()},
         batch_limit(model, settings["batch"], settings["memory_share"], decoding),
     )
-    dump(model, prompts, decoding, plan, draft)
+    dump(model, prompts, decoding, running_batch(settings["cache"], model), plan, draft)
     draft.facts |= facts(node, model, plan)
     draft.facts["enable_thinking"] = source.record["config"]["enable_thinking"]
 
@@ -74,6 +76,7 @@ def dump(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
+    running: type[GrowingBatch],
     plan: Plan,
     draft: Draft,
 ) -> None:
@@ -81,7 +84,7 @@ def dump(
     assemble(
         plan,
         list(prompts),
-        shard_of(model, prompts, decoding),
+        shard_of(model, prompts, decoding, running),
         draft,
         columns.schema("distributions", k=min(decoding.k, model.vocab_size)),
         steps=decoding.steps,
@@ -90,29 +93,44 @@ def dump(
     )
 
 
-def shard_of(model: LanguageModel, prompts: dict[str, list[int]], decoding: Decoding) -> Compute:
-    """Return the function that decodes and writes one shard."""
+def shard_of(
+    model: LanguageModel,
+    prompts: dict[str, list[int]],
+    decoding: Decoding,
+    running: type[GrowingBatch],
+) -> Compute:
+    """Return the function that decodes one shard and leaves its transfer and writing for later."""
 
     def compute_shard(
         shard: Shard, path: Path, progress: Callable[[int], object]
-    ) -> dict[str, Any]:
+    ) -> Callable[[], dict[str, Any]]:
         watch = Stopwatch(model.device)
         batch = {name: prompts[name] for name in shard.prompts}
-        out = decode(model, batch, decoding, watch, progress)
-        with watch("transfer"):
-            out = out.to_cpu()
-        check_finite(model.label, shard.prompts, out)
-        with watch("write"):
-            schema = columns.schema("distributions", k=out.top_ids.shape[2])
-            write_groups(path, tables(shard.prompts, out, schema), schema)
-        return {
-            "seconds": watch.seconds(),
-            "rows": int(out.lengths.sum()),
-            "forwards": out.forwards,
-            "kv_tokens": out.kv_tokens,
-        }
+        out = decode(model, batch, decoding, running, watch, progress)
+        return partial(write, model.label, shard.prompts, out, watch, path)
 
     return compute_shard
+
+
+def write(
+    label: str, prompts: list[str], out: Trajectories, watch: Stopwatch, path: Path
+) -> dict[str, Any]:
+    """Transfer, check and write a decoded shard; return what was measured."""
+    seconds = watch.seconds()  # waits for the device
+    host = Stopwatch(torch.device("cpu"))
+    with host("transfer"):
+        out = out.to_host()
+    check_finite(label, prompts, out)
+    with host("write"):
+        schema = columns.schema("distributions", k=out.top_ids.shape[2])
+        write_groups(path, tables(prompts, out, schema), schema)
+    return {
+        "seconds": seconds | host.seconds(),
+        "rows": int(out.lengths.sum()),
+        "forwards": out.forwards,
+        "kv_tokens": out.kv_tokens,
+        "graph": out.graph,
+    }
 
 
 def check_finite(label: str, prompts: list[str], out: Trajectories) -> None:
@@ -167,6 +185,8 @@ def facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
         "certified_temperature": config["certified_temperature"],
         "eos": list(model.eos),
         **describe_device(model.device),
+        "static_shapes": running_batch(node.settings["cache"], model).shrinks is False,
+        "cuda_graph": all(shard.measured["graph"] for shard in plan.shards),
         "shards": len(plan.shards),
         "batch": max(len(shard.prompts) for shard in plan.shards),
         "peak_memory_bytes": peak_memory(model.device),

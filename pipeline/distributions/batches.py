@@ -8,6 +8,7 @@ import torch
 
 from pipeline.distributions.decode import Decoding
 from pipeline.models import LanguageModel
+from pipeline.moments import CUDA_CHUNK
 
 BATCH_LIMIT = {"cpu": 32, "cuda": 512}  # larger ones were not faster on the CPU
 SLACK = 1.1  # fragmentation
@@ -29,6 +30,7 @@ def batch_limit(
     if batch is not None:
         return lambda _: batch
     free = memory_share * torch.cuda.mem_get_info(model.device)[0]
+    free -= 3 * CUDA_CHUNK * 8  # of the statistics: float64 logits, their exponentials, a product
     cache = model.cache_bytes()
     config = model.module.config.get_text_config()
     size = model.module.dtype.itemsize
@@ -40,7 +42,7 @@ def batch_limit(
     def fits(length: int) -> int:
         each = SLACK * cache * (length + decoding.steps)
         each += length * (layer + length)  # prefill: activations of one layer, and the mask
-        each += decoding.steps * decoding.k * 8  # what is stored
+        each += 2 * decoding.steps * decoding.k * 8  # what is stored, and of the shard before
         each += model.vocab_size * 4 * 4  # logits, and what topk takes
         return max(1, min(BATCH_LIMIT["cuda"], int(free / each)))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.distributions.running import GrowingBatch
 from pipeline.distributions.sampling import Sampling, choose, uniforms
 from pipeline.measure import Stopwatch
 from pipeline.models import LanguageModel
@@ -39,6 +40,7 @@ class Trajectories:
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
     kv_tokens: int  # cached tokens read in all decoding steps together
     forwards: int  # decoding steps, each of which reads the weights
+    graph: bool = False  # whether they were replayed from a CUDA graph
 
     @classmethod
     def empty(cls, batch: int, steps: int, k: int, device: torch.device) -> Trajectories:
@@ -60,17 +62,22 @@ class Trajectories:
         self.top_logits[rows, step] = found.top_logits
         self.moments[rows, step] = torch.stack(found[2:], dim=1)
 
-    def to_cpu(self) -> Trajectories:
-        """Return a copy in the host's memory."""
-        return Trajectories(
-            self.token_id.cpu(),
-            self.top_ids.cpu(),
-            self.top_logits.cpu(),
-            self.moments.cpu(),
-            self.lengths.cpu(),
-            self.kv_tokens,
-            self.forwards,
-        )
+    def to_host(self) -> Trajectories:
+        """Return a copy in the host's memory; all work on the tensors must be done.
+
+        On CUDA the copy runs on a stream of its own, beside what the device is doing meanwhile.
+        """
+        if self.token_id.device.type != "cuda":
+            return self
+        stream = torch.cuda.Stream(self.token_id.device)
+        copies = {}
+        with torch.cuda.stream(stream):
+            for name in ("token_id", "top_ids", "top_logits", "moments", "lengths"):
+                there = getattr(self, name)
+                here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+                copies[name] = here.copy_(there, non_blocking=True)
+        stream.synchronize()
+        return replace(self, **copies)
 
 
 @torch.inference_mode()
@@ -78,62 +85,48 @@ def decode(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
+    running: type[GrowingBatch],
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Trajectories:
     """Decode `prompts` (tokens by prompt_id) together.
 
     Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
-    token and runs the model on it. Prompts whose answer has ended leave the batch.
+    token and runs the model on it. Prompts whose answer has ended leave a batch that can shrink.
     """
-    steps = decoding.steps
-    ids, mask, lengths = pad_left(list(prompts.values()), steps, model.device)
-    width = ids.shape[1]
+    steps, k = decoding.steps, min(decoding.k, model.vocab_size)
+    batch = running(model, list(prompts.values()), steps)
     noise = torch.from_numpy(
         np.stack([uniforms(decoding.sampling.seed, name, steps) for name in prompts])
     ).to(model.device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
-    k = min(decoding.k, model.vocab_size)
     out = Trajectories.empty(len(prompts), steps, k, model.device)
     rows = torch.arange(len(prompts), device=model.device)  # still decoding
-    cache = model.new_cache(width + steps)
 
     with watch("prefill"):
-        positions = (mask[:, :width].cumsum(1) - 1).clamp(min=0)
-        logits = model.forward(ids, mask[:, :width], positions, cache)
+        logits = batch.prefill()
     for step in range(steps):
         with watch("statistics"):
             found = summarise(logits, k, decoding.certified_temperature)
             token = choose(logits, found.top_ids[:, 0], decoding.sampling, noise[rows, step])
             out.store(rows, step, token, found)
         progress(len(rows))
-        if (step + 1) % RETIRE_EVERY == 0 or step + 1 == steps:
-            running = ~torch.isin(out.token_id[rows, : step + 1], eos).any(1)
-            if step + 1 == steps or not running.any():
-                break
-            if running.float().mean() <= 1 - RETIRE_SHARE:
-                rows, mask, lengths, token = (t[running] for t in (rows, mask, lengths, token))
-                cache.batch_select_indices(running)
+        if step + 1 == steps:
+            break
         with watch("decode"):
-            logits = model.forward(
-                token[:, None], mask[:, : width + step + 1], (lengths + step)[:, None], cache
-            )
+            if (step + 1) % RETIRE_EVERY == 0:
+                going = ~torch.isin(out.token_id[rows, : step + 1], eos).any(1)
+                share = float(going.float().mean())
+                if share == 0:
+                    break
+                if share <= 1 - RETIRE_SHARE and batch.shrinks:
+                    rows, token = rows[going], token[going]
+                    batch.keep(going)
+            logits = batch.step(token, step)
         out.forwards += 1
-        out.kv_tokens += len(rows) * (width + step + 1)
-    ended = torch.isin(out.token_id, eos)
-    out.lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)
+        out.kv_tokens += len(rows) * (batch.width + step + 1)
+    with watch("statistics"):
+        ended = torch.isin(out.token_id, eos)
+        out.lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)
+    out.graph = batch.graph
     return out
-
-
-def pad_left(
-    prompts: list[list[int]], steps: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids (B, W), a mask (B, W + steps) that covers the answer too, and lengths (B,)."""
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    width = int(lengths.max())
-    ids = torch.zeros((len(prompts), width), dtype=torch.long)
-    mask = torch.ones((len(prompts), width + steps), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, : width - len(prompt)] = 0
-    return ids.to(device), mask.to(device), lengths.to(device)

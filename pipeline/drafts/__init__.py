@@ -45,7 +45,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
                             f"{pair.rows} rows that both models have: take another drafter")
     plan = Plan.load(draft.directory / "plan.json") or Plan.make(
         draft.directory / "plan.json", {name: len(prompts[name]) for name in answers},
-        lambda length: node.settings["target"]["batch"] or BATCH)
+        lambda _: node.settings["target"]["batch"] or BATCH)
 
     def shard(shard: Shard, path: Path, progress: Callable[[int], object]) -> dict[str, Any]:
         return compare_shard(pair, {name: prompts[name] for name in shard.prompts},

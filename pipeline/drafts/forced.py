@@ -48,7 +48,8 @@ class Batch:
             mask[row, : width - len(prompt)] = 0
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         lengths = torch.tensor([len(answer) for answer in answers])
-        return cls(*(t.to(device) for t in (ids, mask, positions)), width, lengths.to(device))
+        return cls(ids.to(device), mask.to(device), positions.to(device), width,
+                   lengths.to(device))
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def teacher_force(
             logits = [_run(model, batch, cache, begin, end, end - begin).flatten(0, 1)
                       for model, cache in zip(models, caches, strict=True)]
         with watch("comparison"):
-            parts.append(_measure(pair, *logits, size))
+            parts.append(_measure(pair, logits[0], logits[1], size))
         progress(size * (end - begin))
     statistics, comparisons, left_out = zip(*parts, strict=True)
     inside = torch.arange(steps, device=batch.lengths.device) < batch.lengths[:, None]

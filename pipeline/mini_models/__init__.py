@@ -1,0 +1,1 @@
+"""The embedded models: corpus, training and export (``make mini-models``)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from omegaconf import OmegaConf
+from torch import nn
 
 from pipeline.mini_models import dataset, export
 from pipeline.mini_models.train import train
@@ -25,7 +26,7 @@ def main(names: list[str]) -> None:
     directory = OUTPUTS / "mini_models"
     directory.mkdir(parents=True, exist_ok=True)
     data = dataset.prepare(directory, list(recipe.packages), recipe.vocab_size, recipe.seed)
-    trained = {}
+    trained: dict[str, nn.Module] = {}
     for name in names or recipe.models:
         teacher_name = recipe.models[name].teacher
         teacher = None

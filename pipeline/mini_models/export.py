@@ -83,11 +83,11 @@ def licence_row(package: str) -> str:
     """Return the table row of an import name: distribution, version, licence."""
     names = packages_distributions().get(package, [package])
     try:
-        found = metadata(names[0])
+        found = metadata(names[0]).json
     except PackageNotFoundError:
         return f"| {package} | | |"
-    classifiers = [c.split(" :: ")[-1] for c in found.get_all("Classifier") or []
-                   if c.startswith("License ::")]
-    text = (found.get("License-Expression") or ", ".join(classifiers)
-            or (found.get("License") or "").split("\n")[0])
-    return f"| {found['Name']} | {found['Version']} | {text} |"
+    classifiers = [name.split(" :: ")[-1] for name in found.get("classifier", [])
+                   if name.startswith("License ::")]
+    text = (found.get("license_expression") or ", ".join(classifiers)
+            or str(found.get("license", "")).split("\n")[0])
+    return f"| {found['name']} | {found['version']} | {text} |"

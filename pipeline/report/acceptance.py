@@ -69,14 +69,14 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
     profile = together(targets, found, "profile")
     available = [rule for rule in SHOWN if rule in set(profile["rule"])]
     shown = available or list(profile["rule"].unique())[:len(SHOWN)]
-    figures = {
+    drawn = {
         "acceptance_rules": rules_figure(pairs),
         "acceptance_profile": profile_figure(
             profile, {rule: pairs.names[rule] for rule in shown}, targets),
         "acceptance_dial": dial_figure(pairs),
         "acceptance_along": along(targets[0], pairs, shown, drafts[0], found[0]),
     }
-    figures = {name: figure for name, figure in figures.items() if figure is not None}
+    figures = {name: figure for name, figure in drawn.items() if figure is not None}
     return Part(text(pairs, tables, figures, drafts, found), tables, figures)
 
 

@@ -7,19 +7,16 @@ are equal in everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import criteria
 from analysis.decoding import Decoded, speed
 from analysis.decoding_figures import content_figures, timing_figures
 from analysis.decoding_tables import content_tables, timing_tables
 from analysis.figures import render
 from analysis.layout import Table
-from analysis.printing import rule_text
 from pipeline.artifacts import Artifact
+from pipeline.decoded import read, thetas
 from pipeline.stages import Node
 
 TITLES = {
@@ -94,39 +91,6 @@ def section(
         parts += [f"## {TITLES[name]}", CAPTIONS[name],
                   f"![{TITLES[name]}](figures/{name}.png)", f"[PDF](figures/{name}.pdf)"]
     return parts
-
-
-def read(target: str, artifact: Artifact) -> Decoded:
-    """Read what a target decoded."""
-    facts = artifact.record["facts"]
-
-    def frame(name: str) -> pd.DataFrame:
-        return artifact.read(name).to_pandas()
-
-    runs = pd.DataFrame([{
-        "method": printed(run), "drafter": run["drafter"], "draft_length": run["draft_length"],
-        "rule": None if run["rule"] is None else criteria.build(run["rule"]).label,
-        "temperature": run["temperature"]} for run in facts["runs"]])
-    return Decoded(target, facts["drafter"], runs,
-                   frame("data").drop(columns=["token_ids", "method", "drafter", "draft_length",
-                                               "temperature"]),
-                   frame("calls"), frame("timings/runs"), frame("timings/calls"),
-                   frame("trajectory"), frame("indicators"), facts["bytes"])
-
-
-def printed(run: Mapping[str, Any]) -> str:
-    """Return the printed name of a run's method."""
-    if run["rule"] is None:
-        return str(run["method"]).capitalize()
-    name = rule_text(criteria.build(run["rule"]))
-    return name + (", prompt lookup" if run["drafter"] == "prompt_lookup" else "")
-
-
-def thetas(artifact: Artifact) -> list[float | None]:
-    """Return MARS's threshold of every run that has one and drafts with the model."""
-    return [run["rule"]["theta"] if run["drafter"] == "model" and run["rule"] is not None
-            and run["rule"]["rule"] == "mars" else None
-            for run in artifact.record["facts"]["runs"]]
 
 
 def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:

@@ -194,7 +194,8 @@ def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
 
 
 def test_a_dial_turns_one_parameter() -> None:
-    assert build_dial({"rule": "topm_additive", "m": 3, "t": [0.1, 0.2]}).name == "topm_additive m=3"
+    dial = build_dial({"rule": "topm_additive", "m": 3, "t": [0.1, 0.2]})
+    assert dial.name == "topm_additive m=3"
     for wrong in ({"rule": "additive", "t": 0.1}, {"rule": "additive", "t": [0.1]},
                   {"rule": "topm_additive", "m": [2, 3], "t": [0.1, 0.2]}):
         with pytest.raises(ValueError, match="give one key a list"):

@@ -171,7 +171,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "draft" / "record.json").write_text('{"stage": "drafts"}')
     table = Artifact(tmp_path / "draft").read()
     assert table["prompt_id"].to_pylist() == ["a"] * 4 + ["b"] * 2 + ["c"] * 3
-    assert table["token_id"].to_pylist() == sum(ANSWERS.values(), [])
+    assert table["token_id"].to_pylist() == [*ANSWERS["a"], *ANSWERS["b"], *ANSWERS["c"]]
     assert dict(zip(*Artifact(tmp_path / "draft").read("tokens").to_pydict().values(),
                     strict=True))[20] == "<20>"
     assert again.facts["drift"]["max_logit_difference"] == pytest.approx(0.5, abs=1e-3)
@@ -180,7 +180,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> None:
-    plan = shards.Plan.make(tmp_path / "plan.json", {name: 1 for name in "abcd"}, lambda n: 4)
+    plan = shards.Plan.make(tmp_path / "plan.json", dict.fromkeys("abcd", 1), lambda n: 4)
     done: list[list[str]] = []
 
     def compute(shard: shards.Shard, path: Path, progress: Any) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from pipeline.errors import PipelineError
 from pipeline.identity import hub_commit
-from pipeline.models import LanguageModel, encode_chat, load_model, load_tokenizer
+from pipeline.models import LanguageModel, load_model, load_tokenizer
+from pipeline.prompts import encode_chat
 from tests.pipeline import tiny
 
 
@@ -110,7 +111,7 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         PipelineError,
         match=r"targets.tiny.path=no-one/no-model: the hub did not "
-        r"give .*\.safetensors.* set targets.tiny.path",
+        r"give .*\.safetensors.* local copy: targets.tiny.path=DIRECTORY",
     ):
         load("no-one/no-model", commit="0" * 40)
 

@@ -1,0 +1,60 @@
+"""Does the memory of a dump grow with its prompts? ``python -m benchmarks.memory``.
+
+Dumps 100 and then 1,000 synthetic prompts with a small random model on the CPU, each in a process
+of its own, and prints the largest resident memory before the dump and at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu import REDUCED, synthetic_prompts
+from pipeline.artifacts import Draft
+from pipeline.distributions import dump
+from pipeline.distributions.decode import Decoding
+from pipeline.distributions.running import GrowingBatch
+from pipeline.distributions.sampling import Sampling
+from pipeline.measure import peak_memory
+from pipeline.models import random_qwen3
+from pipeline.shards import Plan
+
+BATCH, STEPS, K = 20, 32, 256
+
+
+def measure(count: int) -> dict[str, float]:
+    """Dump `count` prompts in this process; return MiB."""
+    device = torch.device("cpu")
+    model = random_qwen3(REDUCED, "float32", "float32", device, "small")
+    prompts = synthetic_prompts(count, 128, model.vocab_size)
+    decoding = Decoding(STEPS, K, 1.0, Sampling(0.0, 1.0, 0, 0))
+    before = peak_memory(device)
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Draft(Path(folder), "distributions")
+        lengths = {name: len(ids) for name, ids in prompts.items()}
+        plan = Plan.make(draft.directory / "plan.json", lengths, lambda _: BATCH)
+        dump(model, prompts, decoding, GrowingBatch, plan, draft)
+        written = (draft.directory / "data.parquet").stat().st_size
+    found = {"before": before, "peak": peak_memory(device), "written": written}
+    return {name: round(size / 2**20, 1) for name, size in found.items()}
+
+
+def main(arguments: list[str]) -> None:
+    """Measure in two processes, or, given a number of prompts, in this one."""
+    if arguments:
+        print(json.dumps(measure(int(arguments[0]))))
+        return
+    print("| prompts | before the dump (MiB) | peak (MiB) | data.parquet (MiB) |\n|---|---|---|---|")
+    for count in (100, 1000):
+        done = subprocess.run([sys.executable, "-m", "benchmarks.memory", str(count)], check=True,
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+        print(f"| {count} | {' | '.join(map(str, json.loads(done.stdout).values()))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,189 @@
+"""Attacks on certificates: `python -m benchmarks.soundness [--cases 100000]`.
+
+Tails: full distributions that agree with what is stored of a step (top K, T, H) but differ beyond
+K; the exact certificate of each must lie in the interval of the stored step. Drafts: random q
+whose mode is rejected; KL(p || q) must never be below lo. Prints how often the intervals are
+exact, and how much the stored entropy narrows the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.certificates import Certificates, certify
+from analysis.criteria import AbsoluteThreshold, Additive, Multiplicative, Rule, Typical
+from analysis.distributions import Floats, TopK
+
+CHUNK = 1000  # cases at a time
+ROUNDING = 1e-11  # of a certificate computed from other probabilities: far above it, far below 1
+
+RULES: list[Rule] = [
+    *(AbsoluteThreshold(theta) for theta in (0.0, 1e-4, 1e-3, 4e-3, 0.01)),
+    *(Additive(t) for t in (0.2, 0.4, 0.6)),
+    *(Multiplicative(alpha) for alpha in (0.3, 0.1, 0.03, 0.003)),
+    *(Typical(1.0, delta0) for delta0 in (0.3, 0.09, 0.02, 0.002)),
+]
+
+
+@dataclass
+class Report:
+    """What an attack found; `worst` is the largest excess over an end, relative."""
+
+    cases: int
+    worst: float
+    exact: float
+    moved: float
+
+
+def targets(rng: np.random.Generator, steps: int, size: int) -> Floats:
+    """Draw ranked target distributions, from peaked to flat, some with ties and zeros."""
+    weights = rng.gamma(rng.uniform(0.05, 2.0, (steps, 1)), size=(steps, size)) + 1e-12
+    weights *= np.arange(1, size + 1) ** -rng.uniform(0.0, 2.0, (steps, 1))
+    weights = np.where(rng.random((steps, 1)) < 0.1, np.round(weights, 1) + 0.1, weights)
+    weights = np.where((rng.random((steps, 1)) < 0.1) & (rng.random(weights.shape) < 0.3), 0.0,
+                       weights)
+    weights[:, 0] += 1e-3
+    return np.asarray(-np.sort(-weights / weights.sum(axis=1, keepdims=True), axis=1))
+
+
+def entropy(tail: Floats) -> Floats:
+    """Return the sums of -x log x over rows."""
+    return np.asarray(-np.where(tail > 0, tail * np.log(np.maximum(tail, 1e-300)), 0).sum(axis=1))
+
+
+def random_tails(rng: np.random.Generator, tail: Floats, cap: Floats, theta: Floats) -> Floats:
+    """Draw tails of the same sum, none above cap, many with tokens at or just around theta."""
+    steps, n = tail.shape
+    mass = tail.sum(axis=1)
+    left, drawn = mass.copy(), np.zeros_like(tail)
+    style = rng.integers(0, 5, steps)
+    level = np.select([style == 0, style == 1, style == 2, style == 3],
+                      [cap, theta * (1 + 1e-12), theta, theta * rng.random(steps)], mass / n)
+    for token in range(n):  # spend the mass token by token, never leaving more than fits
+        room = (n - token - 1) * cap
+        wish = np.where(rng.random(steps) < 0.8, level, rng.random(steps) * cap)
+        take = np.clip(np.minimum(wish, left), np.maximum(0.0, left - room), np.minimum(cap, left))
+        drawn[:, token] = take
+        left = np.maximum(0.0, left - take)
+    return drawn
+
+
+def match_entropy(low: Floats, high: Floats, h: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Go from one tail to another until the entropy is h; say where there is such a point."""
+    possible = (entropy(low) <= h) & (entropy(high) >= h)
+    left, right = np.zeros(len(h)), np.ones(len(h))
+    for _ in range(60):
+        share = 0.5 * (left + right)
+        below = entropy(low + share[:, None] * (high - low)) < h
+        left, right = np.where(below, share, left), np.where(below, right, share)
+    return low + right[:, None] * (high - low), possible
+
+
+def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> Report:
+    """Compare intervals with the exact certificates of other tails of the same T and H."""
+    rng = np.random.default_rng(seed)
+    done, worst, exact, moved = 0, 0.0, [], []
+    while done < cases:
+        p = targets(rng, CHUNK, size)
+        stored = TopK.from_probabilities(p, k=k)
+        found = certify(stored, RULES)
+        tail, cap = p[:, k:], p[:, k - 1]
+        chosen = rng.integers(0, len(RULES), CHUNK)
+        theta = np.choose(chosen % 16, [rule.cut(stored).threshold(stored) for rule in RULES])
+        theta = np.clip(theta, 0.0, cap)
+        pair = [random_tails(rng, tail, cap, theta) for _ in range(2)]
+        ends = np.array([entropy(part) for part in pair])
+        swap = (ends[0] > ends[1])[:, None]
+        low, high = np.where(swap, pair[1], pair[0]), np.where(swap, pair[0], pair[1])
+        even = np.broadcast_to(tail.mean(axis=1, keepdims=True), tail.shape)
+        high = np.where((rng.random(CHUNK) < 0.5)[:, None] | (ends.max(axis=0) < entropy(tail))[
+            :, None], even, high)
+        other, possible = match_entropy(low, high, entropy(tail))
+        full = np.column_stack([p[:, :k], other])[possible]
+        truth = certify(TopK.from_probabilities(full), RULES).lo
+        worst = max(worst, excess(found, truth, possible))
+        exact.append((found.lo == found.hi).mean())
+        moved.append((np.abs(other - tail).max(axis=1)[possible] > 1e-6).mean())
+        done += len(full)
+    return Report(done, worst, float(np.mean(exact)), float(np.mean(moved)))
+
+
+def excess(found: Certificates, truth: Floats, rows: NDArray[np.bool_]) -> float:
+    """Return by how much the truth leaves [lo, hi], relative to it, at most over all."""
+    lo, hi = found.lo[rows], found.hi[rows]
+    infinite = np.isinf(truth)
+    scale = np.where(infinite | (truth == 0), 1.0, truth)
+    finite = np.where(infinite, 0.0, truth)
+    below = np.where(infinite, 0.0, (np.where(np.isinf(lo), np.inf, lo) - finite) / scale)
+    above = np.where(infinite, np.where(np.isinf(hi), 0.0, np.inf),
+                     (finite - np.where(np.isinf(hi), finite, hi)) / scale)
+    return float(max(below.max(), above.max()))
+
+
+def attack_drafts(cases: int, size: int, k: int, seed: int = 0) -> float:
+    """Return the least KL(p || q) / lo over random drafts whose mode is rejected."""
+    rng = np.random.default_rng(seed)
+    done, least = 0, np.inf
+    while done < cases:
+        p = np.maximum(targets(rng, CHUNK, size), 1e-15)
+        p /= p.sum(axis=1, keepdims=True)
+        rule = RULES[int(rng.integers(len(RULES)))]
+        dist = TopK.from_probabilities(p, k=k)
+        n = certify(TopK.from_probabilities(p), [rule]).accepted_count[:, 0]
+        rows = np.flatnonzero((n < size) & (n > 0))
+        p, n, lo = p[rows], n[rows], certify(dist[rows], [rule]).lo[:, 0]
+        token = n + (rng.random(len(n)) ** 3 * (size - n)).astype(int)  # often the first rejected
+        q = p ** rng.uniform(0.2, 1.5, (len(p), 1)) * np.exp(
+            rng.uniform(0, 1, (len(p), 1)) * rng.standard_normal(p.shape))
+        top = np.sort(q, axis=1)[:, -1]
+        # level the drafts down to the token's share, or lift the token to the mode
+        lift = rng.random(len(p)) < 0.5
+        own = q[np.arange(len(p)), token]
+        level = np.where(lift, top, own + rng.random(len(p)) * (top - own))
+        q = np.minimum(q, level[:, None])
+        q[np.arange(len(p)), token] = level
+        q /= q.sum(axis=1, keepdims=True)
+        kl = (p * np.log(p / q)).sum(axis=1)
+        positive = (lo > 1e-6) & np.isfinite(lo)
+        if positive.any():
+            least = min(least, float((kl[positive] / lo[positive]).min()))
+        done += len(p)
+    return least
+
+
+def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
+    """Return the mean width of the open finite intervals, with the stored entropy and without."""
+    p = targets(np.random.default_rng(seed), CHUNK, size)
+    dist = TopK.from_probabilities(p, k=k)
+    # an entropy whose error is stated as unbounded is never used
+    blind = replace(dist, entropy_error=np.inf)
+    with_, without = certify(dist, RULES[5:]), certify(blind, RULES[5:])
+    open_ = np.isfinite(without.hi) & (without.hi > without.lo)
+    return (float((with_.hi[open_] - with_.lo[open_]).mean()),
+            float((without.hi[open_] - without.lo[open_]).mean()))
+
+
+def main() -> None:
+    """Run the attacks and print what they found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=100_000)
+    cases = parser.parse_args().cases
+    for size, k in ((12, 3), (40, 8), (200, 32)):
+        found = attack_tails(cases // 3 + 1, size, k, seed=k)
+        print(f"V={size} K={k}: {found.cases} other tails ({found.moved:.0%} moved), "
+              f"{len(RULES)} rules; {found.exact:.1%} exact; largest excess {found.worst:.1e}")
+        assert found.worst < ROUNDING, "a certificate left its interval"
+        narrow, wide = widths(size, k)
+        print(f"  mean width of open intervals {narrow:.2e}, without the entropy {wide:.2e}: "
+              f"{wide / narrow:.1f} times")
+    least = attack_drafts(cases, 30, 12)
+    print(f"{cases} rejected drafts: least KL / lo = {least:.6f}")
+    assert least > 1 - 1e-9, "a rejected draft is closer than lo"
+
+
+if __name__ == "__main__":
+    main()

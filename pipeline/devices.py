@@ -1,0 +1,35 @@
+"""Where models run, and how float32 is meant there."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.errors import PipelineError
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the torch device of the configuration key device.name.
+
+    Raises:
+        PipelineError: CUDA is asked for and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise PipelineError(
+            f"device.name={name}: torch finds no CUDA device here; "
+            "give device.name=cpu, or install torch's CUDA build"
+        )
+    return torch.device(name)
+
+
+def set_up(device: torch.device, threads: int | None) -> None:
+    """Make `device` current, set the CPU threads (None leaves torch's choice), and keep TF32 off.
+
+    With TF32, products of a float32 head (or of a float32 model) would keep 10 bits.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,0 +1,165 @@
+"""A batch of prompts on a model, run a step at a time: with shapes that grow, or fixed ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import PipelineError
+from pipeline.models import LanguageModel
+from pipeline.shards import out_of_memory
+
+ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
+
+
+def pad_left(
+    prompts: list[list[int]], steps: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids (B, W), a mask (B, W + steps) that covers the answer too, and lengths (B,)."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    width = int(lengths.max())
+    ids = torch.zeros((len(prompts), width), dtype=torch.long)
+    mask = torch.ones((len(prompts), width + steps), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, : width - len(prompt)] = 0
+    return ids.to(device), mask.to(device), lengths.to(device)
+
+
+class GrowingBatch:
+    """Left-padded prompts; every step attends to one column more.
+
+    Attributes:
+        width: columns of the prompts.
+        graph: whether steps are replayed from a CUDA graph.
+        shrinks: whether sequences can leave the batch.
+    """
+
+    graph = False
+    shrinks = True
+
+    def __init__(self, model: LanguageModel, prompts: list[list[int]], steps: int) -> None:
+        """Lay out `prompts` (tokens) with room for `steps` more."""
+        self.model = model
+        self.ids, self.mask, self.lengths = pad_left(prompts, steps, model.device)
+        self.width = self.ids.shape[1]
+        self.capacity = -(-self.mask.shape[1] // ALIGNED) * ALIGNED
+        self.cache = model.new_cache(self.capacity)
+
+    def prefill(self) -> Tensor:
+        """Read the prompts; return the logits (B, V) of the first step."""
+        mask = self.mask[:, : self.width]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        return self.model.forward(self.ids, mask, positions, self.cache)
+
+    def step(self, token: Tensor, step: int) -> Tensor:
+        """Read the tokens (B,) of step `step`; return the logits (B, V) of the next."""
+        seen, positions = self.mask[:, : self.width + step + 1], (self.lengths + step)[:, None]
+        return self.model.forward(token[:, None], seen, positions, self.cache)
+
+    def keep(self, running: Tensor) -> None:
+        """Keep only the sequences `running` (B,), a mask."""
+        self.mask, self.lengths = self.mask[running], self.lengths[running]
+        self.cache.batch_select_indices(running)
+
+
+class StaticBatch(GrowingBatch):
+    """Left-padded prompts; every step has the same shapes and reads its inputs from fixed places.
+
+    Attention runs over all columns, those not in use masked. On CUDA the first step is captured as
+    a graph and the others replay it: a step is then one launch instead of some hundred.
+    """
+
+    shrinks = False
+
+    def prefill(self) -> Tensor:
+        """Read the prompts with the shapes of `GrowingBatch`, then fix them."""
+        logits = super().prefill()
+        device, dtype = self.model.device, self.model.module.dtype
+        self._token = torch.zeros((len(self.lengths), 1), dtype=torch.long, device=device)
+        self._position = torch.zeros_like(self._token)
+        self._column = torch.zeros(1, dtype=torch.long, device=device)
+        self._bias = torch.full((len(self.lengths), 1, 1, self.capacity), torch.finfo(dtype).min,
+                                dtype=dtype, device=device)  # fmt: skip
+        self._bias[:, 0, 0, : self.width].masked_fill_(self.mask[:, : self.width].bool(), 0)
+        for layer in self.cache.layers:
+            layer.fix(self._column)
+        self._run: Callable[[], Tensor] | None = None
+        return logits
+
+    def step(self, token: Tensor, step: int) -> Tensor:
+        """Read the tokens (B,) of step `step`; return the logits (B, V), valid until the next."""
+        self._token[:, 0] = token
+        self._position[:, 0] = self.lengths + step
+        self._column.fill_(self.width + step)
+        self._bias[..., self.width + step] = 0
+        if self._run is None:
+            self._run = self._captured() if self.model.device.type == "cuda" else self._forward
+        return self._run()
+
+    def keep(self, running: Tensor) -> None:
+        """Refuse: the shapes are fixed."""
+        raise NotImplementedError
+
+    def _forward(self) -> Tensor:
+        return self.model.forward(self._token, self._bias, self._position, self.cache)
+
+    def _captured(self) -> Callable[[], Tensor]:
+        try:
+            run = capture(self._forward)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            warnings.warn(f"{self.model.label}: decoding goes on without a CUDA graph, slower: "
+                          f"{error}", stacklevel=1)  # fmt: skip
+            return self._forward
+        self.graph = True
+        return run
+
+
+def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Return a function that replays `run` as a CUDA graph and returns its (overwritten) result.
+
+    `run` must give the same result when it is called again.
+
+    Raises:
+        RuntimeError: it can't be captured, or the replay gives something else.
+    """
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(2):  # libraries set themselves up at the first call
+            expected = run()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    # Another thread may be copying the last shard: its calls must not end the capture.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    scale = float(expected.abs().max())  # bfloat16 kernels may differ by some of their spacings
+    if not torch.allclose(replay(), expected, rtol=0.0, atol=0.03 * scale, equal_nan=True):
+        raise RuntimeError("the replayed graph differs from the step it was captured from")
+    return replay
+
+
+def running_batch(cache: str, model: LanguageModel) -> type[GrowingBatch]:
+    """Return how batches are run for the configuration key device.cache.
+
+    Raises:
+        PipelineError: static shapes are asked for and the model can't have them.
+    """
+    refusal = None if cache == "dynamic" else model.static_refusal()
+    if cache == "static" and refusal:
+        raise PipelineError(
+            f"device.cache=static: {model.label} can't decode with static shapes: {refusal}. "
+            "Give device.cache=dynamic, or auto"
+        )
+    static = cache == "static" or (cache == "auto" and model.device.type == "cuda" and not refusal)
+    return StaticBatch if static else GrowingBatch

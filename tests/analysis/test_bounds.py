@@ -1,0 +1,144 @@
+"""The paper's bounds: against 50 digits, against certificates, and tight where said to be."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from analysis import bounds
+from analysis.certificates import certify
+from analysis.criteria import (
+    Additive,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    TopMMultiplicative,
+    Tree,
+    Typical,
+)
+from analysis.distributions import TopK
+
+M = (1, 2, 3, 5, 8, 20)
+
+
+def certificate(p: np.ndarray, rule: Rule) -> float:
+    return float(certify(TopK.from_probabilities(p[None]), [rule]).lo[0, 0])
+
+
+def kl(p: np.ndarray, q: np.ndarray) -> float:
+    return math.fsum(x * math.log(x / y) for x, y in zip(p, q, strict=True) if x > 0)
+
+
+@pytest.mark.parametrize("d", [1e-9, 1e-4, 0.1, 0.5, 0.9, 1 - 1e-12])
+def test_functions_at_50_digits(d: float) -> None:
+    with mpmath.workdps(50):
+        x = mpmath.mpf(d)
+        g = ((1 + x) * mpmath.log(1 + x) + (1 - x) * mpmath.log(1 - x)) / 2
+        assert float(abs(bounds.g(d) - g) / g) < 2e-15
+        inverse = mpmath.mpf(float(bounds.g_inverse(float(g))))
+        assert abs(inverse - x) < 2e-15 * x + 1e-13
+        phi = (1 + x) * mpmath.log(1 + x) - x
+        assert float(abs(bounds.phi(d) - phi) / phi) < 4e-15
+        for m in M:
+            root = mpmath.sqrt(x**2 * (m - 1)**2 + 4 * (1 - x**2))
+            tau = (x * (m - 1) + root) / (2 * (1 - x))
+            b = (1 + x) * mpmath.log(tau) - mpmath.log((tau**2 + (m - 1) * tau + 1) / (m + 1))
+            assert float(abs(bounds.tree_lower(d, m) - b) / b) < 1e-13
+
+
+def test_ends_and_outside() -> None:
+    assert bounds.g([0, 1]).tolist() == [0, math.log(2)]
+    assert bounds.g_inverse([0, math.log(2)]) == pytest.approx([0, 1])
+    assert bounds.tree_lower(1.0, 4) == pytest.approx(math.log(5))
+    assert bounds.tree_lower(0.0, 4) == 0
+    assert np.isnan([bounds.g(1.1), bounds.g(-0.1), bounds.g_inverse(0.7), bounds.ceiling(1),
+                     bounds.tree_lower(0.1, 0), bounds.phi(-1.1)]).all()
+
+
+def test_lemma_a1_and_expansions() -> None:
+    d = np.linspace(0, 0.999, 500)
+    assert (bounds.g_lower(d) <= bounds.g(d) * (1 + 1e-14)).all()
+    assert (bounds.g(d) <= bounds.g_upper(d) * (1 + 1e-14)).all()
+    eps = np.array([1e-3, 1e-4])  # the remainder falls as eps^2, relative
+    error = np.abs(bounds.g_inverse_series(eps) / bounds.g_inverse(eps) - 1)
+    assert error[0] / error[1] == pytest.approx(100, rel=0.05)
+    gap = np.array([1e-2, 1e-3])
+    error = np.abs(bounds.multiplicative_lower_series(0.7, 1 - gap)
+                   - bounds.multiplicative_lower(0.7, 1 - gap))
+    assert error[0] / error[1] == pytest.approx(1e4, rel=0.1)
+    for m in M:
+        error = np.abs(bounds.tree_lower_series(gap * 10, m) - bounds.tree_lower(gap * 10, m))
+        assert error[0] / error[1] == pytest.approx(1e6, rel=0.3)
+
+
+def test_leading_term_is_no_bound_above_m_5() -> None:
+    gamma = 0.05
+    assert bounds.tree_lower(gamma, 4) > 5 / 4 * gamma**2
+    assert bounds.tree_lower(gamma, 8) < 9 / 4 * gamma**2
+
+
+def test_bounds_hold_on_random_targets() -> None:
+    rng = np.random.default_rng(0)
+    p = -np.sort(-np.concatenate([rng.dirichlet(np.full(30, a), size=300)
+                                  for a in (0.03, 0.2, 1.0)]))
+    dist, p0 = TopK.from_probabilities(p), p[:, 0]
+    slack = 1 + 1e-12
+    greedy = certify(dist, [StrictGreedy()]).lo[:, 0]
+    margin = p0 - p[:, 1]
+    assert (greedy * slack >= bounds.greedy_lower(margin)).all()
+    assert (bounds.greedy_lower(margin) * slack >= bounds.pinsker(margin)).all()
+    for rule in (Additive(0.2), Multiplicative(0.3), TopMAdditive(3, 0.3),
+                 TopMMultiplicative(4, 0.1), Typical(0.1, 0.09)):
+        found = certify(dist, [rule])
+        rows = np.isfinite(found.lo[:, 0])
+        value, a = found.lo[rows, 0], p0[rows]
+        theta = rule.cut(dist).threshold(dist)[rows]
+        b = p[rows, found.accepted_count[rows, 0]]
+        assert (value * slack >= bounds.two_token(a, b)).all()
+        limit = np.maximum(theta, b)  # a limit on ranks may reject more than the threshold does
+        assert (bounds.two_token(a, b) * slack >= bounds.two_token(a, limit)).all()
+        assert (bounds.two_token(a, limit) * slack
+                >= bounds.two_token_polynomial(a, limit)).all()
+        assert (value <= bounds.ceiling(found.active_size[rows, 0]) * slack).all()
+        assert (value <= bounds.single_upper(a, b) * slack).all()
+        assert (bounds.single_upper(a, b) <= bounds.single_upper(a) * slack).all()
+        if rule.name == "additive":
+            assert (value * slack >= bounds.additive_lower(rule.t)).all()
+        if rule.name == "multiplicative":
+            assert (value * slack >= bounds.multiplicative_lower(a, rule.alpha)).all()
+    for m in M:
+        value = certify(dist, [Tree(m)]).lo[:, 0]
+        assert (value * slack >= bounds.tree_lower(p0 - p[:, m], m)).all()
+        assert (value <= bounds.tree_upper(p0, m) * slack).all()
+        assert (bounds.tree_upper(p0, m) <= bounds.tree_ceiling(m) * slack).all()
+
+
+@pytest.mark.parametrize("d", [0.01, 0.3, 0.8])
+def test_two_point_construction_is_tight(d: float) -> None:
+    """Theorems 4.9 and 4.11, and 4.9 (ii): the necessary margin is rejected within eps."""
+    p, q = bounds.two_point_example(d)
+    assert kl(p, q) == pytest.approx(float(bounds.g(d)), rel=1e-12)
+    assert certificate(p, StrictGreedy()) == pytest.approx(kl(p, q), rel=1e-12)
+    assert certificate(p, Additive(d * (1 - 1e-12))) == pytest.approx(kl(p, q), rel=1e-9)
+    eps = float(bounds.g_upper(d))
+    assert float(bounds.greedy_necessary_margin(eps)) == pytest.approx(d)
+    assert kl(p, q) <= eps
+
+
+def test_other_constructions_are_tight() -> None:
+    for alpha in (0.1, 0.5, 0.9):
+        p, q = bounds.multiplicative_example(alpha)
+        bound = float(bounds.multiplicative_lower(p[0], alpha))
+        assert kl(p, q) == pytest.approx(bound, rel=1e-12)
+        assert certificate(p, Multiplicative(alpha * (1 + 1e-12))) == pytest.approx(bound)
+    for m in M:
+        for gamma in (0.01, 0.4, 0.9):
+            p, q = bounds.tree_example(gamma, m)
+            assert p[0] - p[-1] == pytest.approx(gamma, rel=1e-9)
+            assert kl(p, q) == pytest.approx(float(bounds.tree_lower(gamma, m)), rel=1e-9)
+            assert certificate(p, Tree(m)) == pytest.approx(kl(p, q), rel=1e-9)
+        p, q = bounds.confident_example(1e-9, m)
+        assert certificate(p, Tree(m)) == pytest.approx(kl(p, q))
+        assert kl(p, q) == pytest.approx(math.log(m + 1), rel=1e-6)

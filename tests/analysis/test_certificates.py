@@ -1,0 +1,280 @@
+"""Certificates against a convex solver, 50 digits, enumeration and the paper's constructions."""
+
+import itertools
+import math
+
+import cvxpy
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.certificates import certify
+from analysis.criteria import (
+    AbsoluteThreshold,
+    Additive,
+    Mars,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    TopMMultiplicative,
+    Tree,
+    Typical,
+)
+from analysis.distributions import TopK
+
+RULES = [StrictGreedy(), Additive(0.15), Multiplicative(0.4), TopMAdditive(2, 0.5),
+         TopMMultiplicative(3, 0.1), Typical(0.3, 0.4), AbsoluteThreshold(0.05),
+         TopMAdditive(3, 0.3, "paper")]
+
+
+def accepts(rule: Rule, p: np.ndarray, token: int) -> bool:
+    """The definitions, one token at a time; p is ranked, token 0 is x0."""
+    h = -sum(x * math.log(x) for x in p if x > 0)
+    test = {
+        "greedy": lambda: False,
+        "additive": lambda: p[token] > p[0] - rule.t,
+        "multiplicative": lambda: p[token] > rule.alpha * p[0],
+        "topm_additive": lambda: p[token] > p[0] - rule.t and in_top(),
+        "topm_multiplicative": lambda: p[token] > rule.alpha * p[0] and in_top(),
+        "typical": lambda: p[token] > min(rule.eps0, rule.delta0 * math.exp(-h)),
+        "absolute": lambda: p[token] > rule.theta,
+    }
+
+    def in_top() -> bool:
+        if rule.convention == "paper":
+            return rule.m > len(p) or p[token] > p[rule.m - 1]
+        return token < rule.m
+
+    return token == 0 or test[rule.name]()
+
+
+@st.composite
+def targets(draw: st.DrawFn, size: int) -> np.ndarray:
+    """Ranked p over `size` tokens: random, tied, peaked, heavy-tailed, with zeros."""
+    kind = draw(st.sampled_from(["random", "tied", "peaked", "heavy", "zeros"]))
+    unit = st.floats(0.001, 1.0)
+    weights = np.array(draw(st.lists(unit, min_size=size, max_size=size)))
+    if kind == "tied":
+        weights = np.ceil(weights * 3)
+    elif kind == "peaked":
+        weights = weights**8 + 1e-9
+    elif kind == "heavy":
+        weights = 1 / (0.02 + weights)
+    elif kind == "zeros":
+        weights = np.where(weights < 0.4, 0.0, weights)
+        weights[0] = 1.0
+    return -np.sort(-weights / weights.sum())
+
+
+SIZE = 5
+_p = cvxpy.Parameter(SIZE, nonneg=True)
+_q = cvxpy.Variable(SIZE)
+_mode = [cvxpy.Problem(cvxpy.Minimize(-_p @ cvxpy.log(_q)), [cvxpy.sum(_q) == 1, _q <= _q[x]])
+         for x in range(SIZE)]
+_cover = {chosen: cvxpy.Problem(cvxpy.Minimize(-_p @ cvxpy.log(_q)),
+                                [cvxpy.sum(_q) == 1, _q >= 0,
+                                 *(_q[x] >= _q[0] for x in chosen)])
+          for m in (1, 2, 3) for chosen in itertools.combinations(range(1, SIZE), m)}
+
+
+def least_kl(problem: cvxpy.Problem, p: np.ndarray) -> float:
+    """The solver's least KL(p || q)."""
+    _p.value = p
+    with np.errstate(all="ignore"):  # where p = 0 its q may end at -1e-9
+        problem.solve(solver=cvxpy.CLARABEL)
+    return math.fsum(x * math.log(x / y) for x, y in zip(p, _q.value, strict=True) if x > 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(targets(SIZE))
+def test_single_token_rules_match_a_convex_solver(p: np.ndarray) -> None:
+    # the solver's own tolerance is 1e-8; without a barrier, at p = 0, it misses by up to 1e-6
+    solved = [least_kl(problem, p) for problem in _mode]
+    found = certify(TopK.from_probabilities(p[None]), RULES)
+    for index, rule in enumerate(RULES):
+        rejected = [x for x in range(SIZE) if not accepts(rule, p, x)]
+        assert found.accepted_count[0, index] == SIZE - len(rejected)
+        assert rejected == list(range(SIZE - len(rejected), SIZE))
+        expected = min((solved[x] for x in rejected), default=math.inf)
+        assert found.lo[0, index] == pytest.approx(expected, abs=2e-6)
+        assert found.hi[0, index] == found.lo[0, index]
+
+
+@settings(max_examples=15, deadline=None)
+@given(targets(SIZE))
+def test_trees_match_a_convex_solver(p: np.ndarray) -> None:
+    found = certify(TopK.from_probabilities(p[None]), [Tree(m) for m in (1, 2, 3)])
+    for m in (1, 2, 3):
+        expected = min(least_kl(problem, p) for chosen, problem in _cover.items()
+                       if len(chosen) == m)
+        assert found.lo[0, m - 1] == pytest.approx(expected, abs=2e-6)
+
+
+def tree_of_subset(p: np.ndarray, chosen: tuple[int, ...]) -> float:
+    """M(S) of Theorem 5.1's proof by bisection on its equation for r."""
+    low, high = 0.0, p[0]
+    for _ in range(100):
+        r = (low + high) / 2
+        low, high = (r, high) if p[0] - r > sum(max(0, r - p[x]) for x in chosen) else (low, r)
+    active = [0] + [x for x in chosen if p[x] < r]
+    return sum(p[x] * math.log(p[x] / r) for x in active if p[x] > 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 8).flatmap(lambda size: targets(size)), st.integers(1, 8))
+def test_trees_match_every_subset(p: np.ndarray, m: int) -> None:
+    found = certify(TopK.from_probabilities(p[None]), [Tree(m)])
+    if m >= len(p):
+        assert np.isinf(found.lo[0, 0])
+        return
+    least = min(tree_of_subset(p, chosen)
+                for chosen in itertools.combinations(range(1, len(p)), m))
+    assert found.lo[0, 0] == pytest.approx(least, abs=1e-14)
+
+
+def exact(z: np.ndarray, n: int | None, m: int | None = None) -> mpmath.mpf:
+    """The certificate of raw logits at 50 digits, from the defining maximum or minimum."""
+    weights = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
+    p = [x / mpmath.fsum(weights) for x in weights]
+    if m is None:
+        size = max(range(n + 1), key=lambda j: (p[n] + mpmath.fsum(p[:j])) / (j + 1))
+        active = [*p[:size], p[n]]
+    else:
+        size = min(range(m + 1), key=lambda j: (p[0] + mpmath.fsum(p[m + 1 - j:m + 1])) / (j + 1))
+        active = [p[0], *p[m + 1 - size:m + 1]]
+    level = mpmath.fsum(active) / len(active)
+    return mpmath.fsum(x * mpmath.log(x / level) for x in active)
+
+
+def from_logits(z: np.ndarray) -> TopK:
+    """One step with all tokens stored; logsumexp and entropy at 50 digits, rounded once."""
+    weights = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
+    total = mpmath.fsum(weights)
+    h = -mpmath.fsum(w / total * mpmath.log(w / total) for w in weights)
+    return TopK.from_columns(np.arange(len(z))[None], z[None], [float(mpmath.log(total))],
+                             [-np.inf], [float(h)], len(z))
+
+
+def test_relative_accuracy_at_every_gap() -> None:
+    """A certificate is good to 5e-14, however small the gap: its logits differ exactly."""
+    rng = np.random.default_rng(1)
+    rules = [StrictGreedy(), Additive(0.1), Multiplicative(0.5), TopMAdditive(3, 0.3), Tree(2),
+             Tree(4)]
+    with mpmath.workdps(50):
+        for gap in 10.0 ** np.repeat(np.arange(-6.0, 1.5, 0.5), 3):
+            z = rng.uniform(-5, 5) + rng.normal(size=9) * rng.choice([gap, 1.0, 5.0])
+            z = -np.sort(-z)
+            z[0] = z[1] + gap
+            z = z.astype(np.float32)
+            found = certify(from_logits(z), rules)
+            for index, rule in enumerate(rules):
+                if np.isinf(found.lo[0, index]):
+                    continue
+                n = int(found.accepted_count[0, index])
+                truth = exact(z, n, rule.m if isinstance(rule, Tree) else None)
+                assert abs(found.lo[0, index] - truth) <= 5e-14 * truth
+
+
+def test_ties_and_zeros() -> None:
+    rules = [StrictGreedy(), Additive(0.0), Multiplicative(1.0), Tree(1), Tree(2), Additive(0.2)]
+    tied = certify(TopK.from_probabilities([[0.4, 0.4, 0.2, 0.0]]), rules)
+    assert tied.lo[0].tolist()[:4] == [0.0] * 4  # R = 0 iff p(rank n + 1) = p0
+    assert tied.accepted_count[0].tolist() == [1, 1, 1, -1, -1, 2]
+    # zeros are rejected tokens, not absent ones: M(0) = p0 log 2 when only x0 is active
+    certain = certify(TopK.from_probabilities([[1.0, 0.0, 0.0]]), [*rules, AbsoluteThreshold(0.0)])
+    assert certain.lo[0] == pytest.approx([math.log(2)] * 4 + [math.log(3)] + [math.log(2)] * 2)
+
+
+def test_empty_rejection_regions() -> None:
+    p = TopK.from_probabilities([[0.5, 0.3, 0.2]])
+    rules = [Additive(0.6), Multiplicative(0.1), TopMAdditive(3, 1.0), TopMAdditive(9, 1.0),
+             AbsoluteThreshold(0.1), Tree(3), Tree(7)]
+    found = certify(p, rules)
+    assert np.isposinf(found.lo).all()
+    assert np.isposinf(found.hi).all()
+    assert found.accepted_count[0].tolist() == [3] * 5 + [-1] * 2
+    assert (found.active_size == 0).all()
+    assert np.isinf(certify(TopK.from_probabilities([[1.0]]), [StrictGreedy()]).lo)
+
+
+def test_additive_at_t_equal_p0_rejects_exact_zeros() -> None:
+    found = certify(TopK.from_probabilities([[0.5, 0.5, 0.0]]), [Additive(0.5)])
+    assert found.accepted_count[0, 0] == 2
+    assert np.isfinite(found.lo[0, 0])
+
+
+def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
+    rng = np.random.default_rng(2)
+    z = -np.sort(-rng.normal(size=(200, 12)) * 4).astype(np.float32)
+    weights = np.exp(z.astype(np.float64))
+    p = weights / weights.sum(axis=1, keepdims=True)
+    h = -(p * np.log(p)).sum(axis=1)
+    dist = TopK.from_columns(np.tile(np.arange(12), (200, 1)), z, np.log(weights.sum(axis=1)),
+                             np.full(200, -np.inf), h, 12)
+    found = certify(dist, [Mars(0.9)])
+    assert 20 < (found.accepted_count == 2).sum() < 180
+    for row in range(200):
+        top = float(z[row, 0])
+        alpha = math.exp(-(1 - 0.9) * top) if top > 0 else 1.0
+        twin = certify(dist[row:row + 1], [TopMMultiplicative(2, alpha)])
+        assert twin.lo[0, 0] == found.lo[row, 0]
+    negative = dist.logits[:, 0] <= 0
+    assert Mars(0.9).undefined(dist).tolist() == negative.tolist()
+    assert (found.accepted_count[negative] == 1).all()
+    with pytest.raises(ValueError, match="raw logits"):
+        certify(TopK.from_probabilities(p), [Mars(0.9)])
+
+
+def test_too_few_stored_tokens_are_refused_before_any_work() -> None:
+    dist = TopK.from_probabilities([[0.4, 0.3, 0.2, 0.1]], k=3)
+    for rule in (Tree(3), TopMAdditive(3, 0.1), TopMMultiplicative(3, 0.5)):
+        with pytest.raises(ValueError, match=r"needs the 4 most probable .* K=3"):
+            certify(dist, [rule])
+    assert certify(dist, [Tree(2), TopMAdditive(2, 0.1)]).lo.shape == (1, 2)
+
+
+def test_stored_ranks_out_of_order_are_refused() -> None:
+    dist = TopK.from_columns([[0, 1]], [[1.0, 2.0]], [2.4], [-np.inf], [0.5], 2)
+    with pytest.raises(ValueError, match="step 0: .* decreasing"):
+        certify(dist, [StrictGreedy()])
+
+
+def test_threads_and_slices_change_nothing() -> None:
+    p = np.random.default_rng(3).dirichlet(np.full(40, 0.2), size=301)
+    dist = TopK.from_probabilities(p, k=12)
+    rules = [*RULES[:3], RULES[5], Tree(4)]
+    whole, parts = certify(dist, rules), certify(dist, rules, threads=3)
+    for name in ("lo", "hi", "active_size", "accepted_count"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
+        np.testing.assert_array_equal(getattr(certify(dist[100:200], rules), name),
+                                      getattr(whole, name)[100:200])
+    assert certify(dist[:0], rules).lo.shape == (0, len(rules))
+    assert certify(dist, []).lo.shape == (301, 0)
+
+
+def test_monotone_in_every_parameter() -> None:
+    p = np.random.default_rng(4).dirichlet(np.full(60, 0.1), size=400)
+    dist = TopK.from_probabilities(p)
+
+    def values(rules: list[Rule]) -> np.ndarray:
+        return certify(dist, rules).lo
+
+    additive = values([StrictGreedy(), *(Additive(t) for t in (0.0, 0.01, 0.1, 0.3, 0.9))])
+    assert (additive[:, 1:] >= additive[:, :-1]).all()
+    assert (additive[:, 0] == additive[:, 1]).all()
+    multiplicative = values([Multiplicative(a) for a in (1.0, 0.9, 0.5, 0.1, 0.01)])
+    assert (multiplicative[:, 1:] >= multiplicative[:, :-1]).all()
+    assert (multiplicative[:, 0] == additive[:, 0]).all()
+    trees = values([Tree(m) for m in (1, 2, 3, 5, 8)])
+    assert (trees[:, 1:] >= trees[:, :-1]).all()
+    np.testing.assert_allclose(trees[:, 0], additive[:, 0], rtol=1e-13)
+    mixed = values([TopMAdditive(m, 0.3) for m in (1, 2, 3, 60)])
+    assert (mixed[:, 1:] >= mixed[:, :-1]).all()
+    assert (mixed <= additive[:, 4:5]).all()
+    assert (mixed[:, 3] == additive[:, 4]).all()
+    paper = values([TopMAdditive(2, 0.3, "paper"), TopMAdditive(3, 0.3, "paper")])
+    assert (paper[:, 0] == additive[:, 0]).all()  # read literally, m = 2 is strict greedy
+    assert (paper[:, 1] <= mixed[:, 1]).all()

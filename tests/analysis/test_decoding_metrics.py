@@ -1,0 +1,111 @@
+"""Metrics of decoding on two answers small enough to be counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import decoding
+from analysis.decoding import Decoded
+from analysis.decoding_figures import content_figures, timing_figures
+from analysis.decoding_tables import content_tables, timing_tables
+
+RUNS = pd.DataFrame({
+    "method": ["Autoregressive", "Strict greedy", "Strict greedy"], "drafter": ["none", "model",
+                                                                               "model"],
+    "rule": [None, "greedy", "greedy"], "draft_length": [0, 2, 3], "temperature": [0.0] * 3})
+
+
+def made() -> Decoded:
+    """Two prompts; the baseline takes 10 ms a call, a draft 1 ms a token, a verification 12 ms."""
+    calls = {  # prompt, run: drafted, tested, accepted, emitted
+        ("a", 0): [(0, 0, 0, 1)] * 5, ("b", 0): [(0, 0, 0, 1)] * 3,
+        ("a", 1): [(2, 2, 2, 3), (2, 1, 0, 1), (0, 0, 0, 1)],
+        ("b", 1): [(2, 2, 1, 2), (1, 0, 0, 1)],
+        ("a", 2): [(3, 3, 3, 4), (0, 0, 0, 1)], ("b", 2): [(2, 2, 1, 2), (0, 0, 0, 1)],
+    }
+    rows, spans, answers, data = [], [], [], []
+    for (prompt, run), mine in calls.items():
+        key = {"prompt_id": prompt, "run": run}
+        position = 1
+        for drafted, tested, accepted, emitted in mine:
+            rows.append(key | {"position": position, "drafted": drafted, "tested": tested,
+                               "accepted": accepted, "emitted": emitted})
+            spans.append(key | {"drafted": drafted, "emitted": emitted,
+                                "draft_seconds": 0.001 * drafted,
+                                "verify_seconds": 0.012 if run else 0.010, "other_seconds": 0.0})
+            position += emitted
+        spent = sum(s["draft_seconds"] + s["verify_seconds"] for s in spans[-len(mine):])
+        answers.append(key | {"first_seconds": 0.02, "begin_seconds": 0.0,
+                              "seconds": 0.02 + spent, "peak_bytes": None})
+        data.append(key | {"source": "s", "n_tokens": position, "text_tokens": 10 + position,
+                           "ended": False, "log_likelihood": -1.0 * position - run,
+                           "agreement": 1.0 if run < 2 else 0.5, "common_prefix": position})
+    trajectory = pd.DataFrame({
+        "prompt_id": ["a"] * 4, "position": range(4), "token_id": [1] * 4,
+        "draft_token_id": [1] * 4, "draft_rank": [1, 2, 3, 1], "draft_log_prob": [-1.0] * 4,
+        "z1": [10.0, 10.0, 10.0, -1.0], "z2": [9.5, 9.5, 5.0, -2.0], "logsumexp": [11.0] * 4})
+    indicators = pd.DataFrame({"prompt_id": ["a"] * 4, "position": range(4), "rule": "greedy",
+                               "accepted": [True, False, False, True]})
+    return Decoded("large", "small", RUNS, pd.DataFrame(data), pd.DataFrame(rows),
+                   pd.DataFrame(answers), pd.DataFrame(spans), trajectory, indicators,
+                   {"target": {"model": 1000, "cache_per_token": 10},
+                    "drafter": {"model": 100, "cache_per_token": 2}})
+
+
+def test_acceptance_is_pooled_over_tested_tokens() -> None:
+    found = decoding.acceptance(made())
+    assert found["rate"].iloc[1] == pytest.approx(3 / 5)  # 2 + 0 + 1 of 2 + 1 + 2
+    assert np.isnan(found["rate"].iloc[0])
+    assert found["tokens_per_call"].tolist() == pytest.approx([1, 8 / 5, 8 / 4])
+    assert found["closed_form"].iloc[1] == pytest.approx(1 + 0.6 + 0.36)
+    # 10 tokens an all; run 2 loses one nat more a prompt than run 1, run 1 than the baseline
+    assert found["given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
+    assert found["agreement"].tolist() == [1.0, 1.0, 0.5]
+
+
+def test_places_and_lengths_are_counted() -> None:
+    rates = decoding.position_rates(made().calls).set_index(["run", "place"])
+    assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
+    assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
+    assert (2, 4) not in rates.index
+    lengths = decoding.length_histogram(made().calls).set_index(["run", "accepted"])["calls"]
+    assert lengths[1].to_dict() == {0: 3, 1: 1, 2: 1}
+
+
+def test_speed_costs_and_predictions() -> None:
+    table = decoding.speed(made(), 20, 0.9, 0)
+    assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
+    assert table["rho"].iloc[1] == pytest.approx(0.1)
+    assert table["verify_ratio"].iloc[1] == pytest.approx(1.2)
+    assert table["predicted"].iloc[1] == pytest.approx(1.6 / 1.2)
+    alone, drafted = 0.04 + 8 * 0.010, 0.04 + 5 * 0.012 + 7 * 0.001
+    assert table["speedup"].tolist()[:2] == pytest.approx([1.0, alone / drafted])
+    assert table["low"].iloc[1] <= table["speedup"].iloc[1] <= table["high"].iloc[1]
+    assert table["tokens_per_second"].iloc[0] == pytest.approx(10 / alone)
+    assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
+    assert table["itl_50"].iloc[0] == pytest.approx(0.010)
+    assert table["memory"].iloc[1] == 100 + 2 * 16
+    best = decoding.draft_lengths(table)
+    assert best["found"].tolist() == [3]
+    assert best["tried"].tolist() == ["2, 3"]
+
+
+def test_teacher_forced_beside_realised() -> None:
+    found = decoding.forced(made())
+    assert found["teacher_forced"].tolist() == [0.5, 0.5]
+    assert found["realised"].tolist() == pytest.approx([3 / 5, 4 / 5])
+
+
+def test_all_tables_and_figures_print() -> None:
+    decoded = made()
+    speeds = [decoding.speed(decoded, 20, 0.9, 0).assign(theta=np.nan)]
+    tables = content_tables([decoded]) + timing_tables([decoded], speeds)
+    assert {table.name for table in tables} >= {"decoding_acceptance", "decoding_comparison"}
+    for table in tables:
+        assert "Strict greedy" in table.markdown() + table.csv()
+        assert table.latex().count("\\toprule") == 1
+    assert set(content_figures([decoded])) == {"decoding_places", "decoding_ratios",
+                                               "decoding_ratio_histograms"}
+    assert timing_figures([decoded], speeds) == {}
