@@ -115,9 +115,13 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Verdict]:
     kl = (steps.kl + kl_rounding(steps.kl))[:, None]
     certified = kl < (1 - CERTIFICATE_ROUNDING) * lo
     certifiable = kl < (1 - CERTIFICATE_ROUNDING) * hi
-    return [Verdict(rule, *(np.ascontiguousarray(a[:, at])
-                            for a in (lo, hi, accepted, certified, certifiable)))
-            for at, rule in enumerate(rules)]
+    return [
+        Verdict(
+            rule,
+            *(np.ascontiguousarray(a[:, at]) for a in (lo, hi, accepted, certified, certifiable)),
+        )
+        for at, rule in enumerate(rules)
+    ]
 
 
 def rule_statistics(
@@ -150,25 +154,49 @@ def rule_statistics(
     slack = verdict.lo - steps.kl
     points, draws = bootstrap.quantiles(slack, [0.5, 0.05])
     low, high = bootstrap.interval(draws)
-    rows += [_row(name, points[at], points[at], low[at], high[at])
-             for at, name in enumerate(("slack_median", "slack_p5"))]
-    for name, value in (*_association(slack, accepted), *_tightest(slack, verdict),
-                        ("violations", float(len(verdict.violations)))):
+    rows += [
+        _row(name, points[at], points[at], low[at], high[at])
+        for at, name in enumerate(("slack_median", "slack_p5"))
+    ]
+    for name, value in (
+        *_association(slack, accepted),
+        *_tightest(slack, verdict),
+        ("violations", float(len(verdict.violations))),
+    ):
         rows.append(_row(name, value, value, np.nan, np.nan))
-    for kind, sure, maybe in (("realised", accepted, accepted),
-                              ("certified", certified, verdict.certifiable)):
-        lengths = run_lengths(sure.astype(np.float64), maybe.astype(np.float64), [0.5],
-                              steps.trajectories, bootstrap, window)
-        rows += [_row(f"{kind}_{row['estimator']}", row["value"], row["optimistic"], row["low"],
-                      row["high"]) for row in lengths.to_dict("records")]
+    for kind, sure, maybe in (
+        ("realised", accepted, accepted),
+        ("certified", certified, verdict.certifiable),
+    ):
+        lengths = run_lengths(
+            sure.astype(np.float64),
+            maybe.astype(np.float64),
+            [0.5],
+            steps.trajectories,
+            bootstrap,
+            window,
+        )
+        rows += [
+            _row(
+                f"{kind}_{row['estimator']}",
+                row["value"],
+                row["optimistic"],
+                row["low"],
+                row["high"],
+            )
+            for row in lengths.to_dict("records")
+        ]
     frame = pd.DataFrame(rows)
     frame.insert(0, "rule", verdict.rule.label)
     return frame
 
 
 def stochastic_statistics(
-    tv: Floats, races: Floats, harmonic: Floats, trajectories: Trajectories,
-    bootstrap: PromptBootstrap
+    tv: Floats,
+    races: Floats,
+    harmonic: Floats,
+    trajectories: Trajectories,
+    bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Measure the expected acceptance of stochastic verification, (N,) probabilities each.
 
@@ -178,29 +206,42 @@ def stochastic_statistics(
     """
     ends = np.append(trajectories.starts[1:], len(tv)) - 1
     frames = []
-    for name, accepted in (("speculative sampling", 1 - tv), ("exponential races", races),
-                           ("exponential races, lower bound", harmonic)):
+    for name, accepted in (
+        ("speculative sampling", 1 - tv),
+        ("exponential races", races),
+        ("exponential races, lower bound", harmonic),
+    ):
         calls = 1 - accepted
         calls[ends] += accepted[ends]
         every = np.ones(len(tv))
-        rows = [_share("acceptance", accepted, every, bootstrap),
-                _share("realised_per_call", every, calls, bootstrap)]
+        rows = [
+            _share("acceptance", accepted, every, bootstrap),
+            _share("realised_per_call", every, calls, bootstrap),
+        ]
         frame = pd.DataFrame(rows)
         frame.insert(0, "rule", name)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
-def kl_needed(verdict: Verdict, fractions: Sequence[float], bootstrap: PromptBootstrap
-              ) -> pd.DataFrame:
+def kl_needed(
+    verdict: Verdict, fractions: Sequence[float], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
     """Return the largest KL at which a fraction of the steps is certified, for each fraction.
 
     A drafter whose KL stays at or below it is certified on at least this fraction.
     """
     points, draws = bootstrap.quantiles(verdict.lo, [1 - fraction for fraction in fractions])
     low, high = bootstrap.interval(draws)
-    return pd.DataFrame({"rule": verdict.rule.label, "fraction": list(fractions), "kl": points,
-                         "low": low, "high": high})
+    return pd.DataFrame(
+        {
+            "rule": verdict.rule.label,
+            "fraction": list(fractions),
+            "kl": points,
+            "low": low,
+            "high": high,
+        }
+    )
 
 
 def profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFrame:
@@ -225,13 +266,23 @@ def profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFr
     frames = []
     for by, (index, edges) in bins.items():
         count = np.bincount(index, minlength=len(edges) - 1)
-        shares = {name: np.bincount(index, weights=flags, minlength=len(count))
-                  / np.maximum(count, 1)
-                  for name, flags in (("accepted", verdict.accepted),
-                                      ("certified", verdict.certified))}
-        frames.append(pd.DataFrame({
-            "rule": verdict.rule.label, "by": by, "bin": np.arange(len(count), dtype=np.int32),
-            "low": edges[:-1], "high": edges[1:], "steps": count.astype(np.int64), **shares}))
+        shares = {
+            name: np.bincount(index, weights=flags, minlength=len(count)) / np.maximum(count, 1)
+            for name, flags in (("accepted", verdict.accepted), ("certified", verdict.certified))
+        }
+        frames.append(
+            pd.DataFrame(
+                {
+                    "rule": verdict.rule.label,
+                    "by": by,
+                    "bin": np.arange(len(count), dtype=np.int32),
+                    "low": edges[:-1],
+                    "high": edges[1:],
+                    "steps": count.astype(np.int64),
+                    **shares,
+                }
+            )
+        )
     return pd.concat(frames, ignore_index=True)
 
 
@@ -240,8 +291,13 @@ Weights = Floats | Flags
 
 
 def _row(statistic: str, value: float, optimistic: float, low: float, high: float) -> Row:
-    return {"statistic": statistic, "value": float(value), "optimistic": float(optimistic),
-            "low": float(low), "high": float(high)}
+    return {
+        "statistic": statistic,
+        "value": float(value),
+        "optimistic": float(optimistic),
+        "low": float(low),
+        "high": float(high),
+    }
 
 
 def _share(name: str, above: Weights, below: Weights, bootstrap: PromptBootstrap) -> Row:
@@ -254,8 +310,7 @@ def _share(name: str, above: Weights, below: Weights, bootstrap: PromptBootstrap
     return _row(name, value, value, float(low), float(high))
 
 
-def _between(name: str, sure: Flags, maybe: Flags, below: Flags, bootstrap: PromptBootstrap
-             ) -> Row:
+def _between(name: str, sure: Flags, maybe: Flags, below: Flags, bootstrap: PromptBootstrap) -> Row:
     """Return the share of certified steps, from both ends of the certificates."""
     lower = _share(name, sure, below, bootstrap)
     upper = lower if np.array_equal(sure, maybe) else _share(name, maybe, below, bootstrap)
@@ -276,5 +331,7 @@ def _association(slack: Floats, accepted: Flags) -> list[tuple[str, float]]:
 def _tightest(slack: Floats, verdict: Verdict) -> list[tuple[str, float]]:
     certified = slack[verdict.certified]
     rejected = -slack[~verdict.accepted]
-    return [("tightest_certified", float(certified.min(initial=np.inf))),
-            ("tightest_rejected", float(rejected.min(initial=np.inf)))]
+    return [
+        ("tightest_certified", float(certified.min(initial=np.inf))),
+        ("tightest_rejected", float(rejected.min(initial=np.inf))),
+    ]

@@ -33,13 +33,22 @@ def rules_figure(pairs: Pairs) -> Figure:
         figure = Figure(figsize=(TEXT, 1.0 + ROW * len(rules)), layout="constrained")
         axes = figure.subplots(1, len(pairs.targets), sharey=True, squeeze=False)[0]
         for axis, target in zip(axes, pairs.targets, strict=True):
-            shares = {name: [pairs.value(target, rule, name) for rule in rules]
-                      for name in ("certified", "acceptance")}
-            axis.hlines(at, shares["certified"], shares["acceptance"], color="#C8C8C8",
-                        linewidth=2.4, zorder=1)
+            shares = {
+                name: [pairs.value(target, rule, name) for rule in rules]
+                for name in ("certified", "acceptance")
+            }
+            axis.hlines(
+                at,
+                shares["certified"],
+                shares["acceptance"],
+                color="#C8C8C8",
+                linewidth=2.4,
+                zorder=1,
+            )
             axis.scatter(shares["acceptance"], at, s=14, color="#0072B2", label="accepted")
-            axis.scatter(shares["certified"], at, s=14, color=CERTIFIED, marker="D",
-                         label="certified")
+            axis.scatter(
+                shares["certified"], at, s=14, color=CERTIFIED, marker="D", label="certified"
+            )
             axis.set_title(target)
             axis.set_xlim(-0.02, 1.02)
             axis.xaxis.set_major_formatter(PercentFormatter(1))
@@ -53,8 +62,9 @@ def rules_figure(pairs: Pairs) -> Figure:
     return figure
 
 
-def profile_figure(profile: pd.DataFrame, rules: Mapping[str, str], targets: Sequence[str]
-                   ) -> Figure:
+def profile_figure(
+    profile: pd.DataFrame, rules: Mapping[str, str], targets: Sequence[str]
+) -> Figure:
     """Draw accepted and certified shares by position and by margin decile.
 
     Args:
@@ -72,13 +82,20 @@ def profile_figure(profile: pd.DataFrame, rules: Mapping[str, str], targets: Seq
                 axis.set_title(target)
                 axis.yaxis.set_major_formatter(PercentFormatter(1))
             row[0].set_ylabel("steps")
-        for axis, name in zip(axes[-1], ("position in the answer",
-                                         "decile of the target's margin p₁ − p₂"), strict=True):
+        for axis, name in zip(
+            axes[-1],
+            ("position in the answer", "decile of the target's margin p₁ − p₂"),
+            strict=True,
+        ):
             axis.set_xlabel(name)
-        kinds = [Line2D([], [], color="black", linestyle="-", label="accepted"),
-                 Line2D([], [], color="black", linestyle=":", label="certified")]
-        colors = [Line2D([], [], color=color, label=name)
-                  for (color, _), name in zip(LINES, rules.values(), strict=False)]
+        kinds = [
+            Line2D([], [], color="black", linestyle="-", label="accepted"),
+            Line2D([], [], color="black", linestyle=":", label="certified"),
+        ]
+        colors = [
+            Line2D([], [], color=color, label=name)
+            for (color, _), name in zip(LINES, rules.values(), strict=False)
+        ]
         figure.legend(handles=[*kinds, *colors], loc="outside lower center", ncols=4)
     return figure
 
@@ -106,7 +123,8 @@ def dial_figure(pairs: Pairs) -> Figure | None:
         for row, target in zip(axes, pairs.targets, strict=True):
             for axis, cost in zip(row, costs, strict=True):
                 for (color, _), (name, part) in zip(
-                        LINES, listing.groupby("name", sort=False), strict=False):
+                    LINES, listing.groupby("name", sort=False), strict=False
+                ):
                     _dial(axis, pairs, target, part, cost, color, str(name))
                 axis.set_title(target)
                 axis.xaxis.set_major_formatter(PercentFormatter(1))
@@ -121,17 +139,26 @@ def dial_figure(pairs: Pairs) -> Figure | None:
     return figure
 
 
-def _dial(axis: Axes, pairs: Pairs, target: str, part: pd.DataFrame, cost: str, color: str,
-          name: str) -> None:
+def _dial(
+    axis: Axes, pairs: Pairs, target: str, part: pd.DataFrame, cost: str, color: str, name: str
+) -> None:
     symbol = {"alpha": "α"}.get(part["parameter"].iloc[0], part["parameter"].iloc[0])
     x = [pairs.value(target, rule, cost) for rule in part["rule"]]
     for kind, style in (("realised", "-"), ("certified", ":")):
         y = [pairs.value(target, rule, f"{kind}_per_call") for rule in part["rule"]]
         shown = "in fact" if kind == "realised" else kind
-        axis.plot(x, y, linestyle=style, color=color, marker="o", markersize=2.5,
-                  label=f"{name}, {shown}")
-        axis.annotate(f"{symbol}={part['setting'].iloc[-1]:g}", (x[-1], y[-1]), xytext=(3, 0),
-                      textcoords="offset points", va="center", fontsize=6, color=color)
+        axis.plot(
+            x, y, linestyle=style, color=color, marker="o", markersize=2.5, label=f"{name}, {shown}"
+        )
+        axis.annotate(
+            f"{symbol}={part['setting'].iloc[-1]:g}",
+            (x[-1], y[-1]),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=6,
+            color=color,
+        )
 
 
 def along_figure(
@@ -151,20 +178,30 @@ def along_figure(
     with matplotlib.rc_context(STYLE):
         height = 0.9 + 0.16 * len(rules) + 0.155 * len(lines)
         figure = Figure(figsize=(TEXT, height), layout="constrained")
-        strips, text = figure.subplots(2, 1, height_ratios=[0.16 * len(rules) + 0.25,
-                                                            0.155 * len(lines)])
-        strips.imshow(np.array(list(verdicts.values())), aspect="auto", vmin=0, vmax=2,
-                      cmap=ListedColormap(colors), interpolation="nearest",
-                      extent=(-0.5, len(tokens) - 0.5, len(rules) - 0.5, -0.5))
+        strips, text = figure.subplots(
+            2, 1, height_ratios=[0.16 * len(rules) + 0.25, 0.155 * len(lines)]
+        )
+        strips.imshow(
+            np.array(list(verdicts.values())),
+            aspect="auto",
+            vmin=0,
+            vmax=2,
+            cmap=ListedColormap(colors),
+            interpolation="nearest",
+            extent=(-0.5, len(tokens) - 0.5, len(rules) - 0.5, -0.5),
+        )
         strips.set_yticks(range(len(rules)), rules)
-        strips.hlines(np.arange(1, len(rules)) - 0.5, -0.5, len(tokens) - 0.5, color="white",
-                      linewidth=1)
+        strips.hlines(
+            np.arange(1, len(rules)) - 0.5, -0.5, len(tokens) - 0.5, color="white", linewidth=1
+        )
         strips.set_xlabel("position in the answer")
         strips.set_title(title)
         _text(text, lines, verdicts[rules[0]], colors)
-        figure.legend(handles=[Patch(color=color, label=name)
-                               for name, color in VERDICTS.items()],
-                      loc="outside lower center", ncols=3)
+        figure.legend(
+            handles=[Patch(color=color, label=name) for name, color in VERDICTS.items()],
+            loc="outside lower center",
+            ncols=3,
+        )
     return figure
 
 
@@ -177,8 +214,10 @@ def _wrap(tokens: Sequence[str], width: int) -> list[list[tuple[int, str]]]:
     lines: list[list[tuple[int, str]]] = [[]]
     used = 0
     for at, token in enumerate(tokens):
-        shown = "".join(c if font.get_char_index(ord(c)) else "□" for c in
-                        token.replace("\n", "⏎").replace("\t", " "))[:width]
+        shown = "".join(
+            c if font.get_char_index(ord(c)) else "□"
+            for c in token.replace("\n", "⏎").replace("\t", " ")
+        )[:width]
         if used + len(shown) > width:
             lines.append([])
             used = 0
@@ -190,17 +229,36 @@ def _wrap(tokens: Sequence[str], width: int) -> list[list[tuple[int, str]]]:
     return [line for line in lines if line]
 
 
-def _text(axis: Axes, lines: Sequence[Sequence[tuple[int, str]]], verdict: NDArray[np.int_],
-          colors: Sequence[str]) -> None:
+def _text(
+    axis: Axes,
+    lines: Sequence[Sequence[tuple[int, str]]],
+    verdict: NDArray[np.int_],
+    colors: Sequence[str],
+) -> None:
     axis.set_axis_off()
     axis.set_xlim(0, 92)
     axis.set_ylim(len(lines), 0)
     for row, line in enumerate(lines):
         x = 0
         for at, shown in line:
-            axis.barh(row + 0.5, len(shown), left=x, height=0.86, color=colors[verdict[at]],
-                      alpha=0.45, linewidth=0)
+            axis.barh(
+                row + 0.5,
+                len(shown),
+                left=x,
+                height=0.86,
+                color=colors[verdict[at]],
+                alpha=0.45,
+                linewidth=0,
+            )
             for offset, character in enumerate(shown):
-                axis.text(x + offset + 0.5, row + 0.5, character, family=MONOSPACED,
-                          fontsize=6.2, ha="center", va="center", parse_math=False)
+                axis.text(
+                    x + offset + 0.5,
+                    row + 0.5,
+                    character,
+                    family=MONOSPACED,
+                    fontsize=6.2,
+                    ha="center",
+                    va="center",
+                    parse_math=False,
+                )
             x += len(shown)

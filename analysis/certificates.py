@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from analysis.criteria import Cut, Mars, Rule, Tree, check_k
 from analysis.distributions import Floats, TopK
 from analysis.extremal import extremal_draft
-from analysis.kernel import BLOCK, COUNTS, CUT, RANK, RATIO, TREE, certify_rows
+from analysis.kernel import COUNTS, CUT, RATIO, TREE, Found, Rules, Steps, certify_rows, scratch
 from analysis.truncation import intervals
 
 __all__ = ["Certificates", "accepted_counts", "certify", "extremal_draft"]
@@ -39,21 +40,6 @@ class Certificates:
     hi: Floats
     active_size: NDArray[np.int32]
     accepted_count: NDArray[np.int32]
-
-
-@dataclass
-class _Table:
-    """The rules as the kernel reads them; row -1 means a constant."""
-
-    kind: list[int]
-    slope: list[float]
-    gate: list[int]
-    offset: list[float]
-    offset_row: list[int]
-    offsets: Floats
-    limit: list[int]
-    limit_row: list[int]
-    limits: NDArray[np.int64]
 
 
 def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates:
@@ -78,23 +64,25 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
         [[0.130812]]
     """
     check_k(rules, dist.k, dist.vocab_size)
-    table = _table(dist, rules)
+    table = _rules(dist, rules)
     shape = (len(rules), len(dist))  # a rule's column is contiguous
-    floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
+    lo, hi = np.empty((2, *shape))
+    active, accepted = np.empty((2, *shape), dtype=np.int32)
+    found = Found(lo, hi, active, accepted)
     edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int).tolist()
     if threads <= 1:
-        left = _run(dist, table, floats, ints, 0, len(dist))
+        left = _run(dist, table, found, 0, len(dist))
     else:
         with ThreadPoolExecutor(threads) as pool:
-            parts = pool.map(lambda first, last: _run(dist, table, floats, ints, first, last),
-                             edges[:-1], edges[1:])
-            left = np.sum(list(parts), axis=0)
-    found = Certificates(floats[0].T, floats[1].T, ints[0].T, ints[1].T)
-    for r in np.flatnonzero(left).tolist():
-        open_ = np.flatnonzero(np.isnan(floats[0, r]))
-        floats[0, r, open_], floats[1, r, open_], ints[0, r, open_], ints[1, r, open_] = (
-            intervals(dist, rules[r], open_, ints[1, r, open_]))
-    return found
+            run = partial(_run, dist, table, found)
+            left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
+    if np.any(left):
+        cells = [np.flatnonzero(np.isnan(lo[r])) for r in np.flatnonzero(left)]
+        which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
+        lo[which, open_], hi[which, open_], active[which, open_], accepted[which, open_] = (
+            intervals(dist, rules, which, open_, accepted[which, open_])
+        )
+    return Certificates(lo.T, hi.T, active.T, accepted.T)
 
 
 def accepted_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
@@ -102,15 +90,18 @@ def accepted_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
     return np.ascontiguousarray(certify(dist, [rule]).accepted_count[:, 0])
 
 
-def _table(dist: TopK, rules: Sequence[Rule]) -> _Table:
-    kinds, cuts = zip(*(_cut(dist, rule) for rule in rules), strict=True) if rules else ((), ())
-    offset, offset_row, offsets = _columns([cut.offset for cut in cuts], len(dist), np.float64)
-    everything = dist.vocab_size
-    limit, limit_row, limits = _columns(
-        [everything if cut.max_rank is None else cut.max_rank for cut in cuts], len(dist), np.int64)
-    return _Table(list(kinds), [cut.slope for cut in cuts],
-                  [cut.strictly_above_rank for cut in cuts],
-                  offset, offset_row, offsets, limit, limit_row, limits)
+def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
+    """Return the rules as the kernel reads them; row -1 means a constant."""
+    pairs = [_cut(dist, rule) for rule in rules]
+    cuts = [cut for _, cut in pairs]
+    ranks = [dist.vocab_size if cut.max_rank is None else cut.max_rank for cut in cuts]
+    return Rules(
+        np.array([kind for kind, _ in pairs], dtype=np.int64),
+        np.array([cut.slope for cut in cuts], dtype=np.float64),
+        np.array([cut.strictly_above_rank for cut in cuts], dtype=np.int64),
+        *_columns([cut.offset for cut in cuts], len(dist), np.float64),
+        *_columns(ranks, len(dist), np.int64),
+    )
 
 
 def _cut(dist: TopK, rule: Rule) -> tuple[int, Cut]:
@@ -125,26 +116,34 @@ def _cut(dist: TopK, rule: Rule) -> tuple[int, Cut]:
         counts = np.asarray(rule.accepted_count(dist))
         good = ((counts >= 1) | ((counts == -1) & (dist.k < size))) & (counts <= size)
         if counts.shape != (len(dist),) or not np.all(good):
-            raise ValueError(f"rule {rule.label!r}: accepted_count must give {len(dist)} integers "
-                             f"in [1, {size}], or -1 where more than the stored tokens are "
-                             "accepted")
+            raise ValueError(
+                f"rule {rule.label!r}: accepted_count must give {len(dist)} integers "
+                f"in [1, {size}], or -1 where more than the stored tokens are "
+                "accepted"
+            )
         return COUNTS, Cut(max_rank=counts)
     cut = rule.cut(dist)
     if cut is None:
-        raise ValueError(f"rule {rule.label!r} says nothing: give its class a method cut(dist) "
-                         "or accepted_count(dist)")
+        raise ValueError(
+            f"rule {rule.label!r} says nothing: give its class a method cut(dist) "
+            "or accepted_count(dist)"
+        )
     if cut.max_rank is not None and np.any(np.asarray(cut.max_rank) < 1):
         raise ValueError(f"rule {rule.label!r}: max_rank must be at least 1, x0 is accepted")
     ranks = 1 if cut.max_rank is None else int(np.max(cut.max_rank, initial=1)) + 1
     needed = min(max(ranks, cut.strictly_above_rank), size)
     if dist.k < needed:
-        raise ValueError(f"rule {rule.label!r} needs the {needed} most probable tokens of every "
-                         f"step, and K={dist.k} are stored: set distributions.k to {needed} or "
-                         "more, and let the rule's minimum_k say so")
+        raise ValueError(
+            f"rule {rule.label!r} needs the {needed} most probable tokens of every "
+            f"step, and K={dist.k} are stored: set distributions.k to {needed} or "
+            "more, and let the rule's minimum_k say so"
+        )
     return CUT, cut
 
 
-def _columns(values: list[Any], steps: int, dtype: Any) -> tuple[list[Any], list[int], Any]:
+def _columns(
+    values: list[Any], steps: int, dtype: Any
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
     """Split numbers from arrays of one number a step: constants, rows, and the rows as array."""
     arrays: list[Any] = []
     constants, rows = [], []
@@ -156,25 +155,22 @@ def _columns(values: list[Any], steps: int, dtype: Any) -> tuple[list[Any], list
         rows.append(len(arrays) if shape else -1)
         if shape:
             arrays.append(np.asarray(value, dtype=dtype))
-    return constants, rows, np.array(arrays, dtype=dtype).reshape(len(arrays), steps)
+    return (
+        np.array(constants, dtype=dtype),
+        np.array(rows, dtype=np.int64),
+        np.array(arrays, dtype=dtype).reshape(len(arrays), steps),
+    )
 
 
-def _run(dist: TopK, table: _Table, floats: Floats, ints: NDArray[np.int32], first: int, last: int
-         ) -> NDArray[np.int64]:
+def _run(dist: TopK, rules: Rules, found: Found, first: int, last: int) -> NDArray[np.int64]:
     values: Any = dist.stored_probs if dist.logits is None else dist.logits
-    left = np.zeros(len(table.kind), dtype=np.int64)
-    have, counts = np.zeros((2, BLOCK), dtype=np.int64)
-
-    def whole(column: list[int]) -> NDArray[np.int64]:
-        return np.array(column, dtype=np.int64)
-
-    bad = certify_rows(
-        values, first, last, dist.logits is not None, 1.0 / dist.temperature, dist.logsumexp,
-        dist.vocab_size, whole(table.kind), np.array(table.slope, dtype=np.float64),
-        whole(table.gate), np.array(table.offset, dtype=np.float64), whole(table.offset_row),
-        table.offsets, whole(table.limit), whole(table.limit_row), table.limits,
-        np.zeros((dist.k + 1) * RANK), have, counts, floats[0], floats[1], ints[0], ints[1], left)
+    by_logit = dist.logits is not None
+    steps = Steps(values, by_logit, 1.0 / dist.temperature, dist.logsumexp, dist.vocab_size)
+    left = np.zeros(len(rules.kind), dtype=np.int64)
+    bad = certify_rows(steps, rules, scratch(dist.k), found, left, first, last)
     if bad >= 0:
-        raise ValueError(f"step {bad}: the stored tokens are not numbers by decreasing value, or "
-                         "the logsumexp does not belong to them")
+        raise ValueError(
+            f"step {bad}: the stored tokens are not numbers by decreasing value, or "
+            "the logsumexp does not belong to them"
+        )
     return left

@@ -23,9 +23,23 @@ if TYPE_CHECKING:
     from analysis.distributions import Floats, TopK
 
 __all__ = [
-    "AbsoluteThreshold", "Additive", "Cut", "Mars", "Multiplicative", "Rule", "StrictGreedy",
-    "TopMAdditive", "TopMMultiplicative", "Tree", "Typical", "build", "check_k", "expand",
-    "parameter", "register", "to_mapping",
+    "AbsoluteThreshold",
+    "Additive",
+    "Cut",
+    "Mars",
+    "Multiplicative",
+    "Rule",
+    "StrictGreedy",
+    "TopMAdditive",
+    "TopMMultiplicative",
+    "Tree",
+    "Typical",
+    "build",
+    "check_k",
+    "expand",
+    "parameter",
+    "register",
+    "to_mapping",
 ]
 
 
@@ -188,8 +202,10 @@ class Mars(Rule):
             ValueError: they are not known.
         """
         if dist.logits is None:
-            raise ValueError(f"rule {self.label!r} compares raw logits, and this distribution is "
-                             "given by probabilities only: build it with TopK.from_columns")
+            raise ValueError(
+                f"rule {self.label!r} compares raw logits, and this distribution is "
+                "given by probabilities only: build it with TopK.from_columns"
+            )
         return dist.logits
 
 
@@ -217,8 +233,9 @@ class Tree(Rule):
         """Return -1 throughout."""
         return np.full(len(dist), -1, dtype=np.int32)
 
-    def accepts(self, dist: TopK, rank: NDArray[np.integer[Any]],
-                log_prob: Floats) -> NDArray[np.bool_]:
+    def accepts(
+        self, dist: TopK, rank: NDArray[np.integer[Any]], log_prob: Floats
+    ) -> NDArray[np.bool_]:
         """Say whether x0 is covered; `rank` is the rank of x0 under the drafter."""
         return np.asarray(rank <= self.m)
 
@@ -239,8 +256,9 @@ def build(mapping: Mapping[str, Any]) -> Rule:
     name = values.pop("rule", None)
     if not isinstance(name, str) or name not in REGISTRY:
         hint = "" if module is not None else ", or name the module that registers it (module: ...)"
-        raise ValueError(f"rule={name!r} is not known: give one of "
-                         f"{', '.join(sorted(REGISTRY))}{hint}")
+        raise ValueError(
+            f"rule={name!r} is not known: give one of {', '.join(sorted(REGISTRY))}{hint}"
+        )
     cls = REGISTRY[name]
     specs = {spec.name: spec for spec in fields(cls)}
     unknown = sorted(set(values) - set(specs))
@@ -249,8 +267,10 @@ def build(mapping: Mapping[str, Any]) -> Rule:
         raise ValueError(f"rule {name}: the key {unknown[0]!r} is not known: {takes}")
     for key, spec in specs.items():
         if key not in values and spec.default is MISSING and spec.default_factory is MISSING:
-            raise ValueError(f"rule {name}: the key {key!r} is missing: give "
-                             f"{spec.metadata.get('allowed', 'its value')}")
+            raise ValueError(
+                f"rule {name}: the key {key!r} is missing: give "
+                f"{spec.metadata.get('allowed', 'its value')}"
+            )
     return cls(**values)
 
 
@@ -270,10 +290,10 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     """
     rules = []
     for mapping in mappings:
-        axes = [value if isinstance(value, list | tuple) else [value]
-                for value in mapping.values()]
-        rules += [build(dict(zip(mapping, point, strict=True)))
-                  for point in itertools.product(*axes)]
+        axes = [value if isinstance(value, list | tuple) else [value] for value in mapping.values()]
+        rules += [
+            build(dict(zip(mapping, point, strict=True))) for point in itertools.product(*axes)
+        ]
     return rules
 
 
@@ -286,9 +306,11 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
     for rule in rules:
         needed = min(rule.minimum_k, vocab_size)
         if k < needed:
-            raise ValueError(f"rule {rule.label!r} needs the {needed} most probable tokens of "
-                             f"every step, and K={k} are stored: set distributions.k to "
-                             f"{needed} or more")
+            raise ValueError(
+                f"rule {rule.label!r} needs the {needed} most probable tokens of "
+                f"every step, and K={k} are stored: set distributions.k to "
+                f"{needed} or more"
+            )
 
 
 def _load(module: Any) -> None:
@@ -297,5 +319,7 @@ def _load(module: Any) -> None:
     except ModuleNotFoundError as error:
         if error.name != str(module):
             raise  # the module is there, something that it imports is not
-        raise ValueError(f"module={module!r} cannot be imported: put {module}.py into the "
-                         "directory you start from, or its directory into PYTHONPATH") from error
+        raise ValueError(
+            f"module={module!r} cannot be imported: put {module}.py into the "
+            "directory you start from, or its directory into PYTHONPATH"
+        ) from error

@@ -74,7 +74,8 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     table["tokens_per_call"] = table["emitted"] / table["calls"]
     table["closed_form"] = [
         speed_laws.tokens_per_call(rate, gamma) if rate == rate else 1.0
-        for rate, gamma in zip(table["rate"], table["draft_length"], strict=True)]
+        for rate, gamma in zip(table["rate"], table["draft_length"], strict=True)
+    ]
     positions = decoded.data["agreement"] * decoded.data["n_tokens"]
     table["agreement"] = positions.groupby(decoded.data["run"]).sum() / totals["n_tokens"]
     table["log_likelihood"] = totals["log_likelihood"] / totals["n_tokens"]
@@ -128,14 +129,21 @@ def forced(decoded: Decoded) -> pd.DataFrame:
     for run in np.flatnonzero((runs["drafter"] == "model") & (runs["temperature"] == 0)):
         row = runs.iloc[run]
         before = sums.loc[run] if run in sums.index else None
-        rows.append({
-            "run": int(run), "method": row["method"], "draft_length": int(row["draft_length"]),
-            "teacher_forced": float(rates[row["rule"]]),
-            "on_baseline": np.nan if before is None or not before["tested"]
-            else float(before["accepted"] / before["tested"]),
-            "realised": float(found["rate"].iloc[run])})
-    return pd.DataFrame(rows, columns=["run", "method", "draft_length", "teacher_forced",
-                                       "on_baseline", "realised"])
+        rows.append(
+            {
+                "run": int(run),
+                "method": row["method"],
+                "draft_length": int(row["draft_length"]),
+                "teacher_forced": float(rates[row["rule"]]),
+                "on_baseline": np.nan
+                if before is None or not before["tested"]
+                else float(before["accepted"] / before["tested"]),
+                "realised": float(found["rate"].iloc[run]),
+            }
+        )
+    return pd.DataFrame(
+        rows, columns=["run", "method", "draft_length", "teacher_forced", "on_baseline", "realised"]
+    )
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
@@ -153,7 +161,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     """
     table = acceptance(decoded)
     spans = decoded.spans.groupby("run")[
-        ["draft_seconds", "verify_seconds", "other_seconds", "drafted"]].sum()
+        ["draft_seconds", "verify_seconds", "other_seconds", "drafted"]
+    ].sum()
     for name in ("draft", "verify", "other"):
         table[f"c_{name}"] = spans[f"{name}_seconds"] / table["calls"]
     alone = [decoded.baseline(run) for run in range(len(table))]
@@ -164,10 +173,12 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     rows = table[["tokens_per_call", "draft_length", "rho", "c_p", "c_draft", "c_verify"]]
     table["predicted"] = [
         speed_laws.speedup(k, gamma, rho) if gamma and rho == rho else np.nan
-        for k, gamma, rho, *_ in rows.itertuples(index=False)]
+        for k, gamma, rho, *_ in rows.itertuples(index=False)
+    ]
     table["predicted_costs"] = [
         speed_laws.measured_cost_speedup(k, c_p, c_draft, c_verify) if gamma else np.nan
-        for k, gamma, _, c_p, c_draft, c_verify in rows.itertuples(index=False)]
+        for k, gamma, _, c_p, c_draft, c_verify in rows.itertuples(index=False)
+    ]
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded.spans[decoded.spans["run"] == run]) for run in range(len(table))]
     for level in (50, 95, 99):
@@ -204,7 +215,10 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
 
 
 def speedups(
-    decoded: Decoded, resamples: int, confidence: float, seed: int,
+    decoded: Decoded,
+    resamples: int,
+    confidence: float,
+    seed: int,
     prompts: Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """Return seconds a token and the speedup of every run, with its interval over prompts.
@@ -228,8 +242,15 @@ def speedups(
     cost = seconds.sum(0) / tokens.sum(0)
     alone = [decoded.baseline(run) for run in range(count)]
     low, high = bootstrap.interval(drawn[:, alone] / drawn)
-    return pd.DataFrame({"per_token": cost, "tokens_per_second": 1 / cost,
-                         "speedup": cost[alone] / cost, "low": low, "high": high})
+    return pd.DataFrame(
+        {
+            "per_token": cost,
+            "tokens_per_second": 1 / cost,
+            "speedup": cost[alone] / cost,
+            "low": low,
+            "high": high,
+        }
+    )
 
 
 def _matrix(table: pd.DataFrame, column: str, prompts: Sequence[str], runs: int) -> Floats:
@@ -253,10 +274,17 @@ def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
             continue
         rate = group["accepted"].sum() / group["tested"].sum()
         rho = group["rho"].mean()
-        rows.append({
-            "method": method, "temperature": temperature, "rate": rate, "rho": rho,
-            "predicted": speed_laws.optimal_draft_length(rate, rho),
-            "found": int(group["draft_length"].iloc[int(np.argmax(group["speedup"]))]),
-            "tried": ", ".join(map(str, group["draft_length"]))})
-    return pd.DataFrame(rows, columns=["method", "temperature", "rate", "rho", "predicted",
-                                       "found", "tried"])
+        rows.append(
+            {
+                "method": method,
+                "temperature": temperature,
+                "rate": rate,
+                "rho": rho,
+                "predicted": speed_laws.optimal_draft_length(rate, rho),
+                "found": int(group["draft_length"].iloc[int(np.argmax(group["speedup"]))]),
+                "tried": ", ".join(map(str, group["draft_length"])),
+            }
+        )
+    return pd.DataFrame(
+        rows, columns=["method", "temperature", "rate", "rho", "predicted", "found", "tried"]
+    )

@@ -24,17 +24,19 @@ def content_figures(decoded: Sequence[Decoded]) -> dict[str, Figure]:
     """Return the figures that do not depend on the clock, by file name without suffix."""
     figures = {"decoding_places": places_figure(decoded)}
     if all(len(one.trajectory) for one in decoded):
-        figures |= {"decoding_ratios": ratios_figure(decoded),
-                    "decoding_ratio_histograms": histograms_figure(decoded)}
+        figures |= {
+            "decoding_ratios": ratios_figure(decoded),
+            "decoding_ratio_histograms": histograms_figure(decoded),
+        }
     return figures
 
 
-def timing_figures(
-    decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
-) -> dict[str, Figure]:
+def timing_figures(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> dict[str, Figure]:
     """Return the figures of speed."""
-    figures = {"decoding_thresholds": thresholds_figure(decoded, speeds),
-               "decoding_lengths": lengths_figure(decoded, speeds)}
+    figures = {
+        "decoding_thresholds": thresholds_figure(decoded, speeds),
+        "decoding_lengths": lengths_figure(decoded, speeds),
+    }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
@@ -48,11 +50,24 @@ def places_figure(decoded: Sequence[Decoded]) -> Figure:
             for at, (run, name) in enumerate(_longest(one)):
                 colour, style = LINES[at]
                 mine = rates[rates["run"] == run]
-                axes[0, column].plot(mine["place"], mine["rate"], color=colour, linestyle=style,
-                                     marker="o", markersize=2.5, label=name)
+                axes[0, column].plot(
+                    mine["place"],
+                    mine["rate"],
+                    color=colour,
+                    linestyle=style,
+                    marker="o",
+                    markersize=2.5,
+                    label=name,
+                )
                 mine = lengths[lengths["run"] == run]
-                axes[1, column].plot(mine["accepted"], mine["share"], color=colour,
-                                     linestyle=style, marker="o", markersize=2.5)
+                axes[1, column].plot(
+                    mine["accepted"],
+                    mine["share"],
+                    color=colour,
+                    linestyle=style,
+                    marker="o",
+                    markersize=2.5,
+                )
             axes[0, column].set_xlabel("place in the draft")
             axes[1, column].set_xlabel("accepted tokens of a call")
             axes[0, column].set_ylim(-0.03, 1.03)
@@ -102,8 +117,13 @@ def _ratios(trajectory: pd.DataFrame) -> pd.DataFrame:
     z1, z2 = (trajectory[name].to_numpy(np.float64) for name in ("z1", "z2"))
     total = trajectory["logsumexp"].to_numpy()
     ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
-    return trajectory.assign(ratio=ratio, low=ratio > THRESHOLD, p1=np.exp(z1 - total),
-                             p2=np.exp(z2 - total), probability_ratio=np.exp(z2 - z1))
+    return trajectory.assign(
+        ratio=ratio,
+        low=ratio > THRESHOLD,
+        p1=np.exp(z1 - total),
+        p2=np.exp(z2 - total),
+        probability_ratio=np.exp(z2 - z1),
+    )
 
 
 def _logits(axis: Axes, steps: pd.DataFrame) -> None:
@@ -115,8 +135,9 @@ def _probabilities(axis: Axes, steps: pd.DataFrame) -> None:
 
 
 def _decoupling(axis: Axes, steps: pd.DataFrame) -> None:
-    _pairs(axis, steps, "ratio", "probability_ratio", "logit ratio z₂/z₁",
-           "probability ratio p₂/p₁")
+    _pairs(
+        axis, steps, "ratio", "probability_ratio", "logit ratio z₂/z₁", "probability ratio p₂/p₁"
+    )
 
 
 def _pairs(axis: Axes, steps: pd.DataFrame, x: str, y: str, across: str, up: str) -> None:
@@ -135,8 +156,15 @@ def _zone(axis: Axes, steps: pd.DataFrame) -> None:
         ("second drafted: accepted by MARS", zone["draft_rank"] == 2, PURPLE),
         ("another drafted: rejected", zone["draft_rank"] > 2, RED),
     ):
-        axis.scatter(zone.loc[mine, "ratio"], zone.loc[mine, "probability_ratio"], s=5,
-                     color=colour, linewidths=0, label=name, rasterized=True)
+        axis.scatter(
+            zone.loc[mine, "ratio"],
+            zone.loc[mine, "probability_ratio"],
+            s=5,
+            color=colour,
+            linewidths=0,
+            label=name,
+            rasterized=True,
+        )
     axis.set_xlabel(f"logit ratio above {THRESHOLD:g}")
     axis.set_ylabel("probability ratio p₂/p₁")
 
@@ -148,12 +176,23 @@ def histograms_figure(decoded: Sequence[Decoded]) -> Figure:
         for column, one in enumerate(decoded):
             steps = _ratios(one.trajectory)
             negative = float((steps["z1"] <= 0).mean())
-            _histogram(axes[0, column], steps["z1"].to_numpy(), 0.0, None,
-                       f"largest logit ({100 * negative:.1f} % not positive)")
-            _histogram(axes[1, column], steps["ratio"].to_numpy(), THRESHOLD, (0, 1),
-                       "logit ratio z₂/z₁")
-            _histogram(axes[2, column], steps["probability_ratio"].to_numpy(), THRESHOLD, (0, 1),
-                       "probability ratio p₂/p₁")
+            _histogram(
+                axes[0, column],
+                steps["z1"].to_numpy(),
+                0.0,
+                None,
+                f"largest logit ({100 * negative:.1f} % not positive)",
+            )
+            _histogram(
+                axes[1, column], steps["ratio"].to_numpy(), THRESHOLD, (0, 1), "logit ratio z₂/z₁"
+            )
+            _histogram(
+                axes[2, column],
+                steps["probability_ratio"].to_numpy(),
+                THRESHOLD,
+                (0, 1),
+                "probability ratio p₂/p₁",
+            )
         for axis in axes[:, 0]:
             axis.set_ylabel("share of steps")
     return figure
@@ -162,15 +201,14 @@ def histograms_figure(decoded: Sequence[Decoded]) -> Figure:
 def _histogram(
     axis: Axes, values: Floats, mark: float, extent: tuple[float, float] | None, name: str
 ) -> None:
-    axis.hist(values, bins=40, range=extent, weights=np.full(len(values), 1 / len(values)),
-              color=BLUE)
+    axis.hist(
+        values, bins=40, range=extent, weights=np.full(len(values), 1 / len(values)), color=BLUE
+    )
     axis.axvline(mark, color=RED, linestyle="--", linewidth=0.9)
     axis.set_xlabel(name)
 
 
-def thresholds_figure(
-    decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
-) -> Figure | None:
+def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
     """Draw agreement and speedup of MARS over its threshold (after Figure 4 of MARS)."""
     sweeps = [table[table["theta"].notna() & (table["temperature"] == 0)] for table in speeds]
     if any(table["theta"].nunique() < 2 for table in sweeps):
@@ -183,10 +221,23 @@ def thresholds_figure(
             for at, (gamma, group) in enumerate(table.groupby("draft_length")):
                 group = group.sort_values("theta")
                 style = LINES[at][1]
-                axis.plot(group["theta"], group["agreement"], color=BLUE, linestyle=style,
-                          marker="o", markersize=2.5, label=f"γ = {gamma}")
-                other.plot(group["theta"], group["speedup"], color=PURPLE, linestyle=style,
-                           marker="s", markersize=2.5)
+                axis.plot(
+                    group["theta"],
+                    group["agreement"],
+                    color=BLUE,
+                    linestyle=style,
+                    marker="o",
+                    markersize=2.5,
+                    label=f"γ = {gamma}",
+                )
+                other.plot(
+                    group["theta"],
+                    group["speedup"],
+                    color=PURPLE,
+                    linestyle=style,
+                    marker="s",
+                    markersize=2.5,
+                )
             axis.set_ylim(table["agreement"].min() - 0.02, 1.01)
             axis.yaxis.set_major_formatter(PercentFormatter(1))
             axis.set_xlabel("threshold θ of the logit ratio")
@@ -196,9 +247,7 @@ def thresholds_figure(
     return figure
 
 
-def lengths_figure(
-    decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
-) -> Figure | None:
+def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
     """Draw speedup over draft length, as measured and as predicted, where several were tried."""
     panels = []
     for one, table in zip(decoded, speeds, strict=True):
@@ -213,14 +262,23 @@ def lengths_figure(
             groups = table.groupby(["method", "temperature"], sort=False)
             for (colour, _), ((method, t), group) in zip(LINES, groups, strict=False):
                 group = group.sort_values("draft_length")
-                error = np.stack([group["speedup"] - group["low"],
-                                  group["high"] - group["speedup"]]).clip(min=0)
-                axis.errorbar(group["draft_length"], group["speedup"], error, color=colour,
-                              marker="o", markersize=2.5, elinewidth=0.7,
-                              label=f"{method}, T = {t:g}")
+                error = np.stack(
+                    [group["speedup"] - group["low"], group["high"] - group["speedup"]]
+                ).clip(min=0)
+                axis.errorbar(
+                    group["draft_length"],
+                    group["speedup"],
+                    error,
+                    color=colour,
+                    marker="o",
+                    markersize=2.5,
+                    elinewidth=0.7,
+                    label=f"{method}, T = {t:g}",
+                )
                 axis.plot(group["draft_length"], group["predicted"], color=colour, linestyle=":")
-                axis.plot(group["draft_length"], group["predicted_costs"], color=colour,
-                          linestyle="--")
+                axis.plot(
+                    group["draft_length"], group["predicted_costs"], color=colour, linestyle="--"
+                )
             axis.axhline(1, color=GREY, linewidth=0.8, zorder=0)
             axis.set_xlabel("draft length γ")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -238,7 +296,10 @@ def _grid(rows: int, targets: Sequence[str]) -> tuple[Figure, np.ndarray]:
 
 
 def _legend(figure: Figure, axes: np.ndarray) -> None:
-    found = {name: handle for axis in axes
-             for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    found = {
+        name: handle
+        for axis in axes
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     if found:
         figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=2)

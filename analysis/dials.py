@@ -26,8 +26,11 @@ class Dial:
     @property
     def name(self) -> str:
         """The rule's name, with the parameters that stay."""
-        fixed = [f"{key}={value:g}" for key, value in self.rules[0].parameters.items()
-                 if key != self.parameter and isinstance(value, int | float)]
+        fixed = [
+            f"{key}={value:g}"
+            for key, value in self.rules[0].parameters.items()
+            if key != self.parameter and isinstance(value, int | float)
+        ]
         return " ".join([self.rules[0].name, *fixed])
 
     def value(self, rule: Rule) -> float:
@@ -40,8 +43,7 @@ class Dial:
         if abs(high - low) <= (1 if self.parameter == "m" else RESOLUTION):
             return None
         middle = (low + high) / 2
-        return replace(strict, **{self.parameter: int(middle) if self.parameter == "m"
-                                  else middle})
+        return replace(strict, **{self.parameter: int(middle) if self.parameter == "m" else middle})
 
 
 def build_dial(mapping: Mapping[str, Any]) -> Dial:
@@ -52,6 +54,8 @@ def build_dial(mapping: Mapping[str, Any]) -> Dial:
     """
     lists = [key for key, value in mapping.items() if isinstance(value, list | tuple)]
     if len(lists) != 1 or len(mapping[lists[0]]) < 2:
-        raise ValueError(f"the dial {dict(mapping)} is not allowed: give one key a list of at "
-                         "least two values, from strict to relaxed, and the others one value")
+        raise ValueError(
+            f"the dial {dict(mapping)} is not allowed: give one key a list of at "
+            "least two values, from strict to relaxed, and the others one value"
+        )
     return Dial(lists[0], tuple(expand([mapping])))

@@ -67,7 +67,7 @@ class TopK:
             raise ValueError("p holds a negative or non-finite number: give probabilities")
         if np.any(np.abs(full.sum(axis=1) - 1.0) > SUM_TOLERANCE):
             row = int(np.argmax(np.abs(full.sum(axis=1) - 1.0)))
-            raise ValueError(f"row {row} of p sums to {full[row].sum()!r}: rows must sum to 1")
+            raise ValueError(f"row {row} of p sums to {full[row].sum():.9g}: rows must sum to 1")
         size = full.shape[1]
         k = size if k is None else k
         if not 1 <= k <= size:
@@ -115,11 +115,15 @@ class TopK:
         ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(top_logits, dtype=np.float32)
         if logits.ndim != 2 or logits.shape[1] == 0 or ids.shape != logits.shape:
-            raise ValueError(f"top_ids {ids.shape} and top_logits {logits.shape}: "
-                             "both must have the same shape (steps, K), K at least 1")
+            raise ValueError(
+                f"top_ids {ids.shape} and top_logits {logits.shape}: "
+                "both must have the same shape (steps, K), K at least 1"
+            )
         if logits.shape[1] > vocab_size:
-            raise ValueError(f"K={logits.shape[1]} tokens are stored of a vocabulary of "
-                             f"{vocab_size}: K may not exceed it")
+            raise ValueError(
+                f"K={logits.shape[1]} tokens are stored of a vocabulary of "
+                f"{vocab_size}: K may not exceed it"
+            )
         if not temperature > 0:
             raise ValueError(f"temperature={temperature} is not allowed: give a number above 0")
 
@@ -129,20 +133,34 @@ class TopK:
                 raise ValueError(f"{name} has shape {array.shape}: expected {logits.shape[:1]}")
             return array
 
-        return cls(ids, logits, column("logsumexp", logsumexp), column("log_tail", log_tail),
-                   column("entropy", entropy), vocab_size, float(temperature))
+        return cls(
+            ids,
+            logits,
+            column("logsumexp", logsumexp),
+            column("log_tail", log_tail),
+            column("entropy", entropy),
+            vocab_size,
+            float(temperature),
+        )
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, steps: slice | NDArray[np.intp]) -> TopK:
         """Return some of the steps; arrays are views for a slice, copies for indices."""
+
         def cut(array: Any) -> Any:
             return None if array is None else array[steps]
 
-        return replace(self, ids=self.ids[steps], logits=cut(self.logits),
-                       logsumexp=self.logsumexp[steps], log_tail=self.log_tail[steps],
-                       entropy=self.entropy[steps], stored_probs=cut(self.stored_probs))
+        return replace(
+            self,
+            ids=self.ids[steps],
+            logits=cut(self.logits),
+            logsumexp=self.logsumexp[steps],
+            log_tail=self.log_tail[steps],
+            entropy=self.entropy[steps],
+            stored_probs=cut(self.stored_probs),
+        )
 
     @property
     def k(self) -> int:

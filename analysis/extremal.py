@@ -43,8 +43,10 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     ranked = dist.probs[0]
     accepted = rule.m if isinstance(rule, Tree) else int(rule.accepted_count(dist)[0])
     if accepted >= len(ranked):
-        raise ValueError(f"rule {rule.label!r} rejects nothing at this p (p0={ranked[0]:.6g}, "
-                         f"V={len(ranked)}): there is no draft to show")
+        raise ValueError(
+            f"rule {rule.label!r} rejects nothing at this p (p0={ranked[0]:.6g}, "
+            f"V={len(ranked)}): there is no draft to show"
+        )
     active = (_tree_active if isinstance(rule, Tree) else _single_active)(ranked, accepted)
     level = float(ranked[active].mean())
     q = np.asarray(p, dtype=np.float64).copy()
@@ -64,7 +66,8 @@ def _single_active(ranked: Floats, token: int) -> NDArray[np.intp]:
 def _tree_active(ranked: Floats, m: int) -> NDArray[np.intp]:
     """Return the ranks (from 0) of A: x0, and those of ranks 2..m+1 below their shared level."""
     first = m + 1
-    while first > 1 and ranked[first - 1] < (ranked[0] + ranked[first:m + 1].sum()) / (
-            m + 2 - first):
+    while first > 1 and ranked[first - 1] < (ranked[0] + ranked[first : m + 1].sum()) / (
+        m + 2 - first
+    ):
         first -= 1
     return np.append(0, np.arange(first, m + 1))

@@ -26,13 +26,25 @@ from analysis.statistics import Floats, PromptBootstrap, survival
 COLUMN, TEXT = 3.25, 6.75  # inches
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans",
-    "font.size": 7.5, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 6.5,
-    "xtick.labelsize": 7, "ytick.labelsize": 7,
-    "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
-    "axes.spines.top": False, "axes.spines.right": False,
-    "lines.linewidth": 1.2, "legend.frameon": False, "legend.handlelength": 2.6,
-    "pdf.fonttype": 42, "savefig.dpi": 300, "axes.unicode_minus": False,
+    "font.family": "DejaVu Sans",
+    "mathtext.fontset": "dejavusans",
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 6.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+    "axes.unicode_minus": False,
 }
 ANONYMOUS: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -42,9 +54,13 @@ ANONYMOUS: dict[str, dict[str, Any]] = {
 REFERENCE: dict[str, Any] = {"color": "#A8A8A8", "linewidth": 3.2, "zorder": 1.5}
 # hues that stay distinct to colour-blind readers (Okabe and Ito), told apart by style as well
 LINES = (
-    ("#0072B2", (0, ())), ("#D55E00", (0, (5, 1.5))), ("#009E73", (0, (1.2, 1.2))),
-    ("#CC79A7", (0, (6, 1.5, 1.2, 1.5))), ("#E69F00", (0, (3, 1))),
-    ("#56B4E9", (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))), ("#000000", (0, (8, 2))),
+    ("#0072B2", (0, ())),
+    ("#D55E00", (0, (5, 1.5))),
+    ("#009E73", (0, (1.2, 1.2))),
+    ("#CC79A7", (0, (6, 1.5, 1.2, 1.5))),
+    ("#E69F00", (0, (3, 1))),
+    ("#56B4E9", (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))),
+    ("#000000", (0, (8, 2))),
 )
 GRID_POINTS = 600
 SINGLE = 0.76  # nats shown of single-token certificates, which end at log 2
@@ -80,8 +96,13 @@ def all_figures(
     top: Mapping[str, Floats], panels: Panels, bootstraps: Mapping[str, PromptBootstrap]
 ) -> dict[str, Figure]:
     """Return every figure that the study's rules fill, by file name without suffix."""
-    figures = {"figure1": figure1(top), "figure2": figure2(panels, bootstraps),
-               "figure3": figure3(panels), "figure4": figure4(panels), "figure5": figure5(panels)}
+    figures = {
+        "figure1": figure1(top),
+        "figure2": figure2(panels, bootstraps),
+        "figure3": figure3(panels),
+        "figure4": figure4(panels),
+        "figure5": figure5(panels),
+    }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
@@ -92,12 +113,26 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         bins = np.linspace(0, 1, 41)
         for axis, probability in zip(axes, top.values(), strict=True):
             share = np.histogram(probability, bins)[0] / len(probability)
-            axis.bar(bins[:-1], share, np.diff(bins), align="edge", color="#0072B2",
-                     edgecolor="white", linewidth=0.3)
+            axis.bar(
+                bins[:-1],
+                share,
+                np.diff(bins),
+                align="edge",
+                color="#0072B2",
+                edgecolor="white",
+                linewidth=0.3,
+            )
             mean, median = float(probability.mean()), float(np.median(probability))
             for value, name, style in ((mean, "mean", "--"), (median, "median", ":")):
-                axis.axvline(value, 0, 0.78, linestyle=style, color="black", linewidth=0.9,
-                             label=f"{name} {value:.3f}")
+                axis.axvline(
+                    value,
+                    0,
+                    0.78,
+                    linestyle=style,
+                    color="black",
+                    linewidth=0.9,
+                    label=f"{name} {value:.3f}",
+                )
             axis.set_xlim(0, 1)
             axis.set_xlabel("probability of the most probable token")
             axis.legend(loc="upper left")
@@ -108,8 +143,10 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 
 def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
     """Draw the share of steps whose strict greedy certificate exceeds eps, with its interval."""
-    chosen = {target: [item for item in items if item.rule.name == "greedy"]
-              for target, items in panels.items()}
+    chosen = {
+        target: [item for item in items if item.rule.name == "greedy"]
+        for target, items in panels.items()
+    }
     if not all(chosen.values()):
         return None
     with matplotlib.rc_context(STYLE):
@@ -119,10 +156,22 @@ def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure
             greedy, bootstrap = items[0], bootstraps[target]
             low = survival_band(greedy.lo, grid, bootstrap)[0]
             high = survival_band(greedy.hi, grid, bootstrap)[1]
-            axis.fill_between(grid, low, high, color="#0072B2", alpha=0.3, linewidth=0,
-                              label=f"{100 * bootstrap.confidence:g} % interval over prompts")
-            axis.plot(grid, survival(greedy.lo, grid), color="#0072B2", linewidth=1,
-                      label=rule_text(greedy.rule))
+            axis.fill_between(
+                grid,
+                low,
+                high,
+                color="#0072B2",
+                alpha=0.3,
+                linewidth=0,
+                label=f"{100 * bootstrap.confidence:g} % interval over prompts",
+            )
+            axis.plot(
+                grid,
+                survival(greedy.lo, grid),
+                color="#0072B2",
+                linewidth=1,
+                label=rule_text(greedy.rule),
+            )
             _finish(axis, SINGLE, [greedy.rule])
         _label(figure, axes)
     return figure
@@ -140,15 +189,18 @@ def figure4(panels: Panels) -> Figure | None:
 
 def figure5(panels: Panels) -> Figure | None:
     """Compare tree certificates across m."""
-    ceilings = [item.rule.ceiling for items in panels.values() for item in items
-                if item.rule.name == "tree"]
+    ceilings = [
+        item.rule.ceiling for items in panels.values() for item in items if item.rule.name == "tree"
+    ]
     return _family(panels, "tree", limit=1.06 * max(ceilings, default=1.0))
 
 
 def _family(panels: Panels, name: str, limit: float) -> Figure | None:
     """Draw strict greedy, as the reference, and all rules of one family."""
-    chosen = {target: [item for item in items if item.rule.name in ("greedy", name)]
-              for target, items in panels.items()}
+    chosen = {
+        target: [item for item in items if item.rule.name in ("greedy", name)]
+        for target, items in panels.items()
+    }
     if not any(item.rule.name == name for items in chosen.values() for item in items):
         return None
     return _survival(chosen, limit)
@@ -170,8 +222,11 @@ def _curves(axis: Axes, items: Sequence[Certified], limit: float) -> None:
     grid = np.linspace(0, limit, GRID_POINTS)
     lines = itertools.cycle(LINES)
     for item in items:
-        style = REFERENCE if item.rule.name == "greedy" else dict(
-            zip(("color", "linestyle"), next(lines), strict=True))
+        style = (
+            REFERENCE
+            if item.rule.name == "greedy"
+            else dict(zip(("color", "linestyle"), next(lines), strict=True))
+        )
         share, possible = survival(item.lo, grid), survival(item.hi, grid)
         axis.plot(grid, share, label=rule_text(item.rule), **style)
         if not np.array_equal(share, possible):
@@ -201,13 +256,23 @@ def _legend_columns(panels: int) -> int:
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
     """Draw the ceilings of the shown rules: log 2, and log(m+1) of each tree."""
     names = {math.log(2): "log 2"}
-    names |= {rule.ceiling: f"log {rule.parameters['m'] + 1}" for rule in rules
-              if rule.name == "tree"}
+    names |= {
+        rule.ceiling: f"log {rule.parameters['m'] + 1}" for rule in rules if rule.name == "tree"
+    }
     for ceiling, name in names.items():
         axis.axvline(ceiling, color="#888888", linewidth=0.7, linestyle=(0, (2, 2)), zorder=0)
-        axis.annotate(name, (ceiling, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2),
-                      textcoords="offset points", rotation=90, ha="right", va="top", fontsize=6.5,
-                      color="#555555")
+        axis.annotate(
+            name,
+            (ceiling, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-2, -2),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            fontsize=6.5,
+            color="#555555",
+        )
 
 
 def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Figure, list[Axes]]:
@@ -217,7 +282,7 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Figure, list[
     size = (COLUMN if columns == 1 else TEXT, PANEL_HEIGHT * rows + LEGEND_ROW * legend_rows)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06))
     axes = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
-    for axis in axes[len(targets):]:
+    for axis in axes[len(targets) :]:
         axis.remove()
     for at, (axis, target) in enumerate(zip(axes, targets, strict=False)):
         axis.set_title(target if len(targets) == 1 else f"({chr(ord('a') + at)}) {target}")

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -45,13 +45,64 @@ M, A = 6 * BLOCK, 7 * BLOCK  # M of the rank (-1: not yet known), and its |A|
 RANK = FIELDS * BLOCK
 
 
+class Steps(NamedTuple):
+    """N steps: `analysis.distributions.TopK`, with values (N, K) float32 logits or float64 p."""
+
+    values: NDArray[Any]
+    by_logit: bool
+    scale: float  # 1 / temperature
+    logsumexp: Floats
+    size: int  # V
+
+
+class Rules(NamedTuple):
+    """R rules: arrays (R,), and what differs between steps as arrays (., N).
+
+    Rule r takes its offset from offsets[offset_row[r]] where offset_row[r] >= 0, and its limit
+    on ranks (for COUNTS its count, for TREE its m) from `limits` likewise.
+    """
+
+    kind: Ints
+    slope: Floats
+    gate: Ints
+    offset: Floats
+    offset_row: Ints
+    offsets: Floats
+    limit: Ints
+    limit_row: Ints
+    limits: Ints
+
+
+class Found(NamedTuple):
+    """Certificates: (R, N), or one rule's of a block."""
+
+    lo: Floats
+    hi: Floats
+    active: NDArray[np.int32]
+    accepted: NDArray[np.int32]
+
+
+class Block(NamedTuple):
+    """Scratch: what is read of a block of steps, how many ranks of each, and counts."""
+
+    s: Floats
+    have: Ints
+    n: Ints
+
+
+def scratch(k: int) -> Block:
+    """Return the scratch of a thread for K stored tokens."""
+    have, n = np.zeros((2, BLOCK), dtype=np.int64)
+    return Block(np.zeros((k + 1) * RANK), have, n)
+
+
 def compiled(function: F) -> F:
     """Compile with numba, cached on disk.
 
-    Inlining and no reference counts (work arrays come from outside) halve the time here.
+    Inlining and no reference counts (all arrays come from outside) halve the time here.
     """
-    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy",
-                               "forceinline": True, "_nrt": False}
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+    options |= {"forceinline": True, "_nrt": False}
     return cast(F, numba.njit(**options)(function))
 
 
@@ -76,18 +127,16 @@ def pair(e: float) -> float:
 
 
 @compiled
-def reach(values: NDArray[Any], row: int, i: int, need: int, by_logit: bool, scale: float,
-          s: Floats, have: Ints) -> bool:
-    """Read on until `need` ranks of a step are read; False when one is not below its forerunner."""
-    p0 = s[i]
-    first = np.float64(values[row, 0])
-    for rank in range(have[i], need):
-        if not values[row, rank] <= values[row, rank - 1]:
+def reach(steps: Steps, block: Block, row: int, i: int, need: int) -> bool:
+    """Read on until `need` ranks of a step are read; False when one is above its forerunner."""
+    s, p0, first = block.s, block.s[i], np.float64(steps.values[row, 0])
+    for rank in range(block.have[i], need):
+        if not steps.values[row, rank] <= steps.values[row, rank - 1]:
             return False
-        value: Any = np.float64(values[row, rank])
+        value: Any = np.float64(steps.values[row, rank])
         at = rank * RANK + i
-        if by_logit:
-            d = (value - first) * scale
+        if steps.by_logit:
+            d = (value - first) * steps.scale
             if d > -0.5:
                 e = math.expm1(d)
                 w = 1.0 + e
@@ -103,7 +152,7 @@ def reach(values: NDArray[Any], row: int, i: int, need: int, by_logit: bool, sca
         x = w * d if w > 0.0 else 0.0
         s[at + W], s[at + E], s[at + X], s[at + M] = w, e, x, -1.0
         s[at + SW], s[at + SX] = s[at - RANK + SW] + w, s[at - RANK + SX] + x
-    have[i] = max(have[i], need)
+    block.have[i] = max(block.have[i], need)
     return True
 
 
@@ -156,23 +205,6 @@ def tree(s: Floats, i: int, m: int) -> tuple[float, int]:
 
 
 @compiled
-def begin(values: NDArray[Any], logsumexp: Floats, start: int, count: int, by_logit: bool,
-          scale: float, s: Floats, have: Ints) -> int:
-    """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
-    for i in range(count):
-        first = np.float64(values[start + i, 0])
-        p0 = math.exp(first * scale - logsumexp[start + i]) if by_logit else first
-        s[i + P], s[i + W], s[i + SW], have[i] = p0, 1.0, 1.0, 1
-        if not 0.0 < p0 < 1.0 + 1e-6:
-            return start + i
-        if values.shape[1] > 1:
-            if not reach(values, start + i, i, 2, by_logit, scale, s, have):
-                return start + i
-            known(s, i, 1)
-    return -1
-
-
-@compiled
 def known(s: Floats, i: int, n: int) -> int:
     """Make sure that M of rank n + 1, which is read, is computed; return where it is kept."""
     at = n * RANK + i
@@ -183,152 +215,165 @@ def known(s: Floats, i: int, n: int) -> int:
 
 
 @compiled
-def first_rejected(start: int, count: int, s: Floats, lo: Floats, hi: Floats,
-                   active: NDArray[np.int32], accepted: NDArray[np.int32]) -> None:
-    """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
+def begin(steps: Steps, block: Block, start: int, count: int) -> int:
+    """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
+    s = block.s
     for i in range(count):
-        lo[start + i] = s[RANK + M + i]
-        hi[start + i] = s[RANK + M + i]
-        active[start + i] = np.int32(s[RANK + A + i])
-        accepted[start + i] = 1
+        first = np.float64(steps.values[start + i, 0])
+        p0 = math.exp(first * steps.scale - steps.logsumexp[start + i]) if steps.by_logit else first
+        s[i + P], s[i + W], s[i + SW], block.have[i] = p0, 1.0, 1.0, 1
+        if not 0.0 < p0 < 1.0 + 1e-6:
+            return start + i
+        if steps.values.shape[1] > 1:
+            if not reach(steps, block, start + i, i, 2):
+                return start + i
+            known(s, i, 1)
+    return -1
 
 
 @compiled
-def write(n: int, row: int, i: int, k: int, size: int, s: Floats, lo: Floats, hi: Floats,
-          active: NDArray[np.int32], accepted: NDArray[np.int32]) -> int:
+def first_rejected(s: Floats, found: Found) -> None:
+    """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
+    for i in range(found.lo.size):
+        found.lo[i] = s[RANK + M + i]
+        found.hi[i] = s[RANK + M + i]
+    for i in range(found.lo.size):
+        found.active[i] = np.int32(s[RANK + A + i])
+        found.accepted[i] = 1
+
+
+@compiled
+def write(s: Floats, found: Found, i: int, n: int, k: int, size: int) -> int:
     """Write a certificate, n tokens being accepted; 1 where the first rejected is not stored."""
-    accepted[row] = n
+    found.accepted[i] = n
     if n < k:
         at = known(s, i, n)
-        lo[row] = hi[row] = s[at + M]
-        active[row] = np.int32(s[at + A])
+        found.lo[i] = found.hi[i] = s[at + M]
+        found.active[i] = np.int32(s[at + A])
         return 0
-    lo[row] = hi[row] = math.inf if n >= size else math.nan
-    active[row] = 0
+    found.lo[i] = found.hi[i] = math.inf if n >= size else math.nan
+    found.active[i] = 0
     return 1 if n < size else 0
 
 
 @compiled
-def cut_rule(values: NDArray[Any], start: int, count: int, by_logit: bool, scale: float,
-             size: int, slope: float, offset: float, offsets: Floats, offset_row: int, gate: int,
-             limit: int, limits: Ints, limit_row: int, s: Floats, have: Ints, more: Ints,
-             lo: Floats, hi: Floats, active: NDArray[np.int32], accepted: NDArray[np.int32]
-             ) -> tuple[int, int]:
-    """Apply a rule with a threshold to a block; return the first bad step or -1, and the open.
+def candidates(steps: Steps, rules: Rules, r: int, block: Block, start: int, count: int) -> int:
+    """List in block.n the steps of a block that may accept rank 2; return how many."""
+    s, listed = block.s, 0
+    slope, offset, row = rules.slope[r], rules.offset[r], rules.offset_row[r]
+    if steps.values.shape[1] > 1 and rules.limit_row[r] < 0 and rules.limit[r] <= 1:
+        return 0
+    for i in range(count):
+        theta = slope * s[i] + (offset if row < 0 else rules.offsets[row, start + i])
+        block.n[listed] = i
+        listed += 1 if steps.values.shape[1] == 1 or s[RANK + P + i] > theta else 0
+    return listed
 
-    Where offset_row or limit_row is not -1, it is a row of numbers a step.
-    """
-    k, left, found = values.shape[1], 0, 0
-    first_rejected(start, count, s, lo, hi, active, accepted)
-    if limit_row < 0 and limit <= 1 and k > 1:
-        return -1, 0
-    for i in range(count):  # the steps that accept rank 2, gate and limits aside
-        theta = slope * s[i] + (offset if offset_row < 0 else offsets[offset_row, start + i])
-        more[found] = i
-        found += 1 if k == 1 or s[RANK + P + i] > theta else 0
-    for j in range(found):
-        i = more[j]
+
+@compiled
+def cut_rule(
+    steps: Steps, rules: Rules, r: int, block: Block, found: Found, start: int
+) -> tuple[int, int]:
+    """Apply a rule with a threshold to a block; return the first bad step or -1, and the open."""
+    s, k, left = block.s, steps.values.shape[1], 0
+    offset_row, limit_row, gate = rules.offset_row[r], rules.limit_row[r], rules.gate[r]
+    first_rejected(s, found)
+    for j in range(candidates(steps, rules, r, block, start, found.lo.size)):
+        i = block.n[j]
         row = start + i
-        theta = slope * s[i] + (offset if offset_row < 0 else offsets[offset_row, row])
-        most = min(size, limit if limit_row < 0 else limits[limit_row, row])
-        if 0 < gate <= size:
-            if not reach(values, row, i, gate, by_logit, scale, s, have):
+        theta = rules.slope[r] * s[i]
+        theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, row]
+        most = min(steps.size, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, row])
+        if 0 < gate <= steps.size:
+            if not reach(steps, block, row, i, gate):
                 return row, 0
             theta = max(theta, s[(gate - 1) * RANK + i + P])
-        n = 1
-        if theta < 0.0:  # every token passes, and need not be read
-            n = most
+        n = most if theta < 0.0 else 1  # below 0 every token passes, and need not be read
         while n < min(most, k):
-            if n == have[i] and not reach(values, row, i, n + 1, by_logit, scale, s, have):
+            if n == block.have[i] and not reach(steps, block, row, i, n + 1):
                 return row, 0
             if not s[n * RANK + i + P] > theta:
                 break
             n += 1
-        if n < size and have[i] < min(n + 1, k) and not reach(
-                values, row, i, min(n + 1, k), by_logit, scale, s, have):
+        if n < steps.size and not reach(steps, block, row, i, min(n + 1, k)):
             return row, 0
-        left += write(n, row, i, k, size, s, lo, hi, active, accepted)
+        left += write(s, found, i, n, k, steps.size)
     return -1, left
 
 
 @compiled
-def ratio_counts(values: NDArray[Any], start: int, count: int, theta: float, n: Ints) -> None:
+def ratio_counts(steps: Steps, theta: float, block: Block, start: int, count: int) -> None:
     """Fill the accepted counts of MARS: 2 where z1 > 0 and z2 / z1 > theta, else 1."""
     for i in range(count):
-        n[i] = 1
-        top = np.float64(values[start + i, 0])
-        if values.shape[1] > 1 and top > 0.0 and np.float64(values[start + i, 1]) / top > theta:
-            n[i] = 2
+        block.n[i] = 1
+        top = np.float64(steps.values[start + i, 0])
+        second = np.float64(steps.values[start + i, 1]) if steps.values.shape[1] > 1 else top
+        if top > 0.0 and second / top > theta and steps.values.shape[1] > 1:
+            block.n[i] = 2
 
 
 @compiled
-def count_rule(values: NDArray[Any], start: int, count: int, by_logit: bool, scale: float,
-               size: int, n: Ints, s: Floats, have: Ints, lo: Floats, hi: Floats,
-               active: NDArray[np.int32], accepted: NDArray[np.int32]) -> tuple[int, int]:
-    """Apply a rule by its counts n in a block, -1 for more than K; return as `cut_rule`."""
-    k, left = values.shape[1], 0
-    for i in range(count):
-        row = start + i
-        reading = k if n[i] < 0 else 0 if n[i] >= size else min(n[i] + 1, k)
-        if have[i] < reading and not reach(values, row, i, reading, by_logit, scale, s, have):
-            return row, 0
-        left += write(n[i] if n[i] > 0 else k, row, i, k, size, s, lo, hi, active, accepted)
-        accepted[row] = n[i]
+def count_rule(steps: Steps, block: Block, found: Found, start: int) -> tuple[int, int]:
+    """Apply a rule by its counts in a block, -1 for more than K; return as `cut_rule`."""
+    k, left = steps.values.shape[1], 0
+    for i in range(found.lo.size):
+        n = block.n[i]
+        need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
+        if not reach(steps, block, start + i, i, need):
+            return start + i, 0
+        left += write(block.s, found, i, n if n > 0 else k, k, steps.size)
+        found.accepted[i] = n
     return -1, left
 
 
 @compiled
-def tree_rule(values: NDArray[Any], start: int, count: int, by_logit: bool, scale: float,
-              size: int, m: int, s: Floats, have: Ints, lo: Floats, hi: Floats,
-              active: NDArray[np.int32], accepted: NDArray[np.int32]) -> int:
+def tree_rule(steps: Steps, m: int, block: Block, found: Found, start: int) -> int:
     """Apply Theorem 5.1 to a block; return the first bad step, or -1."""
-    for i in range(count):
-        row = start + i
+    for i in range(found.lo.size):
         value, members = math.inf, 0
-        if m < size:
-            if have[i] <= m and not reach(values, row, i, m + 1, by_logit, scale, s, have):
-                return row
-            value, members = tree(s, i, m)
-        lo[row] = hi[row] = s[i] * value
-        active[row] = members
-        accepted[row] = -1
+        if m < steps.size:
+            if not reach(steps, block, start + i, i, m + 1):
+                return start + i
+            value, members = tree(block.s, i, m)
+        found.lo[i] = found.hi[i] = block.s[i] * value
+        found.active[i] = members
+        found.accepted[i] = -1
     return -1
 
 
 @compiled
 def certify_rows(
-    values: NDArray[Any], first: int, last: int, by_logit: bool, scale: float, logsumexp: Floats,
-    size: int, kind: Ints, slope: Floats, gate: Ints, offset: Floats, offset_row: Ints,
-    offsets: Floats, limit: Ints, limit_row: Ints, limits: Ints, s: Floats, have: Ints, n: Ints,
-    lo: Floats, hi: Floats, active: NDArray[np.int32], accepted: NDArray[np.int32], left: Ints,
+    steps: Steps, rules: Rules, block: Block, found: Found, left: Ints, first: int, last: int
 ) -> int:
-    """Fill lo, hi, active and accepted, all (R, N), for the steps from `first` to `last`.
+    """Certify the steps from `first` to `last`, in blocks.
 
     Adds to left, (R,), the number of steps whose first rejected token is not stored. Returns the
-    first step whose ranks are not sorted numbers, or -1. s, have and n are scratch, s all zero.
+    first step whose ranks are not sorted numbers, or -1.
     """
     for start in range(first, last, BLOCK):
-        count = min(BLOCK, last - start)
-        bad = begin(values, logsumexp, start, count, by_logit, scale, s, have)
-        for r in range(kind.shape[0]):
+        stop = min(start + BLOCK, last)
+        bad = begin(steps, block, start, stop - start)
+        for r in range(rules.kind.size):
             if bad >= 0:
                 return bad
-            if kind[r] == TREE:
-                bad = tree_rule(values, start, count, by_logit, scale, size, limit[r], s, have,
-                                lo[r], hi[r], active[r], accepted[r])
+            part = Found(
+                found.lo[r, start:stop],
+                found.hi[r, start:stop],
+                found.active[r, start:stop],
+                found.accepted[r, start:stop],
+            )
+            if rules.kind[r] == TREE:
+                bad = tree_rule(steps, rules.limit[r], block, part, start)
                 continue
-            if kind[r] == CUT:
-                bad, more = cut_rule(values, start, count, by_logit, scale, size, slope[r],
-                                     offset[r], offsets, offset_row[r], gate[r], limit[r], limits,
-                                     limit_row[r], s, have, n, lo[r], hi[r], active[r], accepted[r])
+            if rules.kind[r] == CUT:
+                bad, more = cut_rule(steps, rules, r, block, part, start)
             else:
-                if kind[r] == RATIO:
-                    ratio_counts(values, start, count, offset[r], n)
+                if rules.kind[r] == RATIO:
+                    ratio_counts(steps, rules.offset[r], block, start, stop - start)
                 else:
-                    for i in range(count):
-                        n[i] = limits[limit_row[r], start + i]
-                bad, more = count_rule(values, start, count, by_logit, scale, size, n, s, have,
-                                       lo[r], hi[r], active[r], accepted[r])
+                    for i in range(stop - start):
+                        block.n[i] = rules.limits[rules.limit_row[r], start + i]
+                bad, more = count_rule(steps, block, part, start)
             left[r] += more
         if bad >= 0:
             return bad

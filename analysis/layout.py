@@ -60,9 +60,13 @@ class Table:
         """Return a floating table; needs the package booktabs."""
         width = len(self.columns) + 1
         lines = [
-            r"\begin{table}[t]", r"\centering\small", rf"\caption{{{latex(self.caption)}}}",
-            rf"\label{{tab:{self.name}}}", rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
-            r"\toprule", *self._group_lines(),
+            r"\begin{table}[t]",
+            r"\centering\small",
+            rf"\caption{{{latex(self.caption)}}}",
+            rf"\label{{tab:{self.name}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
+            r"\toprule",
+            *self._group_lines(),
             " & ".join(latex(text) for text in (self.stub, *self.columns)) + r" \\",
         ]
         for section in self.sections:
@@ -91,10 +95,14 @@ class Table:
     def markdown(self) -> str:
         """Return a table of GitHub's Markdown with its notes."""
         spans = [title for title, span in self.groups for _ in range(span)]
-        names = [f"{span}<br>{name}" if span else name
-                 for span, name in zip(spans, self.columns, strict=True)]
-        lines = ["| " + " | ".join([self.stub, *names]) + " |",
-                 "|---|" + "---:|" * len(self.columns)]
+        names = [
+            f"{span}<br>{name}" if span else name
+            for span, name in zip(spans, self.columns, strict=True)
+        ]
+        lines = [
+            "| " + " | ".join([self.stub, *names]) + " |",
+            "|---|" + "---:|" * len(self.columns),
+        ]
         for section in self.sections:
             if section.title:
                 lines.append(f"| **{section.title}** |" + " |" * len(self.columns))

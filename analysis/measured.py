@@ -37,8 +37,10 @@ class Measured:
 
     @cached_property
     def _rows(self) -> dict[tuple[Any, ...], dict[Any, Any]]:
-        return {(row["target"], row["rule"], row["statistic"]): row
-                for row in self.certificates.to_dict("records")}
+        return {
+            (row["target"], row["rule"], row["statistic"]): row
+            for row in self.certificates.to_dict("records")
+        }
 
     def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
         """Return the row of `certificates` of one statistic; `rule` is a label."""
@@ -52,8 +54,12 @@ def certificate_statistics(
     frame = _tidy(summarise(lo, hi, rule.ceiling, bootstrap))
     frame.insert(0, "target", target)
     frame.insert(1, "rule", rule.label)
-    return frame.assign(empty=float(np.mean(np.isinf(lo))), inexact=float(np.mean(lo < hi)),
-                        steps=len(lo), prompts=bootstrap.count)
+    return frame.assign(
+        empty=float(np.mean(np.isinf(lo))),
+        inexact=float(np.mean(lo < hi)),
+        steps=len(lo),
+        prompts=bootstrap.count,
+    )
 
 
 def top_statistics(
@@ -71,5 +77,15 @@ def top_statistics(
 
 
 def _tidy(estimates: dict[str, Estimate]) -> pd.DataFrame:
-    return pd.DataFrame([{"statistic": name, "value": e.value, "optimistic": e.optimistic,
-                          "low": e.low, "high": e.high} for name, e in estimates.items()])
+    return pd.DataFrame(
+        [
+            {
+                "statistic": name,
+                "value": e.value,
+                "optimistic": e.optimistic,
+                "low": e.low,
+                "high": e.high,
+            }
+            for name, e in estimates.items()
+        ]
+    )

@@ -22,15 +22,39 @@ RULES = {
     "tree": "Tree (m = {m})",
 }
 LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "–": "--", "*": "$^{*}$", ">": "$>$", "<": "$<$", "=": "$=$", "+": "$+$", "≤": r"$\le$",
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+    "*": "$^{*}$",
+    ">": "$>$",
+    "<": "$<$",
+    "=": "$=$",
+    "+": "$+$",
+    "≤": r"$\le$",
     "≥": r"$\ge$",
-    "∞": r"$\infty$", "‖": r"$\|$", "α": r"$\alpha$", "θ": r"$\theta$", "δ": r"$\delta$",
-    "ε": r"$\epsilon$", "₀": "$_0$",
+    "∞": r"$\infty$",
+    "‖": r"$\|$",
+    "α": r"$\alpha$",
+    "θ": r"$\theta$",
+    "δ": r"$\delta$",
+    "ε": r"$\epsilon$",
+    "₀": "$_0$",
 }
-DIGITS = dict(zip("0123456789.", ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven",
-                                  "Eight", "Nine", "Point"), strict=True))
+DIGITS = dict(
+    zip(
+        "0123456789.",
+        ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Point"),
+        strict=True,
+    )
+)
 
 
 def rule_text(rule: Rule) -> str:
@@ -49,6 +73,7 @@ def certificate_text(value: float, optimistic: float, ceiling: float, digits: in
     >>> certificate_text(0.1234, 0.1234, 0.6931), certificate_text(0.5, float("inf"), 0.6931)
     ('0.123', '0.500–0.693*')
     """
+
     def end(x: float) -> str:
         return f"{ceiling:.{digits}f}{MARK}" if math.isinf(x) else f"{x:.{digits}f}"
 
@@ -61,6 +86,7 @@ def run_text(value: float, optimistic: float) -> str:
     >>> run_text(17.414, 17.414), run_text(99.99, 130.0), run_text(128.0, 128.0)
     ('17.41', '99.99–>100', '>100')
     """
+
     def end(x: float) -> str:
         return f">{CAP:.0f}" if x > CAP else f"{x:.2f}"
 

@@ -29,6 +29,7 @@ def smallest_relaxation(
         dial, parameter, kind, wanted, value (NaN when no setting reaches it) and length there,
         or the length at the most relaxed setting.
     """
+
     def length(rule: Rule) -> float:
         return tokens_per_call(steps, rule, kind)
 
@@ -47,8 +48,14 @@ def smallest_relaxation(
         else:
             before = middle
     value = np.nan if reached is None else dial.value(reached)
-    return {"dial": dial.name, "parameter": dial.parameter, "kind": kind, "wanted": wanted,
-            "value": value, "length": found}
+    return {
+        "dial": dial.name,
+        "parameter": dial.parameter,
+        "kind": kind,
+        "wanted": wanted,
+        "value": value,
+        "length": found,
+    }
 
 
 def tokens_per_call(steps: Steps, rule: Rule, kind: str) -> float:

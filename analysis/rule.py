@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 Counts = NDArray[np.int32]
 REGISTRY: dict[str, type[Rule]] = {}
 _SCALARS: dict[Any, type] = {
-    "int": int, "float": float, "str": str, int: int, float: float, str: str
+    "int": int,
+    "float": float,
+    "str": str,
+    int: int,
+    float: float,
+    str: str,
 }
 
 
@@ -81,8 +86,16 @@ class Rule:
     def label(self) -> str:
         """The rule as printed in tables and in artifact names, e.g. "additive t=0.1"."""
         shown = [(spec.name, getattr(self, spec.name), spec.default) for spec in fields(self)]
-        return " ".join([self.name, *(f"{key}={_short(value)}" for key, value, default in shown
-                                      if not isinstance(value, str) or value != default)])
+        return " ".join(
+            [
+                self.name,
+                *(
+                    f"{key}={_short(value)}"
+                    for key, value, default in shown
+                    if not isinstance(value, str) or value != default
+                ),
+            ]
+        )
 
     @property
     def ceiling(self) -> float:
@@ -109,8 +122,9 @@ class Rule:
 
         return accepted_counts(dist, self)
 
-    def accepts(self, dist: TopK, rank: NDArray[np.integer[Any]], log_prob: Floats
-                ) -> NDArray[np.bool_]:
+    def accepts(
+        self, dist: TopK, rank: NDArray[np.integer[Any]], log_prob: Floats
+    ) -> NDArray[np.bool_]:
         """Say whether drafted tokens are accepted.
 
         Args:
@@ -131,7 +145,8 @@ class Rule:
                 raise ValueError(
                     f"rule {self.label!r} gave the count -1 for a step whose drafted token has "
                     f"rank {int(np.max(rank[open_]))}, beyond the K={dist.k} stored tokens: "
-                    "store more (distributions.k), or give the rule a method cut(dist)")
+                    "store more (distributions.k), or give the rule a method cut(dist)"
+                )
             accepted[open_] = (np.exp(log_prob) > cut.threshold(dist))[open_]
         return accepted
 
@@ -145,11 +160,14 @@ def register(name: str) -> Callable[[R], R]:
     Raises:
         ValueError: another rule has this name.
     """
+
     def enter(cls: R) -> R:
         known = REGISTRY.get(name)
         if known is not None and known.__qualname__ != cls.__qualname__:
-            raise ValueError(f"the rule name {name!r} is taken by {known.__module__}."
-                             f"{known.__qualname__}: choose another")
+            raise ValueError(
+                f"the rule name {name!r} is taken by {known.__module__}."
+                f"{known.__qualname__}: choose another"
+            )
         cls.name = name
         REGISTRY[name] = cls
         return cls
@@ -160,8 +178,9 @@ def register(name: str) -> Callable[[R], R]:
 def parameter(allowed: str, test: Callable[[Any], bool], default: Any = None) -> Any:
     """Declare a field of a rule with the range that is checked, in words and as a test."""
     metadata = {"allowed": allowed, "test": test}
-    return field(metadata=metadata) if default is None else field(default=default,
-                                                                 metadata=metadata)
+    return (
+        field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+    )
 
 
 def _short(value: Any) -> str:

@@ -54,8 +54,9 @@ class Trajectories:
         if len(position) == 0 or position[0] != 0:
             raise ValueError("the first step must be step 0 of its trajectory")
         if not np.array_equal(position, np.arange(len(position)) - starts[prompts]):
-            raise ValueError("the steps of a trajectory must be in order and without a gap: "
-                             "0, 1, 2, ...")
+            raise ValueError(
+                "the steps of a trajectory must be in order and without a gap: 0, 1, 2, ..."
+            )
         return cls(starts, prompts)
 
     def total(self, flags: Flags | Integers) -> Integers:
@@ -139,8 +140,11 @@ def run_lengths(
     """
     pessimistic = _estimates(Counts.of(lo, eps, trajectories, window), window, bootstrap)
     exact = np.array_equal(lo, hi)
-    optimistic = pessimistic if exact else _estimates(
-        Counts.of(hi, eps, trajectories, window), window, bootstrap)
+    optimistic = (
+        pessimistic
+        if exact
+        else _estimates(Counts.of(hi, eps, trajectories, window), window, bootstrap)
+    )
     table = pessimistic.drop(columns="high")
     table["optimistic"] = optimistic["value"]
     table["high"] = optimistic["high"]
@@ -159,14 +163,24 @@ def _estimates(counts: Counts, window: int, bootstrap: PromptBootstrap) -> pd.Da
         draws = _ratio(bootstrap.sums(above), bootstrap.sums(below), name)
         low, high = bootstrap.interval(draws)
         if name == "long_run":
-            bound = failure_free_bound(int(counts.steps.sum()), bootstrap.count,
-                                       bootstrap.confidence)
+            bound = failure_free_bound(
+                int(counts.steps.sum()), bootstrap.count, bootstrap.confidence
+            )
             low = np.where(failures == 0, bound, low)
-        parts.append(pd.DataFrame({
-            "estimator": name, "value": value, "low": low, "high": high,
-            "failures": failures, "failing_prompts": failing,
-            "prompts": bootstrap.count, "steps": int(counts.steps.sum()),
-        }))
+        parts.append(
+            pd.DataFrame(
+                {
+                    "estimator": name,
+                    "value": value,
+                    "low": low,
+                    "high": high,
+                    "failures": failures,
+                    "failing_prompts": failing,
+                    "prompts": bootstrap.count,
+                    "steps": int(counts.steps.sum()),
+                }
+            )
+        )
     return pd.concat(parts, ignore_index=True)
 
 

@@ -74,6 +74,7 @@ def optimal_draft_length(a: float, rho: float, limit: int = 64) -> int:
         >>> optimal_draft_length(0.8, 0.05)
         8
     """
+
     def at(gamma: int) -> float:
         return speedup(tokens_per_call(a, gamma), gamma, rho)
 
@@ -81,4 +82,3 @@ def optimal_draft_length(a: float, rho: float, limit: int = 64) -> int:
     while best < limit and at(best + 1) > at(best):
         best += 1
     return best
-

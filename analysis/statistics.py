@@ -49,9 +49,7 @@ class PromptBootstrap:
         weights: (B, P) how often each prompt is drawn in each of B resamples.
     """
 
-    def __init__(
-        self, prompts: Integers, resamples: int, confidence: float, seed: int
-    ) -> None:
+    def __init__(self, prompts: Integers, resamples: int, confidence: float, seed: int) -> None:
         """Draw `resamples` resamples of the prompts; `confidence` is that of all intervals.
 
         Raises:

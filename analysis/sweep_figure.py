@@ -41,8 +41,13 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
             else:
                 for name in statistics:
                     _line(axis, part, x, name, name)
-                axis.set_ylabel("certificate (nats)" if "p5" in statistics else
-                                "share of steps" if "accepted" in statistics else statistics[0])
+                axis.set_ylabel(
+                    "certificate (nats)"
+                    if "p5" in statistics
+                    else "share of steps"
+                    if "accepted" in statistics
+                    else statistics[0]
+                )
             axis.set_xlabel(x)
             axis.set_title(str(target))
             axis.grid(alpha=0.3, linewidth=0.5)

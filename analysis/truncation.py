@@ -22,7 +22,7 @@ might be active. Each step is a relaxation: the truth is never outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,39 +39,60 @@ ENTRIES = 2**17  # probabilities held at a time
 Intervals = tuple[Floats, Floats, NDArray[np.int32], Counts]
 
 
-def intervals(dist: TopK, rule: Rule, steps: NDArray[np.intp], counts: Counts) -> Intervals:
-    """Return lo, hi, |A| at lo, and accepted counts of steps whose K stored tokens all pass.
+def intervals(
+    dist: TopK,
+    rules: Sequence[Rule],
+    which: NDArray[np.intp],
+    steps: NDArray[np.intp],
+    counts: Counts,
+) -> Intervals:
+    """Return lo, hi, |A| at lo, and accepted counts where all K stored tokens pass.
 
     Args:
         dist: N steps, K < V.
-        rule: the rule.
-        steps: which of them.
-        counts: for a rule that gives counts its counts there, at least K, or -1 for "more".
+        rules: R rules.
+        which: (M,), a rule, and
+        steps: (M,), a step at which it accepts all that is stored.
+        counts: (M,), for a rule that gives counts its count there, at least K, or -1 for "more".
     """
-    found: list[Intervals] = []
-    size = max(1, ENTRIES // dist.k)
-    for start in range(0, len(steps), size):
-        part = dist[steps[start:start + size]]
-        if type(rule).accepted_count is Rule.accepted_count:
-            cut = rule.cut(part)
-            assert cut is not None
-            found.append(_by_threshold(part, cut.threshold(part)))
+    found = (np.empty(len(steps)), np.empty(len(steps)), np.zeros_like(counts), counts.copy())
+    theta, by_count = np.zeros(len(steps)), np.zeros(len(steps), dtype=bool)
+    for r in np.unique(which).tolist():
+        here = which == r
+        cut = rules[r].cut(dist[steps[here]])
+        if cut is None or type(rules[r]).accepted_count is not Rule.accepted_count:
+            by_count |= here
         else:
-            found.append(_by_count(part, counts[start:start + size]))
-    lo, hi, active, accepted = (np.concatenate(column) for column in zip(*found, strict=True))
-    return lo, hi, active, accepted
+            theta[here] = cut.threshold(dist[steps[here]])
+    size = max(1, ENTRIES // dist.k)
+    for entries in (np.flatnonzero(~by_count), np.flatnonzero(by_count)):
+        for start in range(0, len(entries), size):
+            rows = entries[start : start + size]
+            part = dist[steps[rows]]
+            if by_count[rows[0]]:
+                values = _by_count(part, counts[rows])
+            else:
+                values = _by_threshold(part, theta[rows])
+            for column, value in zip(found, values, strict=True):
+                column[rows] = value
+    return found
 
 
 def _by_threshold(dist: TopK, theta: Floats) -> Intervals:
     p, n, tail = dist.probs, dist.vocab_size - dist.k, np.exp(dist.log_tail)
     p_k = p[:, -1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        h = dist.entropy + np.where(p > 0, p * np.log(p), 0.0).sum(axis=1)
+    h = dist.entropy + (p * np.where(p > 0, dist.log_probs, 0.0)).sum(axis=1)
     error = dist.entropy_error * (1.0 + dist.entropy)
     # the cases that need no inequality come last, as they overrule
     usual = (theta > 0) & (tail > 0)
-    low, high, none = rejected_range(np.where(usual, theta, 1.0), np.where(usual, tail, 1.0), n,
-                                     np.where(usual, p_k, 1.0), h, error)
+    low, high, none = rejected_range(
+        np.where(usual, theta, 1.0),
+        np.where(usual, tail, 1.0),
+        n,
+        np.where(usual, p_k, 1.0),
+        h,
+        error,
+    )
     known = (tail == 0) | (n == 1)  # the first rejected token
     at = np.minimum(tail, p_k)
     low, high = np.where(usual, low, 0.0), np.where(usual, high, 0.0)
@@ -83,9 +104,12 @@ def _by_threshold(dist: TopK, theta: Floats) -> Intervals:
     accepted = np.where(known | (none & usual), dist.k, -1)
     least = tail if n == 1 else tail * (1.0 - TAIL_ERROR) - (n - 1) * p_k  # of the tail tokens
     everything = (theta < 0) | (least > theta)
-    return (np.where(everything, np.inf, lo), np.where(everything, np.inf, hi),
-            np.where(everything, 0, active).astype(np.int32),
-            np.where(everything, dist.vocab_size, accepted).astype(np.int32))
+    return (
+        np.where(everything, np.inf, lo),
+        np.where(everything, np.inf, hi),
+        np.where(everything, 0, active).astype(np.int32),
+        np.where(everything, dist.vocab_size, accepted).astype(np.int32),
+    )
 
 
 def _by_count(dist: TopK, counts: Counts) -> Intervals:
@@ -99,8 +123,9 @@ def _by_count(dist: TopK, counts: Counts) -> Intervals:
     return lo * (1.0 - MARGIN), np.where(counts < 0, np.inf, hi), active, counts
 
 
-def rejected_range(theta: Floats, tail: Floats, n: int, p_k: Floats, h: Floats, h_error: Floats
-                   ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+def rejected_range(
+    theta: Floats, tail: Floats, n: int, p_k: Floats, h: Floats, h_error: Floats
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Return b_min, b_max, and where no tail token can be accepted; theta > 0 and T > 0.
 
     Args:
@@ -123,8 +148,7 @@ def rejected_range(theta: Floats, tail: Floats, n: int, p_k: Floats, h: Floats, 
     def passes(a: Floats) -> NDArray[np.bool_]:
         return np.asarray(_spread(upper - a, n - a * per_mass) + a * np.log(per_mass) >= least)
 
-    b_max = _last(holds, np.minimum(upper / n, np.minimum(theta, upper)),
-                  np.minimum(theta, upper))
+    b_max = _last(holds, np.minimum(upper / n, np.minimum(theta, upper)), np.minimum(theta, upper))
     tokens = np.clip(np.ceil(upper / theta) - 1.0, 0.0, n - 1.0)
     mass = _last(passes, np.zeros_like(theta), np.minimum(upper, tokens * p_k))
     tokens = np.minimum(tokens, np.floor(mass / theta))
@@ -151,8 +175,9 @@ def stored_mode_cost(p: Floats, b: Floats) -> tuple[Floats, NDArray[np.int32]]:
     above = np.column_stack([np.ones(len(p), dtype=bool), p[:, 1:] > levels[:, :-1]])
     size = np.logical_and.accumulate(above, axis=1).sum(axis=1)
     level = np.take_along_axis(levels, size[:, None] - 1, axis=1)
-    active = np.arange(p.shape[1]) < size[:, None]
-    terms = np.where(active, phi(np.where(active, p / level, 1.0) - 1.0), 0.0).sum(axis=1)
+    top = p[:, : int(size.max(initial=1))]
+    active = np.arange(top.shape[1]) < size[:, None]
+    terms = np.where(active, phi(np.where(active, top / level, 1.0) - 1.0), 0.0).sum(axis=1)
     value = level[:, 0] * (terms + phi(b / level[:, 0] - 1.0))
     return value, (size + 1).astype(np.int32)
 

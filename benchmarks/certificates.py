@@ -71,11 +71,11 @@ def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
     p = np.exp(dist.logits[:, :TWIN_RANKS].astype(np.float64) - dist.logsumexp[:, None])
     rows, ranks = np.arange(len(p)), np.arange(1, TWIN_RANKS + 1)
     if isinstance(rule, Tree):
-        chosen = p[:, rule.m:0:-1]
+        chosen = p[:, rule.m : 0 : -1]
         level = (p[:, :1] + np.cumsum(chosen, axis=1)) / (np.arange(rule.m) + 2)
         r = level.min(axis=1)
-        active = np.column_stack([np.ones(len(p), dtype=bool), p[:, 1:rule.m + 1] < r[:, None]])
-        used = p[:, :rule.m + 1]
+        active = np.column_stack([np.ones(len(p), dtype=bool), p[:, 1 : rule.m + 1] < r[:, None]])
+        used = p[:, : rule.m + 1]
         count = np.full(len(p), -1)
     else:
         if isinstance(rule, Mars):
@@ -105,8 +105,9 @@ def speed(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
         "one rule: additive t=0.1": best(lambda: certify(dist, [Additive(0.1)]), repeats),
         f"the grid: {len(rules)} rules, all outputs": best(lambda: certify(dist, rules), repeats),
         "the grid, two threads": best(lambda: certify(dist, rules, threads=2), repeats),
-        f"NumPy twin, rule by rule, {TWIN_RANKS} ranks":
-            best(lambda: [twin(dist, rule) for rule in rules], 1),
+        f"NumPy twin, rule by rule, {TWIN_RANKS} ranks": best(
+            lambda: [twin(dist, rule) for rule in rules], 1
+        ),
     }
     table = pd.DataFrame({"part": list(parts), "ms": list(parts.values())})
     table["reads"] = table["ms"] / table["ms"][0]
@@ -116,8 +117,17 @@ def speed(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
 def scaling(rules: list[Rule], repeats: int) -> pd.DataFrame:
     """Time the grid against the number of steps at K = 256, and against K at 16,000 steps."""
     rows = []
-    for steps, k in [(4_000, K), (8_000, K), (16_000, K), (32_000, K), (64_000, K),
-                     (16_000, 32), (16_000, 64), (16_000, 128), (16_000, 512)]:
+    for steps, k in [
+        (4_000, K),
+        (8_000, K),
+        (16_000, K),
+        (32_000, K),
+        (64_000, K),
+        (16_000, 32),
+        (16_000, 64),
+        (16_000, 128),
+        (16_000, 512),
+    ]:
         dist = synthetic(steps, k)
         rows.append({"steps": steps, "k": k, "ms": best(lambda d=dist: certify(d, rules), repeats)})
     return pd.DataFrame(rows)
@@ -150,11 +160,16 @@ def main() -> None:
     print(f"the grid: {grid / table['ms'][0]:.2f} reads (at most 8)")
     print(f"the twin takes {twin_ms / grid:.0f} times as long as the grid (at least 20)")
     checked = [index for index, rule in enumerate(rules) if not isinstance(rule, Mars)]
-    print(f"p0: median {np.median(dist.top_probability):.3f}, "
-          f"5 % {np.quantile(dist.top_probability, 0.05):.3f}; {len(checked)} rules of p alone")
+    print(
+        f"p0: median {np.median(dist.top_probability):.3f}, "
+        f"5 % {np.quantile(dist.top_probability, 0.05):.3f}; {len(checked)} rules of p alone"
+    )
     scaled = scaling(rules, arguments.repeats)
-    print(scaled.assign(ns_per_step=1e6 * scaled["ms"] / scaled["steps"]).to_string(
-        index=False, float_format="%.2f"))
+    print(
+        scaled.assign(ns_per_step=1e6 * scaled["ms"] / scaled["steps"]).to_string(
+            index=False, float_format="%.2f"
+        )
+    )
     folder = ROOT / "outputs/bench"
     folder.mkdir(parents=True, exist_ok=True)
     scaled.to_csv(folder / "certificates.csv", index=False)

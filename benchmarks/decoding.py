@@ -38,8 +38,10 @@ def main(overrides: list[str]) -> None:
     prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()[:PROMPTS]
     target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
     drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
-    print(f"{target.label} and {drafter.label}, {len(prompts)} prompts, {STEPS} tokens, "
-          f"{torch.get_num_threads()} threads")
+    print(
+        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {STEPS} tokens, "
+        f"{torch.get_num_threads()} threads"
+    )
     for gamma in LENGTHS:
         compare(gamma, decoders(target, drafter, gamma), [row["token_ids"] for row in prompts])
 
@@ -49,11 +51,13 @@ def decoders(target: LanguageModel, drafter: LanguageModel, gamma: int) -> dict[
     strict = Match(Greedy())
     return {
         "assisted generation": generate(target, assistant(drafter, gamma)),
-        "this project": lambda ids: decode(
-            target, ModelDrafter(drafter, Greedy()), strict, ids, gamma, STEPS).tokens,
+        "this project": lambda ids: (
+            decode(target, ModelDrafter(drafter, Greedy()), strict, ids, gamma, STEPS).tokens
+        ),
         "target alone, generate": generate(target, None),
-        "target alone, this project": lambda ids: decode(
-            target, Nothing(target.device), strict, ids, 0, STEPS).tokens,
+        "target alone, this project": lambda ids: (
+            decode(target, Nothing(target.device), strict, ids, 0, STEPS).tokens
+        ),
     }
 
 
@@ -73,9 +77,14 @@ def generate(target: LanguageModel, assistant_model: Any) -> Decoder:
     def run(ids: list[int]) -> list[int]:
         text = torch.tensor([ids], device=target.device)
         with torch.inference_mode():
-            out = target.module.generate(text, attention_mask=torch.ones_like(text),
-                                         max_new_tokens=STEPS, do_sample=False, **extra)
-        return out[0, len(ids):].tolist()
+            out = target.module.generate(
+                text,
+                attention_mask=torch.ones_like(text),
+                max_new_tokens=STEPS,
+                do_sample=False,
+                **extra,
+            )
+        return out[0, len(ids) :].tolist()
 
     return run
 
@@ -98,8 +107,10 @@ def compare(gamma: int, ways: dict[str, Decoder], prompts: list[list[int]]) -> N
     print(f"draft length {gamma}, {'equal' if same else 'DIFFERENT'} tokens")
     for name, mine in seconds.items():
         ratio = statistics.median(a / b for a, b in zip(first, mine, strict=True))
-        print(f"  {name:28} {1000 * statistics.median(mine):7.2f} ms a token, {ratio:5.2f} times "
-              "the speed of assisted generation")
+        print(
+            f"  {name:28} {1000 * statistics.median(mine):7.2f} ms a token, {ratio:5.2f} times "
+            "the speed of assisted generation"
+        )
 
 
 if __name__ == "__main__":

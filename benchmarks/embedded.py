@@ -43,18 +43,27 @@ def main(overrides: list[str]) -> None:
         p0 = study.distributions(target).probs[:, 0]
         lengths = steps.groupby("prompt_id").size()
         ended = np.mean(lengths < study.config.distributions.steps)
-        print(f"{target}: {len(steps)} steps of {len(lengths)} prompts, temperature "
-              f"{study.config.distributions.temperature}")
-        print("  p0 p5 {:.3f}  p25 {:.3f}  median {:.3f}  mean {:.3f}".format(
-            *np.quantile(p0, [0.05, 0.25, 0.5]), p0.mean()))
-        print(f"  steps inside a repeated {GRAM}-gram {repeated_share(steps):.1%}; "
-              f"trajectories that end early {ended:.1%}")
+        print(
+            f"{target}: {len(steps)} steps of {len(lengths)} prompts, temperature "
+            f"{study.config.distributions.temperature}"
+        )
+        print(
+            "  p0 p5 {:.3f}  p25 {:.3f}  median {:.3f}  mean {:.3f}".format(
+                *np.quantile(p0, [0.05, 0.25, 0.5]), p0.mean()
+            )
+        )
+        print(
+            f"  steps inside a repeated {GRAM}-gram {repeated_share(steps):.1%}; "
+            f"trajectories that end early {ended:.1%}"
+        )
         try:
             drafts = study.frame("drafts", target)
         except PipelineError:
             continue
-        print(f"  drafter's argmax is the target's on "
-              f"{np.mean(drafts['draft_rank'] == 1):.1%} of steps")
+        print(
+            f"  drafter's argmax is the target's on "
+            f"{np.mean(drafts['draft_rank'] == 1):.1%} of steps"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does the memory of a dump grow with its prompts? ``python -m benchmarks.memory``.
 
-Dumps 100 and then 1,000 synthetic prompts with a small random model on the CPU, each in a process
+Dumps 200 and then 2,000 synthetic prompts with a small random model on the CPU, each in a process
 of its own, and prints the largest resident memory before the dump and at its end.
 """
 
@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> None:
     if arguments:
         print(json.dumps(measure(int(arguments[0]))))
         return
-    print("| prompts | before the dump (MiB) | peak (MiB) | data.parquet (MiB) |\n|---|---|---|---|")
-    for count in (100, 1000):
+    print("| prompts | before the dump (MiB) | peak (MiB) | written (MiB) |\n|---|---|---|---|")
+    for count in (200, 2000):
         done = subprocess.run([sys.executable, "-m", "benchmarks.memory", str(count)], check=True,
                               stdout=subprocess.PIPE, text=True)  # fmt: skip
         print(f"| {count} | {' | '.join(map(str, json.loads(done.stdout).values()))} |", flush=True)

@@ -44,8 +44,9 @@ def targets(rng: np.random.Generator, steps: int, size: int) -> Floats:
     weights = rng.gamma(rng.uniform(0.05, 2.0, (steps, 1)), size=(steps, size)) + 1e-12
     weights *= np.arange(1, size + 1) ** -rng.uniform(0.0, 2.0, (steps, 1))
     weights = np.where(rng.random((steps, 1)) < 0.1, np.round(weights, 1) + 0.1, weights)
-    weights = np.where((rng.random((steps, 1)) < 0.1) & (rng.random(weights.shape) < 0.3), 0.0,
-                       weights)
+    weights = np.where(
+        (rng.random((steps, 1)) < 0.1) & (rng.random(weights.shape) < 0.3), 0.0, weights
+    )
     weights[:, 0] += 1e-3
     return np.asarray(-np.sort(-weights / weights.sum(axis=1, keepdims=True), axis=1))
 
@@ -61,8 +62,11 @@ def random_tails(rng: np.random.Generator, tail: Floats, cap: Floats, theta: Flo
     mass = tail.sum(axis=1)
     left, drawn = mass.copy(), np.zeros_like(tail)
     style = rng.integers(0, 5, steps)
-    level = np.select([style == 0, style == 1, style == 2, style == 3],
-                      [cap, theta * (1 + 1e-12), theta, theta * rng.random(steps)], mass / n)
+    level = np.select(
+        [style == 0, style == 1, style == 2, style == 3],
+        [cap, theta * (1 + 1e-12), theta, theta * rng.random(steps)],
+        mass / n,
+    )
     for token in range(n):  # spend the mass token by token, never leaving more than fits
         room = (n - token - 1) * cap
         wish = np.where(rng.random(steps) < 0.8, level, rng.random(steps) * cap)
@@ -100,8 +104,11 @@ def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> Report:
         swap = (ends[0] > ends[1])[:, None]
         low, high = np.where(swap, pair[1], pair[0]), np.where(swap, pair[0], pair[1])
         even = np.broadcast_to(tail.mean(axis=1, keepdims=True), tail.shape)
-        high = np.where((rng.random(CHUNK) < 0.5)[:, None] | (ends.max(axis=0) < entropy(tail))[
-            :, None], even, high)
+        high = np.where(
+            (rng.random(CHUNK) < 0.5)[:, None] | (ends.max(axis=0) < entropy(tail))[:, None],
+            even,
+            high,
+        )
         other, possible = match_entropy(low, high, entropy(tail))
         full = np.column_stack([p[:, :k], other])[possible]
         truth = certify(TopK.from_probabilities(full), RULES).lo
@@ -119,8 +126,11 @@ def excess(found: Certificates, truth: Floats, rows: NDArray[np.bool_]) -> float
     scale = np.where(infinite | (truth == 0), 1.0, truth)
     finite = np.where(infinite, 0.0, truth)
     below = np.where(infinite, 0.0, (np.where(np.isinf(lo), np.inf, lo) - finite) / scale)
-    above = np.where(infinite, np.where(np.isinf(hi), 0.0, np.inf),
-                     (finite - np.where(np.isinf(hi), finite, hi)) / scale)
+    above = np.where(
+        infinite,
+        np.where(np.isinf(hi), 0.0, np.inf),
+        (finite - np.where(np.isinf(hi), finite, hi)) / scale,
+    )
     return float(max(below.max(), above.max()))
 
 
@@ -138,7 +148,8 @@ def attack_drafts(cases: int, size: int, k: int, seed: int = 0) -> float:
         p, n, lo = p[rows], n[rows], certify(dist[rows], [rule]).lo[:, 0]
         token = n + (rng.random(len(n)) ** 3 * (size - n)).astype(int)  # often the first rejected
         q = p ** rng.uniform(0.2, 1.5, (len(p), 1)) * np.exp(
-            rng.uniform(0, 1, (len(p), 1)) * rng.standard_normal(p.shape))
+            rng.uniform(0, 1, (len(p), 1)) * rng.standard_normal(p.shape)
+        )
         top = np.sort(q, axis=1)[:, -1]
         # level the drafts down to the token's share, or lift the token to the mode
         lift = rng.random(len(p)) < 0.5
@@ -163,8 +174,10 @@ def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
     blind = replace(dist, entropy_error=np.inf)
     with_, without = certify(dist, RULES[5:]), certify(blind, RULES[5:])
     open_ = np.isfinite(without.hi) & (without.hi > without.lo)
-    return (float((with_.hi[open_] - with_.lo[open_]).mean()),
-            float((without.hi[open_] - without.lo[open_]).mean()))
+    return (
+        float((with_.hi[open_] - with_.lo[open_]).mean()),
+        float((without.hi[open_] - without.lo[open_]).mean()),
+    )
 
 
 def main() -> None:
@@ -174,12 +187,16 @@ def main() -> None:
     cases = parser.parse_args().cases
     for size, k in ((12, 3), (40, 8), (200, 32)):
         found = attack_tails(cases // 3 + 1, size, k, seed=k)
-        print(f"V={size} K={k}: {found.cases} other tails ({found.moved:.0%} moved), "
-              f"{len(RULES)} rules; {found.exact:.1%} exact; largest excess {found.worst:.1e}")
+        print(
+            f"V={size} K={k}: {found.cases} other tails ({found.moved:.0%} moved), "
+            f"{len(RULES)} rules; {found.exact:.1%} exact; largest excess {found.worst:.1e}"
+        )
         assert found.worst < ROUNDING, "a certificate left its interval"
         narrow, wide = widths(size, k)
-        print(f"  mean width of open intervals {narrow:.2e}, without the entropy {wide:.2e}: "
-              f"{wide / narrow:.1f} times")
+        print(
+            f"  mean width of open intervals {narrow:.2e}, without the entropy {wide:.2e}: "
+            f"{wide / narrow:.1f} times"
+        )
     least = attack_drafts(cases, 30, 12)
     print(f"{cases} rejected drafts: least KL / lo = {least:.6f}")
     assert least > 1 - 1e-9, "a rejected draft is closer than lo"

@@ -13,8 +13,16 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-STAGES = ("prompts", "distributions", "certificates", "run_lengths", "drafts", "acceptance",
-          "decoding", "report")
+STAGES = (
+    "prompts",
+    "distributions",
+    "certificates",
+    "run_lengths",
+    "drafts",
+    "acceptance",
+    "decoding",
+    "report",
+)
 
 
 class ConfigError(ValueError):

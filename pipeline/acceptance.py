@@ -48,24 +48,42 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     rules = unique([*per_step.values(), *turned])
     verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
-    bootstrap = PromptBootstrap(steps.trajectories.prompts, config["resamples"],
-                                config["confidence"], config["statistics_seed"])
+    bootstrap = PromptBootstrap(
+        steps.trajectories.prompts,
+        config["resamples"],
+        config["confidence"],
+        config["statistics_seed"],
+    )
     frames = {
         "listing": listing(settings),
-        "statistics": pd.concat([
-            *[rule_statistics(steps, verdict, bootstrap, config["window"])
-              for verdict in verdicts.values()],
-            stochastic_statistics(table["tv"].to_numpy(), table["erss_acceptance"].to_numpy(),
-                                  table["harmonic_mean"].to_numpy(), steps.trajectories,
-                                  bootstrap),
-        ]),
-        "profile": pd.concat([profile(steps, verdicts[label], POSITIONS, DECILES)
-                              for label in per_step]),
-        "needed": pd.concat([kl_needed(verdicts[label], config["fractions"], bootstrap)
-                             for label in per_step]),
-        "reached": pd.DataFrame([
-            smallest_relaxation(dial, steps, config["wanted_length"], kind)
-            for dial in settings["dials"] for kind in ("realised", "certified")]),
+        "statistics": pd.concat(
+            [
+                *[
+                    rule_statistics(steps, verdict, bootstrap, config["window"])
+                    for verdict in verdicts.values()
+                ],
+                stochastic_statistics(
+                    table["tv"].to_numpy(),
+                    table["erss_acceptance"].to_numpy(),
+                    table["harmonic_mean"].to_numpy(),
+                    steps.trajectories,
+                    bootstrap,
+                ),
+            ]
+        ),
+        "profile": pd.concat(
+            [profile(steps, verdicts[label], POSITIONS, DECILES) for label in per_step]
+        ),
+        "needed": pd.concat(
+            [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
+        ),
+        "reached": pd.DataFrame(
+            [
+                smallest_relaxation(dial, steps, config["wanted_length"], kind)
+                for dial in settings["dials"]
+                for kind in ("realised", "certified")
+            ]
+        ),
     }
     for name, frame in frames.items():
         schema = columns.schema("acceptance", name)
@@ -92,9 +110,7 @@ def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
     return Steps(target, *(table[name].to_numpy() for name in wanted)), table
 
 
-def check_sound(
-    verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings: Any
-) -> None:
+def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings: Any) -> None:
     """Check that no certified step is rejected, under any rule.
 
     Raises:
@@ -110,29 +126,50 @@ def check_sound(
                 f"{int(steps.position[step])}, KL {float(steps.kl[step])!r} < certificate "
                 f"{float(verdict.lo[step])!r}, target rank of the draft "
                 f"{int(steps.draft_rank[step])}, rank of the target's argmax "
-                f"{int(steps.argmax_rank[step])}. Please report it with this step")
+                f"{int(steps.argmax_rank[step])}. Please report it with this step"
+            )
 
 
 def listing(settings: Any) -> pd.DataFrame:
     """Say what each rule is there for."""
-    def row(group: str, rule: Rule, name: str = "", dial: Dial | None = None) -> dict[str, Any]:
-        return {"group": group, "name": name, "parameter": dial.parameter if dial else "",
-                "setting": dial.value(rule) if dial else None, "rule": rule.label}
 
-    return pd.DataFrame([
-        row("baseline", StrictGreedy()),
-        *(row("criteria", rule) for rule in settings["rules"]),
-        *(row("preset", rule, name) for name, rule in settings["presets"].items()),
-        *(row("dial", rule, dial.name, dial) for dial in settings["dials"]
-          for rule in dial.rules),
-    ])
+    def row(group: str, rule: Rule, name: str = "", dial: Dial | None = None) -> dict[str, Any]:
+        return {
+            "group": group,
+            "name": name,
+            "parameter": dial.parameter if dial else "",
+            "setting": dial.value(rule) if dial else None,
+            "rule": rule.label,
+        }
+
+    return pd.DataFrame(
+        [
+            row("baseline", StrictGreedy()),
+            *(row("criteria", rule) for rule in settings["rules"]),
+            *(row("preset", rule, name) for name, rule in settings["presets"].items()),
+            *(
+                row("dial", rule, dial.name, dial)
+                for dial in settings["dials"]
+                for rule in dial.rules
+            ),
+        ]
+    )
 
 
 def step_rows(table: pa.Table, verdict: Verdict, schema: pa.Schema) -> pa.Table:
     """Return the rows of data.parquet of one rule."""
-    return pa.table([
-        table["prompt_id"], table["position"], pa.repeat(verdict.rule.label, len(table)),
-        verdict.lo, verdict.hi, verdict.accepted, verdict.certified], schema=schema)
+    return pa.table(
+        [
+            table["prompt_id"],
+            table["position"],
+            pa.repeat(verdict.rule.label, len(table)),
+            verdict.lo,
+            verdict.hi,
+            verdict.accepted,
+            verdict.certified,
+        ],
+        schema=schema,
+    )
 
 
 def print_soundness(found: dict[str, Any]) -> None:
@@ -140,14 +177,19 @@ def print_soundness(found: dict[str, Any]) -> None:
     near = " and ".join(
         f"{found[key]['nats']:.3g} nats {side} R ({found[key]['rule']})"
         for key, side in (("tightest_rejected", "above"), ("tightest_certified", "below"))
-        if found[key])
-    print(f"{found['drafter']} for {found['target']}: {found['violations']} of "
-          f"{found['certified']} certified decisions rejected, over {found['steps']} steps and "
-          f"{found['rules']} rules; KL comes within {near}", flush=True)
+        if found[key]
+    )
+    print(
+        f"{found['drafter']} for {found['target']}: {found['violations']} of "
+        f"{found['certified']} certified decisions rejected, over {found['steps']} steps and "
+        f"{found['rules']} rules; KL comes within {near}",
+        flush=True,
+    )
 
 
-def facts(settings: Any, steps: Steps, statistics: pd.DataFrame, listed: pd.DataFrame
-          ) -> dict[str, Any]:
+def facts(
+    settings: Any, steps: Steps, statistics: pd.DataFrame, listed: pd.DataFrame
+) -> dict[str, Any]:
     """Return what the record says of soundness; `check_sound` has passed.
 
     tightest_rejected is the least KL - R of a rejected step, tightest_certified the least R - KL
@@ -156,10 +198,15 @@ def facts(settings: Any, steps: Steps, statistics: pd.DataFrame, listed: pd.Data
     """
     table = statistics.pivot(index="rule", columns="statistic", values="value")
     table = table.loc[listed["rule"].unique()]
-    found = {"target": settings["target"], "drafter": settings["drafter"], "steps": len(steps),
-             "rules": len(table), "checked": len(steps) * len(table),
-             "certified": round(float(table["certified"].sum() * len(steps))),
-             "violations": int(table["violations"].sum())}
+    found = {
+        "target": settings["target"],
+        "drafter": settings["drafter"],
+        "steps": len(steps),
+        "rules": len(table),
+        "checked": len(steps) * len(table),
+        "certified": round(float(table["certified"].sum() * len(steps))),
+        "violations": int(table["violations"].sum()),
+    }
     for name in ("tightest_rejected", "tightest_certified"):
         value = float(table[name].min())
         found[name] = {"nats": value, "rule": table[name].idxmin()} if np.isfinite(value) else None

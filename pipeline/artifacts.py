@@ -201,9 +201,15 @@ class Store:
             "version": node.version,
             "config": node.config,
             "upstream": [
-                {"name": name, "stage": above.stage, "label": above.label,
-                 "fingerprint": above.fingerprint, "content": self._content(above)}
-                for name, nodes in node.upstream.items() for above in nodes
+                {
+                    "name": name,
+                    "stage": above.stage,
+                    "label": above.label,
+                    "fingerprint": above.fingerprint,
+                    "content": self._content(above),
+                }
+                for name, nodes in node.upstream.items()
+                for above in nodes
             ],
             "content": content_digest(files),
             "files": files,
@@ -225,8 +231,10 @@ class Store:
     def _content(self, node: Node) -> str:
         found = self.find(node)
         if found is None:
-            raise PipelineError(f"{node.stage} {node.label} disappeared while it was in use: "
-                                "run the same command again")
+            raise PipelineError(
+                f"{node.stage} {node.label} disappeared while it was in use: "
+                "run the same command again"
+            )
         return found.content
 
     def _retire(self, node: Node) -> None:
@@ -239,8 +247,11 @@ class Store:
 
 def content_digest(files: Mapping[str, str]) -> str:
     """Return the digest of an artifact's files, by name and checksum."""
-    lines = [f"{name} {digest}\n" for name, digest in sorted(files.items())
-             if name.split("/")[0] not in NOT_CONTENT]
+    lines = [
+        f"{name} {digest}\n"
+        for name, digest in sorted(files.items())
+        if name.split("/")[0] not in NOT_CONTENT
+    ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

@@ -94,8 +94,10 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
     if not wanted:
-        raise PipelineError(f"stage={settings.stage} has nothing to do: add a drafter, for "
-                            "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID")
+        raise PipelineError(
+            f"stage={settings.stage} has nothing to do: add a drafter, for "
+            "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
+        )
     artifacts = runner.ensure(wanted, store)
     if settings.stage == "report":
         with store.lock("report", "report: another process copies its report, waiting"):

@@ -53,7 +53,8 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "accepted_count": pa.int32(),
     },
     ("drafts", "data"): STEP | {"token_id": pa.int32()} | TARGET | PAIR,
-    ("decoding", "data"): RUN | {  # one row a decoded answer
+    ("decoding", "data"): RUN
+    | {  # one row a decoded answer
         "source": pa.string(),
         "method": pa.string(),
         "drafter": pa.string(),  # model, prompt_lookup or none
@@ -67,14 +68,16 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "agreement": pa.float64(),  # share of positions with the token of the baseline
         "common_prefix": pa.int32(),  # tokens before the first that differs from the baseline's
     },
-    ("decoding", "calls"): RUN | {  # one row a target call after the prompt's
+    ("decoding", "calls"): RUN
+    | {  # one row a target call after the prompt's
         "position": pa.int32(),  # in the answer, of the first drafted token
         "drafted": pa.int32(),
         "tested": pa.int32(),
         "accepted": pa.int32(),
         "emitted": pa.int32(),
     },
-    ("decoding", "trajectory"): STEP | {  # the greedy baseline, read again by both models
+    ("decoding", "trajectory"): STEP
+    | {  # the greedy baseline, read again by both models
         "token_id": pa.int32(),
         "draft_token_id": pa.int32(),
         "draft_rank": pa.int32(),
@@ -83,18 +86,21 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "z2": pa.float64(),
         "logsumexp": pa.float64(),
     },
-    ("decoding", "indicators"): STEP | {  # whether a rule accepts the drafter's token there
+    ("decoding", "indicators"): STEP
+    | {  # whether a rule accepts the drafter's token there
         "rule": pa.string(),
         "accepted": pa.bool_(),
     },
     ("decoding", "failures"): {"prompt_id": pa.string(), "reason": pa.string()},
-    ("decoding", "timings/runs"): RUN | {  # seconds
+    ("decoding", "timings/runs"): RUN
+    | {  # seconds
         "first_seconds": pa.float64(),  # until the first token
         "begin_seconds": pa.float64(),  # the drafter's pass over the prompt
         "seconds": pa.float64(),  # all of it
         "peak_bytes": pa.int64(),  # of a CUDA device, null elsewhere
     },
-    ("decoding", "timings/calls"): RUN | {
+    ("decoding", "timings/calls"): RUN
+    | {
         "drafted": pa.int32(),
         "emitted": pa.int32(),
         "draft_seconds": pa.float64(),
@@ -185,12 +191,16 @@ def check(stage: str, name: str, found: pa.Schema, path: Path) -> None:
         return
     wanted = SCHEMAS[stage, name]
     if found.names != list(wanted):
-        raise PipelineError(f"{path} has the columns {found.names}, expected {list(wanted)}: "
-                            "delete its directory and run the same command again")
+        raise PipelineError(
+            f"{path} has the columns {found.names}, expected {list(wanted)}: "
+            "delete its directory and run the same command again"
+        )
     for column, kind in wanted.items():
         actual = found.field(column).type
         if pa.types.is_fixed_size_list(actual):
             actual = pa.list_(actual.value_type)
         if actual != kind:
-            raise PipelineError(f"{path}: column {column} is {actual}, expected {kind}: "
-                                "delete its directory and run the same command again")
+            raise PipelineError(
+                f"{path}: column {column} is {actual}, expected {kind}: "
+                "delete its directory and run the same command again"
+            )

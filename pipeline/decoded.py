@@ -21,15 +21,32 @@ def read(target: str, artifact: Artifact) -> Decoded:
     def frame(name: str) -> pd.DataFrame:
         return artifact.read(name).to_pandas()
 
-    runs = pd.DataFrame([{
-        "method": printed(run), "drafter": run["drafter"], "draft_length": run["draft_length"],
-        "rule": None if run["rule"] is None else criteria.build(run["rule"]).label,
-        "temperature": run["temperature"]} for run in facts["runs"]])
-    return Decoded(target, facts["drafter"], runs,
-                   frame("data").drop(columns=["token_ids", "method", "drafter", "draft_length",
-                                               "temperature"]),
-                   frame("calls"), frame("timings/runs"), frame("timings/calls"),
-                   frame("trajectory"), frame("indicators"), facts["bytes"])
+    runs = pd.DataFrame(
+        [
+            {
+                "method": printed(run),
+                "drafter": run["drafter"],
+                "draft_length": run["draft_length"],
+                "rule": None if run["rule"] is None else criteria.build(run["rule"]).label,
+                "temperature": run["temperature"],
+            }
+            for run in facts["runs"]
+        ]
+    )
+    return Decoded(
+        target,
+        facts["drafter"],
+        runs,
+        frame("data").drop(
+            columns=["token_ids", "method", "drafter", "draft_length", "temperature"]
+        ),
+        frame("calls"),
+        frame("timings/runs"),
+        frame("timings/calls"),
+        frame("trajectory"),
+        frame("indicators"),
+        facts["bytes"],
+    )
 
 
 def printed(run: Mapping[str, Any]) -> str:
@@ -42,6 +59,9 @@ def printed(run: Mapping[str, Any]) -> str:
 
 def thetas(artifact: Artifact) -> list[float]:
     """Return MARS's threshold of every run that drafts with the model, NaN of any other."""
-    return [run["rule"]["theta"] if run["drafter"] == "model" and run["rule"] is not None
-            and run["rule"]["rule"] == "mars" else math.nan
-            for run in artifact.record["facts"]["runs"]]
+    return [
+        run["rule"]["theta"]
+        if run["drafter"] == "model" and run["rule"] is not None and run["rule"]["rule"] == "mars"
+        else math.nan
+        for run in artifact.record["facts"]["runs"]
+    ]

@@ -26,8 +26,10 @@ def canonical(value: Any) -> Any:
         return [canonical(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: canonical(value[key]) for key in sorted(value)}
-    raise TypeError(f"{type(value).__name__} {value!r} can't be fingerprinted: "
-                    "use text, numbers, booleans, lists and mappings")
+    raise TypeError(
+        f"{type(value).__name__} {value!r} can't be fingerprinted: "
+        "use text, numbers, booleans, lists and mappings"
+    )
 
 
 def fingerprint(value: Any) -> str:

@@ -16,14 +16,24 @@ from pipeline.fingerprint import file_digest, fingerprint
 from pipeline.paths import ROOT
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-                   "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
-                   "tokenizer.model", "vocab.txt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.txt",
+)
 READERS = {".jsonl": "json", ".parquet": "parquet"}  # of prompts: the `datasets` reader by suffix
-EXPECTED = {"model": "config.json, model*.safetensors and the tokenizer's files",
-            "dataset": "its .parquet or .jsonl files, with prompt, prompt_id and messages"}
+EXPECTED = {
+    "model": "config.json, model*.safetensors and the tokenizer's files",
+    "dataset": "its .parquet or .jsonl files, with prompt, prompt_id and messages",
+}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-HUB_SECONDS = 10.0  # to wait for an answer
+HUB_SECONDS = 8.0  # to wait for an answer
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -74,8 +84,12 @@ class Identities:
             self._grown = False
 
     def _digest(self, directory: Path, patterns: tuple[str, ...], key: str) -> str:
-        names = {p.relative_to(directory).as_posix(): p
-                 for pattern in patterns for p in directory.rglob(pattern) if p.is_file()}
+        names = {
+            p.relative_to(directory).as_posix(): p
+            for pattern in patterns
+            for p in directory.rglob(pattern)
+            if p.is_file()
+        }
         if not names:
             raise PipelineError(f"{key}={directory}: none of {', '.join(patterns)} found there")
         return fingerprint({name: self._hash(path) for name, path in names.items()})
@@ -130,8 +144,9 @@ def hub_commit(
     try:
         commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=HUB_SECONDS).sha
     except Exception as error:  # the hub client raises many kinds; all mean the same to a user
-        raise unreachable(name, kind, f"{EXPECTED[kind]} (revision {revision})", key,
-                          error) from error
+        raise unreachable(
+            name, kind, f"{EXPECTED[kind]} (revision {revision})", key, error
+        ) from error
     assert commit is not None
     cached.parent.mkdir(parents=True, exist_ok=True)
     cached.write_text(commit)
@@ -152,9 +167,16 @@ def hub_files(
         try:
             if not only_cached:  # asked first: the download itself waits for minutes
                 HfApi().repo_info(name, repo_type=kind, revision=commit, timeout=HUB_SECONDS)
-            path = Path(snapshot_download(name, repo_type=kind, revision=commit,
-                                          allow_patterns=patterns,
-                                          local_files_only=only_cached, etag_timeout=HUB_SECONDS))
+            path = Path(
+                snapshot_download(
+                    name,
+                    repo_type=kind,
+                    revision=commit,
+                    allow_patterns=patterns,
+                    local_files_only=only_cached,
+                    etag_timeout=HUB_SECONDS,
+                )
+            )
         except Exception as error:  # as above
             if not only_cached:
                 raise unreachable(name, kind, ", ".join(patterns), key, error) from error
@@ -164,9 +186,7 @@ def hub_files(
     raise PipelineError(f"{key}={name}: the repository has none of {', '.join(patterns)}")
 
 
-def unreachable(
-    name: str, kind: str, wanted: str, key: str, error: Exception
-) -> PipelineError:
+def unreachable(name: str, kind: str, wanted: str, key: str, error: Exception) -> PipelineError:
     """Return the error for a hub that does not give what is wanted."""
     return PipelineError(
         f"{key}={name}: the hub did not give {wanted} ({type(error).__name__}). Check the name "

@@ -45,16 +45,23 @@ class Study:
         if rule is not None:
             nodes = [node for node in nodes if node.label == rule]
         if not nodes:
-            raise PipelineError(f"no {stage} of target={target} rule={rule} in this study; "
-                                f"targets: {self.targets}, rules: {[rule.label for rule in self.rules]}")
+            raise PipelineError(
+                f"no {stage} of target={target} rule={rule} in this study; "
+                f"targets: {self.targets}, rules: {[rule.label for rule in self.rules]}"
+            )
         found = self._store.find(nodes[0])
         if found is None:
             command = " ".join(["python -m pipeline", *self.overrides, f"stage={stage}"])
             raise PipelineError(f"{stage} {nodes[0].label} was not made yet: run `{command}`")
         return found
 
-    def frame(self, stage: str, target: str | None = None, rule: str | None = None,
-              columns: list[str] | None = None) -> pd.DataFrame:
+    def frame(
+        self,
+        stage: str,
+        target: str | None = None,
+        rule: str | None = None,
+        columns: list[str] | None = None,
+    ) -> pd.DataFrame:
         """Return the rows of an artifact, without the top-K lists unless they are asked for."""
         artifact = self.artifact(stage, target, rule)
         if columns is None:

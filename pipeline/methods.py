@@ -60,21 +60,27 @@ def build_methods(entries: Any) -> list[Method]:
         PipelineError: a key, type or range is wrong, or two methods are the same.
     """
     if not isinstance(entries, list) or not entries:
-        raise PipelineError("decoding.methods: give a list of at least one method, for instance "
-                            "{drafter: model, rule: greedy, draft_length: 7, temperature: 0}")
+        raise PipelineError(
+            "decoding.methods: give a list of at least one method, for instance "
+            "{drafter: model, rule: greedy, draft_length: 7, temperature: 0}"
+        )
     methods = []
     for at, entry in enumerate(entries):
         where = f"decoding.methods[{at}]"
         if not isinstance(entry, Mapping):
             raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping")
         axes = [value if isinstance(value, list) else [value] for value in entry.values()]
-        methods += [_build(dict(zip(entry, point, strict=True)), where)
-                    for point in itertools.product(*axes)]
+        methods += [
+            _build(dict(zip(entry, point, strict=True)), where)
+            for point in itertools.product(*axes)
+        ]
     for method in methods:
         if methods.count(method) > 1:
-            raise PipelineError(f"decoding.methods: {method.name} with draft_length="
-                                f"{method.draft_length}, temperature={method.temperature:g} is "
-                                "given twice")
+            raise PipelineError(
+                f"decoding.methods: {method.name} with draft_length="
+                f"{method.draft_length}, temperature={method.temperature:g} is "
+                "given twice"
+            )
     return methods
 
 
@@ -83,25 +89,52 @@ def _build(entry: dict[str, Any], where: str) -> Method:
         if key not in entry:
             raise PipelineError(f"{where}: the key {key} is missing")
     if ("rule" in entry) == ("sampling" in entry):
-        raise PipelineError(f"{where}: give either rule or sampling "
-                            f"({', '.join(SAMPLINGS)}), not both")
-    _check(where, "drafter", entry["drafter"], entry["drafter"] in DRAFTERS,
-           f"one of {', '.join(DRAFTERS)}")
+        raise PipelineError(
+            f"{where}: give either rule or sampling ({', '.join(SAMPLINGS)}), not both"
+        )
+    _check(
+        where,
+        "drafter",
+        entry["drafter"],
+        entry["drafter"] in DRAFTERS,
+        f"one of {', '.join(DRAFTERS)}",
+    )
     length, temperature = entry["draft_length"], entry["temperature"]
-    _check(where, "draft_length", length, type(length) is int and length >= 1,
-           "an integer of at least 1; the autoregressive baseline is always decoded")
-    _check(where, "temperature", temperature, type(temperature) in (int, float)
-           and temperature >= 0, "a number of at least 0")
+    _check(
+        where,
+        "draft_length",
+        length,
+        type(length) is int and length >= 1,
+        "an integer of at least 1; the autoregressive baseline is always decoded",
+    )
+    _check(
+        where,
+        "temperature",
+        temperature,
+        type(temperature) in (int, float) and temperature >= 0,
+        "a number of at least 0",
+    )
     rule = _rule(entry, where, float(temperature)) if "rule" in entry else None
     if rule is None:
-        _check(where, "sampling", entry["sampling"], entry["sampling"] in SAMPLINGS,
-               f"one of {', '.join(SAMPLINGS)}")
-        _check(where, "temperature", temperature, temperature > 0,
-               "a number above 0: at 0 take rule: greedy")
+        _check(
+            where,
+            "sampling",
+            entry["sampling"],
+            entry["sampling"] in SAMPLINGS,
+            f"one of {', '.join(SAMPLINGS)}",
+        )
+        _check(
+            where,
+            "temperature",
+            temperature,
+            temperature > 0,
+            "a number above 0: at 0 take rule: greedy",
+        )
         unknown = set(entry) - set(OWN)
         if unknown:
-            raise PipelineError(f"{where}: the key {min(unknown)!r} is not known; sampling takes "
-                                f"{', '.join(OWN)}")
+            raise PipelineError(
+                f"{where}: the key {min(unknown)!r} is not known; sampling takes {', '.join(OWN)}"
+            )
     return Method(entry["drafter"], rule, entry.get("sampling"), length, float(temperature))
 
 
@@ -111,10 +144,16 @@ def _rule(entry: dict[str, Any], where: str, temperature: float) -> criteria.Rul
     except (ValueError, TypeError, ImportError) as error:
         raise PipelineError(f"{where}: {error}") from error
     if isinstance(rule, criteria.Tree):
-        raise PipelineError(f"{where}: rule tree needs a tree of drafts, a method drafts a chain; "
-                            "give another rule")
-    _check(where, "temperature", temperature, temperature == 0 or isinstance(rule, criteria.Mars),
-           "0 for a rule; above 0 only mars, speculative sampling and races are defined")
+        raise PipelineError(
+            f"{where}: rule tree needs a tree of drafts, a method drafts a chain; give another rule"
+        )
+    _check(
+        where,
+        "temperature",
+        temperature,
+        temperature == 0 or isinstance(rule, criteria.Mars),
+        "0 for a rule; above 0 only mars, speculative sampling and races are defined",
+    )
     return rule
 
 

@@ -32,10 +32,7 @@ from pipeline.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, local_pat
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values of one layer in buffers of full length; attention sees the part in use.
-
-    A cache that grows by concatenation copies all of itself at every step.
-    """
+    """Keys and values of one layer in buffers of full length: a growing cache copies itself."""
 
     def __init__(self, capacity: int) -> None:
         """Make room for `capacity` tokens a sequence, when the first ones come."""

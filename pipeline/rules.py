@@ -17,8 +17,10 @@ def build_rules(config: Any) -> list[criteria.Rule]:
         PipelineError: a rule, key, type or range is wrong, or two rules are the same.
     """
     if not isinstance(config, Mapping) or not ({"rule", "rules"} & set(config)):
-        raise PipelineError(f"criteria={config!r} is not allowed: give one rule "
-                            "(criteria=additive) or a list of them under `rules`")
+        raise PipelineError(
+            f"criteria={config!r} is not allowed: give one rule "
+            "(criteria=additive) or a list of them under `rules`"
+        )
     mappings = config.get("rules", [config])
     try:
         rules = criteria.expand(mappings)

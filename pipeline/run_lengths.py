@@ -21,20 +21,33 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     config = node.config
     steps = upstream["certificates"][0].read(columns=["prompt_id", "position"])
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    bootstrap = PromptBootstrap(trajectories.prompts, config["resamples"], config["confidence"],
-                                config["statistics_seed"])
+    bootstrap = PromptBootstrap(
+        trajectories.prompts, config["resamples"], config["confidence"], config["statistics_seed"]
+    )
     frames = []
     for artifact in upstream["certificates"]:
         table = artifact.read(columns=["prompt_id", "position", "lo", "hi"])
         if not table.select(["prompt_id", "position"]).equals(steps):
-            raise PipelineError(f"{artifact.directory} and {upstream['certificates'][0].directory} "
-                                "certify different steps: delete both and run the same command "
-                                "again")
-        frame = run_lengths(table["lo"].to_numpy(), table["hi"].to_numpy(), config["eps"],
-                            trajectories, bootstrap, config["window"])
+            raise PipelineError(
+                f"{artifact.directory} and {upstream['certificates'][0].directory} "
+                "certify different steps: delete both and run the same command "
+                "again"
+            )
+        frame = run_lengths(
+            table["lo"].to_numpy(),
+            table["hi"].to_numpy(),
+            config["eps"],
+            trajectories,
+            bootstrap,
+            config["window"],
+        )
         frames.append(frame.assign(rule=artifact.record["label"]))
     draft.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
     schema = columns.schema("run_lengths")
     everything = pd.concat(frames, ignore_index=True)[schema.names]
-    draft.write("data", pa.Table.from_pandas(everything, schema, preserve_index=False)
-                .replace_schema_metadata(None))
+    draft.write(
+        "data",
+        pa.Table.from_pandas(everything, schema, preserve_index=False).replace_schema_metadata(
+            None
+        ),
+    )

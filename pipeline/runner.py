@@ -18,8 +18,17 @@ from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
 from pipeline.stages import JOINT, MODULES, RESUMABLE, VERSIONS, Node
 
-RECORDED_PACKAGES = ("numpy", "pyarrow", "pandas", "numba", "torch", "transformers", "datasets",
-                     "matplotlib", "hydra-core")
+RECORDED_PACKAGES = (
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "numba",
+    "torch",
+    "transformers",
+    "datasets",
+    "matplotlib",
+    "hydra-core",
+)
 
 
 def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
@@ -86,8 +95,9 @@ def _compute(group: list[Node], store: Store) -> None:
 
 def _run(group: list[Node], store: Store) -> list[Artifact]:
     module = importlib.import_module(MODULES[group[0].stage])
-    upstream = {name: [_found(node, store) for node in nodes]
-                for name, nodes in group[0].upstream.items()}
+    upstream = {
+        name: [_found(node, store) for node in nodes] for name, nodes in group[0].upstream.items()
+    }
     drafts = [store.draft(node, node.stage in RESUMABLE) for node in group]
     begun = time.monotonic()
     if group[0].stage in JOINT:
@@ -101,15 +111,19 @@ def _run(group: list[Node], store: Store) -> list[Artifact]:
 def _found(node: Node, store: Store) -> Artifact:
     artifact = store.find(node)
     if artifact is None:
-        raise PipelineError(f"{node.stage} {node.label} was deleted during the run: "
-                            "run the same command again")
+        raise PipelineError(
+            f"{node.stage} {node.label} was deleted during the run: run the same command again"
+        )
     return artifact
 
 
 def _say_cached(cached: list[Node], store: Store) -> None:
     if len(cached) == 1:
-        print(f"{cached[0].stage} {cached[0].label}: cached -> "
-              f"{shown(_found(cached[0], store).directory)}", flush=True)
+        print(
+            f"{cached[0].stage} {cached[0].label}: cached -> "
+            f"{shown(_found(cached[0], store).directory)}",
+            flush=True,
+        )
     elif cached:
         print(f"{cached[0].stage}: {len(cached)} cached", flush=True)
 
@@ -138,8 +152,9 @@ def _versions() -> dict[str, str]:
 def _git() -> dict[str, Any]:
     def git(*arguments: str) -> str | None:
         try:
-            return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True,
-                                  check=True).stdout.strip()
+            return subprocess.run(
+                ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             return None  # an export without history, or no git
 

@@ -20,9 +20,12 @@ from pipeline.artifacts import slug
 def as_chat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a question in UltraChat's schema: prompt, prompt_id, messages; and its category."""
     first = row["turns"][0] if row["turns"] else None
-    return {"prompt": first, "prompt_id": str(row["question_id"]),
-            "messages": [{"role": "user", "content": first}],
-            "category": row.get("category") or "question"}
+    return {
+        "prompt": first,
+        "prompt_id": str(row["question_id"]),
+        "messages": [{"role": "user", "content": first}],
+        "category": row.get("category") or "question",
+    }
 
 
 def write_answers(
@@ -41,8 +44,11 @@ def write_answers(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for at, name in enumerate(runs):
-        lines = [json.dumps(_answer(shard, at, name, decode), ensure_ascii=False)
-                 for shard in shards if "data" in shard]
+        lines = [
+            json.dumps(_answer(shard, at, name, decode), ensure_ascii=False)
+            for shard in shards
+            if "data" in shard
+        ]
         (folder / f"{slug(name)}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -56,13 +62,15 @@ def _answer(
         "question_id": int(question) if question.isdecimal() else question,
         "answer_id": hashlib.sha256(f"{question}\n{name}".encode()).hexdigest()[:22],
         "model_id": name,
-        "choices": [{
-            "index": 0,
-            "turns": [decode(data["token_ids"])],
-            "decoding_steps": [len(calls)],
-            "new_tokens": [data["n_tokens"]],
-            "wall_time": [timing["seconds"]],
-            "accept_lengths": [call["emitted"] for call in calls],
-        }],
+        "choices": [
+            {
+                "index": 0,
+                "turns": [decode(data["token_ids"])],
+                "decoding_steps": [len(calls)],
+                "new_tokens": [data["n_tokens"]],
+                "wall_time": [timing["seconds"]],
+                "accept_lengths": [call["emitted"] for call in calls],
+            }
+        ],
         "tstamp": 0.0,
     }

@@ -57,13 +57,17 @@ class Node:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of stage, version, configuration slice and upstream fingerprints."""
-        return fingerprint({
-            "stage": self.stage,
-            "version": self.version,
-            "config": self.config,
-            "upstream": {name: [node.fingerprint for node in nodes]
-                         for name, nodes in self.upstream.items()},
-        })
+        return fingerprint(
+            {
+                "stage": self.stage,
+                "version": self.version,
+                "config": self.config,
+                "upstream": {
+                    name: [node.fingerprint for node in nodes]
+                    for name, nodes in self.upstream.items()
+                },
+            }
+        )
 
     @property
     def hash12(self) -> str:
@@ -77,8 +81,10 @@ def plan(config: Config, rules: list[Any], identities: Identities) -> dict[str, 
     `rules` are the acceptance rules of `config.criteria`, already built.
     """
     if not config.targets:
-        raise PipelineError("no target: add target=mini_large, or target=local "
-                            "targets.local.path=DIRECTORY_OR_HUB_ID")
+        raise PipelineError(
+            "no target: add target=mini_large, or target=local "
+            "targets.local.path=DIRECTORY_OR_HUB_ID"
+        )
     check_k(rules, config.distributions.k)
     targets = list(config.targets.items())
     nodes: dict[str, list[Node]] = {name: [] for name in VERSIONS}
@@ -104,25 +110,36 @@ def check_k(rules: list[Any], k: int) -> None:
     """Check that `k` stored tokens a step are enough for all rules."""
     for rule in rules:
         if rule.minimum_k > k:
-            raise PipelineError(f"distributions.k={k} is too small for {rule.label}: "
-                                f"store at least {rule.minimum_k} tokens a step")
+            raise PipelineError(
+                f"distributions.k={k} is too small for {rule.label}: "
+                f"store at least {rule.minimum_k} tokens a step"
+            )
 
 
 def prompts_node(config: Config, key: str, target: Model, identities: Identities) -> Node:
     """The prompts of a target: equal for targets that share a tokenizer."""
     prompts = config.prompts
-    local = {"source": prompts.source, "revision": prompts.revision, "model": target.path,
-             "model_revision": target.revision}
-    return Node("prompts", config.study, {
-        "source": identities.source(prompts.source, prompts.revision, "prompts.source"),
-        "split": prompts.split,
-        "count": prompts.count,
-        "min_tokens": prompts.min_tokens,
-        "max_tokens": prompts.max_tokens,
-        "seed": prompts.seed,
-        "enable_thinking": prompts.enable_thinking,
-        "tokenizer": identities.tokenizer(target.path, target.revision, f"targets.{key}.path"),
-    }, settings=local)
+    local = {
+        "source": prompts.source,
+        "revision": prompts.revision,
+        "model": target.path,
+        "model_revision": target.revision,
+    }
+    return Node(
+        "prompts",
+        config.study,
+        {
+            "source": identities.source(prompts.source, prompts.revision, "prompts.source"),
+            "split": prompts.split,
+            "count": prompts.count,
+            "min_tokens": prompts.min_tokens,
+            "max_tokens": prompts.max_tokens,
+            "seed": prompts.seed,
+            "enable_thinking": prompts.enable_thinking,
+            "tokenizer": identities.tokenizer(target.path, target.revision, f"targets.{key}.path"),
+        },
+        settings=local,
+    )
 
 
 def distributions_node(
@@ -139,8 +156,9 @@ def distributions_node(
         "seed": config.distributions.seed,
         "certified_temperature": config.certificates.temperature,
     }
-    return Node("distributions", key, slice_, {"prompts": (prompts,)}, settings=run_settings(
-        config, target))
+    return Node(
+        "distributions", key, slice_, {"prompts": (prompts,)}, settings=run_settings(config, target)
+    )
 
 
 def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
@@ -170,8 +188,9 @@ def run_settings(config: Config, model: Model) -> dict[str, Any]:
 def certificate_node(config: Config, rule: Any, dump: Node) -> Node:
     """The certificates of one rule on one dump."""
     slice_ = rule_slice(rule) | {"temperature": config.certificates.temperature}
-    return Node("certificates", rule.label, slice_, {"distributions": (dump,)},
-                settings={"rule": rule})
+    return Node(
+        "certificates", rule.label, slice_, {"distributions": (dump,)}, settings={"rule": rule}
+    )
 
 
 def rule_slice(rule: Any) -> dict[str, Any]:
@@ -186,11 +205,16 @@ def rule_slice(rule: Any) -> dict[str, Any]:
 
 def run_lengths_node(config: Config, target: Model, certificates: tuple[Node, ...]) -> Node:
     """The certifiable run lengths of one target under all rules."""
-    return Node("run_lengths", target.label, {
-        "eps": list(config.run_lengths.eps),
-        "window": config.run_lengths.window,
-        **statistics_slice(config),
-    }, {"certificates": certificates})
+    return Node(
+        "run_lengths",
+        target.label,
+        {
+            "eps": list(config.run_lengths.eps),
+            "window": config.run_lengths.window,
+            **statistics_slice(config),
+        },
+        {"certificates": certificates},
+    )
 
 
 def drafts_node(
@@ -203,12 +227,17 @@ def drafts_node(
     """
     target = config.targets[key]
     check_pair((f"targets.{key}", target), ("drafter", drafter), identities)
-    return Node("drafts", key, {
-        "target": dump.config["model"],
-        "drafter": model_slice("drafter", drafter, identities),
-        "temperature": config.certificates.temperature,
-    }, {"prompts": dump.upstream["prompts"], "distributions": (dump,)}, settings={
-        "target": dump.settings, "drafter": run_settings(config, drafter)})
+    return Node(
+        "drafts",
+        key,
+        {
+            "target": dump.config["model"],
+            "drafter": model_slice("drafter", drafter, identities),
+            "temperature": config.certificates.temperature,
+        },
+        {"prompts": dump.upstream["prompts"], "distributions": (dump,)},
+        settings={"target": dump.settings, "drafter": run_settings(config, drafter)},
+    )
 
 
 def acceptance_node(config: Config, rules: list[Any], drafts: Node) -> Node:
@@ -225,18 +254,27 @@ def acceptance_node(config: Config, rules: list[Any], drafts: Node) -> Node:
     turned = [rule for dial in dials for rule in dial.rules]
     if config.stage in ("acceptance", "report"):
         check_k([*presets.values(), *turned], config.distributions.k)
-    return Node("acceptance", drafts.label, {
-        "rules": [rule_slice(rule) for rule in rules],
-        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-        "dials": [rule_slice(rule) for rule in turned],
-        "fractions": list(asked.fractions),
-        "wanted_length": asked.wanted_length,
-        "window": config.run_lengths.window,
-        **statistics_slice(config),
-    }, {"drafts": (drafts,)}, settings={
-        "rules": rules, "presets": presets, "dials": dials,
-        "target": drafts.settings["target"]["label"],
-        "drafter": drafts.settings["drafter"]["label"]})
+    return Node(
+        "acceptance",
+        drafts.label,
+        {
+            "rules": [rule_slice(rule) for rule in rules],
+            "presets": {name: rule_slice(rule) for name, rule in presets.items()},
+            "dials": [rule_slice(rule) for rule in turned],
+            "fractions": list(asked.fractions),
+            "wanted_length": asked.wanted_length,
+            "window": config.run_lengths.window,
+            **statistics_slice(config),
+        },
+        {"drafts": (drafts,)},
+        settings={
+            "rules": rules,
+            "presets": presets,
+            "dials": dials,
+            "target": drafts.settings["target"]["label"],
+            "drafter": drafts.settings["drafter"]["label"],
+        },
+    )
 
 
 def decoding_node(config: Config, prompts: Node, drafts: Node) -> Node:
@@ -248,25 +286,39 @@ def decoding_node(config: Config, prompts: Node, drafts: Node) -> Node:
     from pipeline.methods import build_methods
 
     methods = build_methods(config.decoding.methods)
-    return Node("decoding", drafts.label, {
-        "target": drafts.config["target"],
-        "drafter": drafts.config["drafter"],
-        "prompts": config.decoding.prompts,
-        "steps": config.decoding.steps,
-        "seed": config.decoding.seed,
-        "lookup": config.decoding.lookup,
-        "methods": [{
-            "drafter": method.drafter, "sampling": method.sampling,
-            "draft_length": method.draft_length, "temperature": method.temperature,
-            **({} if method.rule is None else rule_slice(method.rule)),
-        } for method in methods],
-    }, {"prompts": (prompts,)}, settings={**drafts.settings, "methods": methods})
+    return Node(
+        "decoding",
+        drafts.label,
+        {
+            "target": drafts.config["target"],
+            "drafter": drafts.config["drafter"],
+            "prompts": config.decoding.prompts,
+            "steps": config.decoding.steps,
+            "seed": config.decoding.seed,
+            "lookup": config.decoding.lookup,
+            "methods": [
+                {
+                    "drafter": method.drafter,
+                    "sampling": method.sampling,
+                    "draft_length": method.draft_length,
+                    "temperature": method.temperature,
+                    **({} if method.rule is None else rule_slice(method.rule)),
+                }
+                for method in methods
+            ],
+        },
+        {"prompts": (prompts,)},
+        settings={**drafts.settings, "methods": methods},
+    )
 
 
 def statistics_slice(config: Config) -> dict[str, Any]:
     """The settings of the bootstrap."""
-    return {"resamples": config.statistics.resamples, "confidence": config.statistics.confidence,
-            "statistics_seed": config.statistics.seed}
+    return {
+        "resamples": config.statistics.resamples,
+        "confidence": config.statistics.confidence,
+        "statistics_seed": config.statistics.seed,
+    }
 
 
 def report_node(config: Config, rules: list[Any], nodes: Mapping[str, list[Node]]) -> Node:
@@ -276,11 +328,25 @@ def report_node(config: Config, rules: list[Any], nodes: Mapping[str, list[Node]
     """
     from analysis.criteria import to_mapping
 
-    return Node("report", config.study, {
-        "study": config.study,
-        "targets": [target.label for target in config.targets.values()],
-        "rules": [to_mapping(rule) for rule in rules],
-        **statistics_slice(config),
-    }, {name: tuple(nodes[name])
-        for name in ("prompts", "distributions", "certificates", "run_lengths", "drafts",
-                     "acceptance", *(["decoding"] if config.decoding.report else []))})
+    return Node(
+        "report",
+        config.study,
+        {
+            "study": config.study,
+            "targets": [target.label for target in config.targets.values()],
+            "rules": [to_mapping(rule) for rule in rules],
+            **statistics_slice(config),
+        },
+        {
+            name: tuple(nodes[name])
+            for name in (
+                "prompts",
+                "distributions",
+                "certificates",
+                "run_lengths",
+                "drafts",
+                "acceptance",
+                *(["decoding"] if config.decoding.report else []),
+            )
+        },
+    )

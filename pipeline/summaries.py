@@ -30,14 +30,16 @@ def _certificates(node: Node, artifact: Artifact) -> list[Row]:
     rule = node.settings["rule"]
     table = artifact.read(columns=["lo", "hi"])
     lo, hi = (table.column(name).to_numpy() for name in ("lo", "hi"))
-    return [{
-        "target": node.upstream["distributions"][0].settings["label"],
-        "rule": rule.label,
-        "steps": len(lo),
-        **summary(lo, rule.ceiling),
-        "empty": float(np.mean(np.isposinf(lo))),
-        "inexact": float(np.mean(lo < hi)),
-    }]
+    return [
+        {
+            "target": node.upstream["distributions"][0].settings["label"],
+            "rule": rule.label,
+            "steps": len(lo),
+            **summary(lo, rule.ceiling),
+            "empty": float(np.mean(np.isposinf(lo))),
+            "inexact": float(np.mean(lo < hi)),
+        }
+    ]
 
 
 def _run_lengths(node: Node, artifact: Artifact) -> list[Row]:
@@ -46,12 +48,24 @@ def _run_lengths(node: Node, artifact: Artifact) -> list[Row]:
 
 
 def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
-    shown = {"acceptance": "accepted", "certified": "certified", "coverage": "coverage",
-             "departure": "departs", "given_up": "given up",
-             "realised_per_call": "length", "certified_per_call": "certified length"}
-    rows = {rule.label: {"target": node.settings["target"], "drafter": node.settings["drafter"],
-                         "rule": rule.label, "steps": artifact.record["facts"]["steps"]}
-            for rule in node.settings["rules"]}
+    shown = {
+        "acceptance": "accepted",
+        "certified": "certified",
+        "coverage": "coverage",
+        "departure": "departs",
+        "given_up": "given up",
+        "realised_per_call": "length",
+        "certified_per_call": "certified length",
+    }
+    rows = {
+        rule.label: {
+            "target": node.settings["target"],
+            "drafter": node.settings["drafter"],
+            "rule": rule.label,
+            "steps": artifact.record["facts"]["steps"],
+        }
+        for rule in node.settings["rules"]
+    }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in shown:
             rows[row["rule"]][shown[row["statistic"]]] = row["value"]
@@ -64,10 +78,21 @@ def _decoding(node: Node, artifact: Artifact) -> list[Row]:
 
     found = decoding.acceptance(one := read(node.settings["target"]["label"], artifact))
     found = found.join(decoding.speedups(one, 1, 0.5, 0)[["tokens_per_second", "speedup"]])
-    shown = ["method", "draft_length", "temperature", "rate", "tokens_per_call", "agreement",
-             "given_up", "tokens_per_second", "speedup"]
-    return [{"target": one.target, **dict(zip(shown, row, strict=True))}
-            for row in found[shown].itertuples(index=False)]
+    shown = [
+        "method",
+        "draft_length",
+        "temperature",
+        "rate",
+        "tokens_per_call",
+        "agreement",
+        "given_up",
+        "tokens_per_second",
+        "speedup",
+    ]
+    return [
+        {"target": one.target, **dict(zip(shown, row, strict=True))}
+        for row in found[shown].itertuples(index=False)
+    ]
 
 
 SUMMARIES: dict[str, Callable[[Node, Artifact], list[Row]]] = {

@@ -22,8 +22,11 @@ def write_point(
     directory: Path, overrides: list[str], nodes: list[Node], artifacts: list[Artifact]
 ) -> None:
     """Write the rows of a finished job."""
-    rows = [row for node, artifact in zip(nodes, artifacts, strict=True)
-            for row in summarise(node, artifact)]
+    rows = [
+        row
+        for node, artifact in zip(nodes, artifacts, strict=True)
+        for row in summarise(node, artifact)
+    ]
     _write(directory, {"overrides": overrides, "rows": rows})
 
 
@@ -93,5 +96,8 @@ def _publish(directory: Path, swept: list[str], rows: list[dict[str, Any]]) -> N
     if figure is not None:
         for kind in ("pdf", "png"):
             figure.savefig(directory / f"sweep.{kind}", dpi=200)
-    print(f"sweep: {shown(directory)}/sweep.csv, .parquet"
-          + ("" if figure is None else ", .pdf, .png"), flush=True)
+    print(
+        f"sweep: {shown(directory)}/sweep.csv, .parquet"
+        + ("" if figure is None else ", .pdf, .png"),
+        flush=True,
+    )

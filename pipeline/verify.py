@@ -25,8 +25,11 @@ def problems(artifact: Artifact) -> list[str]:
             found.append(f"{path} is missing")
         elif file_digest(path) != digest:
             found.append(f"{path} differs from its checksum in {RECORD}")
-    present = {path.relative_to(artifact.directory).as_posix()
-               for path in artifact.directory.rglob("*") if path.is_file()}
+    present = {
+        path.relative_to(artifact.directory).as_posix()
+        for path in artifact.directory.rglob("*")
+        if path.is_file()
+    }
     unknown = sorted(present - set(recorded) - {RECORD} - NOT_CONTENT)
     found += [f"{artifact.directory / name} is not in {RECORD}" for name in unknown]
     if content_digest(recorded) != content:
@@ -37,8 +40,9 @@ def problems(artifact: Artifact) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Verify the store and return the exit status."""
     root = (Path(arguments[0]) if arguments else OUTPUTS) / "artifacts"
-    directories = sorted(path.parent for path in root.glob(f"*/*/{RECORD}")
-                         if not path.parent.name.startswith("."))
+    directories = sorted(
+        path.parent for path in root.glob(f"*/*/{RECORD}") if not path.parent.name.startswith(".")
+    )
     damaged = 0
     for directory in directories:
         found = problems(Artifact(directory))
@@ -47,8 +51,11 @@ def main(arguments: list[str]) -> int:
             print(problem, file=sys.stderr)
         if found:
             print(f"  -> delete {directory} and run the same command again", file=sys.stderr)
-    unrecorded = sorted(path for path in root.glob("*/*") if path.is_dir()
-                        and not path.name.startswith(".") and not (path / RECORD).exists())
+    unrecorded = sorted(
+        path
+        for path in root.glob("*/*")
+        if path.is_dir() and not path.name.startswith(".") and not (path / RECORD).exists()
+    )
     for path in unrecorded:
         print(f"{path} has no {RECORD}\n  -> delete it", file=sys.stderr)
     print(f"{len(directories)} artifacts verified, {damaged + len(unrecorded)} damaged")

@@ -24,16 +24,24 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
     Raises:
         PipelineError: they do not; names a few of the tokens.
     """
-    wrong = sorted((token for token in target.keys() | drafter.keys()
-                    if target.get(token) != drafter.get(token)),
-                   key=lambda token: (target.get(token, len(target)), token))
+    wrong = sorted(
+        (
+            token
+            for token in target.keys() | drafter.keys()
+            if target.get(token) != drafter.get(token)
+        ),
+        key=lambda token: (target.get(token, len(target)), token),
+    )
     if wrong:
-        named = "; ".join(f"{token!r} is {target.get(token, 'missing')} and "
-                          f"{drafter.get(token, 'missing')}" for token in wrong[:SHOWN])
+        named = "; ".join(
+            f"{token!r} is {target.get(token, 'missing')} and {drafter.get(token, 'missing')}"
+            for token in wrong[:SHOWN]
+        )
         raise PipelineError(
             f"{pair}: their tokenizers differ in {len(wrong)} tokens ({named}). A KL divergence "
             "and a rank compare probabilities of the same token: take a drafter with the "
-            "target's tokenizer")
+            "target's tokenizer"
+        )
 
 
 def check_pair(
@@ -53,15 +61,22 @@ def check_pair(
         PipelineError: the tokens differ, or a file can't be fetched.
     """
     both = [(key, model, f"{key}.path") for key, model in (target, drafter)]
-    first, second = (identities.tokenizer(model.path, model.revision, key)
-                     for _, model, key in both)
+    first, second = (
+        identities.tokenizer(model.path, model.revision, key) for _, model, key in both
+    )
     if first == second:
         return
-    ours, theirs = (read_tokens(local_path(model.path) or hub_files(
-        model.path, model.revision, list(TOKENIZER_FILES), key)) for _, model, key in both)
+    ours, theirs = (
+        read_tokens(
+            local_path(model.path)
+            or hub_files(model.path, model.revision, list(TOKENIZER_FILES), key)
+        )
+        for _, model, key in both
+    )
     if ours is not None and theirs is not None:
-        check_same_tokens(ours, theirs,
-                          " and ".join(f"{key}={model.path}" for _, model, key in both))
+        check_same_tokens(
+            ours, theirs, " and ".join(f"{key}={model.path}" for _, model, key in both)
+        )
 
 
 def read_tokens(folder: Path) -> dict[str, int] | None:
@@ -94,11 +109,14 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
             different length is padded.
     """
     if min(target, drafter) < tokens:
-        raise PipelineError(f"{pair}: their logits have {target} and {drafter} rows and the "
-                            f"tokenizer {tokens} tokens: a model lacks some of its tokens")
+        raise PipelineError(
+            f"{pair}: their logits have {target} and {drafter} rows and the "
+            f"tokenizer {tokens} tokens: a model lacks some of its tokens"
+        )
     if target != drafter and min(target, drafter) == tokens:
         raise PipelineError(
             f"{pair}: their logits have {target} and {drafter} rows; rows beyond the tokenizer's "
             f"{tokens} tokens are allowed when both models have them. Resize the embeddings of "
-            f"the one without to {max(target, drafter)} rows, or take another drafter")
+            f"the one without to {max(target, drafter)} rows, or take another drafter"
+        )
     return min(target, drafter)

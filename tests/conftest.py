@@ -11,8 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ["study=mini", "prompts.count=6", "distributions.steps=16", "distributions.k=64",
-         "statistics.resamples=50", "device.threads=1", "decoding.prompts=1", "decoding.steps=6"]
+SMALL = [
+    "study=mini",
+    "prompts.count=6",
+    "distributions.steps=16",
+    "distributions.k=64",
+    "statistics.resamples=50",
+    "device.threads=1",
+    "decoding.prompts=1",
+    "decoding.steps=6",
+]
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,14 @@ class SmallStudy:
 def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run ``python -m pipeline`` as a user does, on one thread."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-m", "pipeline", *arguments], cwd=ROOT,
-                          capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

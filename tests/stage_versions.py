@@ -21,8 +21,10 @@ from pipeline.stages import MODULES, VERSIONS
 
 ACCEPTED = Path(__file__).with_name("stage_versions.json")
 ROOT = Path(__file__).resolve().parent.parent
-PLUMBING = {f"pipeline.{name}" for name in
-            ("artifacts", "errors", "fingerprint", "identity", "paths", "runner", "stages")}
+PLUMBING = {
+    f"pipeline.{name}"
+    for name in ("artifacts", "errors", "fingerprint", "identity", "paths", "runner", "stages")
+}
 
 
 def source(module: str) -> Path | None:
@@ -60,8 +62,11 @@ def closure(stage: str) -> list[str]:
             todo += imports(module)
             package = source(module)
             if package is not None and package.name == "__init__.py":
-                todo += [f"{module}.{path.stem}" for path in package.parent.glob("*.py")
-                         if path.stem != "__init__"]
+                todo += [
+                    f"{module}.{path.stem}"
+                    for path in package.parent.glob("*.py")
+                    if path.stem != "__init__"
+                ]
     return sorted(seen)
 
 
@@ -74,8 +79,12 @@ def digest(stage: str) -> str:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
-            if (isinstance(body, list) and body and isinstance(body[0], ast.Expr)
-                    and isinstance(body[0].value, ast.Constant)):
+            if (
+                isinstance(body, list)
+                and body
+                and isinstance(body[0], ast.Expr)
+                and isinstance(body[0].value, ast.Constant)
+            ):
                 node.body = body[1:] or [ast.Pass()]  # type: ignore[attr-defined]
         total.update(f"{module}\n{ast.dump(tree)}\n".encode())
     return total.hexdigest()[:16]
@@ -93,8 +102,11 @@ def main(arguments: list[str]) -> None:
     new = current()
     for stage, state in new.items():
         before = old.get(stage, state)
-        if (state["digest"] != before["digest"] and state["version"] == before["version"]
-                and stage not in same):
+        if (
+            state["digest"] != before["digest"]
+            and state["version"] == before["version"]
+            and stage not in same
+        ):
             raise SystemExit(f"{stage}: its code changed and its version did not")
     ACCEPTED.write_text(json.dumps(new, indent=1) + "\n")
 

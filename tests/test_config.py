@@ -36,9 +36,11 @@ def settings(*overrides: str) -> schema.Config:
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
     added = "+target" if group == "target" else group
-    extra = {("target", "local"): ["targets.local.path=x"],
-             ("drafter", "local"): ["drafter.path=x"],
-             ("prompts", "default"): ["prompts.source=x"]}
+    extra = {
+        ("target", "local"): ["targets.local.path=x"],
+        ("drafter", "local"): ["drafter.path=x"],
+        ("prompts", "default"): ["prompts.source=x"],
+    }
     found = settings(f"{added}={option}", *extra.get((group, option), []))
     schema.check(found)
     assert build_rules(found.criteria)

@@ -29,7 +29,8 @@ def test_notebook_runs(path: Path, small_study: SmallStudy) -> None:
     parameters = notebook.cells[1]
     assert parameters.source.startswith("overrides = ")
     parameters.source = f"overrides = {small_study.overrides!r}"
-    NotebookClient(notebook, timeout=120, kernel_name="python3",
-                   resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)

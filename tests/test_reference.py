@@ -24,8 +24,13 @@ from pipeline.loader import Study
 from tests.conftest import pipeline
 
 REFERENCE = Path(__file__).parent / "reference" / "mini.json"
-RULES = ["{rule: greedy}", "{rule: additive, t: 0.1}", "{rule: multiplicative, alpha: 0.1}",
-         "{rule: typical, eps0: 0.1, delta0: 0.09}", "{rule: tree, m: 4}"]
+RULES = [
+    "{rule: greedy}",
+    "{rule: additive, t: 0.1}",
+    "{rule: multiplicative, alpha: 0.1}",
+    "{rule: typical, eps0: 0.1, delta0: 0.09}",
+    "{rule: tree, m: 4}",
+]
 OVERRIDES = ["study=mini", "criteria={rules: [" + ", ".join(RULES) + "]}"]
 TOLERANCE = {"p0": 0.03, "certificates": 0.04}
 
@@ -36,12 +41,15 @@ def measure(outputs: Path) -> dict[str, Any]:
     study = Study(*OVERRIDES, f"outputs={outputs}")
     prompts = study.frame("prompts", study.targets[0])
     found: dict[str, Any] = {
-        "prompts": fingerprint(prompts[["prompt_id", "n_tokens"]].to_dict("list")), "targets": {}}
+        "prompts": fingerprint(prompts[["prompt_id", "n_tokens"]].to_dict("list")),
+        "targets": {},
+    }
     for target in study.targets:
         p0 = study.distributions(target).probs[:, 0]
         certificates = {
-            rule.label: summary(study.frame("certificates", target, rule.label)["lo"].to_numpy(),
-                                rule.ceiling)
+            rule.label: summary(
+                study.frame("certificates", target, rule.label)["lo"].to_numpy(), rule.ceiling
+            )
             for rule in study.rules
         }
         found["targets"][target] = {"p0": summary(p0, 1.0), "certificates": certificates}
@@ -56,12 +64,18 @@ def test_embedded_study_agrees_with_the_reference(tmp_path: Path) -> None:
         actual = found["targets"][target]
         for name, value in expected["p0"].items():
             assert np.isclose(actual["p0"][name], value, atol=TOLERANCE["p0"], rtol=0), (
-                target, name)
+                target,
+                name,
+            )
         assert set(actual["certificates"]) == set(expected["certificates"])
         for rule, statistics in expected["certificates"].items():
             for name, value in statistics.items():
-                assert np.isclose(actual["certificates"][rule][name], value, rtol=0,
-                                  atol=TOLERANCE["certificates"]), (target, rule, name)
+                assert np.isclose(
+                    actual["certificates"][rule][name],
+                    value,
+                    rtol=0,
+                    atol=TOLERANCE["certificates"],
+                ), (target, rule, name)
 
 
 if __name__ == "__main__":

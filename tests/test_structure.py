@@ -14,11 +14,7 @@ from pipeline.stages import MODULES, VERSIONS
 from tests import stage_versions
 
 ROOT = Path(__file__).resolve().parent.parent
-ALLOWED = {
-    "analysis": {"analysis"},
-    "conf": {"conf"},
-    "pipeline": {"analysis", "conf", "pipeline"},
-}
+ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
 HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")
 
 
@@ -48,15 +44,28 @@ def test_import_directions(folder: str) -> None:
 
 
 def test_analysis_touches_no_files_models_or_configuration() -> None:
-    banned = {"hydra", "omegaconf", "torch", "transformers", "datasets", "pyarrow", "pathlib", "os",
-              "shutil", "subprocess"}
+    banned = {
+        "hydra",
+        "omegaconf",
+        "torch",
+        "transformers",
+        "datasets",
+        "pyarrow",
+        "pathlib",
+        "os",
+        "shutil",
+        "subprocess",
+    }
     for path in files("analysis"):
         assert not {name.split(".")[0] for name in imported(path)} & banned, path
 
 
 def test_only_models_imports_transformers() -> None:
-    users = {path.relative_to(ROOT).as_posix() for path in files("pipeline")
-             if "transformers" in {name.split(".")[0] for name in imported(path)}}
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in files("pipeline")
+        if "transformers" in {name.split(".")[0] for name in imported(path)}
+    }
     assert users == {"pipeline/models.py"}
 
 
@@ -78,8 +87,9 @@ def test_a_cached_run_imports_nothing_heavy() -> None:
         "pipeline.rules, pipeline.sweeps\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
-                          check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

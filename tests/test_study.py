@@ -24,8 +24,10 @@ from tests.conftest import ROOT, SMALL, SmallStudy, pipeline
 def contents(outputs: Path) -> dict[str, str]:
     """Content digest of every artifact by directory."""
     records = sorted((outputs / "artifacts").glob("*/[!.]*/record.json"))
-    return {path.parent.relative_to(outputs).as_posix(): json.loads(path.read_text())["content"]
-            for path in records}
+    return {
+        path.parent.relative_to(outputs).as_posix(): json.loads(path.read_text())["content"]
+        for path in records
+    }
 
 
 def test_report_holds_every_table_and_figure(small_study: SmallStudy) -> None:
@@ -53,8 +55,13 @@ def test_again_computes_nothing_and_is_quick(small_study: SmallStudy) -> None:
 
 def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:
     def sweep(values: str) -> str:
-        return pipeline("-m", *small_study.overrides, "stage=certificates", "criteria=additive",
-                        f"criteria.t={values}").stdout
+        return pipeline(
+            "-m",
+            *small_study.overrides,
+            "stage=certificates",
+            "criteria=additive",
+            f"criteria.t={values}",
+        ).stdout
 
     dump = small_study.outputs / "artifacts/distributions"
     before = {path: path.stat().st_mtime_ns for path in dump.rglob("*")}
@@ -75,8 +82,15 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
 def test_failed_points_of_a_sweep_are_listed_with_their_reason(
     small_study: SmallStudy, tmp_path: Path
 ) -> None:
-    done = pipeline("-m", *small_study.overrides, "stage=certificates", "criteria=additive",
-                    "criteria.t=0.07,7", f"hydra.sweep.dir={tmp_path}", check=False)
+    done = pipeline(
+        "-m",
+        *small_study.overrides,
+        "stage=certificates",
+        "criteria=additive",
+        "criteria.t=0.07,7",
+        f"hydra.sweep.dir={tmp_path}",
+        check=False,
+    )
     assert done.returncode != 0
     assert re.search(r"failed: criteria\.t=7: .*t=7", done.stdout)
     assert pd.read_csv(tmp_path / "sweep.csv")["criteria.t"].tolist() == [0.07, 0.07]
@@ -87,7 +101,8 @@ def test_two_builds_from_empty_caches_are_byte_identical(
 ) -> None:
     pipeline(*SMALL, f"outputs={tmp_path}")
     assert contents(tmp_path) == {
-        name: content for name, content in contents(small_study.outputs).items()
+        name: content
+        for name, content in contents(small_study.outputs).items()
         if name in contents(tmp_path)
     }
     assert any(name.startswith("artifacts/report/") for name in contents(tmp_path))
@@ -99,8 +114,13 @@ def test_killed_at_a_random_moment_it_goes_on(
 ) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     overrides = [*SMALL, f"outputs={tmp_path}", "device.batch=2"]
-    process = subprocess.Popen([sys.executable, "-m", "pipeline", *overrides], cwd=ROOT,
-                               env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *overrides],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     time.sleep(random.Random(seed).uniform(3, 12))
     process.send_signal(signal.SIGKILL)
     process.communicate()

@@ -58,13 +58,16 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     pair = load_pair(node, 1 + max(tokenizer.get_vocab().values()))
     rows = upstream["prompts"][0].read().slice(0, config["prompts"]).to_pylist()
     if len(rows) < config["prompts"]:
-        raise PipelineError(f"decoding.prompts={config['prompts']}: the study has only "
-                            f"{len(rows)} prompts: lower it, or raise prompts.count")
+        raise PipelineError(
+            f"decoding.prompts={config['prompts']}: the study has only "
+            f"{len(rows)} prompts: lower it, or raise prompts.count"
+        )
     warm_up(pair, rows)
     folder = draft.directory / "shards"
     folder.mkdir(exist_ok=True)
-    for at, row in enumerate(tqdm(rows, desc=f"decoding {node.label}", unit="prompt",
-                                  disable=not sys.stderr.isatty())):
+    for at, row in enumerate(
+        tqdm(rows, desc=f"decoding {node.label}", unit="prompt", disable=not sys.stderr.isatty())
+    ):
         path = folder / f"{at:05}.json"
         if not path.exists():
             _write(path, decode_prompt(pair, row, at))
@@ -72,17 +75,20 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     assemble(draft, shards, node)
     draft.facts |= facts(pair)
     spec_bench.write_answers(
-        draft.directory / "timings" / "answers", [run_name(method) for method in pair.runs],
-        shards, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+        draft.directory / "timings" / "answers",
+        [run_name(method) for method in pair.runs],
+        shards,
+        lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+    )
     shutil.rmtree(folder)
 
 
 def same_tokenizer(node: Node) -> Any:
     """Check that the tokenizers of the pair agree, and return the target's."""
-    target, drafter = (load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"),
-                                      key)
-                       for name, key in (("target", f"targets.{node.label}"),
-                                         ("drafter", "drafter")))
+    target, drafter = (
+        load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"), key)
+        for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter"))
+    )
     check_same_tokens(target.get_vocab(), drafter.get_vocab(), describe(node))
     return target
 
@@ -100,9 +106,14 @@ def load_pair(node: Node, tokens: int) -> Pair:
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
     methods: list[Method] = settings["methods"]
     temperatures = sorted({method.temperature for method in methods})
-    return Pair(replace(target, vocab_size=rows), replace(drafter, vocab_size=rows),
-                [*map(baseline, temperatures), *methods],
-                config["steps"], config["seed"], config["lookup"])
+    return Pair(
+        replace(target, vocab_size=rows),
+        replace(drafter, vocab_size=rows),
+        [*map(baseline, temperatures), *methods],
+        config["steps"],
+        config["seed"],
+        config["lookup"],
+    )
 
 
 def warm_up(pair: Pair, rows: list[dict[str, Any]]) -> None:
@@ -137,8 +148,9 @@ def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
         for at in range(count):
             index = (at + turn) % count
             answers[index] = run(pair, pair.runs[index], row, pair.steps)
-        return records.shard(pair.target, pair.drafter, row, pair.runs,
-                             [answers[index] for index in range(count)])
+        return records.shard(
+            pair.target, pair.drafter, row, pair.runs, [answers[index] for index in range(count)]
+        )
     except PipelineError as error:
         reason = str(error)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -163,9 +175,7 @@ def run(
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
 
-def strategies(
-    pair: Pair, method: Method, prompt_id: str, steps: int
-) -> tuple[Drafter, Verifier]:
+def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[Drafter, Verifier]:
     """Return what drafts and what verifies under `method`."""
     temperature, device = method.temperature, pair.target.device
     noise = Noise(pair.seed, prompt_id, steps, device)
@@ -197,22 +207,34 @@ def assemble(draft: Draft, shards: list[dict[str, Any]], node: Node) -> None:
             draft.write(name, pa.Table.from_pylist(rows, schema=columns.schema(stage, name)))
     failed = draft.rows["failures"]
     if failed == len(shards):
-        raise PipelineError(f"decoding {node.label}: every prompt failed, the first with: "
-                            + shards[0]["failures"][0]["reason"])
+        raise PipelineError(
+            f"decoding {node.label}: every prompt failed, the first with: "
+            + shards[0]["failures"][0]["reason"]
+        )
     draft.facts["failed_prompts"] = failed
 
 
 def facts(pair: Pair) -> dict[str, Any]:
     """Return what the record says of the runs and the models."""
     return {
-        "runs": [{"method": method.name, "drafter": method.drafter, "sampling": method.sampling,
-                  "rule": None if method.rule is None else to_mapping(method.rule),
-                  "lossless": method.lossless, "draft_length": method.draft_length,
-                  "temperature": method.temperature} for method in pair.runs],
+        "runs": [
+            {
+                "method": method.name,
+                "drafter": method.drafter,
+                "sampling": method.sampling,
+                "rule": None if method.rule is None else to_mapping(method.rule),
+                "lossless": method.lossless,
+                "draft_length": method.draft_length,
+                "temperature": method.temperature,
+            }
+            for method in pair.runs
+        ],
         "target": pair.target.label,
         "drafter": pair.drafter.label,
-        "bytes": {name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
-                  for name, model in (("target", pair.target), ("drafter", pair.drafter))},
+        "bytes": {
+            name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
+            for name, model in (("target", pair.target), ("drafter", pair.drafter))
+        },
         **describe_device(pair.target.device),
     }
 

@@ -88,8 +88,7 @@ class ModelDrafter:
             fresh = self._choose(logits, position + at, weights)
             chosen.append(fresh)
         none = torch.empty(0, dtype=torch.long, device=self._model.device)
-        return Draft(torch.cat(chosen) if chosen else none,
-                     torch.cat(weights) if weights else None)
+        return Draft(torch.cat(chosen) if chosen else none, torch.cat(weights) if weights else None)
 
     def _choose(self, logits: Tensor, position: int, weights: list[Tensor]) -> Tensor:
         drawn_from = self._choice.weights(logits)

@@ -89,8 +89,16 @@ def decode(
             answer, or the logits are not finite.
     """
     check_prompt(target, prompt, limit)
-    run = Run(CachedSequence(target, len(prompt) + limit), drafter, verifier, draft_length, limit,
-              clock_of(target.device), list(prompt), len(prompt))
+    run = Run(
+        CachedSequence(target, len(prompt) + limit),
+        drafter,
+        verifier,
+        draft_length,
+        limit,
+        clock_of(target.device),
+        list(prompt),
+        len(prompt),
+    )
     begin(run)
     while not run.answer.ended and run.position < limit:
         step(run)
@@ -104,8 +112,10 @@ def begin(run: Run) -> None:
     ids = torch.tensor(run.text, device=run.target.model.device)
     logits = run.target.read(ids)
     if not bool(torch.isfinite(logits).all()):
-        raise PipelineError(f"{run.target.model.label}: its logits are not finite: compute in "
-                            "float32 or bfloat16 (targets.*.dtype)")
+        raise PipelineError(
+            f"{run.target.model.label}: its logits are not finite: compute in "
+            "float32 or bfloat16 (targets.*.dtype)"
+        )
     first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), 0)
     run.emit([first.token])
     emitted = run.clock()
@@ -131,9 +141,18 @@ def step(run: Run) -> None:
     emitted = run.emit([*accepted, verdict.token])
     run.drafter.accept(known + len(verdict.path))
     # what follows the token that ends the answer was never tested
-    run.answer.calls.append(Call(
-        position, len(draft.tokens), min(verdict.tested, emitted), min(len(accepted), emitted),
-        emitted, drafted - started, read - drafted, run.clock() - read))
+    run.answer.calls.append(
+        Call(
+            position,
+            len(draft.tokens),
+            min(verdict.tested, emitted),
+            min(len(accepted), emitted),
+            emitted,
+            drafted - started,
+            read - drafted,
+            run.clock() - read,
+        )
+    )
 
 
 def _shifted(parents: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -149,7 +168,8 @@ def check_prompt(target: LanguageModel, prompt: Sequence[int], limit: int) -> No
     if context is not None and len(prompt) + limit > context:
         raise PipelineError(
             f"a prompt of {len(prompt)} tokens and an answer of {limit} exceed the context of "
-            f"{target.label}, {context} tokens: lower prompts.max_tokens or decoding.steps")
+            f"{target.label}, {context} tokens: lower prompts.max_tokens or decoding.steps"
+        )
 
 
 def clock_of(device: torch.device) -> Clock:

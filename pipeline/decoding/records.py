@@ -23,36 +23,71 @@ def shard(
     answers: Sequence[tuple[Answer, int | None]],
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a prompt by table; nothing in here is timed."""
-    rows: dict[str, list[dict[str, Any]]] = {"data": [], "calls": [], "timings/runs": [],
-                                             "timings/calls": []}
-    alone = {run.temperature: answer.tokens
-             for run, (answer, _) in zip(runs, answers, strict=True) if run.drafter == "none"}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "data": [],
+        "calls": [],
+        "timings/runs": [],
+        "timings/calls": [],
+    }
+    alone = {
+        run.temperature: answer.tokens
+        for run, (answer, _) in zip(runs, answers, strict=True)
+        if run.drafter == "none"
+    }
     likelihoods: dict[tuple[int, ...], float] = {}
     for at, (run, (answer, peak)) in enumerate(zip(runs, answers, strict=True)):
         key = {"prompt_id": prompt["prompt_id"], "run": at}
         tokens = tuple(answer.tokens)
         if tokens not in likelihoods:
             likelihoods[tokens] = log_likelihood(target, prompt["token_ids"], answer.tokens)
-        rows["data"].append(key | {
-            "source": prompt["source"], "method": run.name, "drafter": run.drafter,
-            "draft_length": run.draft_length, "temperature": run.temperature,
-            "token_ids": answer.tokens, "n_tokens": len(tokens),
-            "text_tokens": len(prompt["token_ids"]) + len(tokens), "ended": answer.ended,
-            "log_likelihood": likelihoods[tokens],
-            **compared(answer.tokens, alone[run.temperature])})
-        rows["timings/runs"].append(key | {
-            "first_seconds": answer.first_seconds, "begin_seconds": answer.begin_seconds,
-            "seconds": answer.first_seconds + answer.begin_seconds + sum(
-                c.draft_seconds + c.verify_seconds + c.other_seconds for c in answer.calls),
-            "peak_bytes": peak})
+        rows["data"].append(
+            key
+            | {
+                "source": prompt["source"],
+                "method": run.name,
+                "drafter": run.drafter,
+                "draft_length": run.draft_length,
+                "temperature": run.temperature,
+                "token_ids": answer.tokens,
+                "n_tokens": len(tokens),
+                "text_tokens": len(prompt["token_ids"]) + len(tokens),
+                "ended": answer.ended,
+                "log_likelihood": likelihoods[tokens],
+                **compared(answer.tokens, alone[run.temperature]),
+            }
+        )
+        rows["timings/runs"].append(
+            key
+            | {
+                "first_seconds": answer.first_seconds,
+                "begin_seconds": answer.begin_seconds,
+                "seconds": answer.first_seconds
+                + answer.begin_seconds
+                + sum(c.draft_seconds + c.verify_seconds + c.other_seconds for c in answer.calls),
+                "peak_bytes": peak,
+            }
+        )
         for call in answer.calls:
-            rows["calls"].append(key | {
-                "position": call.position, "drafted": call.drafted, "tested": call.tested,
-                "accepted": call.accepted, "emitted": call.emitted})
-            rows["timings/calls"].append(key | {
-                "drafted": call.drafted, "emitted": call.emitted,
-                "draft_seconds": call.draft_seconds, "verify_seconds": call.verify_seconds,
-                "other_seconds": call.other_seconds})
+            rows["calls"].append(
+                key
+                | {
+                    "position": call.position,
+                    "drafted": call.drafted,
+                    "tested": call.tested,
+                    "accepted": call.accepted,
+                    "emitted": call.emitted,
+                }
+            )
+            rows["timings/calls"].append(
+                key
+                | {
+                    "drafted": call.drafted,
+                    "emitted": call.emitted,
+                    "draft_seconds": call.draft_seconds,
+                    "verify_seconds": call.verify_seconds,
+                    "other_seconds": call.other_seconds,
+                }
+            )
     if 0.0 in alone:
         rows |= trajectory(target, drafter, prompt, alone[0.0], runs)
     return rows
@@ -61,8 +96,10 @@ def shard(
 def compared(tokens: Sequence[int], baseline: Sequence[int]) -> dict[str, Any]:
     """Return how far an answer agrees with the baseline's; lengths may differ."""
     same = [a == b for a, b in zip(tokens, baseline, strict=False)]
-    return {"agreement": sum(same) / max(len(tokens), len(baseline)),
-            "common_prefix": same.index(False) if False in same else len(same)}
+    return {
+        "agreement": sum(same) / max(len(tokens), len(baseline)),
+        "common_prefix": same.index(False) if False in same else len(same),
+    }
 
 
 @torch.inference_mode()
@@ -97,14 +134,27 @@ def trajectory(
     dist, rank, log_prob = ranked(logits, drafted, 2)
     assert dist.logits is not None
     steps = [{"prompt_id": prompt["prompt_id"], "position": at} for at in range(len(answer))]
-    rows = [step | {"token_id": answer[at], "draft_token_id": int(drafted[at]),
-                    "draft_rank": int(rank[at]), "draft_log_prob": float(log_prob[at]),
-                    "z1": float(dist.logits[at, 0]), "z2": float(dist.logits[at, 1]),
-                    "logsumexp": float(dist.logsumexp[at])} for at, step in enumerate(steps)]
-    rules = {run.rule.label: run.rule for run in runs
-             if run.rule is not None and run.drafter == "model" and run.temperature == 0}
-    indicators = [step | {"rule": label, "accepted": bool(accepted)}
-                  for label, rule in rules.items()
-                  for step, accepted in zip(steps, rule_accepts(rule, logits, drafted),
-                                            strict=True)]
+    rows = [
+        step
+        | {
+            "token_id": answer[at],
+            "draft_token_id": int(drafted[at]),
+            "draft_rank": int(rank[at]),
+            "draft_log_prob": float(log_prob[at]),
+            "z1": float(dist.logits[at, 0]),
+            "z2": float(dist.logits[at, 1]),
+            "logsumexp": float(dist.logsumexp[at]),
+        }
+        for at, step in enumerate(steps)
+    ]
+    rules = {
+        run.rule.label: run.rule
+        for run in runs
+        if run.rule is not None and run.drafter == "model" and run.temperature == 0
+    }
+    indicators = [
+        step | {"rule": label, "accepted": bool(accepted)}
+        for label, rule in rules.items()
+        for step, accepted in zip(steps, rule_accepts(rule, logits, drafted), strict=True)
+    ]
     return {"trajectory": rows, "indicators": indicators}

@@ -28,8 +28,10 @@ class CachedSequence:
         self.cache = model.new_cache(capacity)
         self.length = 0
         if any(getattr(layer, "is_sliding", False) for layer in self.cache.layers):
-            raise PipelineError(f"{model.label} has sliding-window layers, whose cache can't be "
-                                "rolled back: take a model with full attention in all layers")
+            raise PipelineError(
+                f"{model.label} has sliding-window layers, whose cache can't be "
+                "rolled back: take a model with full attention in all layers"
+            )
 
     def read(self, ids: Tensor, keep: int = 1) -> Tensor:
         """Read tokens (n,) and return the logits (keep, V) after the last of them."""
@@ -73,7 +75,8 @@ class CachedSequence:
         self.crop(length + len(path))
 
     def _forward(self, ids: Tensor, **options: object) -> Tensor:
-        out = self.model.module(input_ids=ids[None], past_key_values=self.cache, use_cache=True,
-                                **options)
+        out = self.model.module(
+            input_ids=ids[None], past_key_values=self.cache, use_cache=True, **options
+        )
         self.length += len(ids)
         return out.logits[0, :, : self.model.vocab_size]  # a drafter may have fewer rows

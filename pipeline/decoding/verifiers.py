@@ -62,8 +62,9 @@ class Match:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted = draft.tokens.tolist()
-        return chain(verification.match(drafted, self._choice(logits, position).tolist()),
-                     len(drafted))
+        return chain(
+            verification.match(drafted, self._choice(logits, position).tolist()), len(drafted)
+        )
 
 
 class Relaxed:
@@ -115,14 +116,17 @@ class SpeculativeSampling:
         if self._rule is not None:
             also = rule_accepts(self._rule, logits[:n], draft.tokens)
             also &= (draft.tokens != logits[:n].argmax(-1)).cpu().numpy()
-        return chain(verification.speculative_sampling(
-            p[:n].gather(1, at)[:, 0].cpu().numpy(),
-            np.ones(n) if q is None else q,
-            self._uniforms[position : position + n, TEST],
-            rows,
-            lambda accepted: float(self._uniforms[position + accepted, TOKEN]),
-            also,
-        ), n)
+        return chain(
+            verification.speculative_sampling(
+                p[:n].gather(1, at)[:, 0].cpu().numpy(),
+                np.ones(n) if q is None else q,
+                self._uniforms[position : position + n, TEST],
+                rows,
+                lambda accepted: float(self._uniforms[position + accepted, TOKEN]),
+                also,
+            ),
+            n,
+        )
 
 
 def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor) -> np.ndarray:
@@ -138,9 +142,7 @@ def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor) -> np.ndarray:
     return accepts
 
 
-def ranked(
-    logits: Tensor, tokens: Tensor, k: int
-) -> tuple[TopK, np.ndarray, np.ndarray]:
+def ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, np.ndarray, np.ndarray]:
     """Return the top K of raw logits (n, V), and rank and log-probability of one token a row."""
     size = logits.shape[1]
     found = summarise(logits, min(k, size))

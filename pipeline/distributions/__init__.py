@@ -21,13 +21,7 @@ from pipeline.distributions.decode import Decoding, Trajectories, decode
 from pipeline.distributions.running import GrowingBatch, running_batch
 from pipeline.distributions.sampling import Sampling
 from pipeline.errors import PipelineError
-from pipeline.measure import (
-    Stopwatch,
-    copy_bandwidth,
-    describe_device,
-    peak_memory,
-    throughput,
-)
+from pipeline.measure import Stopwatch, copy_bandwidth, describe_device, peak_memory, throughput
 from pipeline.models import LanguageModel, load_model
 from pipeline.shards import Compute, Plan, Shard, assemble, write_groups
 from pipeline.stages import Node

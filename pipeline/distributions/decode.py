@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class Trajectories:
         if self.token_id.device.type != "cuda":
             return self
         stream = torch.cuda.Stream(self.token_id.device)
-        copies = {}
+        copies: dict[str, Any] = {}
         with torch.cuda.stream(stream):
             for name in ("token_id", "top_ids", "top_logits", "moments", "lengths"):
                 there = getattr(self, name)

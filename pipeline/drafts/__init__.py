@@ -35,30 +35,52 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     """Compare the pair on every step of the dump in `upstream`."""
     dump = upstream["distributions"][0]
     tokenizer, tokens = same_tokens(node)
-    prompts = dict(zip(*upstream["prompts"][0].read(
-        columns=["prompt_id", "token_ids"]).to_pydict().values(), strict=True))
+    prompts = dict(
+        zip(
+            *upstream["prompts"][0].read(columns=["prompt_id", "token_ids"]).to_pydict().values(),
+            strict=True,
+        )
+    )
     answers = read_answers(dump)
     pair = load_pair(node, tokens, dump)
     largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
     if largest >= pair.rows:
-        raise PipelineError(f"{describe(node)}: the target emitted token {largest}, beyond the "
-                            f"{pair.rows} rows that both models have: take another drafter")
+        raise PipelineError(
+            f"{describe(node)}: the target emitted token {largest}, beyond the "
+            f"{pair.rows} rows that both models have: take another drafter"
+        )
     plan = Plan.load(draft.directory / "plan.json") or Plan.make(
-        draft.directory / "plan.json", {name: len(prompts[name]) for name in answers},
-        lambda _: node.settings["target"]["batch"] or BATCH)
+        draft.directory / "plan.json",
+        {name: len(prompts[name]) for name in answers},
+        lambda _: node.settings["target"]["batch"] or BATCH,
+    )
 
     def shard(shard: Shard, path: Path, progress: Callable[[int], object]) -> dict[str, Any]:
-        return compare_shard(pair, {name: prompts[name] for name in shard.prompts},
-                             {name: answers[name] for name in shard.prompts}, path, progress)
+        return compare_shard(
+            pair,
+            {name: prompts[name] for name in shard.prompts},
+            {name: answers[name] for name in shard.prompts},
+            path,
+            progress,
+        )
 
-    assemble(plan, list(answers), shard, draft, columns.schema("drafts", k=pair.k),
-             steps=max(map(len, answers.values())), label=describe(node),
-             device=pair.target.device)
+    assemble(
+        plan,
+        list(answers),
+        shard,
+        draft,
+        columns.schema("drafts", k=pair.k),
+        steps=max(map(len, answers.values())),
+        label=describe(node),
+        device=pair.target.device,
+    )
     write_tokens(tokenizer, answers, draft)
     draft.facts |= facts(node, pair, plan, dump, tokens)
-    print("{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
-          "{generation_seconds_per_thousand_steps:.3g} s)".format(describe(node), **draft.facts),
-          flush=True)
+    print(
+        "{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
+        "{generation_seconds_per_thousand_steps:.3g} s)".format(describe(node), **draft.facts),
+        flush=True,
+    )
 
 
 def describe(node: Node) -> str:
@@ -70,7 +92,8 @@ def same_tokens(node: Node) -> tuple[Any, int]:
     """Check that the tokenizers agree; return one, and one more than its largest token id."""
     target, drafter = (
         load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"), key)
-        for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter")))
+        for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter"))
+    )
     vocabulary = target.get_vocab()
     check_same_tokens(vocabulary, drafter.get_vocab(), describe(node))
     return target, 1 + max(vocabulary.values())
@@ -81,8 +104,14 @@ def load_pair(node: Node, tokens: int, dump: Artifact) -> Pair:
     target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
     drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
-    return Pair(target, drafter, rows, min(dump.record["facts"]["k"], rows),
-                node.config["temperature"], BLOCK)
+    return Pair(
+        target,
+        drafter,
+        rows,
+        min(dump.record["facts"]["k"], rows),
+        node.config["temperature"],
+        BLOCK,
+    )
 
 
 def read_answers(dump: Artifact) -> dict[str, pa.Table]:
@@ -91,24 +120,30 @@ def read_answers(dump: Artifact) -> dict[str, pa.Table]:
     ids = table["prompt_id"].to_numpy()
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
     ends = np.append(starts[1:], len(ids))
-    return {ids[begin]: table.slice(begin, end - begin)
-            for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)}
+    return {
+        ids[begin]: table.slice(begin, end - begin)
+        for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    }
 
 
 def compare_shard(
-    pair: Pair, prompts: dict[str, list[int]], answers: dict[str, pa.Table], path: Path,
+    pair: Pair,
+    prompts: dict[str, list[int]],
+    answers: dict[str, pa.Table],
+    path: Path,
     progress: Callable[[int], object],
 ) -> dict[str, Any]:
     """Compute and write one shard; return what was measured."""
     watch = Stopwatch(pair.target.device)
-    batch = Batch.make(list(prompts.values()),
-                       [answer["token_id"].to_pylist() for answer in answers.values()],
-                       pair.target.device)
+    batch = Batch.make(
+        list(prompts.values()),
+        [answer["token_id"].to_pylist() for answer in answers.values()],
+        pair.target.device,
+    )
     found = teacher_force(pair, batch, watch, progress)
     with watch("write"):
         drifts: list[dict[str, Any]] = []
-        write_groups(path, tables(found, pair, answers, drifts),
-                     columns.schema("drafts", k=pair.k))
+        write_groups(path, tables(found, pair, answers, drifts), columns.schema("drafts", k=pair.k))
     return {
         "seconds": watch.seconds(),
         "rows": sum(map(len, answers.values())),
@@ -127,19 +162,31 @@ def tables(
     comparison = {name: t.cpu() for name, t in found.pair._asdict().items()}
     for row, (prompt, answer) in enumerate(answers.items()):
         n = len(answer)
-        check_finite(pair, prompt, torch.stack([moments[0][row, :n], moments[2][row, :n],
-                                                comparison["draft_entropy"][row, :n]]))
+        check_finite(
+            pair,
+            prompt,
+            torch.stack(
+                [moments[0][row, :n], moments[2][row, :n], comparison["draft_entropy"][row, :n]]
+            ),
+        )
         drifts.append(drift(answer, top_ids[row, :n].numpy(), top_logits[row, :n].numpy()))
         lists = (top_ids[row, :n].int(), top_logits[row, :n])
-        yield pa.table([
-            pa.repeat(prompt, n),
-            pa.array(range(n), pa.int32()),
-            answer["token_id"],
-            *(pa.FixedSizeListArray.from_arrays(t.numpy().reshape(-1), pair.k) for t in lists),
-            *(t[row, :n].numpy() for t in moments),
-            *(comparison[name][row, :n].numpy().astype(np.int32 if name in INTEGERS else float)
-              for name in columns.PAIR),
-        ], schema=schema)
+        yield pa.table(
+            [
+                pa.repeat(prompt, n),
+                pa.array(range(n), pa.int32()),
+                answer["token_id"],
+                *(pa.FixedSizeListArray.from_arrays(t.numpy().reshape(-1), pair.k) for t in lists),
+                *(t[row, :n].numpy() for t in moments),
+                *(
+                    comparison[name][row, :n]
+                    .numpy()
+                    .astype(np.int32 if name in INTEGERS else float)
+                    for name in columns.PAIR
+                ),
+            ],
+            schema=schema,
+        )
 
 
 def check_finite(pair: Pair, prompt: str, values: torch.Tensor) -> None:
@@ -153,19 +200,24 @@ def check_finite(pair: Pair, prompt: str, values: torch.Tensor) -> None:
         raise PipelineError(
             f"{pair.target.label} and {pair.drafter.label}: NaN or infinite logits for prompt "
             f"{prompt} at step {int(broken[0])}: try dtype: float32 or attention: eager for both "
-            "models, and check their weights")
+            "models, and check their weights"
+        )
 
 
 def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
     """Compare the (n, K) top logits of this pass with those stored when the text was decoded."""
-    stored = [answer[name].combine_chunks().flatten().to_numpy().reshape(len(answer), -1)
-              for name in ("top_ids", "top_logits")]
+    stored = [
+        answer[name].combine_chunks().flatten().to_numpy().reshape(len(answer), -1)
+        for name in ("top_ids", "top_logits")
+    ]
     differences = [0.0]
     for old_ids, old, new_ids, new in zip(*stored, ids, logits, strict=True):
         _, left, right = np.intersect1d(old_ids, new_ids, assume_unique=True, return_indices=True)
         differences.append(float(np.abs(old[left] - new[right]).max(initial=0)))
-    return {"changed_argmax": int(np.sum(stored[0][:, 0] != ids[:, 0])),
-            "max_logit_difference": max(differences)}
+    return {
+        "changed_argmax": int(np.sum(stored[0][:, 0] != ids[:, 0])),
+        "max_logit_difference": max(differences),
+    }
 
 
 def facts(node: Node, pair: Pair, plan: Plan, dump: Artifact, tokens: int) -> dict[str, Any]:
@@ -187,29 +239,43 @@ def facts(node: Node, pair: Pair, plan: Plan, dump: Artifact, tokens: int) -> di
         "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
         "k": pair.k,
         "temperature": pair.temperature,
-        "drift": {"max_logit_difference": max(each("max_logit_difference")),
-                  "changed_argmax": sum(each("changed_argmax")), "steps": steps},
+        "drift": {
+            "max_logit_difference": max(each("max_logit_difference")),
+            "changed_argmax": sum(each("changed_argmax")),
+            "steps": steps,
+        },
         **describe_device(pair.target.device),
         "shards": len(plan.shards),
         "steps": steps,
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "seconds_per_thousand_steps": round(1000 * sum(seconds.values()) / steps, 4),
         "generation_seconds_per_thousand_steps": round(
-            1000 / dump.record["facts"]["tokens_per_second"], 4),
+            1000 / dump.record["facts"]["tokens_per_second"], 4
+        ),
         "peak_memory_bytes": peak_memory(pair.target.device),
     }
 
 
 def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], draft: Draft) -> None:
     """Write the text of every emitted token, so that readers of the artifact need no tokenizer."""
-    used = sorted({token for answer in answers.values()
-                   for token in answer["token_id"].to_pylist()})
-    draft.write("tokens", pa.table([pa.array(used, pa.int32()),
-                                    [tokenizer.decode([token]) for token in used]],
-                                   schema=columns.schema("drafts", "tokens")))
+    used = sorted(
+        {token for answer in answers.values() for token in answer["token_id"].to_pylist()}
+    )
+    draft.write(
+        "tokens",
+        pa.table(
+            [pa.array(used, pa.int32()), [tokenizer.decode([token]) for token in used]],
+            schema=columns.schema("drafts", "tokens"),
+        ),
+    )
 
 
 def model_facts(model: LanguageModel, config: Any) -> dict[str, Any]:
     """Return what the record says of one of the two models."""
-    return {"model": model.label, "commit": config.get("commit"), "dtype": config["dtype"],
-            "logits_dtype": config["head_dtype"], "vocab_size": model.vocab_size}
+    return {
+        "model": model.label,
+        "commit": config.get("commit"),
+        "dtype": config["dtype"],
+        "logits_dtype": config["head_dtype"],
+        "vocab_size": model.vocab_size,
+    }

@@ -32,8 +32,10 @@ def compare(target: Tensor, draft: Tensor, temperature: float) -> Comparison:
     Ranks are those of the raw logits; the distributions are at `temperature`.
     """
     rows = max(1, CHUNK // target.shape[1])
-    parts = [_compare(target[i : i + rows], draft[i : i + rows], temperature)
-             for i in range(0, len(target), rows)]
+    parts = [
+        _compare(target[i : i + rows], draft[i : i + rows], temperature)
+        for i in range(0, len(target), rows)
+    ]
     return Comparison(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

@@ -37,8 +37,9 @@ class Batch:
     lengths: Tensor  # (B,) tokens of each answer
 
     @classmethod
-    def make(cls, prompts: list[list[int]], answers: list[list[int]], device: torch.device
-             ) -> Batch:
+    def make(
+        cls, prompts: list[list[int]], answers: list[list[int]], device: torch.device
+    ) -> Batch:
         """Pad prompts and answers; every prompt ends, and every answer begins, at column W."""
         width, steps = max(map(len, prompts)), max(map(len, answers))
         ids = torch.zeros((len(prompts), width + steps), dtype=torch.long)
@@ -48,8 +49,7 @@ class Batch:
             mask[row, : width - len(prompt)] = 0
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         lengths = torch.tensor([len(answer) for answer in answers])
-        return cls(ids.to(device), mask.to(device), positions.to(device), width,
-                   lengths.to(device))
+        return cls(ids.to(device), mask.to(device), positions.to(device), width, lengths.to(device))
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,10 @@ def teacher_force(
     for begin in range(batch.width - 1, columns - 1, length):
         end = min(begin + length, columns - 1)
         with watch("models"):
-            logits = [_run(model, batch, cache, begin, end, end - begin).flatten(0, 1)
-                      for model, cache in zip(models, caches, strict=True)]
+            logits = [
+                _run(model, batch, cache, begin, end, end - begin).flatten(0, 1)
+                for model, cache in zip(models, caches, strict=True)
+            ]
         with watch("comparison"):
             parts.append(_measure(pair, logits[0], logits[1], size))
         progress(size * (end - begin))
@@ -100,17 +102,18 @@ def teacher_force(
 def _run(
     model: LanguageModel, batch: Batch, cache: object, begin: int, end: int, keep: int
 ) -> Tensor:
-    return model.forward_each(batch.ids[:, begin:end], batch.mask[:, :end],
-                              batch.positions[:, begin:end], cache, keep)
+    return model.forward_each(
+        batch.ids[:, begin:end], batch.mask[:, :end], batch.positions[:, begin:end], cache, keep
+    )
 
 
-def _measure(pair: Pair, target: Tensor, draft: Tensor, size: int
-             ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def _measure(
+    pair: Pair, target: Tensor, draft: Tensor, size: int
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Measure the (B n, V) logits of a block; fields come back as (B, n, ...)."""
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
-    fields = (summarise(target, pair.k, pair.temperature),
-              compare(target, draft, pair.temperature))
+    fields = (summarise(target, pair.k, pair.temperature), compare(target, draft, pair.temperature))
     statistics, comparison = ([t.unflatten(0, (size, -1)) for t in found] for found in fields)
     return statistics, comparison, left_out.unflatten(1, (size, -1))
 

@@ -56,8 +56,12 @@ def _build(directory: Path, packages: list[str], vocab_size: int, seed: int) -> 
     validation = [document for document in documents if document.is_validation]
     tokenizer = train_tokenizer(training, vocab_size)
     tokenizer.save(str(directory / "tokenizer.json"))
-    facts: dict[str, object] = {"packages": packages, "seed": seed, "vocab_size": vocab_size,
-                                "python": platform.python_version()}
+    facts: dict[str, object] = {
+        "packages": packages,
+        "seed": seed,
+        "vocab_size": vocab_size,
+        "python": platform.python_version(),
+    }
     for name, part in (("training", training), ("validation", validation)):
         tokens = encode(tokenizer, part)
         np.save(directory / f"{name}-ids.npy", tokens.ids)

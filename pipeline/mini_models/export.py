@@ -60,8 +60,10 @@ def export(
         loss = validation_loss(stored[name], validation, recipe.context, recipe.validation_windows)
         count = sum(weight.numel() for weight in model.parameters())
         shape = recipe.models[name]
-        rows.append(f"| {name} | {shape.hidden_size} | {shape.layers} | {shape.heads} "
-                    f"({shape.kv_heads}) | {count:,} | {shape.steps} | {loss:.3f} |")
+        rows.append(
+            f"| {name} | {shape.hidden_size} | {shape.layers} | {shape.heads} "
+            f"({shape.kv_heads}) | {count:,} | {shape.steps} | {loss:.3f} |"
+        )
     facts = json.loads((work / "corpus.json").read_text())
     card = CARD.format(
         rows="\n".join(rows),
@@ -86,8 +88,14 @@ def licence_row(package: str) -> str:
         found = metadata(names[0]).json
     except PackageNotFoundError:
         return f"| {package} | | |"
-    classifiers = [name.split(" :: ")[-1] for name in found.get("classifier", [])
-                   if name.startswith("License ::")]
-    text = (found.get("license_expression") or ", ".join(classifiers)
-            or str(found.get("license", "")).split("\n")[0])
+    classifiers = [
+        name.split(" :: ")[-1]
+        for name in found.get("classifier", [])
+        if name.startswith("License ::")
+    ]
+    text = (
+        found.get("license_expression")
+        or ", ".join(classifiers)
+        or str(found.get("license", "")).split("\n")[0]
+    )
     return f"| {found['name']} | {found['version']} | {text} |"

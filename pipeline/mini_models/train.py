@@ -58,8 +58,11 @@ def train(
             _save(checkpoint, model, optimizers, step + 1)
             held_out = validation_loss(model, validation, recipe.context, 32)
             _log(checkpoint.parent / "log.csv", step + 1, smoothed, held_out)
-            print(f"{name} step {step + 1}/{shape.steps}: loss {smoothed:.3f}, "
-                  f"validation {held_out:.3f}", flush=True)
+            print(
+                f"{name} step {step + 1}/{shape.steps}: loss {smoothed:.3f}, "
+                f"validation {held_out:.3f}",
+                flush=True,
+            )
             saved = time.monotonic()
     return model.eval()
 
@@ -79,8 +82,9 @@ def validation_loss(model: nn.Module, validation: Tokens, context: int, windows:
         ids, in_answer = validation.windows(chosen[start : start + 16], context)
         tokens = torch.from_numpy(ids)
         logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
-        losses = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(),
-                                          reduction="none")
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        )
         mask = torch.from_numpy(in_answer).flatten()
         total += losses[mask].double().sum().item()
         count += int(mask.sum())
@@ -95,8 +99,10 @@ def argmax_agreement(target: nn.Module, drafter: nn.Module, data: Tokens, recipe
     for start in range(0, len(chosen), 16):
         ids, in_answer = data.windows(chosen[start : start + 16], recipe.context)
         tokens = torch.from_numpy(ids)[:, :-1]
-        p, q = (model(input_ids=tokens, use_cache=False).logits.argmax(-1)
-                for model in (target, drafter))
+        p, q = (
+            model(input_ids=tokens, use_cache=False).logits.argmax(-1)
+            for model in (target, drafter)
+        )
         mask = torch.from_numpy(in_answer)
         equal += int((p == q)[mask].sum())
         count += int(mask.sum())

@@ -30,8 +30,14 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     )
     setups = {target.label: setup(target) for target in targets}
     drafter = acceptance_part(node, upstream)
-    text = page(node.config["study"], setups, tables, figures, dict(node.config),
-                "" if drafter is None else drafter.text)
+    text = page(
+        node.config["study"],
+        setups,
+        tables,
+        figures,
+        dict(node.config),
+        "" if drafter is None else drafter.text,
+    )
     if drafter is not None:
         tables, figures = [*tables, *drafter.tables], {**figures, **drafter.figures}
     texts = {

@@ -19,19 +19,26 @@ from pipeline.artifacts import Artifact
 from pipeline.stages import Node
 
 # rules of the profile and of the figure along an answer, as far as the study has them
-SHOWN = ("additive t=0.1", "greedy", "multiplicative alpha=0.5", "topm_additive m=4 t=0.1",
-         "typical eps0=0.1 delta0=0.09", "mars theta=0.9", "tree m=4")
+SHOWN = (
+    "additive t=0.1",
+    "greedy",
+    "multiplicative alpha=0.5",
+    "topm_additive m=4 t=0.1",
+    "typical eps0=0.1 delta0=0.09",
+    "mars theta=0.9",
+    "tree m=4",
+)
 CAPTIONS = {
     "acceptance_rules": "Share of steps that each rule accepts, and that its certificate promised "
-                        "to accept. The distance between them is what the certificate, which "
-                        "holds for every drafter of this KL, cannot know of this one.",
+    "to accept. The distance between them is what the certificate, which "
+    "holds for every drafter of this KL, cannot know of this one.",
     "acceptance_profile": "Accepted and certified steps by position in the answer, and by the "
-                          "target's margin p₁ − p₂ in deciles.",
+    "target's margin p₁ − p₂ in deciles.",
     "acceptance_dial": "What relaxing a rule gains, in fact and as certified, against how often "
-                       "the output departs from the target's argmax and the target probability "
-                       "this gives up. Each curve begins at strict greedy.",
+    "the output departs from the target's argmax and the target probability "
+    "this gives up. Each curve begins at strict greedy.",
     "acceptance_along": "Where along one answer steps are certified, accepted without being "
-                        "certified, and rejected. The text is coloured by the first rule.",
+    "certified, and rejected. The text is coloured by the first rule.",
 }
 TITLES = {
     "acceptance_rules": "Certified and accepted, rule by rule",
@@ -45,8 +52,18 @@ TITLES = {
     "dial": "Turning the dial",
     "reached": "The smallest relaxation that reaches a wanted length",
 }
-ORDER = ("acceptance_rules", "acceptance", "gain", "stochastic", "acceptance_dial", "dial",
-         "reached", "kl_needed", "acceptance_profile", "acceptance_along")
+ORDER = (
+    "acceptance_rules",
+    "acceptance",
+    "gain",
+    "stochastic",
+    "acceptance_dial",
+    "dial",
+    "reached",
+    "kl_needed",
+    "acceptance_profile",
+    "acceptance_along",
+)
 
 
 @dataclass(frozen=True)
@@ -68,11 +85,12 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
     tables = acceptance_tables(pairs)
     profile = together(targets, found, "profile")
     available = [rule for rule in SHOWN if rule in set(profile["rule"])]
-    shown = available or list(profile["rule"].unique())[:len(SHOWN)]
+    shown = available or list(profile["rule"].unique())[: len(SHOWN)]
     drawn = {
         "acceptance_rules": rules_figure(pairs),
         "acceptance_profile": profile_figure(
-            profile, {rule: pairs.names[rule] for rule in shown}, targets),
+            profile, {rule: pairs.names[rule] for rule in shown}, targets
+        ),
         "acceptance_dial": dial_figure(pairs),
         "acceptance_along": along(targets[0], pairs, shown, drafts[0], found[0]),
     }
@@ -83,8 +101,12 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
 def read_pairs(targets: Sequence[str], found: Sequence[Artifact]) -> Pairs:
     """Read the statistics of every pair."""
     config = found[0].record["config"]
-    mappings = [*config["rules"], *config["presets"].values(), *config["dials"],
-                {"rule": {"rule": "greedy"}}]
+    mappings = [
+        *config["rules"],
+        *config["presets"].values(),
+        *config["dials"],
+        {"rule": {"rule": "greedy"}},
+    ]
     rules = [criteria.build(entry["rule"]) for entry in mappings]
     return Pairs(
         drafter=found[0].record["facts"]["drafter"],
@@ -99,8 +121,10 @@ def read_pairs(targets: Sequence[str], found: Sequence[Artifact]) -> Pairs:
 
 def together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd.DataFrame:
     """Return a file of all pairs, with the target's printed name."""
-    frames = [artifact.read(name).to_pandas().assign(target=target)
-              for target, artifact in zip(targets, found, strict=True)]
+    frames = [
+        artifact.read(name).to_pandas().assign(target=target)
+        for target, artifact in zip(targets, found, strict=True)
+    ]
     table = pd.concat(frames, ignore_index=True)
     return table[["target", *(column for column in table if column != "target")]]
 
@@ -120,7 +144,8 @@ def along(
     for rule in shown:
         part = mine[mine["rule"] == rule]
         verdicts[pairs.names[rule]] = np.where(
-            part["certified"], 0, np.where(part["accepted"], 1, 2))
+            part["certified"], 0, np.where(part["accepted"], 1, 2)
+        )
     emitted = drafts.read(columns=["prompt_id", "token_id"]).to_pandas()
     words = dict(zip(*drafts.read("tokens").to_pydict().values(), strict=True))
     tokens = [words[token] for token in emitted.loc[emitted["prompt_id"] == prompt, "token_id"]]
@@ -128,8 +153,11 @@ def along(
 
 
 def text(
-    pairs: Pairs, tables: Sequence[Table], figures: Mapping[str, Figure],
-    drafts: Sequence[Artifact], found: Sequence[Artifact],
+    pairs: Pairs,
+    tables: Sequence[Table],
+    figures: Mapping[str, Figure],
+    drafts: Sequence[Artifact],
+    found: Sequence[Artifact],
 ) -> str:
     """Return the part in Markdown."""
     by_name = {table.name: table for table in tables}
@@ -137,11 +165,19 @@ def text(
     for name in ORDER:
         if name in by_name:
             table = by_name[name]
-            parts += [f"## {TITLES[name]}", table.caption, table.markdown(),
-                      f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)"]
+            parts += [
+                f"## {TITLES[name]}",
+                table.caption,
+                table.markdown(),
+                f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
+            ]
         elif name in figures:
-            parts += [f"## {TITLES[name]}", CAPTIONS[name],
-                      f"![{TITLES[name]}](figures/{name}.png)", f"[PDF](figures/{name}.pdf)"]
+            parts += [
+                f"## {TITLES[name]}",
+                CAPTIONS[name],
+                f"![{TITLES[name]}](figures/{name}.png)",
+                f"[PDF](figures/{name}.pdf)",
+            ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -159,17 +195,18 @@ def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -
             "R − KL at certified steps, least": near(sound["tightest_certified"], pairs),
             "KL(p‖q), mean and median": f"{sound['mean_kl']:.4g} and {sound['median_kl']:.4g} nats",
             "temperature of both distributions": f"{pair['temperature']:g}",
-            "rows compared, of target and drafter":
-                f"{pair['vocab_size']}, of {pair['target']['vocab_size']} and "
-                f"{pair['drafter']['vocab_size']}",
-            "drift against the decoding pass":
-                f"logits by at most {drift['max_logit_difference']:.1e}, the argmax of "
-                f"{share_text(drift['changed_argmax'] / drift['steps'])} of steps",
+            "rows compared, of target and drafter": f"{pair['vocab_size']}, of {pair['target']['vocab_size']} and "
+            f"{pair['drafter']['vocab_size']}",
+            "drift against the decoding pass": f"logits by at most {drift['max_logit_difference']:.1e}, the argmax of "
+            f"{share_text(drift['changed_argmax'] / drift['steps'])} of steps",
         }
         for name, value in facts.items():
             rows.setdefault(name, []).append(value)
-    lines = [["", *pairs.targets], ["---"] * (1 + len(pairs.targets)),
-             *([name, *map(str, values)] for name, values in rows.items())]
+    lines = [
+        ["", *pairs.targets],
+        ["---"] * (1 + len(pairs.targets)),
+        *([name, *map(str, values)] for name, values in rows.items()),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -36,17 +36,17 @@ TITLES = {
 }
 CAPTIONS = {
     "decoding_places": "Above: how often the token at each place of a draft is accepted, of those "
-                       "tested there. Below: how many tokens calls accept.",
+    "tested there. Below: how many tokens calls accept.",
     "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Red: "
-                       "steps with a logit ratio above 0.9, where MARS accepts either token. "
-                       "Last row: those steps, by what the drafter proposes.",
+    "steps with a logit ratio above 0.9, where MARS accepts either token. "
+    "Last row: those steps, by what the drafter proposes.",
     "decoding_ratio_histograms": "The largest logit and both ratios; dashed: 0 and the threshold "
-                                 "0.9. MARS accepts the argmax only where the largest logit is "
-                                 "not positive.",
+    "0.9. MARS accepts the argmax only where the largest logit is "
+    "not positive.",
     "decoding_thresholds": "Agreement with the baseline's tokens (left) and speedup (right) over "
-                           "the threshold: a smaller one accepts more.",
+    "the threshold: a smaller one accepts more.",
     "decoding_lengths": "Measured with its interval over prompts; dotted: τ/(1 + γρ); dashed: "
-                        "from the costs as measured.",
+    "from the costs as measured.",
 }
 
 
@@ -57,20 +57,28 @@ def decoding_part(
     found = upstream.get("decoding", [])
     if not found:
         return {}, ""
-    decoded = [read(target, artifact)
-               for target, artifact in zip(node.config["targets"], found, strict=True)]
+    decoded = [
+        read(target, artifact)
+        for target, artifact in zip(node.config["targets"], found, strict=True)
+    ]
     statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]
-    speeds = [speed(one, *statistics).assign(theta=thetas(artifact))
-              for one, artifact in zip(decoded, found, strict=True)]
+    speeds = [
+        speed(one, *statistics).assign(theta=thetas(artifact))
+        for one, artifact in zip(decoded, found, strict=True)
+    ]
     files: dict[str, bytes] = {}
     heading = f"# How it decodes with {decoded[0].drafter}"
     content = section(files, "", content_tables(decoded), content_figures(decoded))
-    timed = section(files, "timings/", timing_tables(decoded, speeds),
-                    timing_figures(decoded, speeds))
-    files["timings/decoding.md"] = "\n\n".join(
-        [heading + ": speed", setup(decoded, found), *timed]).encode() + b"\n"
-    link = ("Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
-            "machine and the moment, so it stands apart from what two builds have in common.")
+    timed = section(
+        files, "timings/", timing_tables(decoded, speeds), timing_figures(decoded, speeds)
+    )
+    files["timings/decoding.md"] = (
+        "\n\n".join([heading + ": speed", setup(decoded, found), *timed]).encode() + b"\n"
+    )
+    link = (
+        "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
+        "machine and the moment, so it stands apart from what two builds have in common."
+    )
     return files, "\n" + "\n\n".join([heading, link, *content]) + "\n"
 
 
@@ -83,13 +91,21 @@ def section(
         name = table.name
         files[f"{folder}tables/{name}.csv"] = table.csv().encode()
         files[f"{folder}tables/{name}.tex"] = table.latex().encode()
-        parts += [f"## {TITLES[name]}", table.caption, table.markdown().strip(),
-                  f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)"]
+        parts += [
+            f"## {TITLES[name]}",
+            table.caption,
+            table.markdown().strip(),
+            f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
+        ]
     for name, figure in figures.items():
         for kind in ("pdf", "png"):
             files[f"{folder}figures/{name}.{kind}"] = render(figure, kind)
-        parts += [f"## {TITLES[name]}", CAPTIONS[name],
-                  f"![{TITLES[name]}](figures/{name}.png)", f"[PDF](figures/{name}.pdf)"]
+        parts += [
+            f"## {TITLES[name]}",
+            CAPTIONS[name],
+            f"![{TITLES[name]}](figures/{name}.png)",
+            f"[PDF](figures/{name}.pdf)",
+        ]
     return parts
 
 
@@ -102,5 +118,6 @@ def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
         lines.append(
             f"- {one.target} with {one.drafter}: {config['prompts']} prompts{failed}, up to "
             f"{config['steps']} tokens each, batch size 1, on {facts['device']} with "
-            f"{facts['torch_threads']} CPU threads.")
+            f"{facts['torch_threads']} CPU threads."
+        )
     return "\n".join(lines)

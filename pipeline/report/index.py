@@ -24,25 +24,42 @@ target is that of a target of the paper. They describe the paper's prompts and s
 which the paper does not state, and no number here is tuned to them."""
 CAPTIONS = {
     "figure1": "Distribution of the probability of the most probable target token over decoding "
-               "steps.",
+    "steps.",
     "figure2": "Fraction of steps whose strict greedy certificate exceeds ε. It ends at log 2, the "
-               "ceiling of single-token criteria (Theorem 4.6), which very certain steps approach. "
-               "Shaded: pointwise interval over prompts.",
+    "ceiling of single-token criteria (Theorem 4.6), which very certain steps approach. "
+    "Shaded: pointwise interval over prompts.",
     "figure3": "Additive relaxed certificates across t. A curve that stays above zero beyond "
-               "log 2 counts the steps whose rejection region is empty, which accept every "
-               "drafter. A shaded area lies between the ends of certificates known as intervals.",
+    "log 2 counts the steps whose rejection region is empty, which accept every "
+    "drafter. A shaded area lies between the ends of certificates known as intervals.",
     "figure4": "Multiplicative relaxed certificates across α.",
     "figure5": "Tree certificates across m, with strict greedy. Dashed: the ceilings log(m+1) "
-               "(Theorem 5.3), reached only in the limit, and log 2.",
+    "(Theorem 5.3), reached only in the limit, and log 2.",
 }
 # tables of further targets come last
-ORDER = ("table1", "figure1", "table2", "figure2", "table3", "figure3", "figure4", "table4",
-         "figure5", "table5", "table6", "estimators", "table7")
+ORDER = (
+    "table1",
+    "figure1",
+    "table2",
+    "figure2",
+    "table3",
+    "figure3",
+    "figure4",
+    "table4",
+    "figure5",
+    "table5",
+    "table6",
+    "estimators",
+    "table7",
+)
 
 
 def page(
-    study: str, setups: dict[str, dict[str, Any]], tables: Sequence[Table],
-    figures: Collection[str], statistics: dict[str, Any], drafter: str,
+    study: str,
+    setups: dict[str, dict[str, Any]],
+    tables: Sequence[Table],
+    figures: Collection[str],
+    statistics: dict[str, Any],
+    drafter: str,
 ) -> str:
     """Return the page in Markdown.
 
@@ -54,8 +71,9 @@ def page(
         statistics: resamples and confidence of the bootstrap.
         drafter: the part on a drafter in Markdown, empty in a study without one.
     """
-    introduction = INTRODUCTION.format(confidence=100 * statistics["confidence"],
-                                       resamples=statistics["resamples"])
+    introduction = INTRODUCTION.format(
+        confidence=100 * statistics["confidence"], resamples=statistics["resamples"]
+    )
     parts = [f"# Study {study}", introduction]
     if set(setups) & set(CERTIFICATES):
         parts.append(PAPER.format(row=PUBLISHED))
@@ -65,15 +83,25 @@ def page(
     for name in names:
         if name in by_name:
             table = by_name[name]
-            parts += [f"## {heading(name)}", table.caption, table.markdown(),
-                      f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)"]
+            parts += [
+                f"## {heading(name)}",
+                table.caption,
+                table.markdown(),
+                f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
+            ]
         elif name in figures:
-            parts += [f"## {heading(name)}", CAPTIONS[name],
-                      f"![{heading(name)}](figures/{name}.png)", f"[PDF](figures/{name}.pdf)"]
+            parts += [
+                f"## {heading(name)}",
+                CAPTIONS[name],
+                f"![{heading(name)}](figures/{name}.png)",
+                f"[PDF](figures/{name}.pdf)",
+            ]
     if drafter:
         parts.append(drafter)
-    parts += ["## Numbers", "[numbers.tex](numbers.tex) holds every number of these tables as a "
-              "LaTeX macro."]
+    parts += [
+        "## Numbers",
+        "[numbers.tex](numbers.tex) holds every number of these tables as a LaTeX macro.",
+    ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -84,12 +112,15 @@ def heading(name: str) -> str:
     ('Table 2', 'Estimators')
     """
     words = name.rstrip("0123456789")
-    return f"{words.capitalize()} {name[len(words):]}".strip()
+    return f"{words.capitalize()} {name[len(words) :]}".strip()
 
 
 def setup_table(setups: dict[str, dict[str, Any]]) -> str:
     """Return the set-up of all targets side by side."""
     facts = next(iter(setups.values()))
-    rows = [["", *setups], ["---"] * (1 + len(setups)),
-            *([fact, *(str(known[fact]) for known in setups.values())] for fact in facts)]
+    rows = [
+        ["", *setups],
+        ["---"] * (1 + len(setups)),
+        *([fact, *(str(known[fact]) for known in setups.values())] for fact in facts),
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -55,14 +55,24 @@ def read_targets(node: Node, upstream: Mapping[str, list[Artifact]]) -> list[Tar
     labels = node.config["targets"]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
-        raise PipelineError(f"targets.*.label={twice[0]} is given to two targets: the report "
-                            "needs different names")
+        raise PipelineError(
+            f"targets.*.label={twice[0]} is given to two targets: the report needs different names"
+        )
     rules = [criteria.build(mapping) for mapping in node.config["rules"]]
-    return [read_target(node, label, rules, {
-        name: artifacts[at * len(artifacts) // len(labels):
-                        (at + 1) * len(artifacts) // len(labels)]
-        for name, artifacts in upstream.items()
-    }) for at, label in enumerate(labels)]
+    return [
+        read_target(
+            node,
+            label,
+            rules,
+            {
+                name: artifacts[
+                    at * len(artifacts) // len(labels) : (at + 1) * len(artifacts) // len(labels)
+                ]
+                for name, artifacts in upstream.items()
+            },
+        )
+        for at, label in enumerate(labels)
+    ]
 
 
 def read_target(
@@ -80,15 +90,27 @@ def read_target(
     for rule, artifact in zip(rules, upstream["certificates"], strict=True):
         table = artifact.read(columns=["lo", "hi"])
         certificates.append(Certified(rule, table["lo"].to_numpy(), table["hi"].to_numpy()))
-    bootstrap = PromptBootstrap(trajectories.prompts, node.config["resamples"],
-                                node.config["confidence"], node.config["statistics_seed"])
-    return Target(label, prompts, source, certificates,
-                  upstream["run_lengths"][0].read().to_pandas(), bootstrap, ranks,
-                  np.concatenate(top))
+    bootstrap = PromptBootstrap(
+        trajectories.prompts,
+        node.config["resamples"],
+        node.config["confidence"],
+        node.config["statistics_seed"],
+    )
+    return Target(
+        label,
+        prompts,
+        source,
+        certificates,
+        upstream["run_lengths"][0].read().to_pandas(),
+        bootstrap,
+        ranks,
+        np.concatenate(top),
+    )
 
 
 def measure(targets: list[Target]) -> Measured:
     """Compute the statistics of every target."""
+
     def frame(parts: list[pd.DataFrame]) -> pd.DataFrame:
         return pd.concat(parts, ignore_index=True)
 
@@ -96,9 +118,13 @@ def measure(targets: list[Target]) -> Measured:
         targets=[target.label for target in targets],
         rules=[item.rule for item in targets[0].certificates],
         top=frame([top_statistics(t.label, t.top, t.ranks, t.bootstrap) for t in targets]),
-        certificates=frame([
-            certificate_statistics(t.label, item.rule, item.lo, item.hi, t.bootstrap)
-            for t in targets for item in t.certificates]),
+        certificates=frame(
+            [
+                certificate_statistics(t.label, item.rule, item.lo, item.hi, t.bootstrap)
+                for t in targets
+                for item in t.certificates
+            ]
+        ),
         runs=frame([t.runs.assign(target=t.label)[["target", *t.runs.columns]] for t in targets]),
     )
 
@@ -108,21 +134,27 @@ def setup(target: Target) -> dict[str, Any]:
     config, facts = target.dump.record["config"], target.dump.record["facts"]
     prompts = target.prompts.record
     lengths, model = target.lengths, config["model"]
-    excluded = [f"{entry['rows']} {reason}"
-                for reason, entry in prompts["facts"].get("excluded", {}).items()]
-    decoding = "greedy" if config["temperature"] == 0 else (
-        f"sampled at temperature {config['temperature']:g}, top_p {config['top_p']:g}, "
-        f"top_k {config['top_k'] or 'all'}, seed {config['seed']}")
+    excluded = [
+        f"{entry['rows']} {reason}"
+        for reason, entry in prompts["facts"].get("excluded", {}).items()
+    ]
+    decoding = (
+        "greedy"
+        if config["temperature"] == 0
+        else (
+            f"sampled at temperature {config['temperature']:g}, top_p {config['top_p']:g}, "
+            f"top_k {config['top_k'] or 'all'}, seed {config['seed']}"
+        )
+    )
     chosen = target.prompts.read(columns=["source", "n_tokens"]).to_pandas()
     return {
         "prompts": f"{len(lengths)} of {', '.join(chosen['source'].unique())}",
-        "prompt tokens, after the chat template":
-            f"{chosen['n_tokens'].min()} to {chosen['n_tokens'].max()} "
-            f"(allowed: {prompts['config']['min_tokens']} to {prompts['config']['max_tokens']})",
+        "prompt tokens, after the chat template": f"{chosen['n_tokens'].min()} to {chosen['n_tokens'].max()} "
+        f"(allowed: {prompts['config']['min_tokens']} to {prompts['config']['max_tokens']})",
         "rows excluded while choosing them": ", ".join(excluded) or "none",
         "steps": int(lengths.sum()),
         "steps a prompt": f"at most {config['steps']}; {np.sum(lengths < config['steps'])} prompts "
-                          "end earlier",
+        "end earlier",
         "decoding": decoding,
         "enable_thinking": str(prompts["config"]["enable_thinking"]).lower(),
         "temperature of the certified distribution": f"{config['certified_temperature']:g}",
@@ -130,6 +162,7 @@ def setup(target: Target) -> dict[str, Any]:
         "weights": model["dtype"],
         "final projection": model["head_dtype"],
         "attention": model["attention"],
-        "model": f"{model['hub']} at {model['commit'][:12]}" if "hub" in model
-                 else f"local, content {model['content'][:12]}",
+        "model": f"{model['hub']} at {model['commit'][:12]}"
+        if "hub" in model
+        else f"local, content {model['content'][:12]}",
     }

@@ -13,8 +13,10 @@ def macros(measured: Measured) -> str:
     for names, text in _numbers(measured):
         name = macro(*names)
         if name in found:
-            raise PipelineError(f"targets.*.label: {' and '.join(measured.targets)} give the macro "
-                                f"\\{name} twice: choose labels that differ in their letters")
+            raise PipelineError(
+                f"targets.*.label: {' and '.join(measured.targets)} give the macro "
+                f"\\{name} twice: choose labels that differ in their letters"
+            )
         found[name] = text
     lines = [f"\\newcommand{{\\{name}}}{{{latex(text)}}}" for name, text in found.items()]
     return "\n".join(["% names spell digits: p5 is PFive, 0.1 is ZeroPointOne", *lines, ""])
@@ -23,20 +25,33 @@ def macros(measured: Measured) -> str:
 def _numbers(measured: Measured) -> list[tuple[tuple[str, ...], str]]:
     numbers: list[tuple[tuple[str, ...], str]] = [
         ((row["target"], f"top {row['k']}", row["statistic"]), f"{row['value']:.3f}")
-        for row in measured.top.to_dict("records")]
+        for row in measured.top.to_dict("records")
+    ]
     ceilings = {rule.label: rule.ceiling for rule in measured.rules}
     for row in measured.certificates.to_dict("records"):
         target, rule = row["target"], row["rule"]
-        numbers.append(((target, rule, row["statistic"]), certificate_text(
-            row["value"], row["optimistic"], ceilings[rule])))
+        numbers.append(
+            (
+                (target, rule, row["statistic"]),
+                certificate_text(row["value"], row["optimistic"], ceilings[rule]),
+            )
+        )
         if row["statistic"] == "mean":
-            numbers += [((target, rule, "empty"), share_text(row["empty"])),
-                        ((target, rule, "inexact"), share_text(row["inexact"]))]
+            numbers += [
+                ((target, rule, "empty"), share_text(row["empty"])),
+                ((target, rule, "inexact"), share_text(row["inexact"])),
+            ]
             if rule == measured.rules[0].label:
-                numbers += [((target, "prompts"), str(row["prompts"])),
-                            ((target, "steps"), str(row["steps"]))]
+                numbers += [
+                    ((target, "prompts"), str(row["prompts"])),
+                    ((target, "steps"), str(row["steps"])),
+                ]
     for row in measured.runs.to_dict("records"):
         if row["estimator"] == "per_call":
-            numbers.append(((row["target"], row["rule"], f"run {row['eps']:g}"),
-                            run_text(row["value"], row["optimistic"])))
+            numbers.append(
+                (
+                    (row["target"], row["rule"], f"run {row['eps']:g}"),
+                    run_text(row["value"], row["optimistic"]),
+                )
+            )
     return numbers

@@ -32,9 +32,18 @@ from analysis.distributions import TopK
 from analysis.relaxation import smallest_relaxation
 from analysis.statistics import PromptBootstrap
 
-RULES = [StrictGreedy(), Additive(t=0.1), Additive(t=0.9), Multiplicative(alpha=0.3),
-         TopMAdditive(m=3, t=0.3), Typical(eps0=0.1, delta0=0.09), AbsoluteThreshold(theta=0.05),
-         Mars(theta=0.9), Tree(m=1), Tree(m=3)]
+RULES = [
+    StrictGreedy(),
+    Additive(t=0.1),
+    Additive(t=0.9),
+    Multiplicative(alpha=0.3),
+    TopMAdditive(m=3, t=0.3),
+    Typical(eps0=0.1, delta0=0.09),
+    AbsoluteThreshold(theta=0.05),
+    Mars(theta=0.9),
+    Tree(m=1),
+    Tree(m=3),
+]
 VOCAB, PROMPTS, LENGTH = 12, 20, 15
 
 
@@ -46,11 +55,13 @@ def steps_of(z: np.ndarray, w: np.ndarray, k: int, position: np.ndarray) -> Step
     logsumexp = z[:, 0].astype(np.float64) - log_p[:, 0]
     with np.errstate(divide="ignore"):
         tail = np.log(np.exp(np.take_along_axis(log_p, order[:, k:], axis=1)).sum(axis=1))
-    target = TopK.from_columns(order[:, :k], top, logsumexp, tail, divergences.entropy(log_p),
-                               z.shape[1])
+    target = TopK.from_columns(
+        order[:, :k], top, logsumexp, tail, divergences.entropy(log_p), z.shape[1]
+    )
     found = divergences.compare(z, w)
-    return Steps(target, position, found.kl, found.draft_rank, found.draft_log_prob,
-                 found.argmax_rank)
+    return Steps(
+        target, position, found.kl, found.draft_rank, found.draft_log_prob, found.argmax_rank
+    )
 
 
 def pair(noise: float, k: int = VOCAB, seed: int = 0) -> Steps:
@@ -111,9 +122,14 @@ def test_lengths_and_shares_by_hand() -> None:
     """Two answers: accepted 1 1 0 1 and 1 0."""
     ranks = np.array([1, 1, 2, 1, 1, 2], dtype=np.int32)
     p = np.tile([0.5, 0.3, 0.2], (6, 1))
-    steps = Steps(TopK.from_probabilities(p), np.array([0, 1, 2, 3, 0, 1], dtype=np.int32),
-                  np.array([0.0, 0.5, 0.5, 0.0, 0.5, 0.5]), ranks,
-                  np.log(np.where(ranks == 1, 0.5, 0.3)), ranks)
+    steps = Steps(
+        TopK.from_probabilities(p),
+        np.array([0, 1, 2, 3, 0, 1], dtype=np.int32),
+        np.array([0.0, 0.5, 0.5, 0.0, 0.5, 0.5]),
+        ranks,
+        np.log(np.where(ranks == 1, 0.5, 0.3)),
+        ranks,
+    )
     found = statistics(steps, StrictGreedy())
     # R = 0.0252: steps 0 and 3 are certified
     assert found["acceptance"] == pytest.approx(4 / 6)
@@ -170,9 +186,14 @@ def test_expected_lengths_of_stochastic_verification() -> None:
 
 
 @pytest.mark.parametrize("kind", ["realised", "certified"])
-@pytest.mark.parametrize("mapping", [
-    {"rule": "additive", "t": [0.01, 0.2, 0.9]}, {"rule": "tree", "m": [1, 8]},
-    {"rule": "multiplicative", "alpha": [0.99, 0.5, 0.01]}])
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"rule": "additive", "t": [0.01, 0.2, 0.9]},
+        {"rule": "tree", "m": [1, 8]},
+        {"rule": "multiplicative", "alpha": [0.99, 0.5, 0.01]},
+    ],
+)
 def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
     mapping: dict[str, object], kind: str
 ) -> None:
@@ -186,8 +207,9 @@ def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
     whole = dial.parameter == "m"
     step = 1 if whole else 2e-3
     strict = value + step if dial.parameter == "alpha" else value - step
-    reached, missed = (replace(dial.rules[0], **{dial.parameter: int(x) if whole else x})
-                       for x in (value, strict))
+    reached, missed = (
+        replace(dial.rules[0], **{dial.parameter: int(x) if whole else x}) for x in (value, strict)
+    )
     assert statistics(steps, reached)[statistic] == pytest.approx(found["length"])
     assert found["length"] >= wanted > statistics(steps, missed)[statistic]
     assert math.isnan(float(smallest_relaxation(dial, steps, 1e9, kind)["value"]))
@@ -196,7 +218,10 @@ def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
 def test_a_dial_turns_one_parameter() -> None:
     dial = build_dial({"rule": "topm_additive", "m": 3, "t": [0.1, 0.2]})
     assert dial.name == "topm_additive m=3"
-    for wrong in ({"rule": "additive", "t": 0.1}, {"rule": "additive", "t": [0.1]},
-                  {"rule": "topm_additive", "m": [2, 3], "t": [0.1, 0.2]}):
+    for wrong in (
+        {"rule": "additive", "t": 0.1},
+        {"rule": "additive", "t": [0.1]},
+        {"rule": "topm_additive", "m": [2, 3], "t": [0.1, 0.2]},
+    ):
         with pytest.raises(ValueError, match="give one key a list"):
             build_dial(wrong)

@@ -42,7 +42,7 @@ def test_functions_at_50_digits(d: float) -> None:
         phi = (1 + x) * mpmath.log(1 + x) - x
         assert float(abs(bounds.phi(d) - phi) / phi) < 4e-15
         for m in M:
-            root = mpmath.sqrt(x**2 * (m - 1)**2 + 4 * (1 - x**2))
+            root = mpmath.sqrt(x**2 * (m - 1) ** 2 + 4 * (1 - x**2))
             tau = (x * (m - 1) + root) / (2 * (1 - x))
             b = (1 + x) * mpmath.log(tau) - mpmath.log((tau**2 + (m - 1) * tau + 1) / (m + 1))
             assert float(abs(bounds.tree_lower(d, m) - b) / b) < 1e-13
@@ -53,8 +53,16 @@ def test_ends_and_outside() -> None:
     assert bounds.g_inverse([0, math.log(2)]) == pytest.approx([0, 1])
     assert bounds.tree_lower(1.0, 4) == pytest.approx(math.log(5))
     assert bounds.tree_lower(0.0, 4) == 0
-    assert np.isnan([bounds.g(1.1), bounds.g(-0.1), bounds.g_inverse(0.7), bounds.ceiling(1),
-                     bounds.tree_lower(0.1, 0), bounds.phi(-1.1)]).all()
+    assert np.isnan(
+        [
+            bounds.g(1.1),
+            bounds.g(-0.1),
+            bounds.g_inverse(0.7),
+            bounds.ceiling(1),
+            bounds.tree_lower(0.1, 0),
+            bounds.phi(-1.1),
+        ]
+    ).all()
 
 
 def test_lemma_a1_and_expansions() -> None:
@@ -65,8 +73,9 @@ def test_lemma_a1_and_expansions() -> None:
     error = np.abs(bounds.g_inverse_series(eps) / bounds.g_inverse(eps) - 1)
     assert error[0] / error[1] == pytest.approx(100, rel=0.05)
     gap = np.array([1e-2, 1e-3])
-    error = np.abs(bounds.multiplicative_lower_series(0.7, 1 - gap)
-                   - bounds.multiplicative_lower(0.7, 1 - gap))
+    error = np.abs(
+        bounds.multiplicative_lower_series(0.7, 1 - gap) - bounds.multiplicative_lower(0.7, 1 - gap)
+    )
     assert error[0] / error[1] == pytest.approx(1e4, rel=0.1)
     for m in M:
         error = np.abs(bounds.tree_lower_series(gap * 10, m) - bounds.tree_lower(gap * 10, m))
@@ -81,16 +90,22 @@ def test_leading_term_is_no_bound_above_m_5() -> None:
 
 def test_bounds_hold_on_random_targets() -> None:
     rng = np.random.default_rng(0)
-    p = -np.sort(-np.concatenate([rng.dirichlet(np.full(30, a), size=300)
-                                  for a in (0.03, 0.2, 1.0)]))
+    p = -np.sort(
+        -np.concatenate([rng.dirichlet(np.full(30, a), size=300) for a in (0.03, 0.2, 1.0)])
+    )
     dist, p0 = TopK.from_probabilities(p), p[:, 0]
     slack = 1 + 1e-12
     greedy = certify(dist, [StrictGreedy()]).lo[:, 0]
     margin = p0 - p[:, 1]
     assert (greedy * slack >= bounds.greedy_lower(margin)).all()
     assert (bounds.greedy_lower(margin) * slack >= bounds.pinsker(margin)).all()
-    for rule in (Additive(0.2), Multiplicative(0.3), TopMAdditive(3, 0.3),
-                 TopMMultiplicative(4, 0.1), Typical(0.1, 0.09)):
+    for rule in (
+        Additive(0.2),
+        Multiplicative(0.3),
+        TopMAdditive(3, 0.3),
+        TopMMultiplicative(4, 0.1),
+        Typical(0.1, 0.09),
+    ):
         found = certify(dist, [rule])
         rows = np.isfinite(found.lo[:, 0])
         value, a = found.lo[rows, 0], p0[rows]
@@ -99,8 +114,7 @@ def test_bounds_hold_on_random_targets() -> None:
         assert (value * slack >= bounds.two_token(a, b)).all()
         limit = np.maximum(theta, b)  # a limit on ranks may reject more than the threshold does
         assert (bounds.two_token(a, b) * slack >= bounds.two_token(a, limit)).all()
-        assert (bounds.two_token(a, limit) * slack
-                >= bounds.two_token_polynomial(a, limit)).all()
+        assert (bounds.two_token(a, limit) * slack >= bounds.two_token_polynomial(a, limit)).all()
         assert (value <= bounds.ceiling(found.active_size[rows, 0]) * slack).all()
         assert (value <= bounds.single_upper(a, b) * slack).all()
         assert (bounds.single_upper(a, b) <= bounds.single_upper(a) * slack).all()

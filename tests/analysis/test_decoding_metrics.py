@@ -11,47 +11,111 @@ from analysis.decoding import Decoded
 from analysis.decoding_figures import content_figures, timing_figures
 from analysis.decoding_tables import content_tables, timing_tables
 
-RUNS = pd.DataFrame({
-    "method": ["Autoregressive", "Strict greedy", "Strict greedy"], "drafter": ["none", "model",
-                                                                               "model"],
-    "rule": [None, "greedy", "greedy"], "draft_length": [0, 2, 3], "temperature": [0.0] * 3})
+RUNS = pd.DataFrame(
+    {
+        "method": ["Autoregressive", "Strict greedy", "Strict greedy"],
+        "drafter": ["none", "model", "model"],
+        "rule": [None, "greedy", "greedy"],
+        "draft_length": [0, 2, 3],
+        "temperature": [0.0] * 3,
+    }
+)
 
 
 def made() -> Decoded:
     """Two prompts; the baseline takes 10 ms a call, a draft 1 ms a token, a verification 12 ms."""
     calls = {  # prompt, run: drafted, tested, accepted, emitted
-        ("a", 0): [(0, 0, 0, 1)] * 5, ("b", 0): [(0, 0, 0, 1)] * 3,
+        ("a", 0): [(0, 0, 0, 1)] * 5,
+        ("b", 0): [(0, 0, 0, 1)] * 3,
         ("a", 1): [(2, 2, 2, 3), (2, 1, 0, 1), (0, 0, 0, 1)],
         ("b", 1): [(2, 2, 1, 2), (1, 0, 0, 1)],
-        ("a", 2): [(3, 3, 3, 4), (0, 0, 0, 1)], ("b", 2): [(2, 2, 1, 2), (0, 0, 0, 1)],
+        ("a", 2): [(3, 3, 3, 4), (0, 0, 0, 1)],
+        ("b", 2): [(2, 2, 1, 2), (0, 0, 0, 1)],
     }
     rows, spans, answers, data = [], [], [], []
     for (prompt, run), mine in calls.items():
         key = {"prompt_id": prompt, "run": run}
         position = 1
         for drafted, tested, accepted, emitted in mine:
-            rows.append(key | {"position": position, "drafted": drafted, "tested": tested,
-                               "accepted": accepted, "emitted": emitted})
-            spans.append(key | {"drafted": drafted, "emitted": emitted,
-                                "draft_seconds": 0.001 * drafted,
-                                "verify_seconds": 0.012 if run else 0.010, "other_seconds": 0.0})
+            rows.append(
+                key
+                | {
+                    "position": position,
+                    "drafted": drafted,
+                    "tested": tested,
+                    "accepted": accepted,
+                    "emitted": emitted,
+                }
+            )
+            spans.append(
+                key
+                | {
+                    "drafted": drafted,
+                    "emitted": emitted,
+                    "draft_seconds": 0.001 * drafted,
+                    "verify_seconds": 0.012 if run else 0.010,
+                    "other_seconds": 0.0,
+                }
+            )
             position += emitted
-        spent = sum(s["draft_seconds"] + s["verify_seconds"] for s in spans[-len(mine):])
-        answers.append(key | {"first_seconds": 0.02, "begin_seconds": 0.0,
-                              "seconds": 0.02 + spent, "peak_bytes": None})
-        data.append(key | {"source": "s", "n_tokens": position, "text_tokens": 10 + position,
-                           "ended": False, "log_likelihood": -1.0 * position - run,
-                           "agreement": 1.0 if run < 2 else 0.5, "common_prefix": position})
-    trajectory = pd.DataFrame({
-        "prompt_id": ["a"] * 4, "position": range(4), "token_id": [1] * 4,
-        "draft_token_id": [1] * 4, "draft_rank": [1, 2, 3, 1], "draft_log_prob": [-1.0] * 4,
-        "z1": [10.0, 10.0, 10.0, -1.0], "z2": [9.5, 9.5, 5.0, -2.0], "logsumexp": [11.0] * 4})
-    indicators = pd.DataFrame({"prompt_id": ["a"] * 4, "position": range(4), "rule": "greedy",
-                               "accepted": [True, False, False, True]})
-    return Decoded("large", "small", RUNS, pd.DataFrame(data), pd.DataFrame(rows),
-                   pd.DataFrame(answers), pd.DataFrame(spans), trajectory, indicators,
-                   {"target": {"model": 1000, "cache_per_token": 10},
-                    "drafter": {"model": 100, "cache_per_token": 2}})
+        spent = sum(s["draft_seconds"] + s["verify_seconds"] for s in spans[-len(mine) :])
+        answers.append(
+            key
+            | {
+                "first_seconds": 0.02,
+                "begin_seconds": 0.0,
+                "seconds": 0.02 + spent,
+                "peak_bytes": None,
+            }
+        )
+        data.append(
+            key
+            | {
+                "source": "s",
+                "n_tokens": position,
+                "text_tokens": 10 + position,
+                "ended": False,
+                "log_likelihood": -1.0 * position - run,
+                "agreement": 1.0 if run < 2 else 0.5,
+                "common_prefix": position,
+            }
+        )
+    trajectory = pd.DataFrame(
+        {
+            "prompt_id": ["a"] * 4,
+            "position": range(4),
+            "token_id": [1] * 4,
+            "draft_token_id": [1] * 4,
+            "draft_rank": [1, 2, 3, 1],
+            "draft_log_prob": [-1.0] * 4,
+            "z1": [10.0, 10.0, 10.0, -1.0],
+            "z2": [9.5, 9.5, 5.0, -2.0],
+            "logsumexp": [11.0] * 4,
+        }
+    )
+    indicators = pd.DataFrame(
+        {
+            "prompt_id": ["a"] * 4,
+            "position": range(4),
+            "rule": "greedy",
+            "accepted": [True, False, False, True],
+        }
+    )
+    return Decoded(
+        "large",
+        "small",
+        RUNS,
+        pd.DataFrame(data),
+        pd.DataFrame(rows),
+        pd.DataFrame(answers),
+        pd.DataFrame(spans),
+        trajectory,
+        indicators,
+        {
+            "target": {"model": 1000, "cache_per_token": 10},
+            "drafter": {"model": 100, "cache_per_token": 2},
+        },
+    )
 
 
 def test_acceptance_is_pooled_over_tested_tokens() -> None:
@@ -106,6 +170,9 @@ def test_all_tables_and_figures_print() -> None:
     for table in tables:
         assert "Strict greedy" in table.markdown() + table.csv()
         assert table.latex().count("\\toprule") == 1
-    assert set(content_figures([decoded])) == {"decoding_places", "decoding_ratios",
-                                               "decoding_ratio_histograms"}
+    assert set(content_figures([decoded])) == {
+        "decoding_places",
+        "decoding_ratios",
+        "decoding_ratio_histograms",
+    }
     assert timing_figures([decoded], speeds) == {}

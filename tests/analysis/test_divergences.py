@@ -63,9 +63,13 @@ def test_zero_probabilities() -> None:
 def races(p: np.ndarray, q: np.ndarray) -> float:
     """The definition, O(V^2)."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(sum(
-            1 / sum(max(p[j] / p[i], q[j] / q[i]) for j in range(len(p)))
-            for i in range(len(p)) if p[i] > 0 and q[i] > 0))
+        return float(
+            sum(
+                1 / sum(max(p[j] / p[i], q[j] / q[i]) for j in range(len(p)))
+                for i in range(len(p))
+                if p[i] > 0 and q[i] > 0
+            )
+        )
 
 
 def test_erss_acceptance_is_its_definition_and_lies_between_its_bounds() -> None:

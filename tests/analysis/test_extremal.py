@@ -17,8 +17,15 @@ from analysis.criteria import (
 from analysis.distributions import TopK
 from analysis.extremal import extremal_draft
 
-RULES = [StrictGreedy(), Additive(0.2), Multiplicative(0.3), TopMAdditive(2, 0.9),
-         Typical(0.1, 0.09), Tree(2), Tree(5)]
+RULES = [
+    StrictGreedy(),
+    Additive(0.2),
+    Multiplicative(0.3),
+    TopMAdditive(2, 0.9),
+    Typical(0.1, 0.09),
+    Tree(2),
+    Tree(5),
+]
 
 
 def rejected(p: np.ndarray, q: np.ndarray, rule: Rule) -> bool:

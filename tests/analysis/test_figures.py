@@ -28,9 +28,14 @@ from analysis.statistics import PromptBootstrap
 
 STEPS = 400
 BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(8), STEPS // 8), 100, 0.95, 0)
-RULES = criteria.expand([
-    {"rule": "greedy"}, {"rule": "additive", "t": [0.1, 0.5]},
-    {"rule": "multiplicative", "alpha": [0.5]}, {"rule": "tree", "m": [2, 8]}])
+RULES = criteria.expand(
+    [
+        {"rule": "greedy"},
+        {"rule": "additive", "t": [0.1, 0.5]},
+        {"rule": "multiplicative", "alpha": [0.5]},
+        {"rule": "tree", "m": [2, 8]},
+    ]
+)
 
 
 def certified(rule: criteria.Rule, seed: int) -> Certified:
@@ -45,7 +50,8 @@ def study(targets: int = 2) -> dict[str, Figure]:
     return all_figures(
         {name: np.random.default_rng(0).random(STEPS) for name in names},
         {name: [certified(rule, at) for at, rule in enumerate(RULES)] for name in names},
-        dict.fromkeys(names, BOOTSTRAP))
+        dict.fromkeys(names, BOOTSTRAP),
+    )
 
 
 def curve(figure: Figure, label: str, panel: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -44,10 +44,12 @@ def test_monotone_where_mathematics_says_so(target: str) -> None:
         assert 0 < p5 < p25 < median
         assert p5 < mean
     p5, ts, ms = published.P5[target], [0.01, 0.05, 0.1, 0.2], [2, 4, 6, 8]
-    for family in (("additive t={}", [0.01, 0.05, 0.1, 0.2, 0.3, 0.5]),
-                   ("multiplicative alpha={}", [0.9, 0.7, 0.5, 0.3, 0.2, 0.1]),
-                   *((f"topm_additive m={m} t={{}}", ts) for m in ms),
-                   *((f"topm_additive m={{}} t={t}", ms) for t in ts)):
+    for family in (
+        ("additive t={}", [0.01, 0.05, 0.1, 0.2, 0.3, 0.5]),
+        ("multiplicative alpha={}", [0.9, 0.7, 0.5, 0.3, 0.2, 0.1]),
+        *((f"topm_additive m={m} t={{}}", ts) for m in ms),
+        *((f"topm_additive m={{}} t={t}", ms) for t in ts),
+    ):
         row = [p5[family[0].format(value)] for value in family[1]]
         assert row == sorted(row)
 

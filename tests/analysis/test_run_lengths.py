@@ -87,8 +87,10 @@ def test_the_bootstrap_equals_estimates_on_resamples_written_out() -> None:
     flags = [list(rng.random(n) < 0.9) for n in (12, 3, 12, 7, 12, 1, 12)]
     found = estimate(flags, resamples=80).set_index("estimator")
     bootstrap = PromptBootstrap(np.repeat(np.arange(7), [len(part) for part in flags]), 80, 0.95, 0)
-    drawn = [walk([part for part, n in zip(flags, times, strict=True) for _ in range(int(n))], 4)
-             for times in bootstrap.weights]
+    drawn = [
+        walk([part for part, n in zip(flags, times, strict=True) for _ in range(int(n))], 4)
+        for times in bootstrap.weights
+    ]
     for name in NAMES:
         ordered = sorted(draw[name] for draw in drawn if not math.isnan(draw[name]))
         cut = math.ceil(0.025 * len(ordered) - 1e-9)
@@ -102,8 +104,10 @@ def test_intervals_of_certificates_give_intervals_of_run_lengths() -> None:
     hi = np.where(rng.random(240) < 0.3, lo + 0.3, lo)
     trajectories = Trajectories.from_positions(positions([80] * 3))
     bootstrap = PromptBootstrap(trajectories.prompts, 50, 0.95, seed=0)
-    both, lower, upper = (run_lengths(*ends, [0.2, 0.5], trajectories, bootstrap)
-                          for ends in ((lo, hi), (lo, lo), (hi, hi)))
+    both, lower, upper = (
+        run_lengths(*ends, [0.2, 0.5], trajectories, bootstrap)
+        for ends in ((lo, hi), (lo, lo), (hi, hi))
+    )
     assert both["value"].equals(lower["value"])
     assert both["low"].equals(lower["low"])
     assert both["optimistic"].equals(upper["value"])
@@ -116,8 +120,11 @@ def test_independent_failures_give_the_known_limits() -> None:
     f = 0.05
     flags = [list(part) for part in np.random.default_rng(0).random((1500, 128)) > f]
     found = estimate(flags, window=64, resamples=200).set_index("estimator")
-    limits = {"per_call": 1 / (f + (1 - f) / 128), "long_run": 1 / f,
-              "residual_64": sum((1 - f) ** j for j in range(1, 65))}
+    limits = {
+        "per_call": 1 / (f + (1 - f) / 128),
+        "long_run": 1 / f,
+        "residual_64": sum((1 - f) ** j for j in range(1, 65)),
+    }
     for name, limit in limits.items():
         row = found.loc[name]
         assert row["value"] == pytest.approx(limit, rel=0.05)  # about 4 standard errors
@@ -154,7 +161,10 @@ def test_the_published_tree_cells_decode_as_per_call(target: str, m: int) -> Non
     """
     p5 = published.CERTIFICATES[target][f"tree m={m}"][2]
     printed = published.RUN_LENGTHS[target][f"tree m={m}"]
-    known = [(eps, value) for eps, value in zip(published.EPS, printed, strict=True)
-             if value != published.ABOVE]
+    known = [
+        (eps, value)
+        for eps, value in zip(published.EPS, printed, strict=True)
+        if value != published.ABOVE
+    ]
     between = np.exp(np.interp(math.log(p5), *np.log(np.array(known).T)))
     assert between == pytest.approx(1 / (0.05 + 0.95 / 128), rel=0.015)

@@ -39,7 +39,7 @@ def test_tokens_per_call_is_the_mean_of_independent_tests_and_has_its_limits() -
 @pytest.mark.parametrize(("a", "rho"), [(0.8, 0.05), (0.9, 0.02), (0.6, 0.2), (0.95, 0.3)])
 def test_optimal_draft_length_lies_at_the_root_of_the_derivative(a: float, rho: float) -> None:
     def slope(gamma: float) -> float:
-        return -a ** (gamma + 1) * math.log(a) * (1 + gamma * rho) - rho * (1 - a ** (gamma + 1))
+        return -(a ** (gamma + 1)) * math.log(a) * (1 + gamma * rho) - rho * (1 - a ** (gamma + 1))
 
     root = brentq(slope, 0, 200)
     assert speed_laws.optimal_draft_length(a, rho) in {math.floor(root), math.ceil(root)}
@@ -53,7 +53,8 @@ def test_drafting_does_not_pay_when_the_drafter_is_as_slow_as_it_is_right() -> N
 
 def test_the_two_predictions_agree_when_a_verification_costs_a_target_pass() -> None:
     assert speed_laws.speedup(3.0, 5, 0.1) == pytest.approx(
-        speed_laws.measured_cost_speedup(3.0, 2.0, 5 * 0.2, 2.0))
+        speed_laws.measured_cost_speedup(3.0, 2.0, 5 * 0.2, 2.0)
+    )
 
 
 def test_out_of_range_is_refused() -> None:

@@ -83,7 +83,11 @@ def test_empty_regions_rank_at_the_top_and_count_as_the_ceiling_in_means() -> No
     assert found["mean"].value == pytest.approx((0.3 + 3 * math.log(2)) / 5)
     assert (found["p5"].value, found["p25"].value, found["median"].value) == (0.1, 0.2, math.inf)
     assert summary(values, math.log(2)) == {
-        "mean": found["mean"].value, "median": math.log(2), "p5": 0.1, "p25": 0.2}
+        "mean": found["mean"].value,
+        "median": math.log(2),
+        "p5": 0.1,
+        "p25": 0.2,
+    }
 
 
 def test_an_interval_is_summarised_at_both_ends() -> None:
@@ -100,8 +104,9 @@ def test_an_interval_is_summarised_at_both_ends() -> None:
 
 def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
     bootstrap = PromptBootstrap(np.arange(3), 10, 0.8, seed=0)
-    draws = np.column_stack([np.r_[np.arange(1.0, 10), np.nan], np.r_[np.ones(8), np.inf, np.inf],
-                             np.full(10, np.nan)])
+    draws = np.column_stack(
+        [np.r_[np.arange(1.0, 10), np.nan], np.r_[np.ones(8), np.inf, np.inf], np.full(10, np.nan)]
+    )
     low, high = bootstrap.interval(draws)
     assert (low[0], high[0], low[1], high[1]) == (1, 9, 1, math.inf)
     assert np.isnan([low[2], high[2]]).all()

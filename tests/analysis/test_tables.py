@@ -18,10 +18,15 @@ from analysis.statistics import PromptBootstrap
 from analysis.tables import all_tables
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
-RULES = criteria.expand([
-    {"rule": "greedy"}, {"rule": "additive", "t": [0.1, 0.3, 0.45]},
-    {"rule": "topm_additive", "m": [2, 4], "t": [0.1]}, {"rule": "mars", "theta": 0.9},
-    {"rule": "tree", "m": [2]}])
+RULES = criteria.expand(
+    [
+        {"rule": "greedy"},
+        {"rule": "additive", "t": [0.1, 0.3, 0.45]},
+        {"rule": "topm_additive", "m": [2, 4], "t": [0.1]},
+        {"rule": "mars", "theta": 0.9},
+        {"rule": "tree", "m": [2]},
+    ]
+)
 EMPTY, INEXACT = "additive t=0.3", "additive t=0.45"
 
 
@@ -50,8 +55,11 @@ def measure(rules: list[criteria.Rule]) -> Measured:
         for rule in rules:
             lo, hi = certificates(target, rule.label)
             certified.append(certificate_statistics(target, rule, lo, hi, bootstrap))
-            runs.append(run_lengths(lo, hi, [0.01, 0.1, 0.69], trajectories, bootstrap).assign(
-                rule=rule.label, target=target))
+            runs.append(
+                run_lengths(lo, hi, [0.01, 0.1, 0.69], trajectories, bootstrap).assign(
+                    rule=rule.label, target=target
+                )
+            )
     return Measured(TARGETS, rules, *(pd.concat(part) for part in (top, certified, runs)))
 
 
@@ -67,11 +75,19 @@ def test_the_cells_of_table_2(measured: Measured) -> None:
     expected = [lo.mean(), ordered[139], ordered[13], ordered[69]]  # ranks 280 q
     assert cells(table.markdown(), "Strict greedy")[:4] == [f"{x:.3f}" for x in expected]
     assert cells(table.markdown(), "*as published*")[:4] == [
-        "*0.438*", "*0.559*", "*0.006*", "*0.160*"]
+        "*0.438*",
+        "*0.559*",
+        "*0.006*",
+        "*0.160*",
+    ]
     finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
     mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
     assert cells(table.markdown(), "Additive (t = 0.3)")[4:] == [
-        f"{mean:.3f}", "0.693*", f"{finite[13]:.3f}", f"{finite[69]:.3f}"]
+        f"{mean:.3f}",
+        "0.693*",
+        f"{finite[13]:.3f}",
+        f"{finite[69]:.3f}",
+    ]
     assert "Additive (t = 0.3) 75 % / 75 %" in table.notes[0]
 
 
@@ -100,7 +116,11 @@ def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:
     assert (data["low"] <= data["value"]).all()
     assert (data["value"] <= data["high"]).all()
     assert data.groupby("rule")["empty"].max().to_dict() == {
-        "additive t=0.1": 0, EMPTY: 0.75, "greedy": 0, "tree m=2": 0}
+        "additive t=0.1": 0,
+        EMPTY: 0.75,
+        "greedy": 0,
+        "tree m=2": 0,
+    }
     runs = pd.read_csv(io.StringIO(tables["table6"].csv()))
     assert set(runs["estimator"]) == {"per_call", "mean_run", "long_run", "residual_64"}
     assert set(runs["target"]) == {TARGETS[1]}
@@ -112,11 +132,18 @@ def test_rules_beyond_the_paper_are_in_table_7_and_missing_tables_are_left_out(
 ) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     assert set(tables["table7"].data["rule"]) == {"mars theta=0.9"}
-    assert set(tables["table4"].data["rule"]) == {"topm_additive m=2 t=0.1",
-                                                  "topm_additive m=4 t=0.1"}
+    assert set(tables["table4"].data["rule"]) == {
+        "topm_additive m=2 t=0.1",
+        "topm_additive m=4 t=0.1",
+    }
     only = criteria.expand([{"rule": "mars", "theta": 0.5}])
     assert [table.name for table in all_tables(measure(only))] == [
-        "table1", "table5", "table6", "estimators", "table7"]
+        "table1",
+        "table5",
+        "table6",
+        "estimators",
+        "table7",
+    ]
 
 
 def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Measured) -> None:
@@ -148,8 +175,11 @@ def test_numbers_print_like_the_papers() -> None:
 
 
 def test_macro_names_are_letters_and_differ_within_the_papers_grid() -> None:
-    names = [macro(target, rule, statistic) for target in published.P5
-             for rule in {**published.CERTIFICATES[target], **published.P5[target]}
-             for statistic in published.STATISTICS]
+    names = [
+        macro(target, rule, statistic)
+        for target in published.P5
+        for rule in {**published.CERTIFICATES[target], **published.P5[target]}
+        for statistic in published.STATISTICS
+    ]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch("[A-Za-z]+", name) for name in names)

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from benchmarks.soundness import ROUNDING, attack_drafts, attack_tails, targets, widths
 
 from analysis.certificates import certify
 from analysis.criteria import (
@@ -17,6 +16,7 @@ from analysis.criteria import (
     Typical,
 )
 from analysis.distributions import TopK
+from benchmarks.soundness import ROUNDING, attack_drafts, attack_tails, targets, widths
 
 
 @pytest.mark.parametrize(("size", "k"), [(12, 3), (40, 8), (200, 32)])
@@ -40,9 +40,13 @@ def test_truth_is_inside_and_equal_where_exact(k: int) -> None:
     assert (cut.hi >= whole.lo * (1 - ROUNDING))[~exact].all()
     np.testing.assert_allclose(cut.lo[exact], whole.lo[exact], rtol=1e-9)
     # determined wherever p_K is rejected already, and the count is never wrong where known
-    thresholds = np.column_stack([rule.cut(TopK.from_probabilities(p)).threshold(
-        TopK.from_probabilities(p)) for rule in rules])
-    assert exact[p[:, k - 1:k] <= thresholds].all()
+    thresholds = np.column_stack(
+        [
+            rule.cut(TopK.from_probabilities(p)).threshold(TopK.from_probabilities(p))
+            for rule in rules
+        ]
+    )
+    assert exact[p[:, k - 1 : k] <= thresholds].all()
     known = cut.accepted_count >= 0
     assert (cut.accepted_count == whole.accepted_count)[known].all()
 
@@ -56,18 +60,24 @@ def test_rules_of_rank_are_exact() -> None:
 
 
 def test_one_unstored_token_is_no_uncertainty() -> None:
-    found = certify(TopK.from_probabilities([[0.5, 0.3, 0.2]], k=2),
-                    [AbsoluteThreshold(0.25), AbsoluteThreshold(0.1), Multiplicative(0.5)])
-    truth = certify(TopK.from_probabilities([[0.5, 0.3, 0.2]]),
-                    [AbsoluteThreshold(0.25), AbsoluteThreshold(0.1), Multiplicative(0.5)])
+    found = certify(
+        TopK.from_probabilities([[0.5, 0.3, 0.2]], k=2),
+        [AbsoluteThreshold(0.25), AbsoluteThreshold(0.1), Multiplicative(0.5)],
+    )
+    truth = certify(
+        TopK.from_probabilities([[0.5, 0.3, 0.2]]),
+        [AbsoluteThreshold(0.25), AbsoluteThreshold(0.1), Multiplicative(0.5)],
+    )
     np.testing.assert_allclose(found.lo, truth.lo, rtol=1e-12)
     np.testing.assert_array_equal(found.lo, found.hi)
 
 
 def test_nothing_outside_the_top_k() -> None:
     """T = 0: the rest are zeros, which a threshold of 0 rejects and a negative one accepts."""
-    found = certify(TopK.from_probabilities([[0.6, 0.4, 0.0, 0.0]], k=2),
-                    [AbsoluteThreshold(0.0), Additive(0.7), Multiplicative(0.1)])
+    found = certify(
+        TopK.from_probabilities([[0.6, 0.4, 0.0, 0.0]], k=2),
+        [AbsoluteThreshold(0.0), Additive(0.7), Multiplicative(0.1)],
+    )
     level = 1.0 / 3  # 0.4 exceeds (0.6 + 0) / 2, so both are active
     truth = sum(p * math.log(p / level) for p in (0.6, 0.4))
     assert found.lo[0] == pytest.approx([truth, math.inf, truth], rel=1e-14)

@@ -38,9 +38,7 @@ def rows(at: int, text: tuple[int, ...]) -> tuple[int, int, int]:
     return at, known[0], known[1]
 
 
-def enumerate_first_two(
-    p: Floats, q: Floats, gamma: int, also: np.ndarray | None = None
-) -> Floats:
+def enumerate_first_two(p: Floats, q: Floats, gamma: int, also: np.ndarray | None = None) -> Floats:
     """The exact law (V, V) of the first two tokens, by enumerating drafts and uniform numbers.
 
     Where a call emits one token only, the second is drawn from the target as the next call would.
@@ -55,13 +53,18 @@ def enumerate_first_two(
         every = [p[rows(i, drafts)] for i in range(gamma + 1)]
         every += [np.maximum(p[rows(i, drafts)] - q[rows(i, drafts)], 0) for i in range(gamma)]
         ends = np.concatenate([np.cumsum(row) / max(row.sum(), 1e-300) for row in every])
-        for pieces in itertools.product(*(midpoints(np.array([a / b]))
-                                          for a, b in zip(py, qy, strict=True))):
+        for pieces in itertools.product(
+            *(midpoints(np.array([a / b])) for a, b in zip(py, qy, strict=True))
+        ):
             for u, width in midpoints(ends):
                 verdict = verification.speculative_sampling(
-                    py, qy, np.array([piece[0] for piece in pieces]),
+                    py,
+                    qy,
+                    np.array([piece[0] for piece in pieces]),
                     lambda a, d=drafts: (p[rows(a, d)], q[rows(a, d)] if a < gamma else None),
-                    lambda _, u=u: u, also)
+                    lambda _, u=u: u,
+                    also,
+                )
                 text = (*drafts[: verdict.accepted], verdict.token)
                 weight = prior * width * np.prod([piece[1] for piece in pieces])
                 if len(text) == 1:
@@ -90,9 +93,11 @@ def test_first_draft_is_accepted_with_one_minus_total_variation(seed: int) -> No
     p, q = (d[0, 0, 0] for d in distributions(seed))
     accepted = 0.0
     for y in np.flatnonzero(q):
-        accepted += sum(width * q[y] for u, width in midpoints(np.array([p[y] / q[y]]))
-                        if verification.sampling_accepts(p[y : y + 1], q[y : y + 1],
-                                                         np.array([u]))[0])
+        accepted += sum(
+            width * q[y]
+            for u, width in midpoints(np.array([p[y] / q[y]]))
+            if verification.sampling_accepts(p[y : y + 1], q[y : y + 1], np.array([u]))[0]
+        )
     assert accepted == pytest.approx(1 - np.abs(p - q).sum() / 2, abs=1e-12)
 
 
@@ -123,8 +128,9 @@ def test_races_of_two_positions_have_the_joint_law() -> None:
     p, _ = distributions(5)
     log_times = np.log(simplex(120))
     first = np.bincount(verification.race(np.log(p[0, 0, 0]), log_times), minlength=V)
-    second = [np.bincount(verification.race(np.log(p[1, a, 0]), log_times), minlength=V)
-              for a in range(V)]
+    second = [
+        np.bincount(verification.race(np.log(p[1, a, 0]), log_times), minlength=V) for a in range(V)
+    ]
     law = np.array([first[a] * second[a] for a in range(V)]) / len(log_times) ** 2
     joint = p[0, 0, 0][:, None] * p[1, :, 0]
     np.testing.assert_allclose(law, joint, atol=0.02)
@@ -150,6 +156,10 @@ def test_history_skips_bonus_positions() -> None:
     yes, no = True, False
     # a call of 2: both accepted, position 2 is the bonus and its failure is never seen
     assert verification.history([yes, yes, no, yes, no, yes, no, yes], 2) == [
-        Call(0, 2, 2), Call(3, 2, 1), Call(5, 2, 1), Call(7, 0, 0)]
+        Call(0, 2, 2),
+        Call(3, 2, 1),
+        Call(5, 2, 1),
+        Call(7, 0, 0),
+    ]
     assert verification.history([], 2) == []
     assert verification.history([no], 5) == [Call(0, 0, 0)]

@@ -15,8 +15,14 @@ calls: list[str] = []
 
 def table(text: str) -> pa.Table:
     """One row of the prompts schema."""
-    row = {"prompt_id": "a", "source": "s", "source_row": 0, "text": text, "token_ids": [1],
-           "n_tokens": 1}
+    row = {
+        "prompt_id": "a",
+        "source": "s",
+        "source_row": 0,
+        "text": text,
+        "token_ids": [1],
+        "n_tokens": 1,
+    }
     return pa.Table.from_pylist([row], schema=columns.schema("prompts"))
 
 

@@ -22,21 +22,35 @@ STATISTICS = {"resamples": 50, "confidence": 0.95, "statistics_seed": 0}
 class MadeUp:
     """Publishes made-up upstream artifacts of targets into `store`."""
 
-    def __init__(self, store: Store, rules: Sequence[dict[str, Any]], vocab_size: int = 40,
-                 k: int = 12, lengths: Sequence[int] = (128, 128, 70, 128, 9, 128)) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rules: Sequence[dict[str, Any]],
+        vocab_size: int = 40,
+        k: int = 12,
+        lengths: Sequence[int] = (128, 128, 70, 128, 9, 128),
+    ) -> None:
         self.store = store
         self.rules = criteria.expand(rules)
         self.vocab_size, self.k, self.lengths = vocab_size, k, lengths
         names = [f"prompt-{at}" for at in range(len(lengths))]
         self.prompt_id = np.repeat(names, lengths)
         self.position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-        self.prompts = Node("prompts", "made-up", {
-            "min_tokens": 64, "max_tokens": 384, "enable_thinking": False})
-        self._publish(self.prompts, {
-            "prompt_id": names, "source": ["made-up.jsonl"] * len(names),
-            "source_row": range(len(names)), "text": names, "token_ids": [[1, 2]] * len(names),
-            "n_tokens": [2] * len(names)},
-            excluded={"too short": {"rows": 3, "first": []}})
+        self.prompts = Node(
+            "prompts", "made-up", {"min_tokens": 64, "max_tokens": 384, "enable_thinking": False}
+        )
+        self._publish(
+            self.prompts,
+            {
+                "prompt_id": names,
+                "source": ["made-up.jsonl"] * len(names),
+                "source_row": range(len(names)),
+                "text": names,
+                "token_ids": [[1, 2]] * len(names),
+                "n_tokens": [2] * len(names),
+            },
+            excluded={"too short": {"rows": 3, "first": []}},
+        )
 
     def target(self, label: str, seed: int) -> tuple[Node, list[Node]]:
         """Publish a target's dump and its certificates; return their nodes."""
@@ -47,52 +61,96 @@ class MadeUp:
         p = np.exp(stored.astype(np.float64))
         total = p.sum(axis=1)
         p /= total[:, None]
-        node = Node("distributions", label, {
-            "model": {"content": f"{seed:016x}", "dtype": "float32", "head_dtype": "float32",
-                      "attention": "sdpa"},
-            "steps": 128, "k": self.k, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0,
-            "certified_temperature": 1.0}, {"prompts": (self.prompts,)})
+        node = Node(
+            "distributions",
+            label,
+            {
+                "model": {
+                    "content": f"{seed:016x}",
+                    "dtype": "float32",
+                    "head_dtype": "float32",
+                    "attention": "sdpa",
+                },
+                "steps": 128,
+                "k": self.k,
+                "temperature": 0.0,
+                "top_p": 1.0,
+                "top_k": 0,
+                "seed": 0,
+                "certified_temperature": 1.0,
+            },
+            {"prompts": (self.prompts,)},
+        )
         with np.errstate(divide="ignore"):
             dump = {
                 "top_ids": np.tile(np.arange(self.k, dtype=np.int32), (size, 1)),
                 "top_logits": np.ascontiguousarray(stored[:, : self.k]),
                 "logsumexp": np.log(total),
-                "log_tail": np.log(p[:, self.k:].sum(axis=1)),
+                "log_tail": np.log(p[:, self.k :].sum(axis=1)),
                 "entropy": -(p * np.log(p)).sum(axis=1),
             }
         steps = {"prompt_id": self.prompt_id, "position": self.position}
-        self._publish(node, {**steps, "token_id": np.zeros(size), **dump},
-                      k=self.k, vocab_size=self.vocab_size)
+        self._publish(
+            node,
+            {**steps, "token_id": np.zeros(size), **dump},
+            k=self.k,
+            vocab_size=self.vocab_size,
+        )
         found = certify(TopK.from_columns(**dump, vocab_size=self.vocab_size), self.rules)
         nodes = []
         for at, rule in enumerate(self.rules):
-            nodes.append(Node("certificates", rule.label, {"rule": criteria.to_mapping(rule)},
-                              {"distributions": (node,)}))
+            nodes.append(
+                Node(
+                    "certificates",
+                    rule.label,
+                    {"rule": criteria.to_mapping(rule)},
+                    {"distributions": (node,)},
+                )
+            )
             count = found.accepted_count[:, at]
-            self._publish(nodes[-1], {
-                **steps, "lo": found.lo[:, at], "hi": found.hi[:, at],
-                "active_size": found.active_size[:, at],
-                "accepted_count": pa.array(count, mask=count < 0)})
+            self._publish(
+                nodes[-1],
+                {
+                    **steps,
+                    "lo": found.lo[:, at],
+                    "hi": found.hi[:, at],
+                    "active_size": found.active_size[:, at],
+                    "accepted_count": pa.array(count, mask=count < 0),
+                },
+            )
         return node, nodes
 
     def run_lengths(self, label: str, certificates: Sequence[Node]) -> Node:
         """Return the node of a target's run lengths."""
-        return Node("run_lengths", label, {"eps": EPS, "window": 64, **STATISTICS},
-                    {"certificates": tuple(certificates)})
+        return Node(
+            "run_lengths",
+            label,
+            {"eps": EPS, "window": 64, **STATISTICS},
+            {"certificates": tuple(certificates)},
+        )
 
     def report(self, labels: Sequence[str], seeds: Sequence[int]) -> Node:
         """Publish all targets; return the report's node, whose run lengths are not made yet."""
         made = [self.target(label, seed) for label, seed in zip(labels, seeds, strict=True)]
-        return Node("report", "made-up", {
-            "study": "made-up", "targets": list(labels),
-            "rules": [criteria.to_mapping(rule) for rule in self.rules], **STATISTICS,
-        }, {
-            "prompts": (self.prompts,) * len(labels),
-            "distributions": tuple(dump for dump, _ in made),
-            "certificates": tuple(node for _, nodes in made for node in nodes),
-            "run_lengths": tuple(self.run_lengths(label, nodes)
-                                 for label, (_, nodes) in zip(labels, made, strict=True)),
-        })
+        return Node(
+            "report",
+            "made-up",
+            {
+                "study": "made-up",
+                "targets": list(labels),
+                "rules": [criteria.to_mapping(rule) for rule in self.rules],
+                **STATISTICS,
+            },
+            {
+                "prompts": (self.prompts,) * len(labels),
+                "distributions": tuple(dump for dump, _ in made),
+                "certificates": tuple(node for _, nodes in made for node in nodes),
+                "run_lengths": tuple(
+                    self.run_lengths(label, nodes)
+                    for label, (_, nodes) in zip(labels, made, strict=True)
+                ),
+            },
+        )
 
     def _publish(self, node: Node, values: dict[str, Any], **facts: Any) -> Artifact:
         draft = self.store.draft(node, resumable=False)
@@ -105,8 +163,9 @@ class MadeUp:
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), kind.value_type),
-                                                 kind.list_size)
+        return pa.FixedSizeListArray.from_arrays(
+            pa.array(values.ravel(), kind.value_type), kind.list_size
+        )
     if isinstance(values, pa.Array):
         return values.cast(kind)
     return pa.array(list(values), kind)

@@ -34,13 +34,19 @@ def drafts(folder: Path, z: np.ndarray, w: np.ndarray, **changed: np.ndarray) ->
         "token_id": np.zeros(len(z), dtype=int),
         "top_ids": order[:, :K].tolist(),
         "top_logits": np.take_along_axis(z, order[:, :K], axis=1).tolist(),
-        "logsumexp": z[:, 0].astype(float) - log_p[:, 0], "log_tail": np.log(tail),
-        "entropy": divergences.entropy(log_p), **found}
+        "logsumexp": z[:, 0].astype(float) - log_p[:, 0],
+        "log_tail": np.log(tail),
+        "entropy": divergences.entropy(log_p),
+        **found,
+    }
     draft = Draft(folder, "drafts")
-    draft.write("data", pa.table([pa.array(values[field.name], field.type) for field in schema],
-                                 schema=schema))
-    (folder / "record.json").write_text(json.dumps(
-        {"stage": "drafts", "facts": {"vocab_size": VOCAB, "temperature": 1.0}}))
+    draft.write(
+        "data",
+        pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
+    )
+    (folder / "record.json").write_text(
+        json.dumps({"stage": "drafts", "facts": {"vocab_size": VOCAB, "temperature": 1.0}})
+    )
     return Artifact(folder)
 
 
@@ -52,13 +58,26 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, dict[str, Any]]:
-    settings = {"rules": [StrictGreedy(), Additive(t=0.1), Tree(m=3)],
-                "presets": {"engine": Additive(t=0.6)},
-                "dials": [build_dial({"rule": "additive", "t": [0.0, 0.3, 0.9]})],
-                "target": "T", "drafter": "D"} | settings
-    node = Node("acceptance", "pair", {
-        "resamples": 20, "confidence": 0.9, "statistics_seed": 0, "window": 8,
-        "fractions": [0.5], "wanted_length": 2.0}, settings=settings)
+    settings = {
+        "rules": [StrictGreedy(), Additive(t=0.1), Tree(m=3)],
+        "presets": {"engine": Additive(t=0.6)},
+        "dials": [build_dial({"rule": "additive", "t": [0.0, 0.3, 0.9]})],
+        "target": "T",
+        "drafter": "D",
+    } | settings
+    node = Node(
+        "acceptance",
+        "pair",
+        {
+            "resamples": 20,
+            "confidence": 0.9,
+            "statistics_seed": 0,
+            "window": 8,
+            "fractions": [0.5],
+            "wanted_length": 2.0,
+        },
+        settings=settings,
+    )
     folder.mkdir()
     draft = Draft(folder, "acceptance")
     acceptance.compute(node, {"drafts": [upstream]}, draft)
@@ -80,11 +99,16 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     assert 0 < values["greedy", "certified"] < values["greedy", "acceptance"] < 1
     p, q = (np.exp(divergences.log_softmax(x)) for x in (z, w))
     assert values["speculative sampling", "acceptance"] == pytest.approx(
-        np.minimum(p, q).sum(axis=1).mean())
+        np.minimum(p, q).sum(axis=1).mean()
+    )
     # greedy, two of the study, one preset, two more settings of the dial
     assert (facts["rules"], facts["steps"], facts["violations"]) == (7, 72, 0)
     assert set(found.read("listing")["group"].to_pylist()) == {
-        "baseline", "criteria", "preset", "dial"}
+        "baseline",
+        "criteria",
+        "preset",
+        "dial",
+    }
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 2.0, 10.0])
@@ -105,7 +129,10 @@ def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -
     wrong.kl[rejected] = 0.0
     upstream = drafts(tmp_path / "in", z, w, kl=wrong.kl)
     position = rejected if rejected < 30 else rejected - 30
-    with pytest.raises(PipelineError, match=rf"T and D: 1 steps are certified and rejected.*"
-                                            rf"rule greedy, prompt prompt-., position {position}, "
-                                            r"KL 0\.0 < certificate \d\.\d+"):
+    with pytest.raises(
+        PipelineError,
+        match=rf"T and D: 1 steps are certified and rejected.*"
+        rf"rule greedy, prompt prompt-., position {position}, "
+        r"KL 0\.0 < certificate \d\.\d+",
+    ):
         run(tmp_path / "out", upstream)

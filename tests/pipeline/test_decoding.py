@@ -36,8 +36,9 @@ PROMPTS = [[5, 9, 5, 9, 5], list(range(3, 20)), [7]]
 def tiny(seed: int, layers: int = 2) -> LanguageModel:
     """A random Qwen3 whose distributions are neither flat nor certain."""
     torch.manual_seed(seed)
-    shape = SimpleNamespace(hidden_size=32, layers=layers, intermediate_size=48, heads=2,
-                            kv_heads=1)
+    shape = SimpleNamespace(
+        hidden_size=32, layers=layers, intermediate_size=48, heads=2, kv_heads=1
+    )
     module = models.new_qwen3(shape, V)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -58,8 +59,9 @@ def drafter(target: LanguageModel) -> LanguageModel:
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.module.parameters():
-            parameter.add_(0.05 * parameter.std() * torch.randn_like(parameter)
-                           if parameter.ndim == 2 else 0)
+            parameter.add_(
+                0.05 * parameter.std() * torch.randn_like(parameter) if parameter.ndim == 2 else 0
+            )
     return model
 
 
@@ -73,7 +75,7 @@ def plain_greedy(model: LanguageModel, prompt: list[int], limit: int = LIMIT) ->
     text = list(prompt)
     for _ in range(limit):
         text.append(int(logits(model, text)[-1].argmax()))
-    return text[len(prompt):]
+    return text[len(prompt) :]
 
 
 def greedy(target: LanguageModel, drafter: Any, prompt: list[int], gamma: int) -> Answer:
@@ -90,7 +92,7 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
     assert answer.tokens == wanted
     assert greedy(target, Nothing(CPU), prompt, 0).tokens == wanted
     assert greedy(target, PromptLookup(3, CPU), prompt, gamma).tokens == wanted
-    drafted = logits(drafter, prompt + wanted)[len(prompt):-1].argmax(1).tolist()
+    drafted = logits(drafter, prompt + wanted)[len(prompt) : -1].argmax(1).tolist()
     right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
     walk = verification.history(right, gamma)
     assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
@@ -98,8 +100,11 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
 
 
 def test_the_walk_meets_both_outcomes(target: LanguageModel, drafter: LanguageModel) -> None:
-    calls = [call for prompt in PROMPTS
-             for call in greedy(target, ModelDrafter(drafter, Greedy()), prompt, 3).calls]
+    calls = [
+        call
+        for prompt in PROMPTS
+        for call in greedy(target, ModelDrafter(drafter, Greedy()), prompt, 3).calls
+    ]
     accepted, tested = sum(c.accepted for c in calls), sum(c.tested for c in calls)
     assert 0.2 < accepted / tested < 0.95
     assert any(c.accepted == 3 for c in calls)
@@ -169,8 +174,7 @@ def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
         noise = Noise(seed, "p", 4, CPU)
         choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
         verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
-        source: Any = (PromptLookup(2, CPU) if law == "lookup"
-                       else ModelDrafter(smaller, choice))  # type: ignore[arg-type]
+        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)  # type: ignore[arg-type]
         answer = decode(model, source, verifier, [3, 5], 2, 4)  # type: ignore[arg-type]
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]
@@ -192,8 +196,11 @@ def test_realised_acceptance_is_one_minus_total_variation_and_the_race_formula(
     for seed in range(draws):
         noise = Noise(seed, "x", 2, CPU)
         draw, race = Inversion(1.0, noise, DRAFT), Race(1.0, noise)
-        accepted["speculative"] += len(SpeculativeSampling(1.0, noise).verify(
-            both, Drafted(draw(rows[1], 0), draw.weights(rows[1])), 0).path)
+        accepted["speculative"] += len(
+            SpeculativeSampling(1.0, noise)
+            .verify(both, Drafted(draw(rows[1], 0), draw.weights(rows[1])), 0)
+            .path
+        )
         accepted["races"] += len(Match(race).verify(both, Drafted(race(rows[1], 0)), 0).path)
     closed = sum(1 / np.maximum(p / p[i], q / q[i]).sum() for i in range(V))
     error = 4 * np.sqrt(0.25 / draws)
@@ -274,11 +281,21 @@ def test_methods_that_make_no_sense_are_refused(change: dict[str, Any], message:
 
 def test_sampling_needs_heat_and_lists_multiply() -> None:
     with pytest.raises(PipelineError, match="above 0: at 0 take rule: greedy"):
-        build_methods([{"drafter": "model", "sampling": "races", "draft_length": 3,
-                        "temperature": 0}])
-    methods = build_methods([GOOD | {"draft_length": [1, 2]},
-                             {"drafter": "model", "rule": "mars", "theta": [0.8, 0.9],
-                              "draft_length": 3, "temperature": [0, 1.0]}])
+        build_methods(
+            [{"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0}]
+        )
+    methods = build_methods(
+        [
+            GOOD | {"draft_length": [1, 2]},
+            {
+                "drafter": "model",
+                "rule": "mars",
+                "theta": [0.8, 0.9],
+                "draft_length": 3,
+                "temperature": [0, 1.0],
+            },
+        ]
+    )
     assert len(set(methods)) == 6
     with pytest.raises(PipelineError, match="at least one"):
         build_methods([])
@@ -291,30 +308,53 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
         greedy(target, Nothing(CPU), [5] * 1020, 0)
 
 
-METHODS = [GOOD, GOOD | {"drafter": "prompt_lookup"},
-           {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3, "temperature": 0},
-           {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0}]
+METHODS = [
+    GOOD,
+    GOOD | {"drafter": "prompt_lookup"},
+    {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3, "temperature": 0},
+    {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0},
+]
 
 
 @pytest.fixture
-def stage(target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch,
-          tmp_path: Path) -> Any:
+def stage(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Any:
     """The stage on the tiny pair: a function of prompts that returns the draft it wrote."""
-    tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(V)},
-                                decode=lambda ids, **_: " ".join(map(str, ids)))
+    tokenizer = SimpleNamespace(
+        get_vocab=lambda: {str(i): i for i in range(V)},
+        decode=lambda ids, **_: " ".join(map(str, ids)),
+    )
     monkeypatch.setattr(decoding, "load_tokenizer", lambda *_: tokenizer)
-    monkeypatch.setattr(decoding, "load_model",
-                        lambda _, settings, key: {"a": target, "b": drafter}[settings["label"]])
+    monkeypatch.setattr(
+        decoding,
+        "load_model",
+        lambda _, settings, key: {"a": target, "b": drafter}[settings["label"]],
+    )
 
     def run(prompts: list[list[int]], name: str = "draft") -> Draft:
-        rows = [{"prompt_id": str(at), "source": "s", "token_ids": ids}
-                for at, ids in enumerate(prompts)]
+        rows = [
+            {"prompt_id": str(at), "source": "s", "token_ids": ids}
+            for at, ids in enumerate(prompts)
+        ]
         upstream = SimpleNamespace(read=lambda: pa.Table.from_pylist(rows))
-        node = Node("decoding", "tiny", {
-            "target": {}, "drafter": {}, "prompts": len(prompts), "steps": 12, "seed": 0,
-            "lookup": 2}, settings={"target": {"label": "a", "path": ""},
-                                    "drafter": {"label": "b", "path": ""},
-                                    "methods": build_methods(METHODS)})
+        node = Node(
+            "decoding",
+            "tiny",
+            {
+                "target": {},
+                "drafter": {},
+                "prompts": len(prompts),
+                "steps": 12,
+                "seed": 0,
+                "lookup": 2,
+            },
+            settings={
+                "target": {"label": "a", "path": ""},
+                "drafter": {"label": "b", "path": ""},
+                "methods": build_methods(METHODS),
+            },
+        )
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         draft = Draft(folder, "decoding")
@@ -327,15 +367,18 @@ def stage(target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.Mon
 
 def content(draft: Draft) -> dict[str, Any]:
     artifact = Artifact(draft.directory)
-    return {name: artifact.read(name).to_pylist()
-            for name in ("data", "calls", "trajectory", "indicators", "failures")}
+    return {
+        name: artifact.read(name).to_pylist()
+        for name in ("data", "calls", "trajectory", "indicators", "failures")
+    }
 
 
 def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
     draft = stage([PROMPTS[0], [], PROMPTS[1]])
     found = content(draft)
-    assert found["failures"] == [{"prompt_id": "1", "reason": "the prompt is empty: give at "
-                                  "least one token"}]
+    assert found["failures"] == [
+        {"prompt_id": "1", "reason": "the prompt is empty: give at least one token"}
+    ]
     assert draft.facts["failed_prompts"] == 1
     assert {row["prompt_id"] for row in found["data"]} == {"0", "2"}
     runs = draft.facts["runs"]
@@ -360,7 +403,8 @@ def test_likelihoods_and_indicators_are_those_of_plain_passes(
     answer = found["data"][0]["token_ids"]
     drafted = logits(drafter, PROMPTS[1] + answer)[len(PROMPTS[1]) - 1 : -1].argmax(1).tolist()
     assert [row["accepted"] for row in greedy_rows] == [
-        a == b for a, b in zip(drafted, answer, strict=True)]
+        a == b for a, b in zip(drafted, answer, strict=True)
+    ]
 
 
 def test_a_killed_stage_resumes_and_ends_with_the_same_content(
@@ -404,4 +448,5 @@ def test_answers_have_spec_benchs_format_and_questions_become_prompts(stage: Any
 def test_seconds_are_no_content() -> None:
 
     assert content_digest({"data.parquet": "x", "timings/runs.parquet": "y"}) == content_digest(
-        {"data.parquet": "x", "timings/runs.parquet": "z", "plan.json": "w"})
+        {"data.parquet": "x", "timings/runs.parquet": "z", "plan.json": "w"}
+    )

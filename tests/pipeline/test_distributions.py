@@ -18,9 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline import distributions
 from pipeline.artifacts import Artifact
+from pipeline.distributions.running import StaticBatch
 from pipeline.distributions.sampling import Sampling, choose, uniforms
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import file_digest
+from pipeline.models import load_model
 from pipeline.moments import summarise, top_k
 from tests.pipeline import tiny
 
@@ -104,6 +106,23 @@ def test_static_shapes_give_the_same_tokens(source: Path, tmp_path: Path) -> Non
     assert lengths.max() > 24
     assert grown[1]["token_id"].tolist() == static[1]["token_id"].tolist()
     np.testing.assert_allclose(grown[1]["entropy"], static[1]["entropy"], atol=1e-4)
+
+
+def test_static_steps_are_what_a_cuda_graph_needs(model: Path) -> None:
+    """A replay reads and writes the places of the captured step, and capturing repeats a step:
+    nothing may move, and a step run again must give the same bits."""
+    settings = {"path": str(model), "label": "tiny", "device": "cpu", "threads": 1}
+    batch = StaticBatch(load_model(tiny.MODEL, settings, "targets.tiny"), [[5, 6, 7], [8]], 6)
+    places = set()
+    with torch.inference_mode():
+        batch.prefill()
+        for step in range(5):
+            logits = batch.step(torch.tensor([9 + step, 20 + step]), step)
+            assert torch.equal(batch._forward(), logits)
+            tensors = [batch._token, batch._position, batch._column, batch._bias]
+            tensors += [t for layer in batch.cache.layers for t in (layer.keys, layer.values)]
+            places.add(tuple((t.data_ptr(), *t.shape, *t.stride()) for t in tensors))
+    assert len(places) == 1
 
 
 def test_static_shapes_refused(model: Path, source: Path, tmp_path: Path) -> None:

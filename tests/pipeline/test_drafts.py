@@ -64,13 +64,15 @@ def test_all_columns_equal_plain_forward_passes(block: int) -> None:
         wanted = divergences.compare(z, w)
         # float32 passes with another batch and cache: logits agree to about 1e-5
         for field, values in found.pair._asdict().items():
-            np.testing.assert_allclose(values[row, :n], getattr(wanted, field), rtol=2e-4,
-                                       atol=1e-6, err_msg=field)
+            np.testing.assert_allclose(
+                values[row, :n], getattr(wanted, field), rtol=2e-4, atol=1e-6, err_msg=field
+            )
         log_p = divergences.log_softmax(z)
         order = np.argsort(-z, axis=1, kind="stable")
         np.testing.assert_array_equal(found.target.top_ids[row, :n], order[:, :K])
-        np.testing.assert_allclose(found.target.entropy[row, :n], divergences.entropy(log_p),
-                                   rtol=1e-4)
+        np.testing.assert_allclose(
+            found.target.entropy[row, :n], divergences.entropy(log_p), rtol=1e-4
+        )
         tail = np.take_along_axis(np.exp(log_p), order[:, K:], axis=1).sum(axis=1)
         np.testing.assert_allclose(found.target.log_tail[row, :n], np.log(tail), atol=1e-4)
 
@@ -84,11 +86,13 @@ def test_device_formulas_equal_the_numpy_ones() -> None:
     found = compare(torch.from_numpy(z), torch.from_numpy(w), 1.0)
     for field, wanted in vars(divergences.compare(z, w)).items():
         # sums of 200 float64 terms in another order
-        np.testing.assert_allclose(getattr(found, field), wanted, rtol=1e-11, atol=1e-15,
-                                   err_msg=field)
+        np.testing.assert_allclose(
+            getattr(found, field), wanted, rtol=1e-11, atol=1e-15, err_msg=field
+        )
     tempered = compare(torch.from_numpy(z), torch.from_numpy(w), 2.0)
-    np.testing.assert_allclose(tempered.kl, divergences.compare(z / 2, w / 2).kl, rtol=1e-11,
-                               atol=1e-15)
+    np.testing.assert_allclose(
+        tempered.kl, divergences.compare(z / 2, w / 2).kl, rtol=1e-11, atol=1e-15
+    )
 
 
 def test_a_drafter_equal_to_the_target_has_kl_zero() -> None:
@@ -120,14 +124,26 @@ def dump(folder: Path) -> Artifact:
         top = np.take_along_axis(z, order, axis=1)
         top[0, 0] += 0.5 * (name == "a")
         zeros = np.zeros(len(answer))
-        tables.append(pa.table([
-            pa.repeat(name, len(answer)), pa.array(range(len(answer)), pa.int32()),
-            pa.array(answer, pa.int32()), pa.array(list(order.astype(np.int32)), schema[3].type),
-            pa.array(list(top), schema[4].type), zeros, zeros, zeros], schema=schema))
+        tables.append(
+            pa.table(
+                [
+                    pa.repeat(name, len(answer)),
+                    pa.array(range(len(answer)), pa.int32()),
+                    pa.array(answer, pa.int32()),
+                    pa.array(list(order.astype(np.int32)), schema[3].type),
+                    pa.array(list(top), schema[4].type),
+                    zeros,
+                    zeros,
+                    zeros,
+                ],
+                schema=schema,
+            )
+        )
     draft = Draft(folder, "distributions")
     draft.write("data", pa.concat_tables(tables))
-    (folder / "record.json").write_text(json.dumps(
-        {"stage": "distributions", "facts": {"k": K, "tokens_per_second": 100.0}}))
+    (folder / "record.json").write_text(
+        json.dumps({"stage": "distributions", "facts": {"k": K, "tokens_per_second": 100.0}})
+    )
     return Artifact(folder)
 
 
@@ -135,20 +151,42 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "dump").mkdir()
     (tmp_path / "prompts").mkdir()
     above = Draft(tmp_path / "prompts", "prompts")
-    above.write("data", pa.Table.from_pylist(
-        [{"prompt_id": name, "source": "s", "source_row": 0, "text": "", "token_ids": ids,
-          "n_tokens": len(ids)} for name, ids in PROMPTS.items()],
-        schema=columns.schema("prompts")))
+    above.write(
+        "data",
+        pa.Table.from_pylist(
+            [
+                {
+                    "prompt_id": name,
+                    "source": "s",
+                    "source_row": 0,
+                    "text": "",
+                    "token_ids": ids,
+                    "n_tokens": len(ids),
+                }
+                for name, ids in PROMPTS.items()
+            ],
+            schema=columns.schema("prompts"),
+        ),
+    )
     (tmp_path / "prompts" / "record.json").write_text('{"stage": "prompts"}')
-    upstream = {"prompts": [Artifact(tmp_path / "prompts")],
-                "distributions": [dump(tmp_path / "dump")]}
+    upstream = {
+        "prompts": [Artifact(tmp_path / "prompts")],
+        "distributions": [dump(tmp_path / "dump")],
+    }
     model = {"dtype": "float32", "head_dtype": "float32"}
     node = SimpleNamespace(
-        label="tiny", config={"target": model, "drafter": model, "temperature": 1.0},
-        settings={"target": {"label": "T", "path": "", "batch": 1},
-                  "drafter": {"label": "D", "path": "", "batch": 1}})
-    monkeypatch.setattr(drafts, "same_tokens", lambda node: (
-        SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"), TOKENS))
+        label="tiny",
+        config={"target": model, "drafter": model, "temperature": 1.0},
+        settings={
+            "target": {"label": "T", "path": "", "batch": 1},
+            "drafter": {"label": "D", "path": "", "batch": 1},
+        },
+    )
+    monkeypatch.setattr(
+        drafts,
+        "same_tokens",
+        lambda node: (SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"), TOKENS),
+    )
     loaded = {"targets.tiny": tiny(1), "drafter": tiny(2)}
     monkeypatch.setattr(drafts, "load_model", lambda config, settings, key: loaded[key])
 
@@ -172,8 +210,12 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     table = Artifact(tmp_path / "draft").read()
     assert table["prompt_id"].to_pylist() == ["a"] * 4 + ["b"] * 2 + ["c"] * 3
     assert table["token_id"].to_pylist() == [*ANSWERS["a"], *ANSWERS["b"], *ANSWERS["c"]]
-    assert dict(zip(*Artifact(tmp_path / "draft").read("tokens").to_pydict().values(),
-                    strict=True))[20] == "<20>"
+    assert (
+        dict(zip(*Artifact(tmp_path / "draft").read("tokens").to_pydict().values(), strict=True))[
+            20
+        ]
+        == "<20>"
+    )
     assert again.facts["drift"]["max_logit_difference"] == pytest.approx(0.5, abs=1e-3)
     assert again.facts["drift"]["changed_argmax"] == 0
     assert again.facts["seconds_per_thousand_steps"] > 0
@@ -187,16 +229,30 @@ def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> Non
         if len(shard.prompts) > 1:
             raise MemoryError
         done.append(shard.prompts)
-        rows = {"prompt_id": shard.prompts, "source": ["s"], "source_row": [0], "text": [""],
-                "token_ids": [[1]], "n_tokens": [1]}
+        rows = {
+            "prompt_id": shard.prompts,
+            "source": ["s"],
+            "source_row": [0],
+            "text": [""],
+            "token_ids": [[1]],
+            "n_tokens": [1],
+        }
         schema = columns.schema("prompts")
         shards.write_groups(path, iter([pa.table(rows, schema=schema)]), schema)
         return {"rows": 1}
 
     (tmp_path / "draft").mkdir()
     draft = Draft(tmp_path / "draft", "prompts")
-    shards.assemble(plan, list("dcba"), compute, draft, columns.schema("prompts"), steps=1,
-                    label="test", device=torch.device("cpu"))
+    shards.assemble(
+        plan,
+        list("dcba"),
+        compute,
+        draft,
+        columns.schema("prompts"),
+        steps=1,
+        label="test",
+        device=torch.device("cpu"),
+    )
     assert done == [["a"], ["b"], ["c"], ["d"]]
     assert draft.rows == {"data": 4}
 
@@ -205,8 +261,11 @@ def test_permuted_vocabulary_is_refused() -> None:
     target = {f"t{i}": i for i in range(10)}
     vocabulary.check_same_tokens(target, dict(target), "A and B")
     permuted = target | {"t3": 7, "t7": 3}
-    with pytest.raises(PipelineError, match=r"A and B: their tokenizers differ in 2 tokens "
-                                            r"\('t3' is 3 and 7; 't7' is 7 and 3\)"):
+    with pytest.raises(
+        PipelineError,
+        match=r"A and B: their tokenizers differ in 2 tokens "
+        r"\('t3' is 3 and 7; 't7' is 7 and 3\)",
+    ):
         vocabulary.check_same_tokens(target, permuted, "A and B")
     with pytest.raises(PipelineError, match="'t9' is 9 and missing"):
         vocabulary.check_same_tokens(target, {f"t{i}": i for i in range(9)}, "A and B")

@@ -50,8 +50,9 @@ def test_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert time.monotonic() - begun < 10
 
 
-def test_embedded_study_is_local(capsys: pytest.CaptureFixture[str],
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_study_is_local(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fetch.main(["study=mini"])
     printed = capsys.readouterr().out.splitlines()

@@ -16,10 +16,14 @@ from pipeline.runner import ensure
 from tests.pipeline.studies import MadeUp
 
 RULES = [
-    {"rule": "greedy"}, {"rule": "additive", "t": [0.1, 0.3]},
-    {"rule": "multiplicative", "alpha": [0.5]}, {"rule": "topm_additive", "m": [2, 4], "t": [0.1]},
-    {"rule": "typical", "eps0": 0.1, "delta0": 0.09}, {"rule": "mars", "theta": 0.9},
-    {"rule": "tree", "m": [2]}]
+    {"rule": "greedy"},
+    {"rule": "additive", "t": [0.1, 0.3]},
+    {"rule": "multiplicative", "alpha": [0.5]},
+    {"rule": "topm_additive", "m": [2, 4], "t": [0.1]},
+    {"rule": "typical", "eps0": 0.1, "delta0": 0.09},
+    {"rule": "mars", "theta": 0.9},
+    {"rule": "tree", "m": [2]},
+]
 LABELS = ["Qwen3-4B", "mini-small"]
 
 
@@ -40,11 +44,18 @@ def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     page = (report.directory / "index.md").read_text()
     tables = [*(f"table{n}" for n in range(1, 8)), "estimators"]
     figures = [f"figure{n}" for n in range(1, 6)]
-    files = {path.relative_to(report.directory).as_posix()
-             for path in report.directory.rglob("*") if path.is_file()}
-    assert files == {"index.md", "numbers.tex", "record.json",
-                     *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
-                     *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "png"))}
+    files = {
+        path.relative_to(report.directory).as_posix()
+        for path in report.directory.rglob("*")
+        if path.is_file()
+    }
+    assert files == {
+        "index.md",
+        "numbers.tex",
+        "record.json",
+        *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
+        *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "png")),
+    }
     linked = set(re.findall(r"\]\(([^)]+)\)", page))
     assert linked == files - {"record.json", "index.md"}
 
@@ -53,12 +64,16 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
     made, report = built
     page = (report.directory / "index.md").read_text()
     steps = sum(made.lengths)
-    for row in (f"| steps | {steps} | {steps} |", "| decoding | greedy | greedy |",
-                "| enable_thinking | false | false |",
-                "| steps a prompt | at most 128; 2 prompts end earlier |",
-                "| rows excluded while choosing them | 3 too short |",
-                "| prompts | 6 of made-up.jsonl |", "| stored top tokens | 12 of 40 |",
-                "| *as published* | *0.871* | *0.988* | *0.391* | *0.886* |"):
+    for row in (
+        f"| steps | {steps} | {steps} |",
+        "| decoding | greedy | greedy |",
+        "| enable_thinking | false | false |",
+        "| steps a prompt | at most 128; 2 prompts end earlier |",
+        "| rows excluded while choosing them | 3 too short |",
+        "| prompts | 6 of made-up.jsonl |",
+        "| stored top tokens | 12 of 40 |",
+        "| *as published* | *0.871* | *0.988* | *0.391* | *0.886* |",
+    ):
         assert row in page
 
 
@@ -90,8 +105,9 @@ def test_probabilities_of_table_1(built: tuple[MadeUp, Artifact]) -> None:
     found = made.store.find(dump)
     assert found is not None
     rows = found.read(columns=["top_logits", "logsumexp"]).to_pylist()
-    top3 = [math.fsum(math.exp(z - row["logsumexp"]) for z in row["top_logits"][:3])
-            for row in rows]
+    top3 = [
+        math.fsum(math.exp(z - row["logsumexp"]) for z in row["top_logits"][:3]) for row in rows
+    ]
     table = pd.read_csv(report.directory / "tables/table1.csv")
     row = table[(table["target"] == LABELS[1]) & (table["k"] == 3)].set_index("statistic")
     assert row.loc["mean", "value"] == pytest.approx(np.mean(top3), rel=1e-5)
@@ -112,8 +128,9 @@ def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
 
 def test_macros_have_letters_only_and_are_defined_once(built: tuple[MadeUp, Artifact]) -> None:
     lines = (built[1].directory / "numbers.tex").read_text().splitlines()[1:]
-    names = [re.fullmatch(r"\\newcommand{\\([A-Za-z]+)}{[^{}]*({\*})?[^{}]*}", line)
-             for line in lines]
+    names = [
+        re.fullmatch(r"\\newcommand{\\([A-Za-z]+)}{[^{}]*({\*})?[^{}]*}", line) for line in lines
+    ]
     assert None not in names
     assert len({name[1] for name in names if name}) == len(lines)
 

@@ -83,8 +83,9 @@ def prompts_node(model: Path, source: Path, split: str | None = None, **changes:
     return Node("prompts", "tiny", config | changes, settings=settings)
 
 
-def dump_node(model: Path, prompts: Node, batch: int | None = 4, cache: str = "auto",
-              **changes: Any) -> Node:
+def dump_node(
+    model: Path, prompts: Node, batch: int | None = 4, cache: str = "auto", **changes: Any
+) -> Node:
     """A node of stage distributions; `changes` of the model's or the decoding's configuration."""
     weights = file_digest(model / "model.safetensors")
     slice_ = {"content": weights} | {k: changes.pop(k, v) for k, v in MODEL.items()}

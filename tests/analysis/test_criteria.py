@@ -1,0 +1,225 @@
+"""Rules: their configuration, their counts by enumeration, and rules by users."""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.certificates import certify
+from analysis.criteria import (
+    Additive,
+    Mars,
+    Multiplicative,
+    StrictGreedy,
+    TopMAdditive,
+    TopMMultiplicative,
+    Tree,
+    Typical,
+    build,
+    check_k,
+    expand,
+    register,
+    to_mapping,
+)
+from analysis.distributions import TopK
+from analysis.rule import REGISTRY
+
+ROOT = Path(__file__).resolve().parents[2]
+CRITERIA = sorted((ROOT / "conf/criteria").glob("*.yaml"))
+
+RANKED = [0.35, 0.25, 0.2, 0.1, 0.06, 0.04]
+
+
+@pytest.mark.parametrize(
+    ("rule", "count"),
+    [
+        ({"rule": "greedy"}, 1),
+        ({"rule": "additive", "t": 0}, 1),
+        ({"rule": "additive", "t": 0.12}, 2),
+        ({"rule": "additive", "t": 0.2}, 3),
+        ({"rule": "additive", "t": 1}, 6),
+        ({"rule": "multiplicative", "alpha": 1}, 1),
+        ({"rule": "multiplicative", "alpha": 0.5}, 3),
+        ({"rule": "multiplicative", "alpha": 0.01}, 6),
+        ({"rule": "topm_additive", "m": 2, "t": 0.2}, 2),
+        ({"rule": "topm_additive", "m": 5, "t": 0.2}, 3),
+        ({"rule": "topm_additive", "m": 2, "t": 0.2, "convention": "paper"}, 1),
+        ({"rule": "topm_additive", "m": 3, "t": 0.2, "convention": "paper"}, 2),
+        ({"rule": "topm_additive", "m": 9, "t": 0.2, "convention": "paper"}, 3),
+        ({"rule": "topm_multiplicative", "m": 2, "alpha": 0.1}, 2),
+        ({"rule": "typical", "eps0": 0.08, "delta0": 10}, 4),
+        (
+            {"rule": "typical", "eps0": 9, "delta0": 9},
+            1,
+        ),  # theta > p0: the argmax is still accepted
+        ({"rule": "absolute", "theta": 0.06}, 4),
+        ({"rule": "absolute", "theta": 0.9}, 1),
+        ({"rule": "tree", "m": 3}, -1),
+    ],
+)
+def test_accepted_counts(rule: dict, count: int) -> None:
+    dist = TopK.from_probabilities([RANKED])
+    assert build(rule).accepted_count(dist).tolist() == [count]
+    assert certify(dist, [build(rule)]).accepted_count.tolist() == [[count]]
+
+
+def test_accepts_by_rank_by_probability_and_for_trees() -> None:
+    p = np.array([[*RANKED]] * 6)
+    rank = np.arange(1, 7)
+    log_p = np.log(RANKED)
+    whole, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
+    for rule in (Additive(0.2), Multiplicative(0.2), Typical(0.08, 5.0), StrictGreedy()):
+        expected = rank <= rule.accepted_count(whole)
+        assert rule.accepts(whole, rank, log_p).tolist() == expected.tolist()
+        # beyond the stored ranks the probability of the token decides
+        assert rule.accepts(cut, rank, log_p).tolist() == expected.tolist()
+    assert Tree(2).accepts(whole, rank, log_p).tolist() == [True] * 2 + [False] * 4
+
+
+def test_labels_are_the_published_keys() -> None:
+    rules = [
+        StrictGreedy(),
+        Additive(0.1),
+        Multiplicative(0.5),
+        Typical(0.1, 0.09),
+        Tree(2),
+        TopMAdditive(2, 0.1),
+        TopMMultiplicative(2, 0.5),
+        Mars(0.9),
+        TopMAdditive(2, 0.1, "paper"),
+        Additive(1),
+        Additive(0.123456789),
+    ]
+    assert [rule.label for rule in rules] == [
+        "greedy",
+        "additive t=0.1",
+        "multiplicative alpha=0.5",
+        "typical eps0=0.1 delta0=0.09",
+        "tree m=2",
+        "topm_additive m=2 t=0.1",
+        "topm_multiplicative m=2 alpha=0.5",
+        "mars theta=0.9",
+        "topm_additive m=2 t=0.1 convention=paper",
+        "additive t=1",
+        "additive t=0.123456789",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"rule": "additve", "t": 0.1},
+            r"rule='additve' is not known: give one of absolute, additive",
+        ),
+        ({"t": 0.1}, r"rule=None is not known"),
+        ({"rule": "additive"}, r"additive: the key 't' is missing: give a number in \[0, 1\]"),
+        ({"rule": "additive", "t": 0.1, "m": 2}, r"the key 'm' is not known: additive takes t"),
+        ({"rule": "greedy", "t": 0.1}, r"the key 't' is not known: greedy takes no parameters"),
+        ({"rule": "additive", "t": 1.5}, r"t=1.5 is not allowed: give a number in \[0, 1\]"),
+        ({"rule": "additive", "t": "0.1"}, r"t='0.1' is not allowed"),
+        ({"rule": "additive", "t": True}, r"t=True is not allowed"),
+        ({"rule": "additive", "t": math.nan}, r"t=nan is not allowed"),
+        (
+            {"rule": "multiplicative", "alpha": 0},
+            r"alpha=0 is not allowed: give a number in \(0, 1\]",
+        ),
+        ({"rule": "tree", "m": 0}, r"m=0 is not allowed: give an integer of at least 1"),
+        ({"rule": "tree", "m": 2.0}, r"m=2.0 is not allowed"),
+        ({"rule": "mars", "theta": 1}, r"theta=1 is not allowed: give a number in \(0, 1\)"),
+        ({"rule": "absolute", "theta": 1.0}, r"theta=1.0 is not allowed"),
+        ({"rule": "typical", "eps0": 0, "delta0": 1}, r"eps0=0 is not allowed"),
+        ({"rule": "topm_additive", "m": 2, "t": 0.1, "convention": "mine"}, r"give rank or paper"),
+        ({"module": "no_such_module", "rule": "x"}, r"module='no_such_module' cannot be imported"),
+    ],
+)
+def test_errors_name_key_value_and_range(mapping: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(mapping)
+
+
+def test_configuration_round_trip_and_grids() -> None:
+    rules = expand(yaml.safe_load((ROOT / "conf/criteria/paper.yaml").read_text())["rules"])
+    assert len(rules) == len({rule.label for rule in rules}) == 40
+    for rule in rules:
+        assert build(json.loads(json.dumps(to_mapping(rule)))) == rule
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in CRITERIA if path.stem != "paper"], ids=lambda path: path.stem
+)
+def test_every_criterion_file_is_a_rule(path: Path) -> None:
+    text = path.read_text()
+    assert build(yaml.safe_load(text)).name in REGISTRY
+    if path.stem.startswith("engine_"):
+        assert "Differs:" in text
+        assert re.search(r"\.(cu|cuh|py)\b|arXiv", text)  # it says where the engine defines it
+        assert f"criteria={path.stem}" in (ROOT / "docs/engines.md").read_text()
+
+
+def test_too_few_tokens_for_a_study_are_named() -> None:
+    with pytest.raises(ValueError, match=r"'tree m=8' needs the 9 .* set distributions.k to 9"):
+        check_k([StrictGreedy(), Tree(8)], 8, 1000)
+    check_k([StrictGreedy(), Tree(8)], 6, 6)  # all that there are
+
+
+def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/own_rule.md as a reader would follow it: its Python in a module, its YAML in files."""
+    text = (ROOT / "docs/own_rule.md").read_text()
+    source = "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    (tmp_path / "my_rules.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    mappings = [
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    ]
+    try:
+        confident, nucleus = (build(mapping) for mapping in mappings)
+        assert to_mapping(nucleus) == {"module": "my_rules", "rule": "nucleus", "share": 0.9}
+        p = -np.sort(-np.random.default_rng(0).dirichlet(np.full(30, 0.03), size=200))
+        dist, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
+        found = certify(dist, [confident, nucleus, TopMMultiplicative(4, 0.3), StrictGreedy()])
+        lenient = dist.entropy > 1.0
+        assert 20 < lenient.sum() < 180
+        np.testing.assert_array_equal(
+            found.lo[:, 0], np.where(lenient, found.lo[:, 2], found.lo[:, 3])
+        )
+        held = np.cumsum(p, axis=1)
+        for row, n in enumerate(found.accepted_count[:, 1]):
+            assert held[row, n - 1] >= 0.9
+            assert n == 1 or held[row, n - 2] < 0.9
+        short = certify(cut, [nucleus])
+        unknown = short.accepted_count[:, 0] == -1
+        assert 0 < unknown.sum() < 200
+        assert np.isposinf(short.hi[unknown]).all()
+        assert (short.lo[:, 0] <= found.lo[:, 1] * (1 + 1e-11)).all()
+        assert (short.hi[:, 0] >= found.lo[:, 1] * (1 - 1e-11)).all()
+        with pytest.raises(ValueError, match="share=2 is not allowed"):
+            build({**mappings[1], "share": 2})
+    finally:
+        for name in ("confident", "nucleus"):
+            REGISTRY.pop(name, None)
+        sys.modules.pop("my_rules", None)
+
+
+def test_a_rule_that_says_nothing_or_nonsense_is_refused() -> None:
+    dist = TopK.from_probabilities([RANKED], k=3)
+
+    class Silent(StrictGreedy):
+        def cut(self, _dist: TopK, /) -> None:
+            return None
+
+    class Zero(StrictGreedy):
+        def accepted_count(self, dist: TopK, /) -> np.ndarray:
+            return np.zeros(len(dist), dtype=np.int32)
+
+    with pytest.raises(ValueError, match="says nothing"):
+        certify(dist, [Silent()])
+    with pytest.raises(ValueError, match=r"integers in \[1, 6\]"):
+        certify(dist, [Zero()])
+    with pytest.raises(ValueError, match="is taken by"):
+        register("greedy")(Zero)
