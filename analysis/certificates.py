@@ -91,16 +91,33 @@ def accepted_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
 
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
-    """Return the rules as the kernel reads them; row -1 means a constant."""
+    """Return the rules as the kernel reads them, those of one threshold side by side."""
     pairs = [_cut(dist, rule) for rule in rules]
     cuts = [cut for _, cut in pairs]
     ranks = [dist.vocab_size if cut.max_rank is None else cut.max_rank for cut in cuts]
+    kind = np.array([kind for kind, _ in pairs], dtype=np.int64)
+    slope = np.array([cut.slope for cut in cuts], dtype=np.float64)
+    gate = np.array([cut.strictly_above_rank for cut in cuts], dtype=np.int64)
+    offset, offset_row, offsets = _columns([cut.offset for cut in cuts], len(dist), np.float64)
+    limit, limit_row, limits = _columns(ranks, len(dist), np.int64)
+    keys = (limit_row, kind, gate, offset_row, slope, offset)
+    order = np.lexsort((-limit, *reversed(keys)))
+    again = np.zeros(len(rules), dtype=bool)
+    again[1:] = limit_row[order][1:] < 0
+    for key in keys:
+        again[1:] &= key[order][1:] == key[order][:-1]
     return Rules(
-        np.array([kind for kind, _ in pairs], dtype=np.int64),
-        np.array([cut.slope for cut in cuts], dtype=np.float64),
-        np.array([cut.strictly_above_rank for cut in cuts], dtype=np.int64),
-        *_columns([cut.offset for cut in cuts], len(dist), np.float64),
-        *_columns(ranks, len(dist), np.int64),
+        order,
+        again,
+        kind[order],
+        slope[order],
+        gate[order],
+        offset[order],
+        offset_row[order],
+        offsets,
+        limit[order],
+        limit_row[order],
+        limits,
     )
 
 

@@ -59,9 +59,12 @@ class Rules(NamedTuple):
     """R rules: arrays (R,), and what differs between steps as arrays (., N).
 
     Rule r takes its offset from offsets[offset_row[r]] where offset_row[r] >= 0, and its limit
-    on ranks (for COUNTS its count, for TREE its m) from `limits` likewise.
+    on ranks (for COUNTS its count, for TREE its m) from `limits` likewise. Rules of one threshold
+    follow each other by falling limit, so that one search serves them all.
     """
 
+    place: Ints  # the row of its results
+    again: NDArray[np.bool_]  # the threshold is that of the rule before, the limit not above
     kind: Ints
     slope: Floats
     gate: Ints
@@ -83,17 +86,21 @@ class Found(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Scratch: what is read of a block of steps, how many ranks of each, and counts."""
+    """Scratch: what is read of a block of steps, and which accept how many ranks beyond the first.
+
+    Of step i the first have[i] ranks are in s; step listed[j] accepts n[j] ranks, before limits.
+    """
 
     s: Floats
     have: Ints
+    listed: Ints
     n: Ints
 
 
 def scratch(k: int) -> Block:
     """Return the scratch of a thread for K stored tokens."""
-    have, n = np.zeros((2, BLOCK), dtype=np.int64)
-    return Block(np.zeros((k + 1) * RANK), have, n)
+    have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
+    return Block(np.zeros((k + 1) * RANK), have, listed, n)
 
 
 def compiled(function: F) -> F:
@@ -244,9 +251,9 @@ def first_rejected(s: Floats, found: Found) -> None:
 
 @compiled
 def write(s: Floats, found: Found, i: int, n: int, k: int, size: int) -> int:
-    """Write a certificate, n tokens being accepted; 1 where the first rejected is not stored."""
+    """Write a certificate, n tokens being accepted (-1: more than k); 1 where it stays open."""
     found.accepted[i] = n
-    if n < k:
+    if 0 < n < k:
         at = known(s, i, n)
         found.lo[i] = found.hi[i] = s[at + M]
         found.active[i] = np.int32(s[at + A])
@@ -257,72 +264,74 @@ def write(s: Floats, found: Found, i: int, n: int, k: int, size: int) -> int:
 
 
 @compiled
-def candidates(steps: Steps, rules: Rules, r: int, block: Block, start: int, count: int) -> int:
-    """List in block.n the steps of a block that may accept rank 2; return how many."""
-    s, listed = block.s, 0
-    slope, offset, row = rules.slope[r], rules.offset[r], rules.offset_row[r]
-    if steps.values.shape[1] > 1 and rules.limit_row[r] < 0 and rules.limit[r] <= 1:
-        return 0
-    for i in range(count):
-        theta = slope * s[i] + (offset if row < 0 else rules.offsets[row, start + i])
-        block.n[listed] = i
-        listed += 1 if steps.values.shape[1] == 1 or s[RANK + P + i] > theta else 0
-    return listed
-
-
-@compiled
-def cut_rule(
-    steps: Steps, rules: Rules, r: int, block: Block, found: Found, start: int
+def by_threshold(
+    steps: Steps, rules: Rules, r: int, block: Block, start: int, count: int
 ) -> tuple[int, int]:
-    """Apply a rule with a threshold to a block; return the first bad step or -1, and the open."""
-    s, k, left = block.s, steps.values.shape[1], 0
+    """List the steps of a block that accept rank 2; return how many, and a bad step or -1."""
+    s, k, listed = block.s, steps.values.shape[1], 0
     offset_row, limit_row, gate = rules.offset_row[r], rules.limit_row[r], rules.gate[r]
-    first_rejected(s, found)
-    for j in range(candidates(steps, rules, r, block, start, found.lo.size)):
-        i = block.n[j]
+    if k > 1 and limit_row < 0 and rules.limit[r] <= 1:
+        return 0, -1
+    for i in range(count):
+        theta = rules.slope[r] * s[i]
+        theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, start + i]
+        block.listed[listed] = i
+        listed += 1 if k == 1 or s[RANK + P + i] > theta else 0
+    for j in range(listed):
+        i = block.listed[j]
         row = start + i
         theta = rules.slope[r] * s[i]
         theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, row]
         most = min(steps.size, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, row])
         if 0 < gate <= steps.size:
             if not reach(steps, block, row, i, gate):
-                return row, 0
+                return 0, row
             theta = max(theta, s[(gate - 1) * RANK + i + P])
         n = most if theta < 0.0 else 1  # below 0 every token passes, and need not be read
         while n < min(most, k):
             if n == block.have[i] and not reach(steps, block, row, i, n + 1):
-                return row, 0
+                return 0, row
             if not s[n * RANK + i + P] > theta:
                 break
             n += 1
-        if n < steps.size and not reach(steps, block, row, i, min(n + 1, k)):
-            return row, 0
-        left += write(s, found, i, n, k, steps.size)
-    return -1, left
+        block.n[j] = n
+    return listed, -1
 
 
 @compiled
-def ratio_counts(steps: Steps, theta: float, block: Block, start: int, count: int) -> None:
-    """Fill the accepted counts of MARS: 2 where z1 > 0 and z2 / z1 > theta, else 1."""
+def by_ratio(steps: Steps, theta: float, block: Block, start: int, count: int) -> int:
+    """List the steps of a block at which MARS accepts rank 2: z1 > 0 and z2 / z1 > theta."""
+    listed = 0
+    for i in range(count if steps.values.shape[1] > 1 else 0):
+        top, second = np.float64(steps.values[start + i, 0]), steps.values[start + i, 1]
+        block.listed[listed], block.n[listed] = i, 2
+        listed += 1 if top > 0.0 and np.float64(second) / top > theta else 0
+    return listed
+
+
+@compiled
+def by_count(counts: Ints, row: int, block: Block, start: int, count: int) -> int:
+    """List all steps of a block with the counts that a rule gave."""
     for i in range(count):
-        block.n[i] = 1
-        top = np.float64(steps.values[start + i, 0])
-        second = np.float64(steps.values[start + i, 1]) if steps.values.shape[1] > 1 else top
-        if top > 0.0 and second / top > theta and steps.values.shape[1] > 1:
-            block.n[i] = 2
+        block.listed[i], block.n[i] = i, counts[row, start + i]
+    return count
 
 
 @compiled
-def count_rule(steps: Steps, block: Block, found: Found, start: int) -> tuple[int, int]:
-    """Apply a rule by its counts in a block, -1 for more than K; return as `cut_rule`."""
-    k, left = steps.values.shape[1], 0
-    for i in range(found.lo.size):
-        n = block.n[i]
+def settle(
+    steps: Steps, rules: Rules, r: int, block: Block, listed: int, found: Found, start: int
+) -> tuple[int, int]:
+    """Write the certificates of a block; return the first bad step or -1, and how many are open."""
+    k, left, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
+    first_rejected(block.s, found)
+    for j in range(listed):
+        i, n = block.listed[j], block.n[j]
+        if rules.kind[r] == CUT:
+            n = min(n, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, start + i])
         need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
-        if not reach(steps, block, start + i, i, need):
+        if block.have[i] < need and not reach(steps, block, start + i, i, need):
             return start + i, 0
-        left += write(block.s, found, i, n if n > 0 else k, k, steps.size)
-        found.accepted[i] = n
+        left += write(block.s, found, i, n, k, steps.size)
     return -1, left
 
 
@@ -352,29 +361,31 @@ def certify_rows(
     """
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
-        bad = begin(steps, block, start, stop - start)
+        count, listed = stop - start, 0
+        bad = begin(steps, block, start, count)
         for r in range(rules.kind.size):
             if bad >= 0:
                 return bad
+            place, more = rules.place[r], 0
             part = Found(
-                found.lo[r, start:stop],
-                found.hi[r, start:stop],
-                found.active[r, start:stop],
-                found.accepted[r, start:stop],
+                found.lo[place, start:stop],
+                found.hi[place, start:stop],
+                found.active[place, start:stop],
+                found.accepted[place, start:stop],
             )
             if rules.kind[r] == TREE:
                 bad = tree_rule(steps, rules.limit[r], block, part, start)
                 continue
-            if rules.kind[r] == CUT:
-                bad, more = cut_rule(steps, rules, r, block, part, start)
-            else:
-                if rules.kind[r] == RATIO:
-                    ratio_counts(steps, rules.offset[r], block, start, stop - start)
-                else:
-                    for i in range(stop - start):
-                        block.n[i] = rules.limits[rules.limit_row[r], start + i]
-                bad, more = count_rule(steps, block, part, start)
-            left[r] += more
+            if rules.kind[r] == CUT and not rules.again[r]:
+                listed, bad = by_threshold(steps, rules, r, block, start, count)
+                if bad >= 0:
+                    return bad
+            elif rules.kind[r] == RATIO:
+                listed = by_ratio(steps, rules.offset[r], block, start, count)
+            elif rules.kind[r] == COUNTS:
+                listed = by_count(rules.limits, rules.limit_row[r], block, start, count)
+            bad, more = settle(steps, rules, r, block, listed, part, start)
+            left[place] += more
         if bad >= 0:
             return bad
     return -1

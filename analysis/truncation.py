@@ -23,6 +23,7 @@ might be active. Each step is a relaxation: the truth is never outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from analysis.rule import Counts, Rule
 
 TAIL_ERROR = 1e-9  # allowed for in T, relative
 MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
-HALVINGS = 48  # of a bisection
+HALVINGS = 32  # of a bisection, which ends on the safe side
 ENTRIES = 2**17  # probabilities held at a time
 
 Intervals = tuple[Floats, Floats, NDArray[np.int32], Counts]
@@ -55,7 +56,12 @@ def intervals(
         steps: (M,), a step at which it accepts all that is stored.
         counts: (M,), for a rule that gives counts its count there, at least K, or -1 for "more".
     """
-    found = (np.empty(len(steps)), np.empty(len(steps)), np.zeros_like(counts), counts.copy())
+    found: tuple[NDArray[Any], ...] = (
+        np.empty(len(steps)),
+        np.empty(len(steps)),
+        np.zeros_like(counts),
+        counts.copy(),
+    )
     theta, by_count = np.zeros(len(steps)), np.zeros(len(steps), dtype=bool)
     for r in np.unique(which).tolist():
         here = which == r
@@ -75,7 +81,8 @@ def intervals(
                 values = _by_threshold(part, theta[rows])
             for column, value in zip(found, values, strict=True):
                 column[rows] = value
-    return found
+    lo, hi, active, accepted = found
+    return lo, hi, active, accepted
 
 
 def _by_threshold(dist: TopK, theta: Floats) -> Intervals:
@@ -203,6 +210,8 @@ def _last(test: Callable[[Floats], NDArray[np.bool_]], low: Floats, high: Floats
     be the answer, and high, which is returned as the bisection leaves it, is not below.
     """
     whole = test(high)
+    if whole.all():
+        return high
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
         good = test(middle) | whole

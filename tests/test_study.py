@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
+from conf import schema
 from pipeline.paths import CONF
 from tests.conftest import ROOT, SMALL, SmallStudy, pipeline
 
@@ -139,6 +140,7 @@ def documented_commands() -> list[str]:
 
 
 def test_every_documented_command_parses() -> None:
+    schema.register()
     commands = documented_commands()
     assert len(commands) >= 5
     for command in commands:
