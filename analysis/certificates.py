@@ -21,6 +21,8 @@ from analysis.extremal import extremal_draft
 from analysis.kernel import COUNTS, CUT, RATIO, TREE, Found, Rules, Steps, certify_rows, scratch
 from analysis.truncation import intervals
 
+SPACING = 72
+
 __all__ = ["Certificates", "accepted_counts", "certify", "extremal_draft"]
 
 
@@ -65,7 +67,8 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
     """
     check_k(rules, dist.k, dist.vocab_size)
     table = _rules(dist, rules)
-    shape = (len(rules), len(dist))  # a rule's column is contiguous
+    # A rule's column is contiguous. Columns of whole pages would share the same few cache sets.
+    shape = (len(rules), len(dist) + SPACING)
     lo, hi = np.empty((2, *shape))
     active, accepted = np.empty((2, *shape), dtype=np.int32)
     found = Found(lo, hi, active, accepted)
@@ -76,6 +79,7 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
         with ThreadPoolExecutor(threads) as pool:
             run = partial(_run, dist, table, found)
             left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
+    lo, hi, active, accepted = (column[:, : len(dist)] for column in found)
     if np.any(left):
         cells = [np.flatnonzero(np.isnan(lo[r])) for r in np.flatnonzero(left)]
         which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
@@ -175,7 +179,7 @@ def _columns(
     return (
         np.array(constants, dtype=dtype),
         np.array(rows, dtype=np.int64),
-        np.array(arrays, dtype=dtype).reshape(len(arrays), steps),
+        np.stack(arrays) if arrays else np.empty((0, steps), dtype=dtype),
     )
 
 

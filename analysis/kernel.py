@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int64]
 
 CUT, COUNTS, RATIO, TREE = 0, 1, 2, 3  # kinds of rules
-BLOCK = 64  # steps
+BLOCK = 128  # steps
 FAST = 0.02  # least value of the fast form, as a share of the active mass
 
 # Scratch of a block: s[(rank * FIELDS + field) * BLOCK + step], ranks from 0.
@@ -136,12 +136,17 @@ def pair(e: float) -> float:
 @compiled
 def reach(steps: Steps, block: Block, row: int, i: int, need: int) -> bool:
     """Read on until `need` ranks of a step are read; False when one is above its forerunner."""
+    have = block.have[i]
+    if have >= need:
+        return True
     s, p0, first = block.s, block.s[i], np.float64(steps.values[row, 0])
-    for rank in range(block.have[i], need):
-        if not steps.values[row, rank] <= steps.values[row, rank - 1]:
-            return False
+    at = (have - 1) * RANK + i
+    sum_w, sum_x, last = s[at + SW], s[at + SX], np.float64(steps.values[row, have - 1])
+    for rank in range(have, need):
         value: Any = np.float64(steps.values[row, rank])
-        at = rank * RANK + i
+        if not value <= last:
+            return False
+        last = value
         if steps.by_logit:
             d = (value - first) * steps.scale
             if d > -0.5:
@@ -150,16 +155,19 @@ def reach(steps: Steps, block: Block, row: int, i: int, need: int) -> bool:
             else:
                 w = math.exp(d)
                 e = w - 1.0
-            s[at + P] = p0 * w
+            p = p0 * w
         else:
+            p = value
             w = value / p0
             e = (value - p0) / p0
             d = math.log1p(e) if e > -0.5 else math.log(w) if w > 0.0 else 0.0
-            s[at + P] = value
         x = w * d if w > 0.0 else 0.0
-        s[at + W], s[at + E], s[at + X], s[at + M] = w, e, x, -1.0
-        s[at + SW], s[at + SX] = s[at - RANK + SW] + w, s[at - RANK + SX] + x
-    block.have[i] = max(block.have[i], need)
+        sum_w += w
+        sum_x += x
+        at += RANK
+        s[at + P], s[at + W], s[at + E], s[at + X] = p, w, e, x
+        s[at + SW], s[at + SX], s[at + M] = sum_w, sum_x, -1.0
+    block.have[i] = need
     return True
 
 
@@ -191,20 +199,24 @@ def single(s: Floats, i: int, others: int, w: float, e: float, x: float) -> tupl
 @compiled
 def tree(s: Floats, i: int, m: int) -> tuple[float, int]:
     """Theorem 5.1: the least KL / p0 that lets m tokens reach x0 under q, and |A|."""
-    mass, x, e, j = 1.0, 0.0, 0.0, 0
-    at = m * RANK + i
+    at, second = m * RANK + i, s[RANK + i + W]
+    mass, x, j = 1.0, 0.0, 0
+    if second * m < s[at + SW] - second:  # all of ranks 2..m+1 are below the level
+        mass, x, j = s[at + SW], s[at + SX], m
     while j < m and s[at + W] * (j + 1) < mass:
         mass += s[at + W]
         x += s[at + X]
-        e += s[at + E]
         j += 1
         at -= RANK
     value = x - mass * math.log(mass / (j + 1))
     if value > FAST * mass:
         return value, j + 1
     if j == 1:
-        return pair(e), 2
-    mean = e / (j + 1)
+        return pair(s[m * RANK + i + E]), 2
+    mean = 0.0
+    for rank in range(m - j + 1, m + 1):
+        mean += s[rank * RANK + i + E]
+    mean /= j + 1
     value = phi(-mean / (1.0 + mean))
     for rank in range(m - j + 1, m + 1):
         value += phi((s[rank * RANK + i + E] - mean) / (1.0 + mean))
@@ -289,7 +301,7 @@ def by_threshold(
             theta = max(theta, s[(gate - 1) * RANK + i + P])
         n = most if theta < 0.0 else 1  # below 0 every token passes, and need not be read
         while n < min(most, k):
-            if n == block.have[i] and not reach(steps, block, row, i, n + 1):
+            if not reach(steps, block, row, i, n + 1):
                 return 0, row
             if not s[n * RANK + i + P] > theta:
                 break
@@ -329,7 +341,7 @@ def settle(
         if rules.kind[r] == CUT:
             n = min(n, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, start + i])
         need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
-        if block.have[i] < need and not reach(steps, block, start + i, i, need):
+        if not reach(steps, block, start + i, i, need):
             return start + i, 0
         left += write(block.s, found, i, n, k, steps.size)
     return -1, left
