@@ -69,9 +69,8 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
     table = _rules(dist, rules)
     # A rule's column is contiguous. Columns of whole pages would share the same few cache sets.
     shape = (len(rules), len(dist) + SPACING)
-    lo, hi = np.empty((2, *shape))
-    active, accepted = np.empty((2, *shape), dtype=np.int32)
-    found = Found(lo, hi, active, accepted)
+    floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
+    found = Found(floats[0], floats[1], ints[0], ints[1])
     edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int).tolist()
     if threads <= 1:
         left = _run(dist, table, found, 0, len(dist))
@@ -79,7 +78,8 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
         with ThreadPoolExecutor(threads) as pool:
             run = partial(_run, dist, table, found)
             left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
-    lo, hi, active, accepted = (column[:, : len(dist)] for column in found)
+    lo, hi = floats[:, :, : len(dist)]
+    active, accepted = ints[:, :, : len(dist)]
     if np.any(left):
         cells = [np.flatnonzero(np.isnan(lo[r])) for r in np.flatnonzero(left)]
         which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)

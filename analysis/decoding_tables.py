@@ -79,8 +79,8 @@ def acceptance_table(decoded: Sequence[Decoded]) -> Table:
             for one, frame in zip(decoded, frames, strict=True)
         ],
         [
-            "Above temperature 0 two answers of the same law need not agree; agreement and given up "
-            "then show noise as well."
+            "Above temperature 0 two answers of the same law need not agree; agreement and given "
+            "up then show noise as well."
         ],
         pd.concat(frames, ignore_index=True),
     )
@@ -337,8 +337,8 @@ def length_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> 
         else Table(
             "decoding_draft_length",
             "Draft length γ with the largest speedup: predicted from the "
-            "pooled acceptance rate a and ρ as the maximum of (1 − aᵞ⁺¹)/((1 − a)(1 + γρ)), and found "
-            "among those tried. 0: drafting is predicted not to pay.",
+            "pooled acceptance rate a and ρ as the maximum of (1 − aᵞ⁺¹)/((1 − a)(1 + γρ)), and "
+            "found among those tried. 0: drafting is predicted not to pay.",
             "Method",
             [("", 6)],
             ["T", "a", "ρ", "predicted", "found", "tried"],

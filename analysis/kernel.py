@@ -37,12 +37,12 @@ CUT, COUNTS, RATIO, TREE = 0, 1, 2, 3  # kinds of rules
 BLOCK = 128  # steps
 FAST = 0.02  # least value of the fast form, as a share of the active mass
 
-# Scratch of a block: s[(rank * FIELDS + field) * BLOCK + step], ranks from 0.
-FIELDS = 8
-P, W, E, X = 0, 1 * BLOCK, 2 * BLOCK, 3 * BLOCK  # p, w, e, w log w of the rank
-SW, SX = 4 * BLOCK, 5 * BLOCK  # sums of w and of w log w up to the rank
-M, A = 6 * BLOCK, 7 * BLOCK  # M of the rank (-1: not yet known), and its |A|
-RANK = FIELDS * BLOCK
+# What is kept of a rank of a step: s[base + rank * RECORD + field], ranks from 0. A record fills a
+# cache line.
+RECORD = 8
+P, W, E, X = 0, 1, 2, 3  # p, w, e, w log w
+SW, SX = 4, 5  # sums of w and of w log w up to the rank
+M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 
 class Steps(NamedTuple):
@@ -88,10 +88,17 @@ class Found(NamedTuple):
 class Block(NamedTuple):
     """Scratch: what is read of a block of steps, and which accept how many ranks beyond the first.
 
-    Of step i the first have[i] ranks are in s; step listed[j] accepts n[j] ranks, before limits.
+    Of step i the first have[i] ranks are in s, from base i * width. Its p0, the p of rank 2 and the
+    certificate of rank 2 are kept apart, for the loops over steps. Step listed[j] accepts n[j]
+    ranks, limits aside.
     """
 
     s: Floats
+    width: int
+    p0: Floats
+    second: Floats
+    m: Floats
+    a: NDArray[np.int32]
     have: Ints
     listed: Ints
     n: Ints
@@ -99,8 +106,11 @@ class Block(NamedTuple):
 
 def scratch(k: int) -> Block:
     """Return the scratch of a thread for K stored tokens."""
+    p0, second, m = np.zeros((3, BLOCK))
     have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
-    return Block(np.zeros((k + 1) * RANK), have, listed, n)
+    width = (k + 1) * RECORD
+    a = np.zeros(BLOCK, dtype=np.int32)
+    return Block(np.zeros(BLOCK * width), width, p0, second, m, a, have, listed, n)
 
 
 def compiled(function: F) -> F:
@@ -139,8 +149,8 @@ def reach(steps: Steps, block: Block, row: int, i: int, need: int) -> bool:
     have = block.have[i]
     if have >= need:
         return True
-    s, p0, first = block.s, block.s[i], np.float64(steps.values[row, 0])
-    at = (have - 1) * RANK + i
+    s, p0, first = block.s, block.p0[i], np.float64(steps.values[row, 0])
+    at = i * block.width + (have - 1) * RECORD
     sum_w, sum_x, last = s[at + SW], s[at + SX], np.float64(steps.values[row, have - 1])
     for rank in range(have, need):
         value: Any = np.float64(steps.values[row, rank])
@@ -164,7 +174,7 @@ def reach(steps: Steps, block: Block, row: int, i: int, need: int) -> bool:
         x = w * d if w > 0.0 else 0.0
         sum_w += w
         sum_x += x
-        at += RANK
+        at += RECORD
         s[at + P], s[at + W], s[at + E], s[at + X] = p, w, e, x
         s[at + SW], s[at + SX], s[at + M] = sum_w, sum_x, -1.0
     block.have[i] = need
@@ -172,34 +182,33 @@ def reach(steps: Steps, block: Block, row: int, i: int, need: int) -> bool:
 
 
 @compiled
-def single(s: Floats, i: int, others: int, w: float, e: float, x: float) -> tuple[float, int]:
-    """Lemma 4.2: M / p0 of a token with this w, e and w log w, and its |A|.
-
-    At most `others` of the top ranks, all of them read, are active beside the token itself.
-    """
-    k = 1
-    while k < others and s[k * RANK + i + W] * (k + 1) > s[(k - 1) * RANK + i + SW] + w:
+def single(s: Floats, base: int, n: int) -> tuple[float, int]:
+    """Lemma 4.2 for rank n + 1, with the n ranks before it as the others: M / p0, and |A|."""
+    token, last, k = base + n * RECORD, base, 1
+    w = s[token + W]
+    while k < n and s[last + RECORD + W] * (k + 1) > s[last + SW] + w:
         k += 1
-    mass = s[(k - 1) * RANK + i + SW] + w
-    value = s[(k - 1) * RANK + i + SX] + x - mass * math.log(mass / (k + 1))
+        last += RECORD
+    mass = s[last + SW] + w
+    value = s[last + SX] + s[token + X] - mass * math.log(mass / (k + 1))
     if value > FAST * mass:
         return value, k + 1
     if k == 1:
-        return pair(e), 2
-    mean = e
+        return pair(s[token + E]), 2
+    mean = s[token + E]
     for j in range(k):
-        mean += s[j * RANK + i + E]
+        mean += s[base + j * RECORD + E]
     mean /= k + 1
-    value = phi((e - mean) / (1.0 + mean))
+    value = phi((s[token + E] - mean) / (1.0 + mean))
     for j in range(k):
-        value += phi((s[j * RANK + i + E] - mean) / (1.0 + mean))
+        value += phi((s[base + j * RECORD + E] - mean) / (1.0 + mean))
     return (1.0 + mean) * value, k + 1
 
 
 @compiled
-def tree(s: Floats, i: int, m: int) -> tuple[float, int]:
+def tree(s: Floats, base: int, m: int) -> tuple[float, int]:
     """Theorem 5.1: the least KL / p0 that lets m tokens reach x0 under q, and |A|."""
-    at, second = m * RANK + i, s[RANK + i + W]
+    at, second = base + m * RECORD, s[base + RECORD + W]
     mass, x, j = 1.0, 0.0, 0
     if second * m < s[at + SW] - second:  # all of ranks 2..m+1 are below the level
         mass, x, j = s[at + SW], s[at + SX], m
@@ -207,29 +216,29 @@ def tree(s: Floats, i: int, m: int) -> tuple[float, int]:
         mass += s[at + W]
         x += s[at + X]
         j += 1
-        at -= RANK
+        at -= RECORD
     value = x - mass * math.log(mass / (j + 1))
     if value > FAST * mass:
         return value, j + 1
     if j == 1:
-        return pair(s[m * RANK + i + E]), 2
+        return pair(s[base + m * RECORD + E]), 2
     mean = 0.0
     for rank in range(m - j + 1, m + 1):
-        mean += s[rank * RANK + i + E]
+        mean += s[base + rank * RECORD + E]
     mean /= j + 1
     value = phi(-mean / (1.0 + mean))
     for rank in range(m - j + 1, m + 1):
-        value += phi((s[rank * RANK + i + E] - mean) / (1.0 + mean))
+        value += phi((s[base + rank * RECORD + E] - mean) / (1.0 + mean))
     return (1.0 + mean) * value, j + 1
 
 
 @compiled
-def known(s: Floats, i: int, n: int) -> int:
+def known(s: Floats, base: int, n: int) -> int:
     """Make sure that M of rank n + 1, which is read, is computed; return where it is kept."""
-    at = n * RANK + i
+    at = base + n * RECORD
     if s[at + M] < 0.0:
-        value, members = single(s, i, n, s[at + W], s[at + E], s[at + X])
-        s[at + M], s[at + A] = s[i] * value, float(members)
+        value, members = single(s, base, n)
+        s[at + M], s[at + A] = s[base + P] * value, float(members)
     return at
 
 
@@ -238,37 +247,38 @@ def begin(steps: Steps, block: Block, start: int, count: int) -> int:
     """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
     s = block.s
     for i in range(count):
-        first = np.float64(steps.values[start + i, 0])
+        first, base = np.float64(steps.values[start + i, 0]), i * block.width
         p0 = math.exp(first * steps.scale - steps.logsumexp[start + i]) if steps.by_logit else first
-        s[i + P], s[i + W], s[i + SW], block.have[i] = p0, 1.0, 1.0, 1
+        s[base + P], s[base + W], s[base + SW], block.p0[i], block.have[i] = p0, 1.0, 1.0, p0, 1
         if not 0.0 < p0 < 1.0 + 1e-6:
             return start + i
         if steps.values.shape[1] > 1:
             if not reach(steps, block, start + i, i, 2):
                 return start + i
-            known(s, i, 1)
+            at = known(s, base, 1)
+            block.second[i], block.m[i], block.a[i] = s[at + P], s[at + M], np.int32(s[at + A])
     return -1
 
 
 @compiled
-def first_rejected(s: Floats, found: Found) -> None:
+def first_rejected(block: Block, found: Found) -> None:
     """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
     for i in range(found.lo.size):
-        found.lo[i] = s[RANK + M + i]
-        found.hi[i] = s[RANK + M + i]
+        found.lo[i] = block.m[i]
+        found.hi[i] = block.m[i]
     for i in range(found.lo.size):
-        found.active[i] = np.int32(s[RANK + A + i])
+        found.active[i] = block.a[i]
         found.accepted[i] = 1
 
 
 @compiled
-def write(s: Floats, found: Found, i: int, n: int, k: int, size: int) -> int:
+def write(block: Block, found: Found, i: int, n: int, k: int, size: int) -> int:
     """Write a certificate, n tokens being accepted (-1: more than k); 1 where it stays open."""
     found.accepted[i] = n
     if 0 < n < k:
-        at = known(s, i, n)
-        found.lo[i] = found.hi[i] = s[at + M]
-        found.active[i] = np.int32(s[at + A])
+        at = known(block.s, i * block.width, n)
+        found.lo[i] = found.hi[i] = block.s[at + M]
+        found.active[i] = np.int32(block.s[at + A])
         return 0
     found.lo[i] = found.hi[i] = math.inf if n >= size else math.nan
     found.active[i] = 0
@@ -280,30 +290,30 @@ def by_threshold(
     steps: Steps, rules: Rules, r: int, block: Block, start: int, count: int
 ) -> tuple[int, int]:
     """List the steps of a block that accept rank 2; return how many, and a bad step or -1."""
-    s, k, listed = block.s, steps.values.shape[1], 0
+    k, listed = steps.values.shape[1], 0
     offset_row, limit_row, gate = rules.offset_row[r], rules.limit_row[r], rules.gate[r]
     if k > 1 and limit_row < 0 and rules.limit[r] <= 1:
         return 0, -1
     for i in range(count):
-        theta = rules.slope[r] * s[i]
+        theta = rules.slope[r] * block.p0[i]
         theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, start + i]
         block.listed[listed] = i
-        listed += 1 if k == 1 or s[RANK + P + i] > theta else 0
+        listed += 1 if k == 1 or block.second[i] > theta else 0
     for j in range(listed):
         i = block.listed[j]
-        row = start + i
-        theta = rules.slope[r] * s[i]
+        row, base = start + i, i * block.width
+        theta = rules.slope[r] * block.p0[i]
         theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, row]
         most = min(steps.size, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, row])
         if 0 < gate <= steps.size:
             if not reach(steps, block, row, i, gate):
                 return 0, row
-            theta = max(theta, s[(gate - 1) * RANK + i + P])
+            theta = max(theta, block.s[base + (gate - 1) * RECORD + P])
         n = most if theta < 0.0 else 1  # below 0 every token passes, and need not be read
         while n < min(most, k):
             if not reach(steps, block, row, i, n + 1):
                 return 0, row
-            if not s[n * RANK + i + P] > theta:
+            if not block.s[base + n * RECORD + P] > theta:
                 break
             n += 1
         block.n[j] = n
@@ -335,7 +345,7 @@ def settle(
 ) -> tuple[int, int]:
     """Write the certificates of a block; return the first bad step or -1, and how many are open."""
     k, left, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
-    first_rejected(block.s, found)
+    first_rejected(block, found)
     for j in range(listed):
         i, n = block.listed[j], block.n[j]
         if rules.kind[r] == CUT:
@@ -343,7 +353,7 @@ def settle(
         need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
         if not reach(steps, block, start + i, i, need):
             return start + i, 0
-        left += write(block.s, found, i, n, k, steps.size)
+        left += write(block, found, i, n, k, steps.size)
     return -1, left
 
 
@@ -355,8 +365,8 @@ def tree_rule(steps: Steps, m: int, block: Block, found: Found, start: int) -> i
         if m < steps.size:
             if not reach(steps, block, start + i, i, m + 1):
                 return start + i
-            value, members = tree(block.s, i, m)
-        found.lo[i] = found.hi[i] = block.s[i] * value
+            value, members = tree(block.s, i * block.width, m)
+        found.lo[i] = found.hi[i] = block.p0[i] * value
         found.active[i] = members
         found.accepted[i] = -1
     return -1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,9 @@ def best(function: Callable[[], object], repeats: int) -> float:
 
 def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
     """Compute one rule in plain NumPy over the first 16 ranks, as one would write it at first."""
-    p = np.exp(dist.logits[:, :TWIN_RANKS].astype(np.float64) - dist.logsumexp[:, None])
+    logits = dist.logits
+    assert logits is not None
+    p = np.exp(logits[:, :TWIN_RANKS].astype(np.float64) - dist.logsumexp[:, None])
     rows, ranks = np.arange(len(p)), np.arange(1, TWIN_RANKS + 1)
     if isinstance(rule, Tree):
         chosen = p[:, rule.m : 0 : -1]
@@ -79,10 +82,11 @@ def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
         count = np.full(len(p), -1)
     else:
         if isinstance(rule, Mars):
-            ratio = dist.logits[:, 1] / dist.logits[:, 0].astype(np.float64)
-            count = 1 + ((dist.logits[:, 0] > 0) & (ratio > rule.theta))
+            ratio = logits[:, 1] / logits[:, 0].astype(np.float64)
+            count = 1 + ((logits[:, 0] > 0) & (ratio > rule.theta))
         else:
             cut = rule.cut(dist)
+            assert cut is not None
             above = p > cut.threshold(dist)[:, None]
             limit = TWIN_RANKS if cut.max_rank is None else cut.max_rank
             count = np.maximum((above & (ranks <= limit)).sum(axis=1), 1)
@@ -128,8 +132,8 @@ def scaling(rules: list[Rule], repeats: int) -> pd.DataFrame:
         (16_000, 128),
         (16_000, 512),
     ]:
-        dist = synthetic(steps, k)
-        rows.append({"steps": steps, "k": k, "ms": best(lambda d=dist: certify(d, rules), repeats)})
+        milliseconds = best(partial(certify, synthetic(steps, k), rules), repeats)
+        rows.append({"steps": steps, "k": k, "ms": milliseconds})
     return pd.DataFrame(rows)
 
 

@@ -87,6 +87,13 @@ def match_entropy(low: Floats, high: Floats, h: Floats) -> tuple[Floats, NDArray
     return low + right[:, None] * (high - low), possible
 
 
+def threshold(rule: Rule, stored: TopK) -> Floats:
+    """Return the (N,) thresholds of a rule that is one."""
+    cut = rule.cut(stored)
+    assert cut is not None
+    return cut.threshold(stored)
+
+
 def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> Report:
     """Compare intervals with the exact certificates of other tails of the same T and H."""
     rng = np.random.default_rng(seed)
@@ -97,7 +104,7 @@ def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> Report:
         found = certify(stored, RULES)
         tail, cap = p[:, k:], p[:, k - 1]
         chosen = rng.integers(0, len(RULES), CHUNK)
-        theta = np.choose(chosen % 16, [rule.cut(stored).threshold(stored) for rule in RULES])
+        theta = np.choose(chosen % 16, [threshold(rule, stored) for rule in RULES])
         theta = np.clip(theta, 0.0, cap)
         pair = [random_tails(rng, tail, cap, theta) for _ in range(2)]
         ends = np.array([entropy(part) for part in pair])

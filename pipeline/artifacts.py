@@ -86,7 +86,9 @@ class Artifact:
         path = self.directory / f"{name}.parquet"
         with pq.ParquetFile(path) as file:
             known.check(self.record["stage"], name, file.schema_arrow, path)
-            yield from file.iter_batches(batch_size=rows, columns=columns)
+            # one row group at a time: over all of them, what was read is kept until the end
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
 class Draft:

@@ -6,17 +6,16 @@ when what it computes changes: its artifacts, and all that hang on them, are the
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from conf.schema import Config, Model
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import file_digest, fingerprint
+from pipeline.fingerprint import fingerprint
 from pipeline.identity import Identities
+from pipeline.slices import model_slice, rule_slice, run_settings, statistics_slice
 from pipeline.vocabulary import check_pair
 
 VERSIONS = {
@@ -161,46 +160,12 @@ def distributions_node(
     )
 
 
-def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
-    """What of a model determines its numbers."""
-    return {
-        **identities.model(model.path, model.revision, f"{key}.path"),
-        "dtype": model.dtype,
-        "head_dtype": model.head_dtype,
-        "attention": model.attention,
-    }
-
-
-def run_settings(config: Config, model: Model) -> dict[str, Any]:
-    """Where and how a model runs; nothing here enters a fingerprint."""
-    return {
-        "path": model.path,
-        "revision": model.revision,
-        "label": model.label,
-        "device": config.device.name,
-        "threads": config.device.threads,
-        "batch": config.device.batch,
-        "memory_share": config.device.memory_share,
-        "cache": config.device.cache,
-    }
-
-
 def certificate_node(config: Config, rule: Any, dump: Node) -> Node:
     """The certificates of one rule on one dump."""
     slice_ = rule_slice(rule) | {"temperature": config.certificates.temperature}
     return Node(
         "certificates", rule.label, slice_, {"distributions": (dump,)}, settings={"rule": rule}
     )
-
-
-def rule_slice(rule: Any) -> dict[str, Any]:
-    """What determines a rule: its parameters and, of a user's own, its source."""
-    from analysis.criteria import to_mapping
-
-    module = inspect.getmodule(type(rule))
-    if module is None or module.__name__.startswith("analysis."):
-        return {"rule": to_mapping(rule)}
-    return {"rule": to_mapping(rule), "source": file_digest(Path(str(module.__file__)))}
 
 
 def run_lengths_node(config: Config, target: Model, certificates: tuple[Node, ...]) -> Node:
@@ -310,15 +275,6 @@ def decoding_node(config: Config, prompts: Node, drafts: Node) -> Node:
         {"prompts": (prompts,)},
         settings={**drafts.settings, "methods": methods},
     )
-
-
-def statistics_slice(config: Config) -> dict[str, Any]:
-    """The settings of the bootstrap."""
-    return {
-        "resamples": config.statistics.resamples,
-        "confidence": config.statistics.confidence,
-        "statistics_seed": config.statistics.seed,
-    }
 
 
 def report_node(config: Config, rules: list[Any], nodes: Mapping[str, list[Node]]) -> Node:

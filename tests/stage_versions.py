@@ -21,10 +21,8 @@ from pipeline.stages import MODULES, VERSIONS
 
 ACCEPTED = Path(__file__).with_name("stage_versions.json")
 ROOT = Path(__file__).resolve().parent.parent
-PLUMBING = {
-    f"pipeline.{name}"
-    for name in ("artifacts", "errors", "fingerprint", "identity", "paths", "runner", "stages")
-}
+SHARED = ["artifacts", "errors", "fingerprint", "identity", "paths", "runner", "slices", "stages"]
+PLUMBING = {f"pipeline.{name}" for name in SHARED}
 
 
 def source(module: str) -> Path | None:
@@ -38,10 +36,8 @@ def source(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
-def imports(module: str) -> set[str]:
-    """Return the modules of this project that `module` imports, at any depth of its code."""
-    path = source(module)
-    assert path is not None
+def imported(path: Path) -> set[str]:
+    """Return all names that a file imports, at any depth of its code, modules or not."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -49,7 +45,14 @@ def imports(module: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if source(name) is not None}
+    return found
+
+
+def imports(module: str) -> set[str]:
+    """Return the modules of this project that `module` imports."""
+    path = source(module)
+    assert path is not None
+    return {name for name in imported(path) if source(name) is not None}
 
 
 def closure(stage: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -12,21 +11,11 @@ import pytest
 
 from pipeline.stages import MODULES, VERSIONS
 from tests import stage_versions
+from tests.stage_versions import imported
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
 HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")
-
-
-def imported(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def files(folder: str) -> list[Path]:

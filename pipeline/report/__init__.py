@@ -7,10 +7,12 @@ Run it with ``python -m pipeline stage=report``. Files: ``index.md``, ``numbers.
 
 from __future__ import annotations
 
+from analysis.extremal_figure import extremal_figure
 from analysis.figures import all_figures, render
 from analysis.tables import all_tables
 from pipeline.artifacts import Artifact, Draft
 from pipeline.report.acceptance import acceptance_part
+from pipeline.report.certificates import certificate_tables
 from pipeline.report.decoding import decoding_part
 from pipeline.report.index import page
 from pipeline.report.inputs import measure, read_targets, setup
@@ -22,12 +24,13 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     """Write the report of a study into `draft.directory`."""
     targets = read_targets(node, upstream)
     measured = measure(targets)
-    tables = all_tables(measured)
+    tables = [*all_tables(measured), *certificate_tables(targets)]
     figures = all_figures(
         {target.label: target.top[:, 0] for target in targets},
         {target.label: target.certificates for target in targets},
         {target.label: target.bootstrap for target in targets},
     )
+    figures["extremal"] = extremal_figure()
     setups = {target.label: setup(target) for target in targets}
     drafter = acceptance_part(node, upstream)
     text = page(

@@ -187,6 +187,8 @@ def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -
     for draft, artifact in zip(drafts, found, strict=True):
         pair, sound = draft.record["facts"], artifact.record["facts"]
         drift = pair["drift"]
+        rows_of = [pair[model]["vocab_size"] for model in ("target", "drafter")]
+        changed = share_text(drift["changed_argmax"] / drift["steps"])
         facts = {
             "steps and rules": f"{sound['steps']} and {sound['rules']}",
             "certified decisions": sound["certified"],
@@ -195,10 +197,13 @@ def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -
             "R − KL at certified steps, least": near(sound["tightest_certified"], pairs),
             "KL(p‖q), mean and median": f"{sound['mean_kl']:.4g} and {sound['median_kl']:.4g} nats",
             "temperature of both distributions": f"{pair['temperature']:g}",
-            "rows compared, of target and drafter": f"{pair['vocab_size']}, of {pair['target']['vocab_size']} and "
-            f"{pair['drafter']['vocab_size']}",
-            "drift against the decoding pass": f"logits by at most {drift['max_logit_difference']:.1e}, the argmax of "
-            f"{share_text(drift['changed_argmax'] / drift['steps'])} of steps",
+            "rows compared, of target and drafter": (
+                f"{pair['vocab_size']}, of {rows_of[0]} and {rows_of[1]}"
+            ),
+            "drift against the decoding pass": (
+                f"logits by at most {drift['max_logit_difference']:.1e}, the argmax of "
+                f"{changed} of steps"
+            ),
         }
         for name, value in facts.items():
             rows.setdefault(name, []).append(value)

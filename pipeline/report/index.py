@@ -34,6 +34,12 @@ CAPTIONS = {
     "figure4": "Multiplicative relaxed certificates across α.",
     "figure5": "Tree certificates across m, with strict greedy. Dashed: the ceilings log(m+1) "
     "(Theorem 5.3), reached only in the limit, and log 2.",
+    "extremal": "A made-up target p over eight tokens and, for three criteria, the draft q* of "
+    "least KL(p‖q) that can be rejected (Lemma 4.2, Theorem 5.1). Level (dashed) on the active "
+    "tokens, equal to p elsewhere. Strict greedy: the second token ties with the first. Additive: "
+    "the third is the first one that may be rejected, and the second, above the level, comes down "
+    "with the first. Tree: the first token falls out of the three best when the third and fourth "
+    "reach it; the second is above it already.",
 }
 # tables of further targets come last
 ORDER = (
@@ -50,7 +56,15 @@ ORDER = (
     "table6",
     "estimators",
     "table7",
+    "determined",
+    "bounds",
+    "extremal",
 )
+TITLES = {
+    "determined": "What the stored tokens determine",
+    "bounds": "Certificates and their bounds",
+    "extremal": "The closest draft that can be rejected",
+}
 
 
 def page(
@@ -100,7 +114,7 @@ def page(
         parts.append(drafter)
     parts += [
         "## Numbers",
-        "[numbers.tex](numbers.tex) holds every number of these tables as a LaTeX macro.",
+        "[numbers.tex](numbers.tex) holds the numbers of Tables 1 to 7 as LaTeX macros.",
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -111,6 +125,8 @@ def heading(name: str) -> str:
     >>> heading("table2"), heading("estimators")
     ('Table 2', 'Estimators')
     """
+    if name in TITLES:
+        return TITLES[name]
     words = name.rstrip("0123456789")
     return f"{words.capitalize()} {name[len(words) :]}".strip()
 

@@ -27,6 +27,7 @@ class Target:
     """One target's artifacts, and their columns that the report needs.
 
     Attributes:
+        sources: the artifacts of `certificates`.
         top: (N, R) probability of the top `ranks` tokens of each step.
         lengths: (P,) steps of each prompt.
     """
@@ -35,6 +36,7 @@ class Target:
     prompts: Artifact
     dump: Artifact
     certificates: list[Certified]
+    sources: list[Artifact]
     runs: pd.DataFrame
     bootstrap: PromptBootstrap
     ranks: tuple[int, ...]
@@ -101,6 +103,7 @@ def read_target(
         prompts,
         source,
         certificates,
+        upstream["certificates"],
         upstream["run_lengths"][0].read().to_pandas(),
         bootstrap,
         ranks,
@@ -149,8 +152,10 @@ def setup(target: Target) -> dict[str, Any]:
     chosen = target.prompts.read(columns=["source", "n_tokens"]).to_pandas()
     return {
         "prompts": f"{len(lengths)} of {', '.join(chosen['source'].unique())}",
-        "prompt tokens, after the chat template": f"{chosen['n_tokens'].min()} to {chosen['n_tokens'].max()} "
-        f"(allowed: {prompts['config']['min_tokens']} to {prompts['config']['max_tokens']})",
+        "prompt tokens, after the chat template": (
+            f"{chosen['n_tokens'].min()} to {chosen['n_tokens'].max()} "
+            f"(allowed: {prompts['config']['min_tokens']} to {prompts['config']['max_tokens']})"
+        ),
         "rows excluded while choosing them": ", ".join(excluded) or "none",
         "steps": int(lengths.sum()),
         "steps a prompt": f"at most {config['steps']}; {np.sum(lengths < config['steps'])} prompts "

@@ -24,6 +24,7 @@ from analysis.criteria import (
     Typical,
 )
 from analysis.distributions import TopK
+from benchmarks.certificates import paper_rules, synthetic, twin
 
 RULES = [
     StrictGreedy(),
@@ -314,3 +315,17 @@ def test_monotone_in_every_parameter() -> None:
     paper = values([TopMAdditive(2, 0.3, "paper"), TopMAdditive(3, 0.3, "paper")])
     assert (paper[:, 0] == additive[:, 0]).all()  # read literally, m = 2 is strict greedy
     assert (paper[:, 1] <= mixed[:, 1]).all()
+
+
+def test_the_kernel_equals_a_plain_numpy_twin_on_logits_like_a_model_s() -> None:
+    """Other code, from other formulas (no prefix sums, no shortcuts), on the first 16 ranks."""
+    dist, rules = synthetic(2000, 64), paper_rules()
+    found = certify(dist, rules)
+    for index, rule in enumerate(rules):
+        value, _, active, count = twin(dist, rule)
+        seen = np.isfinite(found.lo[:, index]) & (found.lo[:, index] == found.hi[:, index])
+        seen &= found.accepted_count[:, index] < 15
+        assert seen.mean() > 0.6
+        np.testing.assert_allclose(found.lo[seen, index], value[seen], rtol=1e-9, atol=1e-13)
+        np.testing.assert_array_equal(found.accepted_count[seen, index], count[seen])
+        np.testing.assert_array_equal(found.active_size[seen, index], active[seen])

@@ -42,8 +42,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
 def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
     page = (report.directory / "index.md").read_text()
-    tables = [*(f"table{n}" for n in range(1, 8)), "estimators"]
-    figures = [f"figure{n}" for n in range(1, 6)]
+    tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds"]
+    figures = [*(f"figure{n}" for n in range(1, 6)), "extremal"]
     files = {
         path.relative_to(report.directory).as_posix()
         for path in report.directory.rglob("*")

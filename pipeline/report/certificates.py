@@ -1,0 +1,94 @@
+"""What the report says of the certificates themselves: how exact, and how near the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.certificate_tables import BOUNDED, Compared, bounds_table, determined_table
+from analysis.criteria import Rule
+from analysis.distributions import Floats, TopK
+from analysis.layout import Table
+from pipeline import dump
+from pipeline.artifacts import Artifact
+from pipeline.report.inputs import Target
+
+
+def certificate_tables(targets: Sequence[Target]) -> list[Table]:
+    """Return the tables on the certificates; rules without a closed form have no bounds."""
+    bounds = bounds_table({target.label: compare(target) for target in targets})
+    determined = determined_table({target.label: target.certificates for target in targets})
+    return [determined] if bounds is None else [determined, bounds]
+
+
+def compare(target: Target) -> list[Compared]:
+    """Read the steps of a target at which each rule's certificate is exact and finite."""
+    chosen = [
+        (item, artifact)
+        for item, artifact in zip(target.certificates, target.sources, strict=True)
+        if item.rule.name in BOUNDED
+    ]
+    rules = [item.rule for item, _ in chosen]
+    rejected = [first_rejected(item.rule, artifact) for item, artifact in chosen]
+    p0, b, theta = first_probabilities(target.dump, rules, rejected)
+    compared = []
+    for at, (item, artifact) in enumerate(chosen):
+        active = artifact.read(columns=["active_size"])["active_size"].to_numpy()
+        rows = (item.lo == item.hi) & np.isfinite(item.hi) & ~np.isnan(b[at])
+        compared.append(
+            Compared(
+                item.rule,
+                len(rows),
+                item.lo[rows],
+                active[rows].astype(np.float64),
+                p0[rows],
+                b[at][rows],
+                theta[at][rows],
+            )
+        )
+    return compared
+
+
+def first_rejected(rule: Rule, certificates: Artifact) -> np.ndarray:
+    """Return the (N,) ranks, from 0, of the tokens whose tie is a rejection; -1 if unknown."""
+    column = certificates.read(columns=["accepted_count"])["accepted_count"]
+    if rule.name == "tree":
+        return np.full(len(column), rule.parameters["m"])
+    return np.asarray(column.fill_null(-1).to_numpy())
+
+
+def first_probabilities(
+    source: Artifact, rules: Sequence[Rule], rejected: Sequence[np.ndarray]
+) -> tuple[Floats, Floats, Floats]:
+    """Return p0 (N,), and for R rules (R, N) first rejected probabilities and thresholds.
+
+    A probability that is not stored is NaN, and so is the threshold of a rule that has none.
+    """
+    p0, b, theta = [], [], []
+    begun = 0
+    for _, dist in dump.chunks(source, source.record["config"]["certified_temperature"]):
+        steps = slice(begun, begun + len(dist))
+        begun = steps.stop
+        p0.append(dist.top_probability)
+        b.append([probability(dist, ranks[steps]) for ranks in rejected])
+        theta.append([threshold(dist, rule) for rule in rules])
+    shape = (len(rules), begun)
+    return (
+        np.concatenate(p0),
+        np.concatenate(b, axis=1).reshape(shape),
+        np.concatenate(theta, axis=1).reshape(shape),
+    )
+
+
+def probability(dist: TopK, ranks: np.ndarray) -> Floats:
+    """Return the (N,) probabilities of the given ranks, from 0; NaN where they are not stored."""
+    stored = (ranks >= 0) & (ranks < dist.k)
+    at = np.where(stored, ranks, 0)[:, None]
+    return np.where(stored, np.exp(np.take_along_axis(dist.log_probs, at, axis=1))[:, 0], np.nan)
+
+
+def threshold(dist: TopK, rule: Rule) -> Floats:
+    """Return the (N,) probability that a token must exceed, NaN for a rule without threshold."""
+    cut = rule.cut(dist)
+    return np.full(len(dist), np.nan) if cut is None else cut.threshold(dist)

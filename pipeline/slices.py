@@ -1,0 +1,54 @@
+"""Slices of the configuration: what of a model, a rule or the bootstrap determines an artifact."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config, Model
+from pipeline.fingerprint import file_digest
+from pipeline.identity import Identities
+
+
+def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
+    """What of a model determines its numbers."""
+    return {
+        **identities.model(model.path, model.revision, f"{key}.path"),
+        "dtype": model.dtype,
+        "head_dtype": model.head_dtype,
+        "attention": model.attention,
+    }
+
+
+def run_settings(config: Config, model: Model) -> dict[str, Any]:
+    """Where and how a model runs; nothing here enters a fingerprint."""
+    return {
+        "path": model.path,
+        "revision": model.revision,
+        "label": model.label,
+        "device": config.device.name,
+        "threads": config.device.threads,
+        "batch": config.device.batch,
+        "memory_share": config.device.memory_share,
+        "cache": config.device.cache,
+    }
+
+
+def rule_slice(rule: Any) -> dict[str, Any]:
+    """What determines a rule: its parameters and, of a user's own, its source."""
+    from analysis.criteria import to_mapping
+
+    module = inspect.getmodule(type(rule))
+    if module is None or module.__name__.startswith("analysis."):
+        return {"rule": to_mapping(rule)}
+    return {"rule": to_mapping(rule), "source": file_digest(Path(str(module.__file__)))}
+
+
+def statistics_slice(config: Config) -> dict[str, Any]:
+    """The settings of the bootstrap."""
+    return {
+        "resamples": config.statistics.resamples,
+        "confidence": config.statistics.confidence,
+        "statistics_seed": config.statistics.seed,
+    }

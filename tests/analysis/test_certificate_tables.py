@@ -1,0 +1,73 @@
+"""The tables on certificates, and the figure of q*: known cases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis import bounds
+from analysis.certificate_tables import Compared, bounds_table, determined_table, median
+from analysis.criteria import Additive, Multiplicative, Rule, StrictGreedy, Tree, Typical
+from analysis.extremal_figure import EXAMPLE, EXAMPLE_RULES, extremal_figure
+from analysis.figures import Certified
+
+
+def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> Compared:
+    """A step whose certificate is KL(p || q), with every token active."""
+    kl = float(np.sum(p * np.log(p / q)))
+    columns = ([kl], [float(len(p))], [p[0]], [p[-1]], [theta])
+    return Compared(rule, 4, *map(np.array, columns))
+
+
+def test_ratios_are_one_where_a_theorem_is_tight() -> None:
+    two, half = bounds.two_point_example(0.3), bounds.multiplicative_example(0.5)
+    tight = {
+        "theorem 4.9": one_step(StrictGreedy(), *two, math.nan),
+        "theorem 4.11": one_step(Additive(0.3), *two, two[0][1]),
+        "theorem 4.13": one_step(Multiplicative(0.5), *half, half[0][1]),
+        "corollary 4.15": one_step(Typical(0.1, 0.09), *half, half[0][1]),
+        "theorem 5.2": one_step(Tree(4), *bounds.tree_example(0.4, 4), math.nan),
+    }
+    table = bounds_table({"target": list(tight.values())})
+    assert table is not None
+    data = table.data
+    for name, step in tight.items():
+        rows = data[data["rule"] == step.rule.label].set_index("bound")
+        assert rows.loc[name, "ratio"] == pytest.approx(1)
+        assert (rows.loc[rows["kind"] != "asymptotic", "ratio"] > 1 - 1e-9).all()
+        assert rows.loc[name, "compared"] == 0.25
+    assert [len(cells) for _, cells in table.sections[0].rows] == [len(table.columns)] * len(tight)
+    assert (data.loc[data["bound"] == "lemma 4.5", "ratio"].sub(1).abs() < 1e-9).all()
+
+
+def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
+    table = bounds_table({"target": [Compared(Additive(0.1), 5, *(np.empty(0) for _ in range(5)))]})
+    assert table is not None
+    assert {cell.text for _, cells in table.sections[0].rows for cell in cells} == {"–"}
+    assert (table.data["compared"] == 0).all()
+    assert bounds_table({"target": []}) is None
+    assert median(np.array([4.0, 1.0, 2.0, 3.0])) == 2.0
+
+
+def test_what_is_determined() -> None:
+    lo = np.array([0.1, 0.2, 0.3, 0.4, math.inf])
+    hi = np.array([0.1, 0.25, math.inf, 0.4, math.inf])
+    table = determined_table({"target": [Certified(Additive(0.1), lo, hi)]})
+    ((_, cells),) = table.sections[0].rows
+    assert [cell.text for cell in cells] == ["60 %", "20 %", "0.05", "20 %"]
+
+
+def test_the_example_shows_three_different_active_sets() -> None:
+    assert sum(EXAMPLE) == pytest.approx(1)
+    titles = [axis.get_title(loc="left") for axis in extremal_figure().axes]
+    active, kls = [], []
+    for rule, title in zip(EXAMPLE_RULES, titles, strict=True):
+        axis = extremal_figure().axes[titles.index(title)]
+        p, q = ([bar.get_height() for bar in bars] for bars in axis.containers)
+        kls.append(sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)))
+        assert f"= {kls[-1]:.4f} nats" in title, rule
+        active.append([at for at in range(len(p)) if abs(p[at] - q[at]) > 1e-9])
+    assert active == [[0, 1], [0, 1, 2], [0, 2, 3]]
+    assert kls == sorted(kls)
