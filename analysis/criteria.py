@@ -317,9 +317,13 @@ def _load(module: Any) -> None:
     try:
         importlib.import_module(str(module))
     except ModuleNotFoundError as error:
-        if error.name != str(module):
-            raise  # the module is there, something that it imports is not
+        advice = (
+            f"put {module}.py into the directory you start from, or its directory into PYTHONPATH"
+        )
+        if error.name != str(module):  # the module is there, something that it imports is not
+            advice = str(error)
+        raise ValueError(f"module={module!r} cannot be imported: {advice}") from error
+    except Exception as error:  # whatever a user's module raises
         raise ValueError(
-            f"module={module!r} cannot be imported: put {module}.py into the "
-            "directory you start from, or its directory into PYTHONPATH"
+            f"module={module!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error

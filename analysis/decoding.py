@@ -101,8 +101,17 @@ def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def length_histogram(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return how many calls accept each number of drafted tokens: run, accepted, calls, share."""
-    counts = calls.groupby(["run", "accepted"]).size().rename("calls").reset_index()
+    """Return how many calls accept each number of drafted tokens: run, accepted, calls, share.
+
+    Numbers up to the longest draft of the run that no call accepts are there, with 0 calls.
+    """
+    longest = calls.groupby("run")["drafted"].max()
+    every = pd.MultiIndex.from_tuples(
+        [(run, accepted) for run, top in longest.items() for accepted in range(top + 1)],
+        names=["run", "accepted"],
+    )
+    found = calls.groupby(["run", "accepted"]).size().reindex(every, fill_value=0)
+    counts = found.rename("calls").reset_index()
     counts["share"] = counts["calls"] / counts.groupby("run")["calls"].transform("sum")
     return counts
 

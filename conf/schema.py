@@ -6,6 +6,7 @@ stand in the metadata of a field and are checked by `check`, before any work is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -141,7 +142,7 @@ class Device:
 
     name: str = _ranged(
         "auto, cpu, cuda or cuda:N",
-        lambda value: value in ("auto", "cpu", "cuda") or value.startswith("cuda:"),
+        lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None,
     )
     threads: int | None = _optional_at_least(1)
     batch: int | None = _optional_at_least(1)

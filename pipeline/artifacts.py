@@ -42,12 +42,16 @@ class Artifact:
     def record(self) -> dict[str, Any]:
         """The record written when the artifact was published."""
         try:
-            return json.loads((self.directory / RECORD).read_text())
-        except (OSError, ValueError) as error:
+            record = json.loads((self.directory / RECORD).read_text())
+            lacking = {"stage", "content", "files", "upstream", "facts"} - set(record)
+            if lacking:
+                raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
+        except (OSError, ValueError, TypeError) as error:
             raise PipelineError(
                 f"{self.directory / RECORD} can't be read ({error}): delete the directory "
                 "and run the same command again"
             ) from error
+        return dict(record)
 
     @property
     def content(self) -> str:
@@ -60,6 +64,21 @@ class Artifact:
         Raises:
             PipelineError: the file is missing, damaged, or has other columns than its stage writes.
         """
+        with self._open(name) as file:
+            return file.read(columns=columns)
+
+    def batches(
+        self, name: str = "data", columns: list[str] | None = None, rows: int = 8192
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a Parquet file in batches of at most `rows` rows; errors are those of `read`."""
+        with self._open(name) as file:
+            # one row group at a time: over all of them, what was read is kept until the end
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(rows, row_groups=[group], columns=columns)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        """Open a Parquet file, its schema checked; damage found while reading is named."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -67,28 +86,14 @@ class Artifact:
 
         path = self.directory / f"{name}.parquet"
         try:
-            known.check(self.record["stage"], name, pq.read_schema(path), path)
-            return pq.read_table(path, columns=columns)
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                known.check(self.record["stage"], name, file.schema_arrow, path)
+                yield file
         except (OSError, pa.ArrowException) as error:
             raise PipelineError(
                 f"{path} can't be read ({error}): run `make verify`, delete what it names, "
                 "and run the same command again"
             ) from error
-
-    def batches(
-        self, name: str = "data", columns: list[str] | None = None, rows: int = 8192
-    ) -> Iterator[pa.RecordBatch]:
-        """Stream a Parquet file in batches of at most `rows` rows, its schema checked."""
-        import pyarrow.parquet as pq
-
-        from pipeline import columns as known
-
-        path = self.directory / f"{name}.parquet"
-        with pq.ParquetFile(path) as file:
-            known.check(self.record["stage"], name, file.schema_arrow, path)
-            # one row group at a time: over all of them, what was read is kept until the end
-            for group in range(file.num_row_groups):
-                yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
 class Draft:
@@ -110,7 +115,7 @@ class Draft:
 
         path = self.directory / f"{name}.parquet"
         known.check(self.stage, name, schema, path)
-        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             yield writer
         self.rows[name] = pq.read_metadata(path).num_rows
 
@@ -240,10 +245,10 @@ class Store:
         return found.content
 
     def _retire(self, node: Node) -> None:
-        old = self.find(node)
-        if old is not None:
-            away = old.directory.parent / f".{node.hash12}.old-{os.getpid()}"
-            old.directory.rename(away)
+        """Remove what lies in the place of `node`, a directory without a record included."""
+        for old in (self.root / node.stage).glob(f"*-{node.hash12}"):
+            away = old.parent / f".{node.hash12}.old-{os.getpid()}"
+            old.rename(away)
             shutil.rmtree(away)
 
 

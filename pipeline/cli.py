@@ -28,6 +28,10 @@ OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 schema.register()
 
 
+# errors of a user's making: printed without a traceback
+EXPECTED = (PipelineError, schema.ConfigError, OmegaConfBaseException)
+
+
 def main() -> None:
     """Run the command line."""
     try:
@@ -58,13 +62,19 @@ def _multirun() -> None:
     try:
         _decorated(_swept)()
     finally:  # Hydra has no hook for the end of a sweep in which a job failed
-        sweeps.collect(directory)
+        failed = sweeps.collect(directory)
+    if failed:
+        raise SystemExit(1)
 
 
 def _single(config: DictConfig) -> None:
+    from pipeline import sweeps
+
     try:
-        run(config)
-    except (PipelineError, schema.ConfigError, OmegaConfBaseException) as error:
+        artifacts, nodes = run(config)
+        if artifacts[0].record["stage"] in ("certificates", "acceptance"):
+            sweeps.print_table(sweeps.rows_of(nodes, artifacts))
+    except EXPECTED as error:
         raise SystemExit(f"error: {error}") from None
 
 
@@ -77,10 +87,13 @@ def _swept(config: DictConfig) -> None:
     directory = Path(hydra_config.runtime.output_dir)
     try:
         artifacts, nodes = run(config)
+    except EXPECTED as error:  # listed at the end, and the exit status of the sweep
+        sweeps.write_failure(directory, overrides, error)
     except Exception as error:
         sweeps.write_failure(directory, overrides, error)
         raise
-    sweeps.write_point(directory, overrides, nodes, artifacts)
+    else:
+        sweeps.write_point(directory, overrides, nodes, artifacts)
 
 
 def run(config: DictConfig) -> tuple[list[Artifact], list]:
@@ -133,6 +146,9 @@ def _show(report: Artifact, place: Path) -> None:
         shutil.copytree(report.directory, beside, ignore=shutil.ignore_patterns("record.json"))
         (beside / ".artifact").write_text(report.content)
         if place.exists():
+            print(
+                f"{runner.shown(place)}: replaces the report of another configuration", flush=True
+            )
             shutil.rmtree(place)
         beside.rename(place)
     print(f"report: {runner.shown(place / 'index.md')}", flush=True)

@@ -51,7 +51,7 @@ class Identities:
 
     def model(self, path: str, revision: str | None, key: str) -> dict[str, str]:
         """Return the identity of a model; `key` is the configuration key for errors."""
-        local = local_path(path)
+        local = local_path(path, key)
         if local is None:
             return {"hub": path, "commit": hub_commit(path, revision, "model", key)}
         if not (local / "config.json").is_file():
@@ -60,14 +60,14 @@ class Identities:
 
     def tokenizer(self, path: str, revision: str | None, key: str) -> dict[str, str]:
         """Return the identity of a model's tokenizer, equal for equal files."""
-        local = local_path(path)
+        local = local_path(path, key)
         if local is None:
             local = hub_files(path, revision, list(TOKENIZER_FILES), key)
         return {"content": self._digest(local, TOKENIZER_FILES, key)}
 
     def source(self, path: str, revision: str | None, key: str) -> dict[str, str]:
         """Return the identity of a prompt source: file, directory or hub dataset."""
-        local = local_path(path)
+        local = local_path(path, key)
         if local is None:
             return {"hub": path, "commit": hub_commit(path, revision, "dataset", key)}
         if local.is_file():
@@ -103,7 +103,7 @@ class Identities:
         return self._memo[key]
 
 
-def local_path(path: str) -> Path | None:
+def local_path(path: str, key: str = "") -> Path | None:
     """Return `path` as a local path (relative ones also from the repository), or None for a hub id.
 
     Raises:
@@ -114,7 +114,9 @@ def local_path(path: str) -> Path | None:
             return candidate.resolve()
     if HUB_ID.fullmatch(path):
         return None
-    raise PipelineError(f"{path} does not exist, and is no hub id (owner/name) either")
+    raise PipelineError(
+        f"{key + '=' if key else ''}{path} does not exist, and is no hub id (owner/name) either"
+    )
 
 
 def split_patterns(split: str | None) -> list[str]:

@@ -110,6 +110,8 @@ def read(files: list[Path], cache: str) -> Any:
     """
     import datasets
 
+    if not any(file.stat().st_size for file in files):
+        raise PipelineError(f"prompts.source: {files[0]} holds no rows")
     datasets.disable_progress_bars()
     try:
         rows = datasets.load_dataset(

@@ -22,12 +22,26 @@ def write_point(
     directory: Path, overrides: list[str], nodes: list[Node], artifacts: list[Artifact]
 ) -> None:
     """Write the rows of a finished job."""
-    rows = [
-        row
-        for node, artifact in zip(nodes, artifacts, strict=True)
-        for row in summarise(node, artifact)
-    ]
-    _write(directory, {"overrides": overrides, "rows": rows})
+    _write(directory, {"overrides": overrides, "rows": rows_of(nodes, artifacts)})
+
+
+def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
+    """Return the rows of a table that sums up artifacts."""
+    pairs = zip(nodes, artifacts, strict=True)
+    return [row for node, artifact in pairs for row in summarise(node, artifact)]
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print rows as a table, without the columns that are empty."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    if {"empty", "inexact"} <= set(table):
+        print(
+            "mean, median, p25 and p5 of the certificates in nats; empty: share of steps where "
+            "nothing can be rejected (the ceiling stands for them), inexact: known as an interval"
+        )
 
 
 def write_failure(directory: Path, overrides: list[str], error: BaseException) -> None:
@@ -42,11 +56,11 @@ def _write(directory: Path, point: dict[str, Any]) -> None:
     beside.replace(directory / POINT)
 
 
-def collect(directory: Path) -> None:
-    """Print and write the table and the plot of a sweep, and list its failed points."""
+def collect(directory: Path) -> int:
+    """Print and write the table and the plot of a sweep; list and count its failed points."""
     points = sorted(directory.glob(f"*/{POINT}"), key=lambda path: int(path.parent.name))
     if not points:
-        return  # Hydra refused the command line and said why
+        return 0  # Hydra refused the command line and said why
     read = [json.loads(path.read_text()) for path in points]
     swept = swept_keys([point["overrides"] for point in read])
     rows: list[dict[str, Any]] = []
@@ -59,6 +73,7 @@ def collect(directory: Path) -> None:
             print(f"failed: {where}: {point['failed']}")
     if rows:
         _publish(directory, swept, rows)
+    return sum("failed" in point for point in read)
 
 
 def swept_keys(overrides: list[list[str]]) -> list[str]:
@@ -89,9 +104,7 @@ def _publish(directory: Path, swept: list[str], rows: list[dict[str, Any]]) -> N
     table = pd.DataFrame(rows)
     table.to_csv(directory / "sweep.csv", index=False)
     table.to_parquet(directory / "sweep.parquet", index=False)
-    printed = table.drop(columns=[c for c in table if table[c].isna().all()])
-    with pd.option_context("display.width", 200, "display.max_rows", 200):
-        print(printed.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    print_table(rows)
     figure = sweep_figure(table, swept)
     if figure is not None:
         for kind in ("pdf", "png"):

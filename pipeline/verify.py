@@ -57,7 +57,10 @@ def main(arguments: list[str]) -> int:
         if path.is_dir() and not path.name.startswith(".") and not (path / RECORD).exists()
     )
     for path in unrecorded:
-        print(f"{path} has no {RECORD}\n  -> delete it", file=sys.stderr)
+        print(
+            f"{path} has no {RECORD}\n  -> delete it and run the same command again",
+            file=sys.stderr,
+        )
     print(f"{len(directories)} artifacts verified, {damaged + len(unrecorded)} damaged")
     return 1 if damaged or unrecorded else 0
 

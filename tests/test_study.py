@@ -94,6 +94,7 @@ def test_failed_points_of_a_sweep_are_listed_with_their_reason(
     )
     assert done.returncode != 0
     assert re.search(r"failed: criteria\.t=7: .*t=7", done.stdout)
+    assert "Traceback" not in done.stdout + done.stderr
     assert pd.read_csv(tmp_path / "sweep.csv")["criteria.t"].tolist() == [0.07, 0.07]
 
 

@@ -87,8 +87,36 @@ def test_reading_checks_the_schema(store: Store) -> None:
     with pytest.raises(PipelineError, match="has the columns"):
         artifact.read()
     path.write_bytes(b"PAR1 not parquet")
-    with pytest.raises(PipelineError, match="make verify"):
-        artifact.read()
+    for reading in (artifact.read, lambda: list(artifact.batches())):
+        with pytest.raises(PipelineError, match="make verify"):
+            reading()
+
+
+def test_a_changed_value_is_noticed_when_it_is_read(store: Store) -> None:
+    path = runner.ensure([fakes.node("a")], store)[0].directory / "data.parquet"
+    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    path.write_bytes(content)
+    artifact = store.find(fakes.node("a"))
+    assert artifact is not None
+    with pytest.raises(PipelineError, match=r"data\.parquet can't be read"):
+        list(artifact.batches())
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"stage": "prompts"}'])
+def test_a_damaged_record_is_named(store: Store, content: str) -> None:
+    artifact = runner.ensure([fakes.node("a")], store)[0]
+    (artifact.directory / "record.json").write_text(content)
+    with pytest.raises(PipelineError, match=r"record\.json can't be read"):
+        runner.ensure([fakes.node("top", (fakes.node("a"),))], store)
+
+
+def test_a_directory_that_lost_its_record_is_replaced(store: Store) -> None:
+    artifact = runner.ensure([fakes.node("a")], store)[0]
+    (artifact.directory / "record.json").unlink()
+    assert runner.ensure([fakes.node("a")], store)[0].record["rows"] == {"data": 1}
+    assert fakes.calls == ["a", "a"]
 
 
 def test_verify_finds_flipped_bytes_missing_files_and_strangers(
