@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import yaml
+from omegaconf import OmegaConf
 
 from analysis.certificates import certify
 from analysis.criteria import Additive, Mars, Rule, Tree, expand
@@ -54,7 +54,9 @@ def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
 
 def paper_rules() -> list[Rule]:
     """Return the grid of rules of conf/criteria/paper.yaml."""
-    return expand(yaml.safe_load((ROOT / "conf/criteria/paper.yaml").read_text())["rules"])
+    paper = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/criteria/paper.yaml"))
+    assert isinstance(paper, dict)
+    return expand(paper["rules"])
 
 
 def best(function: Callable[[], object], repeats: int) -> float:

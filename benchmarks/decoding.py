@@ -31,19 +31,26 @@ Decoder = Callable[[list[int]], list[int]]
 
 def main(overrides: list[str]) -> None:
     """Compare all ways to decode for the first target of the configuration."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides)
-    _, nodes, store = cli.prepare(config)
-    node = nodes["decoding"][0]
-    prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()[:PROMPTS]
-    target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
-    drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
+    target, drafter, prompts = load_pair(overrides)
+    prompts = prompts[:PROMPTS]
     print(
         f"{target.label} and {drafter.label}, {len(prompts)} prompts, {STEPS} tokens, "
         f"{torch.get_num_threads()} threads"
     )
     for gamma in LENGTHS:
-        compare(gamma, decoders(target, drafter, gamma), [row["token_ids"] for row in prompts])
+        compare(gamma, decoders(target, drafter, gamma), prompts)
+
+
+def load_pair(overrides: list[str]) -> tuple[LanguageModel, LanguageModel, list[list[int]]]:
+    """Return the first target of a configuration, its drafter, and the tokens of its prompts."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides)
+    _, nodes, store = cli.prepare(config)
+    node = nodes["decoding"][0]
+    prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
+    target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
+    drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
+    return target, drafter, [row["token_ids"] for row in prompts]
 
 
 def decoders(target: LanguageModel, drafter: LanguageModel, gamma: int) -> dict[str, Decoder]:

@@ -1,0 +1,85 @@
+"""Do sampled answers have the target's law? ``python -m benchmarks.losslessness [OVERRIDES]``.
+
+Decodes the shortest prompt many times with the study's pair, by speculative sampling and by
+exponential races, and holds the joint frequencies of the first two tokens against their exact law,
+from plain forward passes of the target: chi-square over the cells that are expected often enough,
+the rest in one. The drafter's own answers are held against the same law, which must refuse them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import numpy as np
+import torch
+from scipy import stats
+
+from benchmarks.decoding import load_pair
+from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
+from pipeline.decoding.drafters import Drafter, ModelDrafter, Nothing
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
+from pipeline.models import LanguageModel
+
+TEMPERATURE, ANSWERS, LENGTH, LEAST = 0.7, 2000, 3, 8.0
+Pair = tuple[int, int]
+
+
+@torch.inference_mode()
+def law(target: LanguageModel, prompt: list[int], first: list[int] | None = None) -> np.ndarray:
+    """Return the law of the next token after the prompt and the tokens `first`."""
+    logits = target.module(torch.tensor([prompt + (first or [])])).logits[0, -1]
+    return torch.softmax(logits.double() / TEMPERATURE, 0).numpy()
+
+
+def expected(target: LanguageModel, prompt: list[int]) -> dict[Pair, float]:
+    """Return the expected count of every pair of tokens that is expected at least LEAST times."""
+    cells = {}
+    start = law(target, prompt)
+    for a in np.flatnonzero(ANSWERS * start >= LEAST).tolist():
+        if a in target.eos:
+            continue
+        for b, p in enumerate(law(target, prompt, [a])):
+            if ANSWERS * start[a] * p >= LEAST:
+                cells[a, b] = float(ANSWERS * start[a] * p)
+    return cells
+
+
+def p_value(counts: Counter[Pair], cells: dict[Pair, float]) -> float:
+    """Return the chi-square p-value of counted pairs, the rest of all pairs being one cell."""
+    found = [counts[cell] for cell in cells]
+    wanted = list(cells.values())
+    return float(
+        stats.chisquare([*found, ANSWERS - sum(found)], [*wanted, ANSWERS - sum(wanted)]).pvalue
+    )
+
+
+def main(overrides: list[str]) -> None:
+    """Print the p-value of every law."""
+    target, drafter, prompts = load_pair(overrides)
+    prompt = min(prompts, key=len)
+    cells = expected(target, prompt)
+    print(f"{target.label}, {drafter.label}: {ANSWERS} answers, {len(cells) + 1} cells")
+    for name in ("speculative sampling", "exponential races", "the drafter alone"):
+        counts: Counter[Pair] = Counter()
+        for seed in range(ANSWERS):
+            noise = Noise(seed, "losslessness", LENGTH + 1, target.device)
+            race, draw = Race(TEMPERATURE, noise), Inversion(TEMPERATURE, noise, DRAFT)
+            verifier: Verifier = Match(race)
+            source: Drafter = ModelDrafter(drafter, race)
+            if name == "speculative sampling":
+                verifier, source = (
+                    SpeculativeSampling(TEMPERATURE, noise),
+                    ModelDrafter(drafter, draw),
+                )
+            elif name == "the drafter alone":
+                source = Nothing(drafter.device)
+            model = drafter if name == "the drafter alone" else target
+            answer = decode(model, source, verifier, prompt, 2, LENGTH).tokens
+            counts[answer[0], answer[1] if len(answer) > 1 else -1] += 1
+        print(f"  {name:<22} chi-square p = {p_value(counts, cells):.3g}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
