@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,3 +42,10 @@ def node(label: str, upstream: tuple[Node, ...] = (), **config: Any) -> Node:
     """A node of stage prompts, which the tests map to this module."""
     settings = {"noise": config.pop("noise", "")}
     return Node("prompts", label, config, {"above": upstream} if upstream else {}, settings)
+
+
+def record(folder: Path, stage: str, **facts: Any) -> None:
+    """Write a record that makes `folder` readable as an artifact of `stage`."""
+    (folder / "record.json").write_text(
+        json.dumps({"stage": stage, "content": "", "files": {}, "upstream": [], "facts": facts})
+    )

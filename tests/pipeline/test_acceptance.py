@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pipeline import acceptance, columns
 from pipeline.artifacts import Artifact, Draft
 from pipeline.errors import PipelineError
 from pipeline.stages import Node
+from tests.pipeline.fakes import record
 
 VOCAB, K, LENGTHS = 20, 8, (30, 12, 30)
 
@@ -44,9 +44,7 @@ def drafts(folder: Path, z: np.ndarray, w: np.ndarray, **changed: np.ndarray) ->
         "data",
         pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
     )
-    (folder / "record.json").write_text(
-        json.dumps({"stage": "drafts", "facts": {"vocab_size": VOCAB, "temperature": 1.0}})
-    )
+    record(folder, "drafts", vocab_size=VOCAB, temperature=1.0)
     return Artifact(folder)
 
 
@@ -81,7 +79,7 @@ def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, di
     folder.mkdir()
     draft = Draft(folder, "acceptance")
     acceptance.compute(node, {"drafts": [upstream]}, draft)
-    (folder / "record.json").write_text('{"stage": "acceptance"}')
+    record(folder, "acceptance")
     return Artifact(folder), draft.facts
 
 

@@ -27,6 +27,7 @@ from pipeline.errors import PipelineError
 from pipeline.methods import build_methods
 from pipeline.models import LanguageModel
 from pipeline.stages import Node
+from tests.pipeline.fakes import record
 
 V, LIMIT, CONTEXT = 24, 24, 1024
 CPU = torch.device("cpu")
@@ -359,7 +360,7 @@ def stage(
         folder.mkdir(exist_ok=True)
         draft = Draft(folder, "decoding")
         decoding.compute(node, {"prompts": [upstream]}, draft)  # type: ignore[list-item]
-        (folder / "record.json").write_text(json.dumps({"stage": "decoding"}))
+        record(folder, "decoding")
         return draft
 
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from pipeline.drafts.forced import Batch, Pair, teacher_force
 from pipeline.errors import PipelineError
 from pipeline.measure import Stopwatch
 from pipeline.models import LanguageModel, new_qwen3, wrap
+from tests.pipeline.fakes import record
 
 VOCAB, K, TOKENS = 96, 16, 90
 PROMPTS = {"a": [5, 6, 7], "b": [8, 9, 10, 11, 12, 13], "c": [14]}
@@ -141,9 +141,7 @@ def dump(folder: Path) -> Artifact:
         )
     draft = Draft(folder, "distributions")
     draft.write("data", pa.concat_tables(tables))
-    (folder / "record.json").write_text(
-        json.dumps({"stage": "distributions", "facts": {"k": K, "tokens_per_second": 100.0}})
-    )
+    record(folder, "distributions", k=K, tokens_per_second=100.0)
     return Artifact(folder)
 
 
@@ -168,7 +166,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
             schema=columns.schema("prompts"),
         ),
     )
-    (tmp_path / "prompts" / "record.json").write_text('{"stage": "prompts"}')
+    record(tmp_path / "prompts", "prompts")
     upstream = {
         "prompts": [Artifact(tmp_path / "prompts")],
         "distributions": [dump(tmp_path / "dump")],
@@ -206,7 +204,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     again = Draft(tmp_path / "draft", "drafts")
     drafts.compute(node, upstream, again)
     assert calls == [["b"], ["a"], ["a"], ["c"]]  # b was finished, and is not computed again
-    (tmp_path / "draft" / "record.json").write_text('{"stage": "drafts"}')
+    record(tmp_path / "draft", "drafts")
     table = Artifact(tmp_path / "draft").read()
     assert table["prompt_id"].to_pylist() == ["a"] * 4 + ["b"] * 2 + ["c"] * 3
     assert table["token_id"].to_pylist() == [*ANSWERS["a"], *ANSWERS["b"], *ANSWERS["c"]]
