@@ -17,28 +17,18 @@ from analysis.acceptance import (
     rule_statistics,
     stochastic_statistics,
 )
-from analysis.criteria import (
-    AbsoluteThreshold,
-    Additive,
-    Mars,
-    Multiplicative,
-    StrictGreedy,
-    TopMAdditive,
-    Tree,
-    Typical,
-)
+from analysis.criteria import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.dials import build_dial
 from analysis.distributions import TopK
 from analysis.relaxation import smallest_relaxation
 from analysis.statistics import PromptBootstrap
+from tests.analysis.cases import THRESHOLD_RULES, stored_columns
 
 RULES = [
     StrictGreedy(),
+    *THRESHOLD_RULES,
     Additive(t=0.1),
     Additive(t=0.9),
-    Multiplicative(alpha=0.3),
-    TopMAdditive(m=3, t=0.3),
-    Typical(eps0=0.1, delta0=0.09),
     AbsoluteThreshold(theta=0.05),
     Mars(theta=0.9),
     Tree(m=1),
@@ -49,15 +39,7 @@ VOCAB, PROMPTS, LENGTH = 12, 20, 15
 
 def steps_of(z: np.ndarray, w: np.ndarray, k: int, position: np.ndarray) -> Steps:
     """Target logits z and draft logits w, of which k target tokens are stored."""
-    log_p = divergences.log_softmax(z)
-    order = np.argsort(-z, axis=1, kind="stable")
-    top = np.take_along_axis(z, order[:, :k], axis=1)
-    logsumexp = z[:, 0].astype(np.float64) - log_p[:, 0]
-    with np.errstate(divide="ignore"):
-        tail = np.log(np.exp(np.take_along_axis(log_p, order[:, k:], axis=1)).sum(axis=1))
-    target = TopK.from_columns(
-        order[:, :k], top, logsumexp, tail, divergences.entropy(log_p), z.shape[1]
-    )
+    target = TopK.from_columns(**stored_columns(z, k), vocab_size=z.shape[1])
     found = divergences.compare(z, w)
     return Steps(
         target, position, found.kl, found.draft_rank, found.draft_log_prob, found.argmax_rank

@@ -8,27 +8,11 @@ import pytest
 
 from analysis import bounds
 from analysis.certificates import certify
-from analysis.criteria import (
-    Additive,
-    Multiplicative,
-    Rule,
-    StrictGreedy,
-    TopMAdditive,
-    TopMMultiplicative,
-    Tree,
-    Typical,
-)
+from analysis.criteria import Additive, Multiplicative, StrictGreedy, Tree
 from analysis.distributions import TopK
+from tests.analysis.cases import THRESHOLD_RULES, certificate, dirichlet, kl
 
 M = (1, 2, 3, 5, 8, 20)
-
-
-def certificate(p: np.ndarray, rule: Rule) -> float:
-    return float(certify(TopK.from_probabilities(p[None]), [rule]).lo[0, 0])
-
-
-def kl(p: np.ndarray, q: np.ndarray) -> float:
-    return math.fsum(x * math.log(x / y) for x, y in zip(p, q, strict=True) if x > 0)
 
 
 @pytest.mark.parametrize("d", [1e-9, 1e-4, 0.1, 0.5, 0.9, 1 - 1e-12])
@@ -89,23 +73,14 @@ def test_leading_term_is_no_bound_above_m_5() -> None:
 
 
 def test_bounds_hold_on_random_targets() -> None:
-    rng = np.random.default_rng(0)
-    p = -np.sort(
-        -np.concatenate([rng.dirichlet(np.full(30, a), size=300) for a in (0.03, 0.2, 1.0)])
-    )
+    p = -np.sort(-dirichlet(0, 300, 30, 0.03, 0.2, 1.0))
     dist, p0 = TopK.from_probabilities(p), p[:, 0]
     slack = 1 + 1e-12
     greedy = certify(dist, [StrictGreedy()]).lo[:, 0]
     margin = p0 - p[:, 1]
     assert (greedy * slack >= bounds.greedy_lower(margin)).all()
     assert (bounds.greedy_lower(margin) * slack >= bounds.pinsker(margin)).all()
-    for rule in (
-        Additive(0.2),
-        Multiplicative(0.3),
-        TopMAdditive(3, 0.3),
-        TopMMultiplicative(4, 0.1),
-        Typical(0.1, 0.09),
-    ):
+    for rule in THRESHOLD_RULES:
         found = certify(dist, [rule])
         rows = np.isfinite(found.lo[:, 0])
         value, a = found.lo[rows, 0], p0[rows]

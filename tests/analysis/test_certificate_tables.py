@@ -12,12 +12,12 @@ from analysis.certificate_tables import Compared, bounds_table, determined_table
 from analysis.criteria import Additive, Multiplicative, Rule, StrictGreedy, Tree, Typical
 from analysis.extremal_figure import EXAMPLE, EXAMPLE_RULES, extremal_figure
 from analysis.figures import Certified
+from tests.analysis.cases import kl
 
 
 def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> Compared:
     """A step whose certificate is KL(p || q), with every token active."""
-    kl = float(np.sum(p * np.log(p / q)))
-    columns = ([kl], [float(len(p))], [p[0]], [p[-1]], [theta])
+    columns = ([kl(p, q)], [float(len(p))], [p[0]], [p[-1]], [theta])
     return Compared(rule, 4, *map(np.array, columns))
 
 
@@ -66,7 +66,7 @@ def test_the_example_shows_three_different_active_sets() -> None:
     for rule, title in zip(EXAMPLE_RULES, titles, strict=True):
         axis = extremal_figure().axes[titles.index(title)]
         p, q = ([bar.get_height() for bar in bars] for bars in axis.containers)
-        kls.append(sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)))
+        kls.append(kl(p, q))
         assert f"= {kls[-1]:.4f} nats" in title, rule
         active.append([at for at in range(len(p)) if abs(p[at] - q[at]) > 1e-9])
     assert active == [[0, 1], [0, 1, 2], [0, 2, 3]]

@@ -28,6 +28,7 @@ from analysis.criteria import (
 )
 from analysis.distributions import TopK
 from analysis.rule import REGISTRY
+from tests.analysis.cases import dirichlet
 
 ROOT = Path(__file__).resolve().parents[2]
 CRITERIA = sorted((ROOT / "conf/criteria").glob("*.yaml"))
@@ -180,7 +181,7 @@ def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     try:
         confident, nucleus = (build(mapping) for mapping in mappings)
         assert to_mapping(nucleus) == {"module": "my_rules", "rule": "nucleus", "share": 0.9}
-        p = -np.sort(-np.random.default_rng(0).dirichlet(np.full(30, 0.03), size=200))
+        p = -np.sort(-dirichlet(0, 200, 30, 0.03))
         dist, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
         found = certify(dist, [confident, nucleus, TopMMultiplicative(4, 0.3), StrictGreedy()])
         lenient = dist.entropy > 1.0

@@ -6,31 +6,14 @@ import pytest
 from analysis.certificates import certify
 from analysis.criteria import Additive, StrictGreedy, Tree, Typical
 from analysis.distributions import TopK
-
-
-def columns(z: np.ndarray, k: int, temperature: float = 1.0) -> dict:
-    """What a dump stores of raw logits."""
-    x = z.astype(np.float64) / temperature
-    order = np.argsort(-z, axis=1, kind="stable")
-    weight = np.exp(x)
-    p = weight / weight.sum(axis=1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        tail = np.log(np.take_along_axis(p, order[:, k:], axis=1).sum(axis=1))
-    return {
-        "top_ids": order[:, :k],
-        "top_logits": np.take_along_axis(z, order[:, :k], axis=1),
-        "logsumexp": np.log(weight.sum(axis=1)),
-        "log_tail": tail,
-        "entropy": -(p * np.log(p)).sum(axis=1),
-        "vocab_size": z.shape[1],
-        "temperature": temperature,
-    }
+from tests.analysis.cases import dirichlet, stored_columns
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_two_ways_in_agree(temperature: float) -> None:
     z = (np.random.default_rng(0).normal(size=(50, 20)) * 3).astype(np.float32)
-    dump = TopK.from_columns(**columns(z, 8, temperature))
+    columns = stored_columns(z, 8, temperature)
+    dump = TopK.from_columns(**columns, vocab_size=20, temperature=temperature)
     weight = np.exp(z.astype(np.float64) / temperature)
     given = TopK.from_probabilities(weight / weight.sum(axis=1, keepdims=True), k=8)
     np.testing.assert_array_equal(dump.ids, given.ids)
@@ -53,7 +36,7 @@ def test_ties_by_id_zeros_kept_and_tail() -> None:
 
 
 def test_slices_are_the_steps() -> None:
-    dist = TopK.from_probabilities(np.random.default_rng(0).dirichlet(np.ones(9), size=20), k=4)
+    dist = TopK.from_probabilities(dirichlet(0, 20, 9, 1.0), k=4)
     for part, rows in ((dist[3:7], slice(3, 7)), (dist[np.array([5, 1])], [5, 1])):
         for name in ("ids", "probs", "log_probs", "entropy", "log_tail", "top_probability"):
             np.testing.assert_array_equal(getattr(part, name), getattr(dist, name)[rows])
@@ -70,7 +53,7 @@ def test_refusals() -> None:
             TopK.from_probabilities(p)
     with pytest.raises(ValueError, match=r"k=3 is not allowed: give an integer in \[1, 2\]"):
         TopK.from_probabilities([[0.5, 0.5]], k=3)
-    good = columns(np.zeros((2, 4), dtype=np.float32), 3)
+    good = stored_columns(np.zeros((2, 4), dtype=np.float32), 3) | {"vocab_size": 4}
     for change, message in [
         ({"vocab_size": 2}, "K=3 tokens"),
         ({"temperature": 0.0}, "temperature"),

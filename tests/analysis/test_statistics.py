@@ -9,6 +9,7 @@ import pytest
 
 from analysis.distributions import TopK
 from analysis.statistics import PromptBootstrap, summarise, summary, survival, top_probability
+from tests.analysis.cases import dirichlet
 
 LENGTHS = [1, 7, 128, 40, 3, 64, 128]
 LEVELS = [0.05, 0.25, 0.5, 0.975]
@@ -123,7 +124,7 @@ def test_certified_means_strictly_above() -> None:
 
 
 def test_top_probability_of_full_vectors() -> None:
-    p = np.random.default_rng(0).dirichlet(np.full(9, 0.3), size=50)
+    p = dirichlet(0, 50, 9, 0.3)
     found = top_probability(TopK.from_probabilities(p, k=5), [1, 3, 5])
     expected = np.column_stack([np.sort(p)[:, -k:].sum(axis=1) for k in (1, 3, 5)])
     np.testing.assert_allclose(found, expected, rtol=1e-14)  # another order of addition

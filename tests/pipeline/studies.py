@@ -14,6 +14,7 @@ from analysis.distributions import TopK
 from pipeline import columns
 from pipeline.artifacts import Artifact, Store
 from pipeline.stages import Node
+from tests.analysis.cases import stored_columns
 
 EPS = [0.01, 0.1, 0.69]
 STATISTICS = {"resamples": 50, "confidence": 0.95, "statistics_seed": 0}
@@ -57,10 +58,7 @@ class MadeUp:
         rng = np.random.default_rng(seed)
         size = len(self.position)
         logits = rng.gumbel(size=(size, self.vocab_size)) * rng.gamma(2, 1.5, size=(size, 1)) + 5
-        stored = np.sort(logits.astype(np.float32), axis=1)[:, ::-1]
-        p = np.exp(stored.astype(np.float64))
-        total = p.sum(axis=1)
-        p /= total[:, None]
+        dump = stored_columns(-np.sort(-logits.astype(np.float32), axis=1), self.k)
         node = Node(
             "distributions",
             label,
@@ -81,14 +79,6 @@ class MadeUp:
             },
             {"prompts": (self.prompts,)},
         )
-        with np.errstate(divide="ignore"):
-            dump = {
-                "top_ids": np.tile(np.arange(self.k, dtype=np.int32), (size, 1)),
-                "top_logits": np.ascontiguousarray(stored[:, : self.k]),
-                "logsumexp": np.log(total),
-                "log_tail": np.log(p[:, self.k :].sum(axis=1)),
-                "entropy": -(p * np.log(p)).sum(axis=1),
-            }
         steps = {"prompt_id": self.prompt_id, "position": self.position}
         self._publish(
             node,

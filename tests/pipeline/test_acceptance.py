@@ -16,6 +16,7 @@ from pipeline import acceptance, columns
 from pipeline.artifacts import Artifact, Draft
 from pipeline.errors import PipelineError
 from pipeline.stages import Node
+from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
 VOCAB, K, LENGTHS = 20, 8, (30, 12, 30)
@@ -25,19 +26,16 @@ def drafts(folder: Path, z: np.ndarray, w: np.ndarray, **changed: np.ndarray) ->
     """Publish target logits z beside draft logits w, as the stage drafts does."""
     folder.mkdir()
     schema = columns.schema("drafts", k=K)
-    log_p, found = divergences.log_softmax(z), vars(divergences.compare(z, w)) | changed
-    order = np.argsort(-z, axis=1, kind="stable")
-    tail = np.exp(np.take_along_axis(log_p, order[:, K:], axis=1)).sum(axis=1)
+    stored = stored_columns(z, K)
     values = {
         "prompt_id": np.repeat([f"prompt-{at}" for at in range(len(LENGTHS))], LENGTHS).tolist(),
         "position": np.concatenate([np.arange(n) for n in LENGTHS]),
         "token_id": np.zeros(len(z), dtype=int),
-        "top_ids": order[:, :K].tolist(),
-        "top_logits": np.take_along_axis(z, order[:, :K], axis=1).tolist(),
-        "logsumexp": z[:, 0].astype(float) - log_p[:, 0],
-        "log_tail": np.log(tail),
-        "entropy": divergences.entropy(log_p),
-        **found,
+        **stored,
+        "top_ids": stored["top_ids"].tolist(),
+        "top_logits": stored["top_logits"].tolist(),
+        **vars(divergences.compare(z, w)),
+        **changed,
     }
     draft = Draft(folder, "drafts")
     draft.write(

@@ -1,0 +1,69 @@
+"""Targets, rules and plain formulas that several tests share.
+
+Rules and targets that one test needs as they are stay in that test.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from analysis.certificates import Certificates, certify
+from analysis.criteria import (
+    Additive,
+    Multiplicative,
+    Rule,
+    TopMAdditive,
+    TopMMultiplicative,
+    Typical,
+)
+from analysis.distributions import Floats, TopK
+
+# one rule of every kind of the paper that is neither strict greedy nor a tree
+THRESHOLD_RULES: list[Rule] = [
+    Additive(0.2),
+    Multiplicative(0.3),
+    TopMAdditive(3, 0.3),
+    TopMMultiplicative(4, 0.1),
+    Typical(0.1, 0.09),
+]
+
+
+def dirichlet(seed: int, steps: int, vocab: int, *concentrations: float) -> Floats:
+    """Unranked targets, `steps` of each concentration: at 0.03 nearly certain, at 1 spread out."""
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.dirichlet(np.full(vocab, a), size=steps) for a in concentrations])
+
+
+def stored_columns(z: np.ndarray, k: int, temperature: float = 1.0) -> dict[str, np.ndarray]:
+    """What a dump stores of raw logits (N, V): textbook sums in float64, no shift."""
+    x = z.astype(np.float64) / temperature
+    order = np.argsort(-z, axis=1, kind="stable")
+    weight = np.exp(x)
+    p = weight / weight.sum(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        tail = np.log(np.take_along_axis(p, order[:, k:], axis=1).sum(axis=1))
+    return {
+        "top_ids": order[:, :k],
+        "top_logits": np.take_along_axis(z, order[:, :k], axis=1),
+        "logsumexp": np.log(weight.sum(axis=1)),
+        "log_tail": tail,
+        "entropy": -(p * np.log(p)).sum(axis=1),
+    }
+
+
+def certificate(p: np.ndarray, rule: Rule, k: int | None = None) -> float:
+    """The lower end for one target (V,), of which k tokens are stored (all without k)."""
+    return float(certify(TopK.from_probabilities(p[None], k=k), [rule]).lo[0, 0])
+
+
+def kl(p: np.ndarray, q: np.ndarray) -> float:
+    """KL(p || q) in nats by its definition; tokens with p = 0 count nothing."""
+    return math.fsum(x * math.log(x / y) for x, y in zip(p, q, strict=True) if x > 0)
+
+
+def assert_same(found: Certificates, wanted: Certificates) -> None:
+    """Assert that all that is known of the steps is exactly equal."""
+    for name in ("lo", "hi", "active_size", "accepted_count"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)

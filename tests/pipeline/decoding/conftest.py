@@ -1,0 +1,27 @@
+"""The pair of models of all tests of decoding, made once: no test changes a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.models import LanguageModel
+from tests.pipeline.decoding.pair import tiny
+
+
+@pytest.fixture(scope="package")
+def target() -> LanguageModel:
+    return tiny()
+
+
+@pytest.fixture(scope="package")
+def drafter() -> LanguageModel:
+    """The target with noise on its weights: right often, but not always."""
+    model = tiny()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.add_(
+                0.05 * parameter.std() * torch.randn_like(parameter) if parameter.ndim == 2 else 0
+            )
+    return model

@@ -1,0 +1,102 @@
+"""The law of sampled answers and of acceptance: chi-square, closed forms, cases by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.criteria import Mars
+from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
+from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
+from pipeline.models import LanguageModel
+from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
+
+
+def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
+    """The statistic less its mean, in standard deviations; cells expected below 5 are pooled."""
+    expected = law.ravel() * counts.sum()
+    small = expected < 5
+    seen = np.append(counts.ravel()[~small], counts.ravel()[small].sum())
+    wanted = np.append(expected[~small], expected[small].sum())
+    statistic = ((seen - wanted) ** 2 / wanted)[wanted > 0].sum()
+    freedom = np.count_nonzero(wanted) - 1
+    return float((statistic - freedom) / np.sqrt(2 * freedom))
+
+
+class Markov:
+    """A model whose logits depend on the last token: the loop alone is what takes time."""
+
+    label, device, eos, vocab_size = "markov", CPU, (), 8
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+
+    def __init__(self, seed: int) -> None:
+        self.table = 1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed))
+        self.module = self
+
+    def new_cache(self, capacity: int) -> Any:
+        return SimpleNamespace(layers=[])
+
+    def __call__(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **_: Any) -> Any:
+        return SimpleNamespace(logits=self.table[input_ids[:, -logits_to_keep:]])
+
+
+@pytest.mark.parametrize("law", ["speculative", "races", "lookup"])
+def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
+    model, smaller = Markov(0), Markov(1)
+    p = torch.softmax(model.table.double() / 1.3, 1).numpy()
+    counts = np.zeros((8, 8, 8))
+    for seed in range(1500):
+        noise = Noise(seed, "p", 4, CPU)
+        choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
+        verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
+        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)  # type: ignore[arg-type]
+        answer = decode(model, source, verifier, [3, 5], 2, 4)  # type: ignore[arg-type]
+        counts[tuple(answer.tokens[:3])] += 1
+    joint = p[5][:, None, None] * p[:, :, None] * p[None]
+    assert abs(chi_square(counts, joint)) < 4
+    # and the test has power: the law of the drafter would be refused
+    q = torch.softmax(smaller.table.double() / 1.3, 1).numpy()
+    assert chi_square(counts, q[5][:, None, None] * q[:, :, None] * q[None]) > 20
+
+
+def test_realised_acceptance_is_one_minus_total_variation_and_the_race_formula(
+    target: LanguageModel, drafter: LanguageModel
+) -> None:
+    text = PROMPTS[1]
+    rows = [logits(model, text)[-1:] for model in (target, drafter)]
+    p, q = (row[0].double().softmax(0).numpy() for row in rows)
+    both = torch.cat([rows[0], rows[0]])
+    accepted = {"speculative": 0, "races": 0}
+    draws = 600
+    for seed in range(draws):
+        noise = Noise(seed, "x", 2, CPU)
+        draw, race = Inversion(1.0, noise, DRAFT), Race(1.0, noise)
+        accepted["speculative"] += len(
+            SpeculativeSampling(1.0, noise)
+            .verify(both, Draft(draw(rows[1], 0), draw.weights(rows[1])), 0)
+            .path
+        )
+        accepted["races"] += len(Match(race).verify(both, Draft(race(rows[1], 0)), 0).path)
+    closed = sum(1 / np.maximum(p / p[i], q / q[i]).sum() for i in range(V))
+    error = 4 * np.sqrt(0.25 / draws)
+    assert accepted["speculative"] / draws == pytest.approx(1 - np.abs(p - q).sum() / 2, abs=error)
+    assert accepted["races"] / draws == pytest.approx(closed, abs=error)
+
+
+def test_mars_above_zero_adds_rank_two_in_the_low_margin(target: LanguageModel) -> None:
+    z = torch.zeros((2, V))
+    z[:, 4], z[:, 6] = 10.0, 9.5  # ratio 0.95
+    q = torch.full((1, V), 1e-9, dtype=torch.float64)
+    q[0, 6] = 1.0
+    drafted = Draft(torch.tensor([6]), q)
+    noise = Noise(0, "a", 3, CPU)
+    noise.uniforms[:] = 0.999  # the test p/q = 0.38 fails
+    assert not SpeculativeSampling(1.0, noise).verify(z, drafted, 0).path
+    assert not SpeculativeSampling(1.0, noise, Mars(0.96)).verify(z, drafted, 0).path
+    assert SpeculativeSampling(1.0, noise, Mars(0.9)).verify(z, drafted, 0).path == (0,)

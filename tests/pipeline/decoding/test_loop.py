@@ -1,0 +1,117 @@
+"""The loop, its drafters and its cache against plain passes of the models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from analysis import verification
+from analysis.criteria import Additive
+from pipeline.decoding.choices import Greedy, Noise, Race
+from pipeline.decoding.drafters import ModelDrafter, Nothing, PromptLookup, continuation
+from pipeline.decoding.loop import decode
+from pipeline.decoding.sequence import CachedSequence
+from pipeline.decoding.verifiers import Match, Relaxed
+from pipeline.errors import PipelineError
+from pipeline.models import LanguageModel
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, greedy, logits, plain_greedy
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("gamma", [1, 2, 5])
+def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
+    target: LanguageModel, drafter: LanguageModel, prompt: list[int], gamma: int
+) -> None:
+    wanted = plain_greedy(target, prompt)
+    answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
+    assert answer.tokens == wanted
+    assert greedy(target, Nothing(CPU), prompt, 0).tokens == wanted
+    assert greedy(target, PromptLookup(3, CPU), prompt, gamma).tokens == wanted
+    drafted = logits(drafter, prompt + wanted)[len(prompt) : -1].argmax(1).tolist()
+    right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
+    walk = verification.history(right, gamma)
+    assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
+    assert sum(c.emitted for c in answer.calls) == LIMIT - 1
+
+
+def test_the_walk_meets_both_outcomes(target: LanguageModel, drafter: LanguageModel) -> None:
+    calls = [
+        call
+        for prompt in PROMPTS
+        for call in greedy(target, ModelDrafter(drafter, Greedy()), prompt, 3).calls
+    ]
+    accepted, tested = sum(c.accepted for c in calls), sum(c.tested for c in calls)
+    assert 0.2 < accepted / tested < 0.95
+    assert any(c.accepted == 3 for c in calls)
+
+
+def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: LanguageModel) -> None:
+    prompt, rule = PROMPTS[1], Additive(0.3)
+    answer = decode(target, ModelDrafter(drafter, Greedy()), Relaxed(rule), prompt, 4, LIMIT)
+    p = logits(target, prompt + answer.tokens).softmax(1)[len(prompt) - 1 :]
+    relaxed = 0
+    for call in answer.calls:
+        at = range(call.position, call.position + call.accepted)
+        for i in at:
+            assert p[i, answer.tokens[i]] > p[i].max() - 0.3
+            relaxed += int(p[i].argmax()) != answer.tokens[i]
+        if not answer.ended:
+            follow = call.position + call.accepted
+            assert answer.tokens[follow] == int(p[follow].argmax())
+    assert relaxed > 0
+
+
+def test_races_decode_what_the_target_alone_decodes_with_the_same_noise(
+    target: LanguageModel, drafter: LanguageModel
+) -> None:
+    for prompt in PROMPTS:
+        race = Race(0.8, Noise(3, "a", LIMIT, CPU))
+        alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
+        both = decode(target, ModelDrafter(drafter, race), Match(race), prompt, 4, LIMIT)
+        assert both.tokens == alone.tokens
+        assert any(call.accepted for call in both.calls)
+
+
+def test_an_answer_stops_at_its_end_token(target: LanguageModel, drafter: LanguageModel) -> None:
+    free = plain_greedy(target, PROMPTS[1])
+    end = free[6]
+    ended = replace(target, eos=(end,))
+    for gamma in (1, 5):
+        answer = greedy(ended, ModelDrafter(drafter, Greedy()), PROMPTS[1], gamma)
+        assert answer.tokens == free[: free.index(end) + 1]
+        assert answer.ended
+        assert 1 + sum(c.emitted for c in answer.calls) == len(answer.tokens)
+        assert all(c.accepted <= c.tested <= c.drafted for c in answer.calls)
+
+
+def test_a_tree_is_read_like_its_branches_and_keeps_one_path(target: LanguageModel) -> None:
+    text, tree, parents = [3, 4, 5], [6, 7, 8, 9, 10], [-1, -1, 0, 1, 3]
+    sequence = CachedSequence(target, 20)
+    with torch.inference_mode():
+        sequence.read(torch.tensor(text))
+        found = sequence.extend(torch.tensor(tree), parents)
+        branches = [[6], [7], [6, 8], [7, 9], [7, 9, 10]]
+        wanted = torch.stack([logits(target, text + branch)[-1] for branch in branches])
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        sequence.keep(3, (1, 3))
+        after = sequence.extend(torch.tensor([11]))
+    wanted = logits(target, [*text, 7, 9, 11])[-1]
+    torch.testing.assert_close(after[0], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_lookup_takes_the_latest_occurrence_of_the_longest_match() -> None:
+    text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
+    assert continuation(text, 3, 2) == [9, 2]  # 1 2 3 occurs once before
+    assert continuation(text, 2, 2) == [8, 1]  # 2 3 occurs twice, the later counts
+    assert continuation([4, 5], 3, 2) == []
+    assert continuation([7, 7], 3, 4) == [7, 7, 7, 7]
+    assert continuation([5, 1, 2, 1, 2], 2, 5) == [1, 2, 1, 2, 1]
+
+
+def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
+    with pytest.raises(PipelineError, match="prompt is empty"):
+        greedy(target, Nothing(CPU), [], 0)
+    with pytest.raises(PipelineError, match="1020 tokens and an answer of 24 exceed the context"):
+        greedy(target, Nothing(CPU), [5] * 1020, 0)
