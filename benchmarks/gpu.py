@@ -26,7 +26,7 @@ import torch
 from pipeline.artifacts import Draft
 from pipeline.distributions import dump
 from pipeline.distributions.decode import Decoding, Trajectories
-from pipeline.distributions.running import GrowingBatch, pad_left, running_batch
+from pipeline.distributions.running import PaddedBatch, pad_left, running_batch
 from pipeline.distributions.sampling import Sampling
 from pipeline.measure import DECODING, copy_bandwidth, describe_device, peak_memory, throughput
 from pipeline.models import LanguageModel, random_qwen3
@@ -63,7 +63,7 @@ def synthetic_prompts(count: int, longest: int, vocabulary: int) -> dict[str, li
 
 def ours(
     model: LanguageModel,
-    running: type[GrowingBatch],
+    running: type[PaddedBatch],
     bandwidth: float,
     decoding: Decoding,
     prompts: dict[str, list[int]],

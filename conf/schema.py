@@ -6,6 +6,7 @@ stand in the metadata of a field and are checked by `check`, before any work is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -177,15 +178,22 @@ def register() -> None:
     store.store(group="schema", name="model", node=Model)
 
 
+def _finite(value: Any) -> bool:
+    numbers = value if isinstance(value, list) else [value]
+    return all(math.isfinite(number) for number in numbers if isinstance(number, float))
+
+
 def check(config: Any, key: str = "") -> None:
     """Check every ranged field below `config`, an instance of a class of this module.
+
+    NaN and infinity are in no range.
 
     Raises:
         ConfigError: a value is out of range; names the key, the value and what is allowed.
     """
     for spec in fields(config):
         name, value = f"{key}{spec.name}", getattr(config, spec.name)
-        if "test" in spec.metadata and not spec.metadata["test"](value):
+        if "test" in spec.metadata and not (_finite(value) and spec.metadata["test"](value)):
             raise ConfigError(f"{name}={value} is not allowed: give {spec.metadata['allowed']}")
         if is_dataclass(value):
             check(value, f"{name}.")

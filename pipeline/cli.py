@@ -17,10 +17,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from conf import schema
 from pipeline.artifacts import Artifact, Store
+from pipeline.composition import EXPECTED, explain, settings_of
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 
@@ -28,19 +28,19 @@ OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 schema.register()
 
 
-# errors of a user's making: printed without a traceback
-EXPECTED = (PipelineError, schema.ConfigError, OmegaConfBaseException)
-
-
 def main() -> None:
     """Run the command line."""
+    traceback = "HYDRA_FULL_ERROR" in os.environ
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     try:
         if {"-m", "--multirun"} & set(sys.argv[1:]):
             _multirun()
         else:
             _decorated(_single)()
-    except PipelineError as error:
-        raise SystemExit(f"error: {error}") from None
+    except EXPECTED as error:
+        if traceback:
+            raise
+        raise SystemExit(f"error: {explain(error)}") from None
 
 
 def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -74,8 +74,8 @@ def _single(config: DictConfig) -> None:
         artifacts, nodes = run(config)
         if artifacts[0].record["stage"] in ("certificates", "acceptance"):
             sweeps.print_table(sweeps.rows_of(nodes, artifacts))
-    except EXPECTED as error:
-        raise SystemExit(f"error: {error}") from None
+    except EXPECTED as error:  # here, since Hydra prints a line of its own about a failed job
+        raise SystemExit(f"error: {explain(error)}") from None
 
 
 def _swept(config: DictConfig) -> None:
@@ -88,9 +88,9 @@ def _swept(config: DictConfig) -> None:
     try:
         artifacts, nodes = run(config)
     except EXPECTED as error:  # listed at the end, and the exit status of the sweep
-        sweeps.write_failure(directory, overrides, error)
+        sweeps.write_failure(directory, overrides, explain(error))
     except Exception as error:
-        sweeps.write_failure(directory, overrides, error)
+        sweeps.write_failure(directory, overrides, f"{error}" or type(error).__name__)
         raise
     else:
         sweeps.write_point(directory, overrides, nodes, artifacts)
@@ -111,6 +111,10 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
             f"stage={settings.stage} has nothing to do: add a drafter, for "
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
+    if settings.device.name.startswith("cuda") and runner.runs_models(wanted, store):
+        from pipeline.devices import choose_device
+
+        choose_device(settings.device.name)  # an error now rather than after the prompts
     artifacts = runner.ensure(wanted, store)
     if settings.stage == "report":
         with store.lock("report", "report: another process copies its report, waiting"):
@@ -124,9 +128,7 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     from pipeline.rules import build_rules
     from pipeline.stages import plan
 
-    settings = OmegaConf.to_object(config)
-    assert isinstance(settings, schema.Config)
-    schema.check(settings)
+    settings = settings_of(config)
     rules = build_rules(settings.criteria)
     store = Store(Path(settings.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")

@@ -10,13 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from conf import schema
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
-from pipeline.errors import PipelineError
+from pipeline.composition import EXPECTED, explain, settings_of
 from pipeline.identity import MODEL_FILES, hub_commit, hub_files, local_path, split_patterns
 from pipeline.paths import CONF
 
@@ -53,12 +50,10 @@ def main(overrides: Sequence[str]) -> None:
     """Compose the configuration as ``python -m pipeline`` does, and fetch it."""
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = OmegaConf.to_object(compose("config", overrides=list(overrides)))
-        assert isinstance(config, schema.Config)
-        schema.check(config)
-        fetch(config)
-    except (PipelineError, schema.ConfigError, HydraException, OmegaConfBaseException) as error:
-        raise SystemExit(f"error: {error}") from None
+            config = compose("config", overrides=list(overrides))
+        fetch(settings_of(config))
+    except EXPECTED as error:
+        raise SystemExit(f"error: {explain(error)}") from None
 
 
 if __name__ == "__main__":

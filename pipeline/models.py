@@ -6,6 +6,7 @@ of a repository is ever run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,24 @@ class LanguageModel:
     device: torch.device
     vocab_size: int  # the length of a row of logits
     eos: tuple[int, ...]  # tokens that end an answer
+
+    @property
+    def context(self) -> float:
+        """The longest sequence it was made for, in tokens; infinite where it does not say."""
+        limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
+        return math.inf if limit is None else limit
+
+    def check_context(self, longest: int, key: str) -> None:
+        """Check that the longest prompt and its answer fit.
+
+        Raises:
+            PipelineError: they don't; advises to lower `key`, the number of steps.
+        """
+        if longest > self.context:
+            raise PipelineError(
+                f"{self.label} takes {self.context} tokens, the longest prompt and its answer "
+                f"have {longest}: lower prompts.max_tokens or {key}"
+            )
 
     def new_cache(self, capacity: int) -> DynamicCache:
         """Return an empty key-value cache for sequences of at most `capacity` tokens."""

@@ -24,7 +24,7 @@ from pipeline.models import load_tokenizer
 from pipeline.stages import Node
 
 NAMED = 5  # excluded rows that are named, for each reason
-REASONS = ("not a string", "empty", "duplicate id", "too short", "too long")
+REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")
 
 
 class ExcludedRowError(Exception):
@@ -122,8 +122,9 @@ def read(files: list[Path], cache: str) -> Any:
         )
     except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
         raise PipelineError(
-            f"prompts.source: {files[0]} and the {len(files) - 1} files with it "
-            f"can't be read as one table: {error.__cause__ or error}"
+            f"prompts.source: {files[0]}"
+            + (f" and {len(files) - 1} more with it" if len(files) > 1 else "")
+            + f" can't be read as one table: {error.__cause__ or error}"
         ) from error
     if {"question_id", "turns"} <= set(rows.column_names):
         return [spec_bench.as_chat(row) for row in rows]
@@ -192,11 +193,14 @@ def first_message(row: Mapping[str, Any], seen: set[str]) -> str:
     """Return the first user message of a row, and remember its id in `seen`.
 
     Raises:
-        ExcludedRowError: it is missing, empty or no string, or the id was seen before.
+        ExcludedRowError: it is missing, no string or empty, or the id is no string or not new.
     """
     name, messages = row["prompt_id"], row["messages"]
-    users = (turn for turn in messages or [] if isinstance(turn, Mapping))
-    text = next((turn.get("content") for turn in users if turn.get("role") == "user"), None)
+    turns = [turn for turn in messages or [] if isinstance(turn, Mapping)]
+    users = [turn for turn in turns if turn.get("role") == "user"]
+    if not users:
+        raise ExcludedRowError("no user message")
+    text = users[0].get("content")
     if not isinstance(text, str) or not isinstance(name, str):
         raise ExcludedRowError("not a string")
     if not text.strip():

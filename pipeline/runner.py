@@ -42,9 +42,14 @@ def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
         pending = [node for node in todo if node.stage == stage]
         for group in _groups(pending):
             _compute(group, store)
-        _say_cached([node for node in wanted if node.stage == stage and node not in todo], store)
+        _say_cached([node for node in wanted if node.stage == stage], todo, store)
     found = [store.find(node) for node in wanted]
     return [artifact for artifact in found if artifact is not None]
+
+
+def runs_models(nodes: Iterable[Node], store: Store) -> bool:
+    """Whether a stage that runs models must be computed for `nodes`."""
+    return any(node.stage in RESUMABLE for node in _missing(list(nodes), store))
 
 
 def _missing(wanted: list[Node], store: Store) -> list[Node]:
@@ -117,15 +122,18 @@ def _found(node: Node, store: Store) -> Artifact:
     return artifact
 
 
-def _say_cached(cached: list[Node], store: Store) -> None:
+def _say_cached(wanted: list[Node], computed: list[Node], store: Store) -> None:
+    """Say which of `wanted`, nodes of one stage, were there; targets may share a node."""
+    new = {node.fingerprint for node in computed}
+    cached = {node.fingerprint: node for node in wanted if node.fingerprint not in new}
+    if not cached:
+        return
+    node, labels = next(iter(cached.values())), {node.label for node in cached.values()}
+    what = f"{node.stage} {node.label}" if len(labels) == 1 else node.stage
     if len(cached) == 1:
-        print(
-            f"{cached[0].stage} {cached[0].label}: cached -> "
-            f"{shown(_found(cached[0], store).directory)}",
-            flush=True,
-        )
-    elif cached:
-        print(f"{cached[0].stage}: {len(cached)} cached", flush=True)
+        print(f"{what}: cached -> {shown(_found(node, store).directory)}", flush=True)
+    else:
+        print(f"{what}: {len(cached)} cached", flush=True)
 
 
 def shown(path: Path) -> str:

@@ -85,6 +85,7 @@ def plan(config: Config, rules: list[Any], identities: Identities) -> dict[str, 
             "targets.local.path=DIRECTORY_OR_HUB_ID"
         )
     check_k(rules, config.distributions.k)
+    check_prompts(config)
     targets = list(config.targets.items())
     nodes: dict[str, list[Node]] = {name: [] for name in VERSIONS}
     certificates: list[tuple[Node, ...]] = []
@@ -113,6 +114,22 @@ def check_k(rules: list[Any], k: int) -> None:
                 f"distributions.k={k} is too small for {rule.label}: "
                 f"store at least {rule.minimum_k} tokens a step"
             )
+
+
+def check_prompts(config: Config) -> None:
+    """Check that the lengths leave a range, and that stage decoding finds enough prompts."""
+    prompts, decoding = config.prompts, config.decoding
+    if prompts.min_tokens > prompts.max_tokens:
+        raise PipelineError(
+            f"prompts.min_tokens={prompts.min_tokens} exceeds "
+            f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
+        )
+    decodes = config.stage == "decoding" or (config.stage == "report" and decoding.report)
+    if config.drafter is not None and decodes and decoding.prompts > prompts.count:
+        raise PipelineError(
+            f"decoding.prompts={decoding.prompts} exceeds prompts.count={prompts.count}: "
+            f"give decoding.prompts={prompts.count} or less, or raise prompts.count"
+        )
 
 
 def prompts_node(config: Config, key: str, target: Model, identities: Identities) -> Node:

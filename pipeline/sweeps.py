@@ -44,9 +44,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def write_failure(directory: Path, overrides: list[str], error: BaseException) -> None:
+def write_failure(directory: Path, overrides: list[str], reason: str) -> None:
     """Write why a job failed."""
-    _write(directory, {"overrides": overrides, "failed": f"{error}" or type(error).__name__})
+    _write(directory, {"overrides": overrides, "failed": reason})
 
 
 def _write(directory: Path, point: dict[str, Any]) -> None:

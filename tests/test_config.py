@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from conf import schema
 from pipeline import cli
+from pipeline.composition import EXPECTED, explain, settings_of
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
 from pipeline.rules import build_rules
@@ -65,6 +68,8 @@ def test_studies() -> None:
     [
         ("distributions.k=0", "distributions.k=0 is not allowed: give an integer of at least 1"),
         ("distributions.temperature=-1", "distributions.temperature=-1.0 is not allowed"),
+        ("distributions.temperature=inf", "distributions.temperature=inf is not allowed"),
+        ("run_lengths.eps=[0.1,nan]", "run_lengths.eps=[0.1, nan] is not allowed"),
         ("prompts.count=0", "prompts.count=0"),
         ("targets.mini_large.dtype=int8", "targets.mini_large.dtype=int8 is not allowed: give one"),
         ("run_lengths.eps=[]", "run_lengths.eps"),
@@ -78,15 +83,31 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("override", ["distributions.kk=3", "distributions.k=many", "prompts=none"])
-def test_typos_fail_at_composition(override: str) -> None:
-    with pytest.raises(Exception, match=r"kk|many|none"):
-        settings(override)
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("distributions.kk=3", "'distributions.kk': .*: known there are k, seed, steps, temper"),
+        ("+distributions.kk=3", "distributions.kk is not known: known there are k, seed, steps"),
+        ("~distributions", "distributions must be given"),
+        (
+            "distributions.k=many",
+            "distributions.k=many: Value 'many' .*Integer at distrib",
+        ),
+        ("run_lengths.eps=0.1", "run_lengths.eps=0.1: .*not a ListConfig"),
+        ("prompts=none", "'prompts/none': give one of default, mini, ultrachat"),
+        ("distributions.k=[", r"'distributions.k=\[' can't be read as an override"),
+    ],
+)
+def test_typos_are_named_in_one_line_with_what_is_known(override: str, message: str) -> None:
+    with pytest.raises(EXPECTED) as error:
+        settings_of(compose("config", [override]))
+    assert re.search(message, explain(error.value))
+    assert "\n" not in explain(error.value)
 
 
 def test_missing_values_are_named() -> None:
-    with pytest.raises(Exception, match=r"targets\.local\.path"):
-        settings("+target=local")
+    with pytest.raises(PipelineError, match=r"^targets\.local\.path must be given"):
+        cli.prepare(compose("config", ["+target=local"]))
 
 
 @pytest.mark.parametrize(
@@ -109,3 +130,29 @@ def test_k_too_small_for_a_rule_is_refused_before_any_work(tmp_path: Path) -> No
     with pytest.raises(PipelineError, match=r"distributions\.k=8 is too small for .* m=8"):
         cli.prepare(config)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["prompts.min_tokens=99", "prompts.max_tokens=98"], "min_tokens=99 exceeds .*=98"),
+        (["prompts.count=2"], "decoding.prompts=3 exceeds prompts.count=2: give .*=2 or less"),
+        pytest.param(
+            ["device.name=cuda:0"],
+            "device.name=cuda:0: torch finds no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_succeed_is_refused_before_any_work(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    config = compose("config", [*overrides, f"outputs={tmp_path}"])
+    with pytest.raises(PipelineError, match=message):
+        cli.run(config)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_fewer_prompts_than_decoding_wants_are_enough_for_other_stages(tmp_path: Path) -> None:
+    wanted = ["prompts.count=2", "stage=acceptance", f"outputs={tmp_path}"]
+    assert cli.prepare(compose("config", wanted))[1]["acceptance"]

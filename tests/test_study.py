@@ -70,6 +70,7 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
     assert first.count("computing") == 4  # two values, two targets
     second = sweep("0.07,0.09,0.11")
     assert second.count("computing") == 2
+    assert "certificates additive t=0.07: 2 cached" in second
     assert {path: path.stat().st_mtime_ns for path in dump.rglob("*")} == before
     latest = max((small_study.outputs / "sweeps").glob("*/sweep.csv"))
     table = pd.read_csv(latest)

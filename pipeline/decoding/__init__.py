@@ -57,11 +57,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     tokenizer = same_tokenizer(node)
     pair = load_pair(node, 1 + max(tokenizer.get_vocab().values()))
     rows = upstream["prompts"][0].read().slice(0, config["prompts"]).to_pylist()
-    if len(rows) < config["prompts"]:
-        raise PipelineError(
-            f"decoding.prompts={config['prompts']}: the study has only "
-            f"{len(rows)} prompts: lower it, or raise prompts.count"
-        )
     warm_up(pair, rows)
     folder = draft.directory / "shards"
     folder.mkdir(exist_ok=True)
@@ -118,23 +113,24 @@ def load_pair(node: Node, tokens: int) -> Pair:
 
 def warm_up(pair: Pair, rows: list[dict[str, Any]]) -> None:
     """Decode a few tokens with every method, so that no first call is timed."""
+    reasons = []
     for row in rows:
         try:
-            check_prompt(pair.target, row["token_ids"], pair.steps)
-        except PipelineError:
+            check_fits(pair, row)
+        except PipelineError as error:
+            reasons.append(str(error))
             continue
         for method in pair.runs:
             run(pair, method, row, WARM_UP)
         return
-    raise PipelineError("no prompt can be decoded: " + _reason(pair, rows[0]))
+    raise PipelineError("no prompt can be decoded: " + reasons[0])
 
 
-def _reason(pair: Pair, row: dict[str, Any]) -> str:
-    try:
-        check_prompt(pair.target, row["token_ids"], pair.steps)
-    except PipelineError as error:
-        return str(error)
-    return ""
+def check_fits(pair: Pair, row: Mapping[str, Any]) -> None:
+    """Check that a prompt and its answer fit into the contexts of the models that decode it."""
+    drafts = any(method.drafter == "model" for method in pair.runs)
+    for model in [pair.target, pair.drafter] if drafts else [pair.target]:
+        check_prompt(model, row["token_ids"], pair.steps)
 
 
 def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
@@ -145,6 +141,7 @@ def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
     count = len(pair.runs)
     answers: dict[int, tuple[Answer, int | None]] = {}
     try:
+        check_fits(pair, row)
         for at in range(count):
             index = (at + turn) % count
             answers[index] = run(pair, pair.runs[index], row, pair.steps)

@@ -160,15 +160,14 @@ def _shifted(parents: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return None if parents is None else (-1, *(parent + 1 for parent in parents))
 
 
-def check_prompt(target: LanguageModel, prompt: Sequence[int], limit: int) -> None:
-    """Check that prompt and answer fit into the context of the target."""
+def check_prompt(model: LanguageModel, prompt: Sequence[int], limit: int) -> None:
+    """Check that prompt and answer fit into the context of a target or drafter."""
     if not len(prompt):
         raise PipelineError("the prompt is empty: give at least one token")
-    context = getattr(target.module.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and len(prompt) + limit > context:
+    if len(prompt) + limit > model.context:
         raise PipelineError(
             f"a prompt of {len(prompt)} tokens and an answer of {limit} exceed the context of "
-            f"{target.label}, {context} tokens: lower prompts.max_tokens or decoding.steps"
+            f"{model.label}, {model.context} tokens: lower prompts.max_tokens or decoding.steps"
         )
 
 

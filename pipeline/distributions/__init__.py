@@ -18,7 +18,7 @@ from pipeline import columns
 from pipeline.artifacts import Artifact, Draft
 from pipeline.distributions.batches import batch_limit
 from pipeline.distributions.decode import Decoding, Trajectories, decode
-from pipeline.distributions.running import GrowingBatch, running_batch
+from pipeline.distributions.running import PaddedBatch, StaticBatch, running_batch
 from pipeline.distributions.sampling import Sampling
 from pipeline.errors import PipelineError
 from pipeline.measure import Stopwatch, copy_bandwidth, describe_device, peak_memory, throughput
@@ -34,7 +34,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
     settings, decoding = node.settings, decoding_of(node.config)
     model = load_model(node.config["model"], settings, f"targets.{node.label}")
-    check_positions(model, max(map(len, prompts.values())) + decoding.steps)
+    longest = max(map(len, prompts.values())) + decoding.steps
+    model.check_context(longest, "distributions.steps")
     path = draft.directory / "plan.json"
     plan = Plan.load(path) or Plan.make(
         path,
@@ -52,25 +53,11 @@ def decoding_of(config: Mapping[str, Any]) -> Decoding:
     return Decoding(config["steps"], config["k"], config["certified_temperature"], sampling)
 
 
-def check_positions(model: LanguageModel, longest: int) -> None:
-    """Check that the model was made for sequences of `longest` tokens.
-
-    Raises:
-        PipelineError: it was not.
-    """
-    limit = getattr(model.module.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and longest > limit:
-        raise PipelineError(
-            f"{model.label} takes {limit} tokens, the longest prompt and its answer have "
-            f"{longest}: lower prompts.max_tokens or distributions.steps"
-        )
-
-
 def dump(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
-    running: type[GrowingBatch],
+    running: type[PaddedBatch],
     plan: Plan,
     draft: Draft,
 ) -> None:
@@ -91,7 +78,7 @@ def shard_of(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
-    running: type[GrowingBatch],
+    running: type[PaddedBatch],
 ) -> Compute:
     """Return the function that decodes one shard and leaves its transfer and writing for later."""
 
@@ -179,7 +166,7 @@ def facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
         "certified_temperature": config["certified_temperature"],
         "eos": list(model.eos),
         **describe_device(model.device),
-        "static_shapes": running_batch(node.settings["cache"], model).shrinks is False,
+        "static_shapes": running_batch(node.settings["cache"], model) is StaticBatch,
         "cuda_graph": all(shard.measured["graph"] for shard in plan.shards),
         "shards": len(plan.shards),
         "batch": max(len(shard.prompts) for shard in plan.shards),

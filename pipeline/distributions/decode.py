@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.distributions.running import GrowingBatch
+from pipeline.distributions.running import GrowingBatch, PaddedBatch
 from pipeline.distributions.sampling import Sampling, choose, uniforms
 from pipeline.measure import Stopwatch
 from pipeline.models import LanguageModel
@@ -86,7 +86,7 @@ def decode(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
-    running: type[GrowingBatch],
+    running: type[PaddedBatch],
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Trajectories:
@@ -120,7 +120,7 @@ def decode(
                 share = float(going.float().mean())
                 if share == 0:
                     break
-                if share <= 1 - RETIRE_SHARE and batch.shrinks:
+                if share <= 1 - RETIRE_SHARE and isinstance(batch, GrowingBatch):
                     rows, token = rows[going], token[going]
                     batch.keep(going)
             logits = batch.step(token, step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -29,17 +30,15 @@ def pad_left(
     return ids.to(device), mask.to(device), lengths.to(device)
 
 
-class GrowingBatch:
-    """Left-padded prompts; every step attends to one column more.
+class PaddedBatch(ABC):
+    """Left-padded prompts, read by one pass; a subclass says how a step runs.
 
     Attributes:
         width: columns of the prompts.
         graph: whether steps are replayed from a CUDA graph.
-        shrinks: whether sequences can leave the batch.
     """
 
     graph = False
-    shrinks = True
 
     def __init__(self, model: LanguageModel, prompts: list[list[int]], steps: int) -> None:
         """Lay out `prompts` (tokens) with room for `steps` more."""
@@ -55,6 +54,14 @@ class GrowingBatch:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         return self.model.forward(self.ids, mask, positions, self.cache)
 
+    @abstractmethod
+    def step(self, token: Tensor, step: int) -> Tensor:
+        """Read the tokens (B,) of step `step`; return the logits (B, V), valid until the next."""
+
+
+class GrowingBatch(PaddedBatch):
+    """Every step attends to one column more; sequences can leave the batch."""
+
     def step(self, token: Tensor, step: int) -> Tensor:
         """Read the tokens (B,) of step `step`; return the logits (B, V) of the next."""
         seen, positions = self.mask[:, : self.width + step + 1], (self.lengths + step)[:, None]
@@ -66,17 +73,15 @@ class GrowingBatch:
         self.cache.batch_select_indices(running)
 
 
-class StaticBatch(GrowingBatch):
-    """Left-padded prompts; every step has the same shapes and reads its inputs from fixed places.
+class StaticBatch(PaddedBatch):
+    """Every step has the same shapes and reads its inputs from fixed places.
 
     Attention runs over all columns, those not in use masked. On CUDA the first step is captured as
     a graph and the others replay it: a step is then one launch instead of some hundred.
     """
 
-    shrinks = False
-
     def prefill(self) -> Tensor:
-        """Read the prompts with the shapes of `GrowingBatch`, then fix them."""
+        """Read the prompts, then fix the shapes."""
         logits = super().prefill()
         device, dtype = self.model.device, self.model.module.dtype
         self._token = torch.zeros((len(self.lengths), 1), dtype=torch.long, device=device)
@@ -99,10 +104,6 @@ class StaticBatch(GrowingBatch):
         if self._run is None:
             self._run = self._captured() if self.model.device.type == "cuda" else self._forward
         return self._run()
-
-    def keep(self, running: Tensor) -> None:
-        """Refuse: the shapes are fixed."""
-        raise NotImplementedError
 
     def _forward(self) -> Tensor:
         return self.model.forward(self._token, self._bias, self._position, self.cache)
@@ -149,7 +150,7 @@ def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return replay
 
 
-def running_batch(cache: str, model: LanguageModel) -> type[GrowingBatch]:
+def running_batch(cache: str, model: LanguageModel) -> type[PaddedBatch]:
     """Return how batches are run for the configuration key device.cache.
 
     Raises:

@@ -43,6 +43,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     )
     answers = read_answers(dump)
     pair = load_pair(node, tokens, dump)
+    longest = max(len(prompts[name]) + len(answer) for name, answer in answers.items())
+    for model in (pair.target, pair.drafter):
+        model.check_context(longest, "distributions.steps")
     largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
     if largest >= pair.rows:
         raise PipelineError(

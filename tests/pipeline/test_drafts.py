@@ -185,6 +185,12 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     loaded = {"targets.tiny": tiny(1), "drafter": tiny(2)}
     monkeypatch.setattr(drafts, "load_model", lambda config, settings, key: loaded[key])
 
+    (tmp_path / "short").mkdir()
+    with monkeypatch.context() as change:
+        change.setattr(loaded["drafter"].module.config, "max_position_embeddings", 5)
+        with pytest.raises(PipelineError, match="takes 5 tokens"):
+            drafts.compute(node, upstream, Draft(tmp_path / "short", "drafts"))
+
     calls: list[list[str]] = []
     real = drafts.compare_shard
 

@@ -67,7 +67,8 @@ def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
         assert 8 <= prompt["n_tokens"] == len(prompt["token_ids"]) <= 99
     excluded = artifact.record["facts"]["excluded"]
     assert {reason: e["rows"] for reason, e in excluded.items()} == {
-        "not a string": 2, "empty": 1, "duplicate id": 1, "too short": 1, "too long": 1,
+        "no user message": 1, "not a string": 1, "empty": 1, "duplicate id": 1,
+        "too short": 1, "too long": 1,
     }  # fmt: skip
     assert {item["prompt_id"] for e in excluded.values() for item in e["first"]} == {
         "none", "turnless", "empty", "good3", "short", "long",
@@ -117,7 +118,9 @@ def test_values_of_mixed_types(model: Path, tmp_path: Path) -> None:
         for i, messages in enumerate(odd):
             bad = {"prompt": 3, "prompt_id": f"bad{i}", "messages": messages}
             file.write(json.dumps(bad) + "\n")
-    with pytest.raises(PipelineError, match=r"only 6 prompts .*excluded: 3 not a string"):
+    with pytest.raises(
+        PipelineError, match=r"only 6 prompts .*excluded: 2 no user message, 1 not a string"
+    ):
         tiny.built(tiny.prompts_node(model, source, count=9), tmp_path / "store")
 
 

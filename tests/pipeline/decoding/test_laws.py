@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +33,7 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
 class Markov:
     """A model whose logits depend on the last token: the loop alone is what takes time."""
 
-    label, device, eos, vocab_size = "markov", CPU, (), 8
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+    label, device, eos, vocab_size, context = "markov", CPU, (), 8, math.inf
 
     def __init__(self, seed: int) -> None:
         self.table = 1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed))

@@ -101,6 +101,17 @@ def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
         stage([[], []], "none")
 
 
+def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
+    stage: Any, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter.module.config, "max_position_embeddings", 20)
+    found = content(stage(PROMPTS[:2]))  # of 5 and 17 tokens, with answers of 12
+    assert {row["prompt_id"] for row in found["data"]} == {"0"}
+    [failure] = found["failures"]
+    assert failure["prompt_id"] == "1"
+    assert "exceed the context of tiny, 20 tokens" in failure["reason"]
+
+
 def test_likelihoods_and_indicators_are_those_of_plain_passes(
     stage: Any, target: LanguageModel, drafter: LanguageModel
 ) -> None:
