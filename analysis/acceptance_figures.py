@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,52 +15,57 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter, ScalarFormatter
 from numpy.typing import NDArray
 
-from analysis.acceptance_tables import Pairs
-from analysis.figures import LINES, STYLE, TEXT
+from analysis.measured import Pairs
+from analysis.printing import symbol
+from analysis.style import (
+    BLUE,
+    GREEN,
+    LINES,
+    POINTS,
+    RULED,
+    TEXT,
+    VERMILION,
+    YELLOW,
+    legend,
+    styled,
+)
 
 ROW = 0.135  # inches of a rule in a list of rules
-CERTIFIED, ACCEPTED, REJECTED = "#009E73", "#F0E442", "#D55E00"
-VERDICTS = {"certified": CERTIFIED, "accepted, not certified": ACCEPTED, "rejected": REJECTED}
+VERDICTS = {"certified": GREEN, "accepted, not certified": YELLOW, "rejected": VERMILION}
+WIDTH = 92  # characters of a line of text
 MONOSPACED = "DejaVu Sans Mono"  # comes with matplotlib
 
 
+@styled
 def rules_figure(pairs: Pairs) -> Figure:
     """Draw certified and accepted shares side by side, a line for each rule."""
-    rules = list(dict.fromkeys([*pairs.rules("baseline"), *pairs.rules("criteria")]))
+    rules = pairs.rules("baseline", "criteria")
     at = np.arange(len(rules))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(TEXT, 1.0 + ROW * len(rules)), layout="constrained")
-        axes = figure.subplots(1, len(pairs.targets), sharey=True, squeeze=False)[0]
-        for axis, target in zip(axes, pairs.targets, strict=True):
-            shares = {
-                name: [pairs.value(target, rule, name) for rule in rules]
-                for name in ("certified", "acceptance")
-            }
-            axis.hlines(
-                at,
-                shares["certified"],
-                shares["acceptance"],
-                color="#C8C8C8",
-                linewidth=2.4,
-                zorder=1,
-            )
-            axis.scatter(shares["acceptance"], at, s=14, color="#0072B2", label="accepted")
-            axis.scatter(
-                shares["certified"], at, s=14, color=CERTIFIED, marker="D", label="certified"
-            )
-            axis.set_title(target)
-            axis.set_xlim(-0.02, 1.02)
-            axis.xaxis.set_major_formatter(PercentFormatter(1))
-            axis.set_xlabel("steps")
-            axis.grid(axis="x", color="#DDDDDD", linewidth=0.4)
-            axis.set_axisbelow(True)
-        axes[0].set_yticks(at, [pairs.names[rule] for rule in rules], fontsize=6.5)
-        axes[0].set_ylim(len(rules) - 0.4, -0.6)
-        handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=2)
+    figure = Figure(figsize=(TEXT, 1.0 + ROW * len(rules)), layout="constrained")
+    axes = figure.subplots(1, len(pairs.targets), sharey=True, squeeze=False)[0]
+    for axis, target in zip(axes, pairs.targets, strict=True):
+        shares = {
+            name: [pairs.value(target, rule, name) for rule in rules]
+            for name in ("certified", "acceptance")
+        }
+        axis.hlines(
+            at, shares["certified"], shares["acceptance"], color="#C8C8C8", linewidth=2.4, zorder=1
+        )
+        axis.scatter(shares["acceptance"], at, s=14, color=BLUE, label="accepted")
+        axis.scatter(shares["certified"], at, s=14, color=GREEN, marker="D", label="certified")
+        axis.set_title(target)
+        axis.set_xlim(-0.02, 1.02)
+        axis.xaxis.set_major_formatter(PercentFormatter(1))
+        axis.set_xlabel("steps")
+        axis.grid(axis="x", **RULED)
+        axis.set_axisbelow(True)
+    axes[0].set_yticks(at, [pairs.names[rule] for rule in rules], fontsize=6.5)
+    axes[0].set_ylim(len(rules) - 0.4, -0.6)
+    legend(figure, axes[:1])
     return figure
 
 
+@styled
 def profile_figure(
     profile: pd.DataFrame, rules: Mapping[str, str], targets: Sequence[str]
 ) -> Figure:
@@ -72,31 +76,28 @@ def profile_figure(
         rules: printed name of the rules drawn, by label.
         targets: printed names.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(TEXT, 0.5 + 1.9 * len(targets)), layout="constrained")
-        axes = figure.subplots(len(targets), 2, sharey=True, squeeze=False)
-        for row, target in zip(axes, targets, strict=True):
-            for axis, by in zip(row, ("position", "margin"), strict=True):
-                part = profile[(profile["target"] == target) & (profile["by"] == by)]
-                _profile(axis, part, rules, by)
-                axis.set_title(target)
-                axis.yaxis.set_major_formatter(PercentFormatter(1))
-            row[0].set_ylabel("steps")
-        for axis, name in zip(
-            axes[-1],
-            ("position in the answer", "decile of the target's margin p₁ − p₂"),
-            strict=True,
-        ):
-            axis.set_xlabel(name)
-        kinds = [
-            Line2D([], [], color="black", linestyle="-", label="accepted"),
-            Line2D([], [], color="black", linestyle=":", label="certified"),
-        ]
-        colors = [
-            Line2D([], [], color=color, label=name)
-            for (color, _), name in zip(LINES, rules.values(), strict=False)
-        ]
-        figure.legend(handles=[*kinds, *colors], loc="outside lower center", ncols=4)
+    figure = Figure(figsize=(TEXT, 0.5 + 1.9 * len(targets)), layout="constrained")
+    axes = figure.subplots(len(targets), 2, sharey=True, squeeze=False)
+    for row, target in zip(axes, targets, strict=True):
+        for axis, by in zip(row, ("position", "margin"), strict=True):
+            part = profile[(profile["target"] == target) & (profile["by"] == by)]
+            _profile(axis, part, rules, by)
+            axis.set_title(target)
+            axis.yaxis.set_major_formatter(PercentFormatter(1))
+        row[0].set_ylabel("steps")
+    for axis, name in zip(
+        axes[-1], ("position in the answer", "decile of the target's margin p₁ − p₂"), strict=True
+    ):
+        axis.set_xlabel(name)
+    kinds = [
+        Line2D([], [], color="black", linestyle="-", label="accepted"),
+        Line2D([], [], color="black", linestyle=":", label="certified"),
+    ]
+    colors = [
+        Line2D([], [], color=color, label=name)
+        for (color, _), name in zip(LINES, rules.values(), strict=False)
+    ]
+    figure.legend(handles=[*kinds, *colors], loc="outside lower center", ncols=4)
     return figure
 
 
@@ -107,9 +108,10 @@ def _profile(axis: Axes, part: pd.DataFrame, rules: Mapping[str, str], by: str) 
         for name, style in (("accepted", "-"), ("certified", ":")):
             axis.plot(x, lines[name], linestyle=style, color=color, marker=".", markersize=3)
     axis.set_ylim(-0.03, 1.03)
-    axis.grid(axis="y", color="#DDDDDD", linewidth=0.4)
+    axis.grid(axis="y", **RULED)
 
 
+@styled
 def dial_figure(pairs: Pairs) -> Figure | None:
     """Draw what every dial gains, in fact and as certified, against what it costs."""
     listing = pairs.listing[pairs.listing["group"] == "dial"]
@@ -117,41 +119,36 @@ def dial_figure(pairs: Pairs) -> Figure | None:
     if listing.empty:
         return None
     costs = {"departure": "steps that depart from greedy", "given_up": "probability given up"}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(TEXT, 0.4 + 2.0 * len(pairs.targets)), layout="constrained")
-        axes = figure.subplots(len(pairs.targets), 2, sharey="row", squeeze=False)
-        for row, target in zip(axes, pairs.targets, strict=True):
-            for axis, cost in zip(row, costs, strict=True):
-                for (color, _), (name, part) in zip(
-                    LINES, listing.groupby("name", sort=False), strict=False
-                ):
-                    _dial(axis, pairs, target, part, cost, color, str(name))
-                axis.set_title(target)
-                axis.xaxis.set_major_formatter(PercentFormatter(1))
-                axis.set_yscale("log")
-                axis.yaxis.set_major_formatter(ScalarFormatter())
-                axis.grid(color="#DDDDDD", linewidth=0.4)
-            row[0].set_ylabel("tokens per call")
-        for axis, name in zip(axes[-1], costs.values(), strict=True):
-            axis.set_xlabel(name)
-        handles, names = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=4)
+    figure = Figure(figsize=(TEXT, 0.4 + 2.0 * len(pairs.targets)), layout="constrained")
+    axes = figure.subplots(len(pairs.targets), 2, sharey="row", squeeze=False)
+    for row, target in zip(axes, pairs.targets, strict=True):
+        for axis, cost in zip(row, costs, strict=True):
+            for (color, _), (name, part) in zip(
+                LINES, listing.groupby("name", sort=False), strict=False
+            ):
+                _dial(axis, pairs, target, part, cost, color, str(name))
+            axis.set_title(target)
+            axis.xaxis.set_major_formatter(PercentFormatter(1))
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter(ScalarFormatter())
+            axis.grid(**RULED)
+        row[0].set_ylabel("tokens per call")
+    for axis, name in zip(axes[-1], costs.values(), strict=True):
+        axis.set_xlabel(name)
+    legend(figure, axes[0, :1], 4)
     return figure
 
 
 def _dial(
     axis: Axes, pairs: Pairs, target: str, part: pd.DataFrame, cost: str, color: str, name: str
 ) -> None:
-    symbol = {"alpha": "α"}.get(part["parameter"].iloc[0], part["parameter"].iloc[0])
     x = [pairs.value(target, rule, cost) for rule in part["rule"]]
     for kind, style in (("realised", "-"), ("certified", ":")):
         y = [pairs.value(target, rule, f"{kind}_per_call") for rule in part["rule"]]
         shown = "in fact" if kind == "realised" else kind
-        axis.plot(
-            x, y, linestyle=style, color=color, marker="o", markersize=2.5, label=f"{name}, {shown}"
-        )
+        axis.plot(x, y, linestyle=style, color=color, **POINTS, label=f"{name}, {shown}")
         axis.annotate(
-            f"{symbol}={part['setting'].iloc[-1]:g}",
+            f"{symbol(part['parameter'].iloc[0])}={part['setting'].iloc[-1]:g}",
             (x[-1], y[-1]),
             xytext=(3, 0),
             textcoords="offset points",
@@ -161,6 +158,7 @@ def _dial(
         )
 
 
+@styled
 def along_figure(
     verdicts: Mapping[str, NDArray[np.int_]], tokens: Sequence[str], title: str
 ) -> Figure:
@@ -173,35 +171,34 @@ def along_figure(
         title: what is shown.
     """
     colors = list(VERDICTS.values())
-    lines = _wrap(tokens, 92)
+    lines = _wrap(tokens, WIDTH)
     rules = list(verdicts)
-    with matplotlib.rc_context(STYLE):
-        height = 0.9 + 0.16 * len(rules) + 0.155 * len(lines)
-        figure = Figure(figsize=(TEXT, height), layout="constrained")
-        strips, text = figure.subplots(
-            2, 1, height_ratios=[0.16 * len(rules) + 0.25, 0.155 * len(lines)]
-        )
-        strips.imshow(
-            np.array(list(verdicts.values())),
-            aspect="auto",
-            vmin=0,
-            vmax=2,
-            cmap=ListedColormap(colors),
-            interpolation="nearest",
-            extent=(-0.5, len(tokens) - 0.5, len(rules) - 0.5, -0.5),
-        )
-        strips.set_yticks(range(len(rules)), rules)
-        strips.hlines(
-            np.arange(1, len(rules)) - 0.5, -0.5, len(tokens) - 0.5, color="white", linewidth=1
-        )
-        strips.set_xlabel("position in the answer")
-        strips.set_title(title)
-        _text(text, lines, verdicts[rules[0]], colors)
-        figure.legend(
-            handles=[Patch(color=color, label=name) for name, color in VERDICTS.items()],
-            loc="outside lower center",
-            ncols=3,
-        )
+    height = 0.9 + 0.16 * len(rules) + 0.155 * len(lines)
+    figure = Figure(figsize=(TEXT, height), layout="constrained")
+    strips, text = figure.subplots(
+        2, 1, height_ratios=[0.16 * len(rules) + 0.25, 0.155 * len(lines)]
+    )
+    strips.imshow(
+        np.array(list(verdicts.values())),
+        aspect="auto",
+        vmin=0,
+        vmax=2,
+        cmap=ListedColormap(colors),
+        interpolation="nearest",
+        extent=(-0.5, len(tokens) - 0.5, len(rules) - 0.5, -0.5),
+    )
+    strips.set_yticks(range(len(rules)), rules)
+    strips.hlines(
+        np.arange(1, len(rules)) - 0.5, -0.5, len(tokens) - 0.5, color="white", linewidth=1
+    )
+    strips.set_xlabel("position in the answer")
+    strips.set_title(title)
+    _text(text, lines, verdicts[rules[0]], colors)
+    figure.legend(
+        handles=[Patch(color=color, label=name) for name, color in VERDICTS.items()],
+        loc="outside lower center",
+        ncols=3,
+    )
     return figure
 
 
@@ -236,7 +233,7 @@ def _text(
     colors: Sequence[str],
 ) -> None:
     axis.set_axis_off()
-    axis.set_xlim(0, 92)
+    axis.set_xlim(0, WIDTH)
     axis.set_ylim(len(lines), 0)
     for row, line in enumerate(lines):
         x = 0

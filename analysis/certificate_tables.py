@@ -13,9 +13,9 @@ import pandas as pd
 from analysis import bounds
 from analysis.criteria import Rule
 from analysis.distributions import Floats
-from analysis.figures import Certified, Panels
 from analysis.layout import Cell, Section, Table
-from analysis.printing import UNDEFINED, rule_text, share_text
+from analysis.measured import Certified, Panels
+from analysis.printing import UNDEFINED, number_text, rule_text, share_text
 
 BOUNDED = ("greedy", "additive", "multiplicative", "typical", "tree")  # rules with a closed form
 COLUMNS = ("R", "G", "Form", "R/G", "R/Form", "Upper", "(2/k) log 2", "Ceiling")
@@ -121,6 +121,7 @@ def bounds_table(targets: Mapping[str, Sequence[Compared]]) -> Table | None:
         [("", 1), ("from below", 2), ("least ratio", 2), ("from above", 3)],
         COLUMNS,
         sections,
+        data[[*first, *(name for name in data if name not in first)]],
         [
             "The CSV file has further bounds, the share of steps compared, and the expansions of "
             "Theorem 4.13 for α near 1 and of Theorem 5.2 for small margins. These are asymptotic, "
@@ -128,7 +129,6 @@ def bounds_table(targets: Mapping[str, Sequence[Compared]]) -> Table | None:
             "is the least of R/value, or of value/R for kind upper, over steps where both are "
             "above 0."
         ],
-        data[[*first, *(name for name in data if name not in first)]],
     )
 
 
@@ -162,11 +162,7 @@ def _bound_cells(steps: Compared, frame: pd.DataFrame) -> list[Cell]:
         *(row[column] for column in ("median", "ratio") for row in lower[:2]),
         *(row["median"] for row in upper),
     ]
-    return [Cell(_number(value)) for value in shown]
-
-
-def _number(value: float) -> str:
-    return UNDEFINED if math.isnan(value) else f"{value:.3f}"
+    return [Cell(number_text(value, 3)) for value in shown]
 
 
 def median(values: Floats) -> float:
@@ -193,18 +189,18 @@ def determined_table(panels: Panels) -> Table:
             ]
     rules = [item.rule for item in next(iter(panels.values()))]
     body = [(rule_text(r), [cell for name in panels for cell in cells[name, r]]) for r in rules]
-    return Table(
+    return Table.side_by_side(
         "determined",
         "How far the stored tokens determine the certificates. Determined: share of steps whose "
         "certificate is exact. Empty: share at which nothing is rejected for certain, R = +∞. "
         "Widest: of the intervals with two finite ends, the widest, in nats. Open: share of steps "
         "whose upper end is +∞ and whose lower end is not, as everything may be accepted there.",
         "Criterion",
-        [(target, 4) for target in panels],
-        ["Determined", "Empty", "Widest", "Open"] * len(panels),
+        list(panels),
+        ["Determined", "Empty", "Widest", "Open"],
         [Section("", body)],
-        [f"{UNDEFINED}: there is no such interval."],
         pd.DataFrame(rows),
+        [f"{UNDEFINED}: there is no such interval."],
     )
 
 

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from analysis.criteria import Additive, Rule, StrictGreedy, Tree
 from analysis.extremal import extremal_draft
-from analysis.figures import COLUMN, STYLE
 from analysis.printing import rule_text
+from analysis.style import BLUE, COLUMN, LEVEL, ORANGE, legend, styled
 
 # made up: under each of EXAMPLE_RULES another set of its tokens is active
 EXAMPLE = (0.36, 0.26, 0.14, 0.09, 0.06, 0.04, 0.03, 0.02)
 EXAMPLE_RULES: tuple[Rule, ...] = (StrictGreedy(), Additive(t=0.2), Tree(m=3))
-TARGET, DRAFT = "#0072B2", "#E69F00"
 PANEL_HEIGHT, LEGEND = 1.25, 0.3  # inches
 
 
+@styled
 def extremal_figure() -> Figure:
     """Draw p and q* of Lemma 4.2 or Theorem 5.1 for `EXAMPLE`, one panel a rule."""
     p, at = np.array(EXAMPLE), np.arange(1, len(EXAMPLE) + 1)
-    with matplotlib.rc_context(STYLE):
-        size = (COLUMN, PANEL_HEIGHT * len(EXAMPLE_RULES) + LEGEND)
-        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
-        axes = figure.subplots(len(EXAMPLE_RULES), 1, sharex=True, sharey=True)
-        for axis, rule in zip(axes, EXAMPLE_RULES, strict=True):
-            q, kl = extremal_draft(p, rule)
-            level = q[0]  # the argmax is always active
-            axis.axhline(level, color="#888888", linewidth=0.7, linestyle=(0, (2, 2)), zorder=0)
-            axis.bar(at - 0.2, p, 0.38, color=TARGET, label="target p")
-            axis.bar(
-                at + 0.2,
-                q,
-                0.38,
-                color=DRAFT,
-                hatch="////",
-                edgecolor="white",
-                linewidth=0,
-                label="closest rejected draft q*",
-            )
-            axis.annotate(
-                f"level {level:.3f}",
-                (1, level),
-                xycoords=("axes fraction", "data"),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="right",
-                fontsize=6.5,
-                color="#555555",
-            )
-            axis.set_title(f"{rule_text(rule)}: KL(p‖q*) = {kl:.4f} nats", loc="left")
-            axis.set_ylabel("probability")
-            axis.tick_params(axis="x", length=0)
-        axes[-1].set_xticks(at)
-        axes[-1].set_xlabel("token, by rank under p")
-        handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=2)
+    size = (COLUMN, PANEL_HEIGHT * len(EXAMPLE_RULES) + LEGEND)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
+    axes = figure.subplots(len(EXAMPLE_RULES), 1, sharex=True, sharey=True)
+    for axis, rule in zip(axes, EXAMPLE_RULES, strict=True):
+        q, kl = extremal_draft(p, rule)
+        level = q[0]  # the argmax is always active
+        axis.axhline(level, **LEVEL)
+        axis.bar(at - 0.2, p, 0.38, color=BLUE, label="target p")
+        axis.bar(
+            at + 0.2,
+            q,
+            0.38,
+            color=ORANGE,
+            hatch="////",
+            edgecolor="white",
+            linewidth=0,
+            label="closest rejected draft q*",
+        )
+        axis.annotate(
+            f"level {level:.3f}",
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            fontsize=6.5,
+            color="#555555",
+        )
+        axis.set_title(f"{rule_text(rule)}: KL(p‖q*) = {kl:.4f} nats", loc="left")
+        axis.set_ylabel("probability")
+        axis.tick_params(axis="x", length=0)
+    axes[-1].set_xticks(at)
+    axes[-1].set_xlabel("token, by rank under p")
+    legend(figure, axes[:1])
     return figure

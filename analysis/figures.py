@@ -1,95 +1,28 @@
-"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper.
-
-Figures are made without pyplot's global state; `render` gives the bytes of a file, equal for
-equal input: embedded TrueType fonts that come with matplotlib, no date, no software version.
-"""
+"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from analysis.criteria import Rule
+from analysis.measured import Certified, Panels
 from analysis.printing import rule_text
 from analysis.statistics import Floats, PromptBootstrap, survival
+from analysis.style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, styled
 
-COLUMN, TEXT = 3.25, 6.75  # inches
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "mathtext.fontset": "dejavusans",
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 6.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.2,
-    "legend.frameon": False,
-    "legend.handlelength": 2.6,
-    "pdf.fonttype": 42,
-    "savefig.dpi": 300,
-    "axes.unicode_minus": False,
-}
-ANONYMOUS: dict[str, dict[str, Any]] = {
-    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
-    "png": {"Software": None},
-}
 # strict greedy, wherever it is the reference: wide and below, as other curves run along it
 REFERENCE: dict[str, Any] = {"color": "#A8A8A8", "linewidth": 3.2, "zorder": 1.5}
-# hues that stay distinct to colour-blind readers (Okabe and Ito), told apart by style as well
-LINES = (
-    ("#0072B2", (0, ())),
-    ("#D55E00", (0, (5, 1.5))),
-    ("#009E73", (0, (1.2, 1.2))),
-    ("#CC79A7", (0, (6, 1.5, 1.2, 1.5))),
-    ("#E69F00", (0, (3, 1))),
-    ("#56B4E9", (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))),
-    ("#000000", (0, (8, 2))),
-)
 GRID_POINTS = 600
 SINGLE = 0.76  # nats shown of single-token certificates, which end at log 2
-
-
-@dataclass(frozen=True)
-class Certified:
-    """Certificates of one rule over the steps of one target, in nats.
-
-    Attributes:
-        rule: the rule.
-        lo: (N,) lower ends, +inf where the rejection region is empty.
-        hi: (N,) upper ends.
-    """
-
-    rule: Rule
-    lo: Floats
-    hi: Floats
-
-
-Panels = Mapping[str, Sequence[Certified]]  # by target
-
-
-def render(figure: Figure, kind: str) -> bytes:
-    """Return the file of a figure; `kind` is pdf or png."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=kind, metadata=ANONYMOUS[kind])
-    return buffer.getvalue()
 
 
 def all_figures(
@@ -106,41 +39,42 @@ def all_figures(
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
+@styled
 def figure1(top: Mapping[str, Floats]) -> Figure:
     """Draw the distribution of the argmax's probability; (N,) of each target."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _panels(list(top))
-        bins = np.linspace(0, 1, 41)
-        for axis, probability in zip(axes, top.values(), strict=True):
-            share = np.histogram(probability, bins)[0] / len(probability)
-            axis.bar(
-                bins[:-1],
-                share,
-                np.diff(bins),
-                align="edge",
-                color="#0072B2",
-                edgecolor="white",
-                linewidth=0.3,
+    figure, axes = _panels(list(top))
+    bins = np.linspace(0, 1, 41)
+    for axis, probability in zip(axes, top.values(), strict=True):
+        share = np.histogram(probability, bins)[0] / len(probability)
+        axis.bar(
+            bins[:-1],
+            share,
+            np.diff(bins),
+            align="edge",
+            color=BLUE,
+            edgecolor="white",
+            linewidth=0.3,
+        )
+        mean, median = float(probability.mean()), float(np.median(probability))
+        for value, name, style in ((mean, "mean", "--"), (median, "median", ":")):
+            axis.axvline(
+                value,
+                0,
+                0.78,
+                linestyle=style,
+                color="black",
+                linewidth=0.9,
+                label=f"{name} {value:.3f}",
             )
-            mean, median = float(probability.mean()), float(np.median(probability))
-            for value, name, style in ((mean, "mean", "--"), (median, "median", ":")):
-                axis.axvline(
-                    value,
-                    0,
-                    0.78,
-                    linestyle=style,
-                    color="black",
-                    linewidth=0.9,
-                    label=f"{name} {value:.3f}",
-                )
-            axis.set_xlim(0, 1)
-            axis.set_xlabel("probability of the most probable token")
-            axis.legend(loc="upper left")
-        for axis in axes[::2]:
-            axis.set_ylabel("fraction of steps")
+        axis.set_xlim(0, 1)
+        axis.set_xlabel("probability of the most probable token")
+        axis.legend(loc="upper left")
+    for axis in axes[::2]:
+        axis.set_ylabel("fraction of steps")
     return figure
 
 
+@styled
 def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
     """Draw the share of steps whose strict greedy certificate exceeds eps, with its interval."""
     chosen = {
@@ -149,31 +83,26 @@ def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure
     }
     if not all(chosen.values()):
         return None
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _panels(list(chosen), legend_rows=1)
-        grid = np.linspace(0, SINGLE, GRID_POINTS)
-        for axis, (target, items) in zip(axes, chosen.items(), strict=True):
-            greedy, bootstrap = items[0], bootstraps[target]
-            low = survival_band(greedy.lo, grid, bootstrap)[0]
-            high = survival_band(greedy.hi, grid, bootstrap)[1]
-            axis.fill_between(
-                grid,
-                low,
-                high,
-                color="#0072B2",
-                alpha=0.3,
-                linewidth=0,
-                label=f"{100 * bootstrap.confidence:g} % interval over prompts",
-            )
-            axis.plot(
-                grid,
-                survival(greedy.lo, grid),
-                color="#0072B2",
-                linewidth=1,
-                label=rule_text(greedy.rule),
-            )
-            _finish(axis, SINGLE, [greedy.rule])
-        _label(figure, axes)
+    figure, axes = _panels(list(chosen), legend_rows=1)
+    grid = np.linspace(0, SINGLE, GRID_POINTS)
+    for axis, (target, items) in zip(axes, chosen.items(), strict=True):
+        greedy, bootstrap = items[0], bootstraps[target]
+        low = survival_band(greedy.lo, grid, bootstrap)[0]
+        high = survival_band(greedy.hi, grid, bootstrap)[1]
+        axis.fill_between(
+            grid,
+            low,
+            high,
+            color=BLUE,
+            alpha=0.3,
+            linewidth=0,
+            label=f"{100 * bootstrap.confidence:g} % interval over prompts",
+        )
+        axis.plot(
+            grid, survival(greedy.lo, grid), color=BLUE, linewidth=1, label=rule_text(greedy.rule)
+        )
+        _finish(axis, SINGLE, [greedy.rule])
+    _label(figure, axes)
     return figure
 
 
@@ -206,14 +135,14 @@ def _family(panels: Panels, name: str, limit: float) -> Figure | None:
     return _survival(chosen, limit)
 
 
+@styled
 def _survival(panels: Panels, limit: float) -> Figure:
-    with matplotlib.rc_context(STYLE):
-        most = max(len(items) for items in panels.values())
-        figure, axes = _panels(list(panels), legend_rows=-(-most // _legend_columns(len(panels))))
-        for axis, items in zip(axes, panels.values(), strict=True):
-            _curves(axis, items, limit)
-            _finish(axis, limit, [item.rule for item in items])
-        _label(figure, axes)
+    most = max(len(items) for items in panels.values())
+    figure, axes = _panels(list(panels), legend_rows=-(-most // _legend_columns(len(panels))))
+    for axis, items in zip(axes, panels.values(), strict=True):
+        _curves(axis, items, limit)
+        _finish(axis, limit, [item.rule for item in items])
+    _label(figure, axes)
     return figure
 
 
@@ -245,8 +174,7 @@ def _label(figure: Figure, axes: Sequence[Axes]) -> None:
     columns = min(2, len(axes))
     for axis in axes[::columns]:
         axis.set_ylabel("fraction of steps with R > ε")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=_legend_columns(len(axes)))
+    legend(figure, axes[:1], _legend_columns(len(axes)))
 
 
 def _legend_columns(panels: int) -> int:
@@ -260,7 +188,7 @@ def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
         rule.ceiling: f"log {rule.parameters['m'] + 1}" for rule in rules if rule.name == "tree"
     }
     for ceiling, name in names.items():
-        axis.axvline(ceiling, color="#888888", linewidth=0.7, linestyle=(0, (2, 2)), zorder=0)
+        axis.axvline(ceiling, **LEVEL)
         axis.annotate(
             name,
             (ceiling, 1.0),
@@ -286,7 +214,7 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Figure, list[
         axis.remove()
     for at, (axis, target) in enumerate(zip(axes, targets, strict=False)):
         axis.set_title(target if len(targets) == 1 else f"({chr(ord('a') + at)}) {target}")
-        axis.grid(axis="y", color="#DDDDDD", linewidth=0.4)
+        axis.grid(axis="y", **RULED)
         axis.set_axisbelow(True)
     return figure, axes[: len(targets)]
 

@@ -39,8 +39,8 @@ class Table:
         groups: (heading, number of columns) over the other columns; an empty heading is none.
         columns: headings of the other columns.
         sections: the rows.
-        notes: plain sentences printed below.
         data: the tidy data, one statistic a row, for the CSV file.
+        notes: plain sentences printed below.
     """
 
     name: str
@@ -49,8 +49,24 @@ class Table:
     groups: Sequence[tuple[str, int]]
     columns: Sequence[str]
     sections: Sequence[Section]
-    notes: Sequence[str]
     data: pd.DataFrame
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def side_by_side(
+        cls,
+        name: str,
+        caption: str,
+        stub: str,
+        titles: Sequence[str],
+        columns: Sequence[str],
+        sections: Sequence[Section],
+        data: pd.DataFrame,
+        notes: Sequence[str] = (),
+    ) -> Table:
+        """Return a table with the same columns below each title, most often a target."""
+        groups = [(title, len(columns)) for title in titles]
+        return cls(name, caption, stub, groups, [*columns] * len(titles), sections, data, notes)
 
     def csv(self) -> str:
         """Return the tidy data as CSV; an empty cell is a value that does not exist."""

@@ -1,9 +1,9 @@
-"""What a study measured, as tidy frames: one statistic a row, of all targets and rules."""
+"""What a study measured: its certificates, and tidy frames of one statistic a row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,26 @@ from analysis.statistics import Estimate, Floats, PromptBootstrap, summarise
 
 
 @dataclass(frozen=True)
+class Certified:
+    """Certificates of one rule over the steps of one target, in nats.
+
+    Attributes:
+        rule: the rule.
+        lo: (N,) lower ends, +inf where the rejection region is empty.
+        hi: (N,) upper ends.
+    """
+
+    rule: Rule
+    lo: Floats
+    hi: Floats
+
+
+Panels = Mapping[str, Sequence[Certified]]  # by target
+
+
+@dataclass(frozen=True)
 class Measured:
-    """The tidy frames of a study.
+    """The tidy frames of a study's certificates.
 
     Attributes:
         targets: printed names, in order.
@@ -45,6 +63,48 @@ class Measured:
     def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
         """Return the row of `certificates` of one statistic; `rule` is a label."""
         return self._rows[target, rule, statistic]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A drafter beside each target of a study; the frames are those of the stage acceptance.
+
+    Attributes:
+        drafter: its printed name.
+        targets: printed names, in order.
+        names: printed name of every rule, by label.
+        listing: group, name, parameter, setting, rule; the same for all targets.
+        statistics: target, rule, statistic, value, optimistic, low, high.
+        needed: target, rule, fraction, kl, low, high.
+        reached: target, dial, parameter, kind, wanted, value, length.
+    """
+
+    drafter: str
+    targets: Sequence[str]
+    names: Mapping[str, str]
+    listing: pd.DataFrame
+    statistics: pd.DataFrame
+    needed: pd.DataFrame
+    reached: pd.DataFrame
+
+    @cached_property
+    def _values(self) -> dict[tuple[str, str, str], float]:
+        columns = (self.statistics[name] for name in ("target", "rule", "statistic"))
+        return dict(zip(zip(*columns, strict=True), self.statistics["value"], strict=True))
+
+    def value(self, target: str, rule: str, statistic: str) -> float:
+        """Return a statistic of a rule; NaN where it does not exist."""
+        return self._values.get((target, rule, statistic), math.nan)
+
+    def rules(self, *groups: str) -> list[str]:
+        """Return the labels of groups of the listing, each label once."""
+        found = (self.listing.loc[self.listing["group"] == group, "rule"] for group in groups)
+        return list(dict.fromkeys(label for labels in found for label in labels))
+
+    def of(self, rules: Sequence[str], statistics: Sequence[str]) -> pd.DataFrame:
+        """Return the tidy rows of some rules and statistics."""
+        table = self.statistics
+        return table[table["rule"].isin(rules) & table["statistic"].isin(statistics)]
 
 
 def certificate_statistics(

@@ -21,6 +21,7 @@ RULES = {
     "mars": "MARS (θ = {theta:g})",
     "tree": "Tree (m = {m})",
 }
+SYMBOLS = {"alpha": "α", "theta": "θ"}  # other parameters are printed by their names
 LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -63,6 +64,22 @@ def rule_text(rule: Rule) -> str:
         return rule.label
     text = RULES[rule.name].format(**rule.parameters)
     return f"{text}, literal gate" if rule.parameters.get("convention") == "paper" else text
+
+
+def symbol(parameter: str) -> str:
+    """Return the printed name of a rule's parameter."""
+    return SYMBOLS.get(parameter, parameter)
+
+
+def number_text(value: float, digits: int = 2) -> str:
+    """Return a number with so many decimals.
+
+    >>> number_text(0.4376, 3), number_text(2), number_text(math.inf), number_text(math.nan)
+    ('0.438', '2.00', '∞', '–')
+    """
+    if math.isnan(value):
+        return UNDEFINED
+    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
 def certificate_text(value: float, optimistic: float, ceiling: float, digits: int = 3) -> str:
@@ -109,9 +126,11 @@ def interval_text(value: float, optimistic: float, low: float, high: float) -> s
 def share_text(share: float) -> str:
     """Return a share as a percentage with two digits that differ from 0 or 100 %.
 
-    >>> share_text(0.0123), share_text(0.5), share_text(0.999961)
-    ('1.2 %', '50 %', '99.9961 %')
+    >>> share_text(0.0123), share_text(0.5), share_text(0.999961), share_text(math.nan)
+    ('1.2 %', '50 %', '99.9961 %', '–')
     """
+    if math.isnan(share):
+        return UNDEFINED
     rest = min(share, 1 - share)
     if rest <= 0:
         return f"{100 * share:.0f} %"

@@ -1,12 +1,15 @@
 """The tables printed in the paper (arXiv 2606.30265v1, Tables 1 to 6), as data.
 
 Transcribed as printed, for comparison only: nothing is fitted to them. Keys are the label of a
-target, then the label of a rule (``analysis.criteria``) or a parameter.
+target, then the label of a rule (``analysis.criteria``) or a parameter. The functions look one
+number up.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 ABOVE = math.inf  # printed as ">100", the cap of Tables 5 and 6
 CAP = 100.0
@@ -56,6 +59,8 @@ CERTIFICATES: dict[str, dict[str, tuple[float, ...]]] = {
         "tree m=8": (1.814, 2.126, 0.663, 1.520),
     },
 }
+
+TABLE2 = tuple(CERTIFICATES["Qwen3-1.7B"])  # its rules, which Tables 5 and 6 show as well
 
 # Tables 3 and 4: p5 of the certificates in nats, by rule
 P5: dict[str, dict[str, float]] = {
@@ -146,3 +151,38 @@ RUN_LENGTHS: dict[str, dict[str, tuple[float, ...]]] = {
         "tree m=8": (ABOVE, ABOVE, ABOVE, 73.77, 50.31, 35.21, 26.67, 16.14),
     },
 }
+
+
+def top_probability(target: str, k: int, statistic: str) -> float:
+    """Return a number of Table 1; NaN where the paper has none.
+
+    >>> top_probability("Qwen3-4B", 3, "p5"), top_probability("mini", 3, "p5")
+    (0.787, nan)
+    """
+    return _cell(TOP_PROBABILITY, target, k, STATISTICS, statistic)
+
+
+def certificate(target: str, rule: str, statistic: str) -> float:
+    """Return a number of Tables 2 to 4 in nats by the label of its rule; NaN if there is none."""
+    known = _cell(CERTIFICATES, target, rule, STATISTICS, statistic)
+    if math.isnan(known) and statistic == "p5":
+        return P5.get(target, {}).get(rule, math.nan)
+    return known
+
+
+def run_length(target: str, rule: str, eps: float) -> float:
+    """Return a number of Tables 5 and 6 in tokens, inf above the cap; NaN if there is none."""
+    return _cell(RUN_LENGTHS, target, rule, EPS, eps)
+
+
+def _cell(
+    table: Mapping[str, Mapping[Any, tuple[float, ...]]],
+    target: str,
+    row: str | int,
+    columns: Sequence[Any],
+    column: str | float,
+) -> float:
+    cells = table.get(target, {}).get(row)
+    if cells is None or column not in columns:
+        return math.nan
+    return cells[list(columns).index(column)]

@@ -8,7 +8,7 @@ Run it with ``python -m pipeline stage=report``. Files: ``index.md``, ``numbers.
 from __future__ import annotations
 
 from analysis.extremal_figure import extremal_figure
-from analysis.figures import all_figures, render
+from analysis.figures import all_figures
 from analysis.tables import all_tables
 from pipeline.artifacts import Artifact, Draft
 from pipeline.report.acceptance import acceptance_part
@@ -17,6 +17,7 @@ from pipeline.report.decoding import decoding_part
 from pipeline.report.index import page
 from pipeline.report.inputs import measure, read_targets, setup
 from pipeline.report.numbers import macros
+from pipeline.report.shown import files
 from pipeline.stages import Node
 
 
@@ -43,18 +44,14 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     )
     if drafter is not None:
         tables, figures = [*tables, *drafter.tables], {**figures, **drafter.figures}
-    texts = {
-        "index.md": text,
-        "numbers.tex": macros(measured),
-        **{f"tables/{table.name}.csv": table.csv() for table in tables},
-        **{f"tables/{table.name}.tex": table.latex() for table in tables},
-    }
     decoded, decoding_text = decoding_part(node, upstream)
-    texts["index.md"] += decoding_text
-    files = {name: text.encode() for name, text in texts.items()} | decoded
-    for name, figure in figures.items():
-        files |= {f"figures/{name}.{kind}": render(figure, kind) for kind in ("pdf", "png")}
-    for name, content in files.items():
+    contents = {
+        "index.md": (text + decoding_text).encode(),
+        "numbers.tex": macros(measured).encode(),
+        **files(tables, figures),
+        **decoded,
+    }
+    for name, content in contents.items():
         path = draft.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content)

@@ -12,10 +12,12 @@ from matplotlib.figure import Figure
 
 from analysis import criteria
 from analysis.acceptance_figures import along_figure, dial_figure, profile_figure, rules_figure
-from analysis.acceptance_tables import Pairs, acceptance_tables
+from analysis.acceptance_tables import acceptance_tables
 from analysis.layout import Table
-from analysis.printing import rule_text, share_text
+from analysis.measured import Pairs
+from analysis.printing import UNDEFINED, rule_text, share_text
 from pipeline.artifacts import Artifact
+from pipeline.report.shown import sections, setup_table
 from pipeline.stages import Node
 
 # rules of the profile and of the figure along an answer, as far as the study has them
@@ -160,36 +162,23 @@ def text(
     found: Sequence[Artifact],
 ) -> str:
     """Return the part in Markdown."""
-    by_name = {table.name: table for table in tables}
-    parts = [f"# Will {pairs.drafter} be accepted?", setup(pairs, drafts, found)]
-    for name in ORDER:
-        if name in by_name:
-            table = by_name[name]
-            parts += [
-                f"## {TITLES[name]}",
-                table.caption,
-                table.markdown(),
-                f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
-            ]
-        elif name in figures:
-            parts += [
-                f"## {TITLES[name]}",
-                CAPTIONS[name],
-                f"![{TITLES[name]}](figures/{name}.png)",
-                f"[PDF](figures/{name}.pdf)",
-            ]
+    parts = [
+        f"# Will {pairs.drafter} be accepted?",
+        setup(pairs, drafts, found),
+        *sections(ORDER, tables, figures, TITLES.__getitem__, CAPTIONS),
+    ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -> str:
     """Return what was compared, whether it was sound, and how far the passes drifted."""
-    rows: dict[str, list[Any]] = {}
-    for draft, artifact in zip(drafts, found, strict=True):
+    setups = {}
+    for target, draft, artifact in zip(pairs.targets, drafts, found, strict=True):
         pair, sound = draft.record["facts"], artifact.record["facts"]
         drift = pair["drift"]
         rows_of = [pair[model]["vocab_size"] for model in ("target", "drafter")]
         changed = share_text(drift["changed_argmax"] / drift["steps"])
-        facts = {
+        setups[target] = {
             "steps and rules": f"{sound['steps']} and {sound['rules']}",
             "certified decisions": sound["certified"],
             "of them rejected": sound["violations"],
@@ -205,16 +194,11 @@ def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -
                 f"{changed} of steps"
             ),
         }
-        for name, value in facts.items():
-            rows.setdefault(name, []).append(value)
-    lines = [
-        ["", *pairs.targets],
-        ["---"] * (1 + len(pairs.targets)),
-        *([name, *map(str, values)] for name, values in rows.items()),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return setup_table(setups)
 
 
 def near(found: Mapping[str, Any] | None, pairs: Pairs) -> str:
     """Return a slack and its rule as printed."""
-    return "–" if found is None else f"{found['nats']:.2e} nats ({pairs.names[found['rule']]})"
+    return (
+        UNDEFINED if found is None else f"{found['nats']:.2e} nats ({pairs.names[found['rule']]})"
+    )

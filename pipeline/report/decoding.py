@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from analysis.decoding import Decoded, speed
-from analysis.decoding_figures import content_figures, timing_figures
-from analysis.decoding_tables import content_tables, timing_tables
-from analysis.figures import render
+from analysis.decoding_figures import content_figures
+from analysis.decoding_tables import content_tables
 from analysis.layout import Table
+from analysis.speed_figures import timing_figures
+from analysis.speed_tables import timing_tables
 from pipeline.artifacts import Artifact
 from pipeline.decoded import read, thetas
+from pipeline.report import shown
 from pipeline.stages import Node
 
 TITLES = {
@@ -66,15 +68,12 @@ def decoding_part(
         speed(one, *statistics).assign(theta=thetas(artifact))
         for one, artifact in zip(decoded, found, strict=True)
     ]
-    files: dict[str, bytes] = {}
     heading = f"# How it decodes with {decoded[0].drafter}"
-    content = section(files, "", content_tables(decoded), content_figures(decoded))
-    timed = section(
-        files, "timings/", timing_tables(decoded, speeds), timing_figures(decoded, speeds)
-    )
-    files["timings/decoding.md"] = (
-        "\n\n".join([heading + ": speed", setup(decoded, found), *timed]).encode() + b"\n"
-    )
+    files, content = section(content_tables(decoded), content_figures(decoded))
+    timings, timed = section(timing_tables(decoded, speeds), timing_figures(decoded, speeds))
+    text = "\n\n".join([heading + ": speed", setup(decoded, found), *timed]) + "\n"
+    files |= {f"timings/{name}": file for name, file in timings.items()}
+    files["timings/decoding.md"] = text.encode()
     link = (
         "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
         "machine and the moment, so it stands apart from what two builds have in common."
@@ -83,30 +82,13 @@ def decoding_part(
 
 
 def section(
-    files: dict[str, bytes], folder: str, tables: Sequence[Table], figures: Mapping[str, Figure]
-) -> list[str]:
-    """Add tables and figures to `files` below `folder` and return their Markdown."""
-    parts = []
-    for table in tables:
-        name = table.name
-        files[f"{folder}tables/{name}.csv"] = table.csv().encode()
-        files[f"{folder}tables/{name}.tex"] = table.latex().encode()
-        parts += [
-            f"## {TITLES[name]}",
-            table.caption,
-            table.markdown().strip(),
-            f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
-        ]
-    for name, figure in figures.items():
-        for kind in ("pdf", "png"):
-            files[f"{folder}figures/{name}.{kind}"] = render(figure, kind)
-        parts += [
-            f"## {TITLES[name]}",
-            CAPTIONS[name],
-            f"![{TITLES[name]}](figures/{name}.png)",
-            f"[PDF](figures/{name}.pdf)",
-        ]
-    return parts
+    tables: Sequence[Table], figures: Mapping[str, Figure]
+) -> tuple[dict[str, bytes], list[str]]:
+    """Return files and Markdown of tables and then figures."""
+    order = [*(table.name for table in tables), *figures]
+    return shown.files(tables, figures), shown.sections(
+        order, tables, figures, TITLES.__getitem__, CAPTIONS
+    )
 
 
 def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analysis.layout import PUBLISHED, Table
 from analysis.published import CERTIFICATES
+from pipeline.report.shown import sections, setup_table
 
 INTRODUCTION = """\
 The certificate R of a decoding step is the least KL(p‖q) at which the acceptance criterion can \
@@ -69,10 +70,10 @@ TITLES = {
 
 def page(
     study: str,
-    setups: dict[str, dict[str, Any]],
+    setups: Mapping[str, Mapping[str, Any]],
     tables: Sequence[Table],
     figures: Collection[str],
-    statistics: dict[str, Any],
+    statistics: Mapping[str, Any],
     drafter: str,
 ) -> str:
     """Return the page in Markdown.
@@ -92,24 +93,8 @@ def page(
     if set(setups) & set(CERTIFICATES):
         parts.append(PAPER.format(row=PUBLISHED))
     parts += ["## Set-up", setup_table(setups)]
-    by_name = {table.name: table for table in tables}
-    names = [*ORDER, *(name for name in by_name if name not in ORDER)]
-    for name in names:
-        if name in by_name:
-            table = by_name[name]
-            parts += [
-                f"## {heading(name)}",
-                table.caption,
-                table.markdown(),
-                f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
-            ]
-        elif name in figures:
-            parts += [
-                f"## {heading(name)}",
-                CAPTIONS[name],
-                f"![{heading(name)}](figures/{name}.png)",
-                f"[PDF](figures/{name}.pdf)",
-            ]
+    order = [*ORDER, *(table.name for table in tables if table.name not in ORDER)]
+    parts += sections(order, tables, figures, heading, CAPTIONS)
     if drafter:
         parts.append(drafter)
     parts += [
@@ -129,14 +114,3 @@ def heading(name: str) -> str:
         return TITLES[name]
     words = name.rstrip("0123456789")
     return f"{words.capitalize()} {name[len(words) :]}".strip()
-
-
-def setup_table(setups: dict[str, dict[str, Any]]) -> str:
-    """Return the set-up of all targets side by side."""
-    facts = next(iter(setups.values()))
-    rows = [
-        ["", *setups],
-        ["---"] * (1 + len(setups)),
-        *([fact, *(str(known[fact]) for known in setups.values())] for fact in facts),
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import criteria
-from analysis.figures import Certified
-from analysis.measured import Measured, certificate_statistics, top_statistics
+from analysis.measured import Certified, Measured, certificate_statistics, top_statistics
 from analysis.run_lengths import Trajectories
 from analysis.statistics import Floats, PromptBootstrap, top_probability
 from pipeline import dump

@@ -11,7 +11,7 @@ from analysis import bounds
 from analysis.certificate_tables import Compared, bounds_table, determined_table, median
 from analysis.criteria import Additive, Multiplicative, Rule, StrictGreedy, Tree, Typical
 from analysis.extremal_figure import EXAMPLE, EXAMPLE_RULES, extremal_figure
-from analysis.figures import Certified
+from analysis.measured import Certified
 from tests.analysis.cases import kl
 
 

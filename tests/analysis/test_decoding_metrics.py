@@ -8,8 +8,10 @@ import pytest
 
 from analysis import decoding
 from analysis.decoding import Decoded
-from analysis.decoding_figures import content_figures, timing_figures
-from analysis.decoding_tables import content_tables, timing_tables
+from analysis.decoding_figures import content_figures
+from analysis.decoding_tables import content_tables
+from analysis.speed_figures import timing_figures
+from analysis.speed_tables import timing_tables
 
 RUNS = pd.DataFrame(
     {

@@ -14,17 +14,10 @@ from matplotlib.font_manager import findfont
 from PIL import Image
 
 from analysis import criteria
-from analysis.figures import (
-    STYLE,
-    Certified,
-    all_figures,
-    figure2,
-    figure3,
-    figure5,
-    render,
-    survival_band,
-)
+from analysis.figures import all_figures, figure2, figure3, figure5, survival_band
+from analysis.measured import Certified
 from analysis.statistics import PromptBootstrap
+from analysis.style import STYLE, render
 
 STEPS = 400
 BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(8), STEPS // 8), 100, 0.95, 0)

@@ -1,0 +1,88 @@
+"""Figures of the speed of decoding with a drafter, one panel a target.
+
+`speeds` holds `analysis.decoding.speed` of each target, with the threshold `theta` of MARS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from analysis.decoding import Decoded
+from analysis.style import BLUE, GREY, LINES, POINTS, PURPLE, grid, legend, styled
+
+
+def timing_figures(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> dict[str, Figure]:
+    """Return the figures of speed."""
+    figures = {
+        "decoding_thresholds": thresholds_figure(decoded, speeds),
+        "decoding_lengths": lengths_figure(decoded, speeds),
+    }
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+@styled
+def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
+    """Draw agreement and speedup of MARS over its threshold (after Figure 4 of MARS)."""
+    sweeps = [table[table["theta"].notna() & (table["temperature"] == 0)] for table in speeds]
+    if any(table["theta"].nunique() < 2 for table in sweeps):
+        return None
+    figure, axes = grid(1, [one.target for one in decoded])
+    for axis, table in zip(axes[0], sweeps, strict=True):
+        other = axis.twinx()
+        other.spines["right"].set_visible(True)
+        for at, (gamma, group) in enumerate(table.groupby("draft_length")):
+            group = group.sort_values("theta")
+            drawn = {"linestyle": LINES[at][1], **POINTS}
+            axis.plot(group["theta"], group["agreement"], color=BLUE, **drawn, label=f"γ = {gamma}")
+            drawn["marker"] = "s"
+            other.plot(group["theta"], group["speedup"], color=PURPLE, **drawn)
+        axis.set_ylim(table["agreement"].min() - 0.02, 1.01)
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+        axis.set_xlabel("threshold θ of the logit ratio")
+        axis.set_ylabel("agreement with the baseline", color=BLUE)
+        other.set_ylabel("speedup", color=PURPLE)
+        axis.legend(loc="best")
+    return figure
+
+
+@styled
+def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
+    """Draw speedup over draft length, as measured and as predicted, where several were tried."""
+    panels = []
+    for one, table in zip(decoded, speeds, strict=True):
+        mine = table[table["drafter"] == "model"]
+        counts = mine.groupby(["method", "temperature"])["draft_length"].transform("nunique")
+        panels.append((one.target, mine[counts > 2]))
+    if any(table.empty for _, table in panels):
+        return None
+    figure, axes = grid(1, [target for target, _ in panels])
+    for axis, (_, table) in zip(axes[0], panels, strict=True):
+        groups = table.groupby(["method", "temperature"], sort=False)
+        for (colour, _), ((method, t), group) in zip(LINES, groups, strict=False):
+            group = group.sort_values("draft_length")
+            error = np.stack(
+                [group["speedup"] - group["low"], group["high"] - group["speedup"]]
+            ).clip(min=0)
+            lengths = group["draft_length"]
+            axis.errorbar(
+                lengths,
+                group["speedup"],
+                error,
+                color=colour,
+                **POINTS,
+                elinewidth=0.7,
+                label=f"{method}, T = {t:g}",
+            )
+            axis.plot(lengths, group["predicted"], color=colour, linestyle=":")
+            axis.plot(lengths, group["predicted_costs"], color=colour, linestyle="--")
+        axis.axhline(1, color=GREY, linewidth=0.8, zorder=0)
+        axis.set_xlabel("draft length γ")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0, 0].set_ylabel("speedup")
+    legend(figure, axes[0])
+    return figure

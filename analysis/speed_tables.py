@@ -1,0 +1,216 @@
+"""Tables of the speed of decoding with a drafter: all that depends on the clock.
+
+Layouts: method comparison and temperature x draft length as in Tables 1 and 2 of MARS
+(arXiv 2601.15498), with agreement with the baseline's tokens in the place of task accuracy.
+`speeds` holds `analysis.decoding.speed` of each target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis import decoding
+from analysis.decoding import Decoded
+from analysis.decoding_tables import method_sections, setting_texts, together
+from analysis.layout import Cell, Section, Table
+from analysis.printing import UNDEFINED, number_text, share_text
+
+WALL_CLOCK = (
+    "Wall-clock time of batch size 1 on one machine; every method decoded the same "
+    "prompts in turn with its baseline. Speedup: the baseline's seconds a token over "
+    "the method's, the pass over the prompt included."
+)
+
+
+def timing_tables(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[Table]:
+    """Return every table of speed that the decoded methods fill."""
+    tables = [
+        comparison_table(decoded, speeds),
+        cost_table(decoded, speeds),
+        latency_table(decoded, speeds),
+        temperature_table(decoded, speeds),
+        length_table(decoded, speeds),
+    ]
+    return [table for table in tables if table is not None]
+
+
+def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table:
+    """Speedup and τ by source of the prompts, with their mean."""
+    sources = sorted({source for one in decoded for source in one.data["source"]})
+    frames, sections = [], []
+    for one, table in zip(decoded, speeds, strict=True):
+        parts = [_of_source(one, source) for source in sources]
+        rows = []
+        for run, (_, row) in enumerate(table.iterrows()):
+            texts = setting_texts(row)
+            for part in parts:
+                texts += [_times(part["speedup"].iloc[run]), number_text(part["tau"].iloc[run])]
+            interval = f"[{row['low']:.2f}, {row['high']:.2f}]"
+            texts += [f"{_times(row['speedup'])} {interval}", number_text(row["tokens_per_call"])]
+            rows.append((row["method"], [*map(Cell, texts)]))
+        sections.append(Section(one.target, rows))
+        frames += [
+            part.reset_index(names="run").assign(target=one.target, source=source)
+            for source, part in zip(sources, parts, strict=True)
+        ]
+    return Table(
+        "decoding_comparison",
+        f"Speedup and tokens a target call (τ) by source of the prompts. "
+        f"{WALL_CLOCK} Brackets: interval over prompts.",
+        "Method",
+        [("", 2), *((source, 2) for source in sources), ("all", 2)],
+        ["γ", "T", *["speedup", "τ"] * (len(sources) + 1)],
+        sections,
+        pd.concat(frames, ignore_index=True),
+    )
+
+
+def _of_source(one: Decoded, source: str) -> pd.DataFrame:
+    """Return speedup and τ of every run on the prompts of a source; NaN without one."""
+    prompts = list(one.data.loc[one.data["source"] == source, "prompt_id"].unique())
+    if not prompts:
+        return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=one.runs.index)
+    calls = one.calls[one.calls["prompt_id"].isin(prompts)].groupby("run")["emitted"]
+    found = decoding.speedups(one, 1, 0.5, 0, prompts)[["speedup"]]
+    return found.assign(tau=calls.mean())
+
+
+def cost_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table:
+    """Costs of a call and the speedups they predict."""
+
+    def texts(row: pd.Series) -> list[str]:
+        return [
+            *setting_texts(row),
+            *(_milliseconds(row[name]) for name in ("c_draft", "c_verify", "c_other")),
+            number_text(row["rho"], 3),
+            number_text(row["verify_ratio"]),
+            *(_times(row[name]) for name in ("predicted", "predicted_costs", "speedup")),
+        ]
+
+    costs = ["draft", "verify", "other", "ρ", "c_verify/c_p"]
+    return Table(
+        "decoding_costs",
+        "Where the time of a target call goes, means. ρ: a draft pass over a "
+        "target pass of one token, c_q/c_p. Predicted: τ/(1 + γρ), which takes a verification "
+        "for a target pass, and τ c_p/(c_draft + c_verify), from the costs as measured; both "
+        f"leave out the law, the roll-back and the pass over the prompt. {WALL_CLOCK}",
+        "Method",
+        [("", 2), ("milliseconds", 3), ("ratios", 2), ("speedup", 3)],
+        ["γ", "T", *costs, "predicted", "from costs", "measured"],
+        method_sections(decoded, speeds, texts),
+        together(decoded, speeds),
+    )
+
+
+def latency_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table:
+    """What a reader of the answer sees."""
+
+    def texts(row: pd.Series) -> list[str]:
+        return [
+            *setting_texts(row),
+            number_text(row["tokens_per_second"], 1),
+            _milliseconds(row["first_token"]),
+            *(_milliseconds(row[f"itl_{level}"]) for level in (50, 95, 99)),
+            share_text(row["itl_zero"]),
+            number_text(row["memory"] / 2**20, 1),
+        ]
+
+    return Table(
+        "decoding_latency",
+        "Throughput, time to the first token (median), the time between "
+        "tokens (percentiles), the share of tokens that arrive together with the one before, and "
+        "the memory needed beside the target: measured peaks on CUDA, elsewhere the drafter's "
+        f"weights and cache. {WALL_CLOCK}",
+        "Method",
+        [("", 4), ("between tokens, ms", 3), ("", 2)],
+        ["γ", "T", "tokens/s", "first, ms", "50 %", "95 %", "99 %", "at once", "MiB"],
+        method_sections(decoded, speeds, texts),
+        together(decoded, speeds),
+    )
+
+
+def temperature_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
+    """Temperature x draft length, for methods decoded at several temperatures."""
+    groups = {
+        f"{one.target}, {method}": group
+        for one, table in zip(decoded, speeds, strict=True)
+        for method, group in table[table["draft_length"] > 0].groupby("method", sort=False)
+        if len(set(group["temperature"])) > 1
+    }
+    if not groups:
+        return None
+    temperatures = sorted({t for group in groups.values() for t in group["temperature"]})
+
+    def cells(group: pd.DataFrame, gamma: int) -> list[Cell]:
+        rows = group[group["draft_length"] == gamma].set_index("temperature")
+        found = [_effect(rows.loc[t]) if t in rows.index else [""] * 3 for t in temperatures]
+        return [Cell(text) for texts in found for text in texts]
+
+    sections = [
+        Section(
+            title,
+            [(f"γ = {gamma}", cells(group, gamma)) for gamma in sorted(set(group["draft_length"]))],
+        )
+        for title, group in groups.items()
+    ]
+    return Table.side_by_side(
+        "decoding_temperature",
+        f"Effects of temperature T and draft length γ. {WALL_CLOCK}",
+        "",
+        [f"T = {t:g}" for t in temperatures],
+        ["speedup", "τ", "agreement"],
+        sections,
+        pd.concat(
+            [group.assign(section=title) for title, group in groups.items()], ignore_index=True
+        ),
+    )
+
+
+def _effect(row: pd.Series) -> list[str]:
+    return [
+        _times(row["speedup"]),
+        number_text(row["tokens_per_call"]),
+        share_text(row["agreement"]),
+    ]
+
+
+def length_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
+    """The best draft length, predicted and found."""
+    frames = [decoding.draft_lengths(table) for table in speeds]
+    data = together(decoded, frames)
+    if data.empty:
+        return None
+
+    def texts(row: pd.Series) -> list[str]:
+        return [
+            f"{row['temperature']:g}",
+            number_text(row["rate"], 3),
+            number_text(row["rho"], 3),
+            str(row["predicted"]),
+            str(row["found"]),
+            row["tried"],
+        ]
+
+    sections = method_sections(decoded, frames, texts)
+    return Table(
+        "decoding_draft_length",
+        "Draft length γ with the largest speedup: predicted from the "
+        "pooled acceptance rate a and ρ as the maximum of (1 − aᵞ⁺¹)/((1 − a)(1 + γρ)), and "
+        "found among those tried. 0: drafting is predicted not to pay.",
+        "Method",
+        [("", 6)],
+        ["T", "a", "ρ", "predicted", "found", "tried"],
+        [section for section in sections if section.rows],
+        data,
+    )
+
+
+def _times(value: float) -> str:
+    return UNDEFINED if math.isnan(value) else f"{value:.2f}×"
+
+
+def _milliseconds(value: float) -> str:
+    return number_text(1000 * value)

@@ -1,0 +1,104 @@
+"""What all figures of a report share: sizes, colours, lines, the legend, the bytes of a file.
+
+Figures are made without pyplot's global state, inside `styled`; `render` gives the bytes of a
+file, equal for equal input: embedded TrueType fonts that come with matplotlib, no date, no
+software version.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a text
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "mathtext.fontset": "dejavusans",
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 6.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+    "axes.unicode_minus": False,
+}
+ANONYMOUS: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+    "png": {"Software": None},
+}
+# hues that stay distinct to colour-blind readers (Okabe and Ito)
+BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, YELLOW, BLACK = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#F0E442",
+    "#000000",
+)
+PURPLE, GREY = "#7B4FA3", "#B8B8B8"
+# told apart by style as well
+LINES = (
+    (BLUE, (0, ())),
+    (VERMILION, (0, (5, 1.5))),
+    (GREEN, (0, (1.2, 1.2))),
+    (PINK, (0, (6, 1.5, 1.2, 1.5))),
+    (ORANGE, (0, (3, 1))),
+    (SKY, (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))),
+    (BLACK, (0, (8, 2))),
+)
+POINTS: dict[str, Any] = {"marker": "o", "markersize": 2.5}
+RULED: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
+LEVEL: dict[str, Any] = {  # a ceiling or another value to compare with
+    "color": "#888888",
+    "linewidth": 0.7,
+    "linestyle": (0, (2, 2)),
+    "zorder": 0,
+}
+
+styled = matplotlib.rc_context(STYLE)  # decorates the functions that draw a figure
+
+
+@styled
+def render(figure: Figure, kind: str) -> bytes:
+    """Return the file of a figure; `kind` is pdf or png."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=ANONYMOUS[kind])
+    return buffer.getvalue()
+
+
+def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
+    """Make `rows` panels below each title, most often a target; axes are (rows, titles)."""
+    figure = Figure(figsize=(TEXT, 0.45 + 1.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, len(titles), squeeze=False)
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title)
+    return figure, axes
+
+
+def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
+    """Put one legend of all labels of the axes below the panels."""
+    found = {
+        name: handle
+        for axis in axes
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    if found:
+        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
