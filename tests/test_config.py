@@ -89,10 +89,7 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
         ("distributions.kk=3", "'distributions.kk': .*: known there are k, seed, steps, temper"),
         ("+distributions.kk=3", "distributions.kk is not known: known there are k, seed, steps"),
         ("~distributions", "distributions must be given"),
-        (
-            "distributions.k=many",
-            "distributions.k=many: Value 'many' .*Integer at distrib",
-        ),
+        ("distributions.k=many", "distributions.k=many: Value 'many' .*Integer at distrib"),
         ("run_lengths.eps=0.1", "run_lengths.eps=0.1: .*not a ListConfig"),
         ("prompts=none", "'prompts/none': give one of default, mini, ultrachat"),
         ("distributions.k=[", r"'distributions.k=\[' can't be read as an override"),
