@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import PercentFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 from analysis.measured import Pairs
@@ -130,7 +130,9 @@ def dial_figure(pairs: Pairs) -> Figure | None:
             axis.set_title(target)
             axis.xaxis.set_major_formatter(PercentFormatter(1))
             axis.set_yscale("log")
-            axis.yaxis.set_major_formatter(ScalarFormatter())
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.yaxis.set_minor_formatter(NullFormatter())
             axis.grid(**RULED)
         row[0].set_ylabel("tokens per call")
     for axis, name in zip(axes[-1], costs.values(), strict=True):

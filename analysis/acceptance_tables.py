@@ -8,16 +8,21 @@ from typing import Any
 
 from analysis.layout import Cell, Section, Table
 from analysis.measured import Pairs
-from analysis.printing import UNDEFINED, number_text, share_text, symbol
+from analysis.notes import share_notes
+from analysis.printing import UNDEFINED, floor_text, number_text, range_text, share_text, symbol
 
 Rows = Sequence[tuple[str, str]]  # printed name and label of each rule
 GREEDY = "greedy"  # the label of strict greedy, which every gain is measured against
 LENGTH = "realised_per_call"
+KINDS = {"realised": "in fact", "certified": "certified"}  # of lengths
 PER_CALL = "Lengths are tokens per verification call, drafts of unlimited length (per_call)."
 
 
+EMPTY = "Such a step is certified whatever the KL, and R − KL is +∞ there."
+
+
 def _gain(value: float) -> str:
-    return UNDEFINED if math.isnan(value) else f"{100 * value:+.0f} %"
+    return UNDEFINED if math.isnan(value) else f"{100 * value:+z.0f} %"
 
 
 # heading and print of each statistic
@@ -53,7 +58,8 @@ def accepted(pairs: Pairs) -> Table:
         "target's own trajectories, and what its certificates promised. Certified: KL(p‖q) below "
         "the certificate R; coverage: certified among accepted; R − KL: its median in nats; rank "
         "corr.: Spearman's, over steps, of R − KL and acceptance; ordered: how often an accepted "
-        "step has a larger R − KL than a rejected one.",
+        "step has a larger R − KL than a rejected one; these two range over the least and the most "
+        "that certificates known as intervals allow.",
         {"": _named(pairs, pairs.rules("baseline", "criteria"))},
         ("acceptance", "certified", "coverage", "slack_median", "rank_correlation", "ordered"),
     )
@@ -102,16 +108,17 @@ def stochastic(pairs: Pairs) -> Table:
 
 
 def needed(pairs: Pairs) -> Table:
-    """The KL at which a fraction of the steps is certified."""
+    """The KL below which a drafter is certified on a fraction of the steps."""
     frame = pairs.needed
     fractions = sorted(frame["fraction"].unique())
-    look = frame.set_index(["target", "rule", "fraction"])["kl"].to_dict()
+    found = frame.set_index(["target", "rule", "fraction"])[["value", "optimistic"]]
+    ends = dict(zip(found.index, found.itertuples(index=False, name=None), strict=True))
     rules = pairs.rules("baseline", "criteria")
     rows = [
         (
             pairs.names[rule],
             [
-                Cell(_nats(look[target, rule, fraction]))
+                Cell(range_text(*map(floor_text, ends[target, rule, fraction])))
                 for target in pairs.targets
                 for fraction in fractions
             ],
@@ -120,14 +127,21 @@ def needed(pairs: Pairs) -> Table:
     ]
     return Table.side_by_side(
         "kl_needed",
-        "The largest KL(p‖q), in nats, at which the given share of steps is "
-        "certified. A drafter whose KL stays at or below it is sure to be accepted on that share, "
-        "whatever it drafts. ∞: the rejection region is empty.",
+        "A drafter whose KL(p‖q) stays below this value at every step, in nats, is certified, and "
+        "so sure to be accepted, on at least the given share of these steps, whatever it drafts; "
+        "no larger value has this property. At the value itself nothing is promised. Of N "
+        "certificates it is the n-th largest, n the share of N rounded up. Printed rounded down.",
         "Rule",
         pairs.targets,
-        [share_text(fraction) for fraction in fractions],
+        [f"{100 * fraction:g} %" for fraction in fractions],
         [Section("", rows)],
         frame[frame["rule"].isin(rules)],
+        share_notes(
+            pairs.value,
+            _names(pairs, rules),
+            pairs.targets,
+            "Such a step is certified whatever the KL; ∞: so many steps are.",
+        ),
     )
 
 
@@ -160,24 +174,44 @@ def reached(pairs: Pairs) -> Table:
         rows.append(
             (
                 f"{dial}, {symbol(str(parameter))}",
-                [
-                    Cell(_reached(found[target, kind]))
-                    for target in pairs.targets
-                    for kind in ("realised", "certified")
-                ],
+                [Cell(_reached(found[target, kind])) for target in pairs.targets for kind in KINDS],
             )
         )
     wanted = float(frame["wanted"].iloc[0])
     return Table.side_by_side(
         "reached",
         f"The smallest relaxation with an acceptance length of {wanted:g} tokens per "
-        "call, in fact and as certified; in brackets, the most that the dial reaches.",
+        "call, in fact and as certified; in brackets, the most that the dial reaches. Two values: "
+        "from the lower and from the upper ends of certificates known as intervals.",
         "Dial",
         pairs.targets,
-        ["in fact", "certified"],
+        list(KINDS.values()),
         [Section("", rows)],
         frame,
+        _reached_notes(pairs),
     )
+
+
+def _reached_notes(pairs: Pairs) -> list[str]:
+    """Say at which share of steps the settings found reject nothing."""
+    empty = pairs.reached.set_index(["dial", "kind", "target"])["empty"]
+    parts = []
+    for dial in pairs.reached["dial"].unique():
+        for kind, name in KINDS.items():
+            shares = [float(empty[dial, kind, target]) for target in pairs.targets]
+            if any(shares):
+                parts.append(f"{dial}, {name} " + " / ".join(map(share_text, shares)))
+    if not parts:
+        return ["No rejection region is empty at these settings."]
+    return [
+        "Steps with an empty rejection region at the setting found, or at the most relaxed one "
+        f"where none reaches: {', '.join(parts)}"
+        + (f" ({' / '.join(pairs.targets)})." if len(pairs.targets) > 1 else ".")
+    ]
+
+
+def _names(pairs: Pairs, rules: Iterable[str]) -> dict[str, str]:
+    return {rule: pairs.names[rule] for rule in rules if rule in pairs.names}
 
 
 def _named(pairs: Pairs, rules: Iterable[str]) -> Rows:
@@ -188,11 +222,14 @@ def _table(
     pairs: Pairs, name: str, caption: str, sections: Mapping[str, Rows], statistics: Sequence[str]
 ) -> Table:
     """Lay out statistics of rules, keys of `COLUMNS`; sections without a rule are left out."""
+    shown = [rule for rows in sections.values() for _, rule in rows]
+    names = _names(pairs, shown)
 
     def cells(rule: str) -> Iterator[Cell]:
         for target in pairs.targets:
             for statistic in statistics:
-                yield Cell(COLUMNS[statistic][1](_statistic(pairs, target, rule, statistic)))
+                text = COLUMNS[statistic][1]
+                yield Cell(range_text(*map(text, _ends(pairs, target, rule, statistic))))
 
     return Table.side_by_side(
         name,
@@ -205,21 +242,21 @@ def _table(
             for title, rows in sections.items()
             if rows
         ],
-        pairs.of([rule for rows in sections.values() for _, rule in rows], statistics),
+        pairs.of(shown, [*statistics, "empty", "inexact"]),
+        share_notes(pairs.value, names, pairs.targets, EMPTY) if names else [],
     )
 
 
-def _statistic(pairs: Pairs, target: str, rule: str, statistic: str) -> float:
+def _ends(pairs: Pairs, target: str, rule: str, statistic: str) -> tuple[float, float]:
     if statistic != "gain":
-        return pairs.value(target, rule, statistic)
-    return pairs.value(target, rule, LENGTH) / pairs.value(target, GREEDY, LENGTH) - 1
-
-
-def _nats(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.2g}"
+        return pairs.ends(target, rule, statistic)
+    gain = pairs.value(target, rule, LENGTH) / pairs.value(target, GREEDY, LENGTH) - 1
+    return gain, gain  # acceptance in fact depends on no certificate
 
 
 def _reached(row: Mapping[Any, Any]) -> str:
-    if math.isnan(row["value"]):
-        return f"{UNDEFINED} ({row['length']:.2f})"
-    return f"{row['value']:.3g}"
+    def end(value: float, length: float) -> str:
+        return f"{UNDEFINED} ({length:.2f})" if math.isnan(value) else f"{value:.3g}"
+
+    texts = [end(row["value"], row["length"]), end(row["optimistic"], row["optimistic_length"])]
+    return " to ".join(dict.fromkeys(texts))

@@ -17,7 +17,15 @@ from analysis.layout import Cell, Section, Table
 from analysis.measured import Certified, Panels
 from analysis.printing import UNDEFINED, number_text, rule_text, share_text
 
-BOUNDED = ("greedy", "additive", "multiplicative", "typical", "tree")  # rules with a closed form
+BOUNDED = (  # rules with a closed form
+    "greedy",
+    "additive",
+    "multiplicative",
+    "topm_additive",
+    "topm_multiplicative",
+    "typical",
+    "tree",
+)
 COLUMNS = ("R", "G", "Form", "R/G", "R/Form", "Upper", "(2/k) log 2", "Ceiling")
 
 
@@ -32,7 +40,7 @@ class Compared:
         active_size: (N,) |A|.
         p0: (N,) probability of the argmax.
         b: (N,) probability of the first rejected token; of rank m + 1 for a tree.
-        theta: (N,) the rule's threshold, NaN for a tree.
+        theta: (N,) the rule's threshold on probabilities, NaN for strict greedy and trees.
     """
 
     rule: Rule
@@ -56,7 +64,7 @@ def closed_forms(steps: Compared) -> Iterator[Bound]:
     """Yield every closed form of `analysis.bounds` that applies to the rule, (N,) each.
 
     The first bound from below is the value form of Lemma 4.5 (a tree has none), the next one the
-    rule's own theorem or corollary.
+    rule's own theorem or corollary; the first ones from above are those that the table prints.
     """
     rule, p0, b = steps.rule, steps.p0, steps.b
     if rule.name == "tree":
@@ -64,9 +72,22 @@ def closed_forms(steps: Compared) -> Iterator[Bound]:
         yield Bound("theorem 5.2", "lower", bounds.tree_lower(p0 - b, m))
         yield Bound("theorem 5.2 series", "asymptotic", bounds.tree_lower_series(p0 - b, m))
         yield Bound("log(1 + m p0)", "upper", bounds.tree_upper(p0, m))
-        yield Bound("theorem 5.3", "upper", np.full_like(p0, rule.ceiling))
+        yield Bound("theorem 5.3", "upper", np.full_like(p0, bounds.tree_ceiling(m)))
         return
     yield Bound("lemma 4.5", "lower", bounds.two_token(p0, b))
+    yield from _own_forms(steps)
+    yield Bound("lemma 4.5 polynomial", "lower", bounds.two_token_polynomial(p0, b))
+    yield Bound("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b))
+    yield Bound("theorem 4.6", "upper", bounds.ceiling(steps.active_size))
+    yield Bound("log 2", "upper", np.full_like(p0, rule.ceiling))
+    if rule.name == "greedy":  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
+        s = p0 + b
+        yield Bound("lemma A.1", "upper", s * bounds.g_upper((p0 - b) / s))
+
+
+def _own_forms(steps: Compared) -> Iterator[Bound]:
+    """Yield what the paper says of this rule of one token in particular."""
+    rule, p0, b = steps.rule, steps.p0, steps.b
     if rule.name == "greedy":
         yield Bound("theorem 4.9", "lower", bounds.greedy_lower(p0 - b))
         yield Bound("proposition 4.8", "lower", bounds.pinsker(p0 - b))
@@ -74,19 +95,20 @@ def closed_forms(steps: Compared) -> Iterator[Bound]:
         t = np.full_like(p0, rule.parameters["t"])
         yield Bound("theorem 4.11", "lower", bounds.additive_lower(t))
         yield Bound("theorem 4.11 polynomial", "lower", bounds.additive_lower_polynomial(t))
+        threshold_form = bounds.two_token(p0, np.minimum(steps.theta, p0))
+        yield Bound("lemma 4.5 threshold form", "lower", threshold_form)
     elif rule.name == "multiplicative":
         alpha = rule.parameters["alpha"]
         yield Bound("theorem 4.13", "lower", bounds.multiplicative_lower(p0, alpha))
         series = bounds.multiplicative_lower_series(p0, alpha)
         yield Bound("theorem 4.13 series", "asymptotic", series)
     else:
-        theta = np.minimum(steps.theta, p0)  # above p0 the argmax is kept: nothing is promised
-        yield Bound("corollary 4.15", "lower", bounds.two_token(p0, theta))
-        polynomial = bounds.two_token_polynomial(p0, theta)
-        yield Bound("corollary 4.15 polynomial", "lower", polynomial)
-    yield Bound("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b))
-    yield Bound("theorem 4.6", "upper", bounds.ceiling(steps.active_size))
-    yield Bound("log 2", "upper", np.full_like(p0, rule.ceiling))
+        name = "corollary 4.15" if rule.name == "typical" else "corollary 4.14"
+        # above p0 the argmax is kept, and nothing is promised; a limit on ranks may reject a
+        # token above the threshold, whose level is b then
+        theta = np.minimum(np.maximum(steps.theta, b), p0)
+        yield Bound(name, "lower", bounds.two_token(p0, theta))
+        yield Bound(f"{name} polynomial", "lower", bounds.two_token_polynomial(p0, theta))
 
 
 def bounds_table(targets: Mapping[str, Sequence[Compared]]) -> Table | None:
@@ -112,7 +134,7 @@ def bounds_table(targets: Mapping[str, Sequence[Compared]]) -> Table | None:
         "Exact certificates R beside closed forms: medians in nats over the steps whose "
         "certificate is exact and finite and whose first rejected token is stored. From below: "
         "G, the value form of Lemma 4.5 (p₀ and the first rejected probability b), and the "
-        "rule's own closed form: Theorems 4.9, 4.11, 4.13, Corollary 4.15, Theorem 5.2. "
+        "rule's own closed form: Theorems 4.9, 4.11, 4.13, Corollaries 4.14, 4.15, Theorem 5.2. "
         "R/G and R/Form are the least ratios over these steps; 1 is tight, and none is below. "
         "From above: log(1+p₀-b) - b log(p₀/b), for trees log(1+m p₀); (2/k) log 2 for k active "
         "tokens (Theorem 4.6); the ceiling log 2 or log(m+1), which is asymptotic: approached as "
@@ -123,11 +145,12 @@ def bounds_table(targets: Mapping[str, Sequence[Compared]]) -> Table | None:
         sections,
         data[[*first, *(name for name in data if name not in first)]],
         [
-            "The CSV file has further bounds, the share of steps compared, and the expansions of "
-            "Theorem 4.13 for α near 1 and of Theorem 5.2 for small margins. These are asymptotic, "
-            "no bounds: for m > 5 the first term of the latter exceeds the bound. The column ratio "
-            "is the least of R/value, or of value/R for kind upper, over steps where both are "
-            "above 0."
+            "The CSV file has further bounds: the polynomials of the closed forms, Proposition "
+            "4.8, the threshold form of Lemma 4.5, the upper half of Lemma A.1 for strict greedy. "
+            "It has the share of steps compared, and the expansions of Theorem 4.13 for α near 1 "
+            "and of Theorem 5.2 for small margins. These are asymptotic, no bounds: for m > 5 the "
+            "first term of the latter exceeds the bound. The column ratio is the least of "
+            "R/value, or of value/R for kind upper, over steps where both are above 0."
         ],
     )
 
@@ -160,7 +183,7 @@ def _bound_cells(steps: Compared, frame: pd.DataFrame) -> list[Cell]:
     shown = [
         frame["certificate"].iloc[0],
         *(row[column] for column in ("median", "ratio") for row in lower[:2]),
-        *(row["median"] for row in upper),
+        *(row["median"] for row in upper[:3]),
     ]
     return [Cell(number_text(value, 3)) for value in shown]
 

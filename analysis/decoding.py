@@ -84,6 +84,38 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     return table
 
 
+def acceptance_intervals(
+    decoded: Decoded, resamples: int, confidence: float, seed: int
+) -> pd.DataFrame:
+    """Return intervals over prompts of the acceptance rate and of tokens a call, of every run.
+
+    Args:
+        decoded: calls and answers.
+        resamples: of the bootstrap.
+        confidence: of the interval.
+        seed: of the bootstrap.
+
+    Returns:
+        One row a run: rate_low, rate_high, tokens_per_call_low, tokens_per_call_high; NaN where
+        nothing was tested.
+    """
+    prompts, runs = sorted(decoded.data["prompt_id"].unique()), len(decoded.runs)
+    calls = decoded.calls.assign(calls=1).groupby(["prompt_id", "run"], as_index=False).sum()
+    bootstrap = PromptBootstrap(np.arange(len(prompts)), resamples, confidence, seed)
+    columns = {}
+    for name, above, below in (
+        ("rate", "accepted", "tested"),
+        ("tokens_per_call", "emitted", "calls"),
+    ):
+        over, under = (
+            bootstrap.sums(np.nan_to_num(_matrix(calls, column, prompts, runs)))
+            for column in (above, below)
+        )
+        draws = np.divide(over, under, out=np.full_like(over, np.nan), where=under > 0)
+        columns[f"{name}_low"], columns[f"{name}_high"] = bootstrap.interval(draws)
+    return pd.DataFrame(columns)
+
+
 def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
     """Return how often the token at each place of a draft is tested and accepted, by run.
 

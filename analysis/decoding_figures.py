@@ -16,6 +16,7 @@ from analysis.style import BLUE, GREY, LINES, POINTS, PURPLE, VERMILION, grid, l
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 SHOWN = 5  # methods in a panel
+TESTED = 5  # tests that a place needs for its rate to be drawn
 RATIO, PROBABILITY_RATIO = "logit ratio z₂/z₁", "probability ratio p₂/p₁"
 COMPARED = (  # columns of the steps, and their names on the axes
     ("z1", "z2", "largest logit", "second logit"),
@@ -37,10 +38,14 @@ def content_figures(decoded: Sequence[Decoded]) -> dict[str, Figure]:
 
 @styled
 def places_figure(decoded: Sequence[Decoded]) -> Figure:
-    """Draw acceptance by place in the draft, and the histogram of accepted lengths."""
+    """Draw acceptance by place in the draft, and the histogram of accepted lengths.
+
+    Places tested fewer than `TESTED` times are left out.
+    """
     figure, axes = grid(2, [one.target for one in decoded])
     for (above, below), one in zip(axes.T, decoded, strict=True):
         rates = decoding.position_rates(one.calls)
+        rates = rates[rates["tested"] >= TESTED]
         lengths = decoding.length_histogram(one.calls)
         for (colour, style), (run, name) in zip(LINES, _longest(one), strict=False):
             for axis, table, x, y in (

@@ -26,14 +26,26 @@ KNOWN_TOKENS = {
 }
 
 
-def content_tables(decoded: Sequence[Decoded]) -> list[Table]:
-    """Return the tables that do not depend on the clock."""
-    return [acceptance_table(decoded), forced_table(decoded), tokens_table(decoded)]
+def content_tables(
+    decoded: Sequence[Decoded], resamples: int, confidence: float, seed: int
+) -> list[Table]:
+    """Return the tables that do not depend on the clock; the numbers are of the bootstrap."""
+    return [
+        acceptance_table(decoded, resamples, confidence, seed),
+        forced_table(decoded),
+        tokens_table(decoded),
+    ]
 
 
-def acceptance_table(decoded: Sequence[Decoded]) -> Table:
+def acceptance_table(
+    decoded: Sequence[Decoded], resamples: int, confidence: float, seed: int
+) -> Table:
     """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
-    frames = [decoding.acceptance(one) for one in decoded]
+    statistics = (resamples, confidence, seed)
+    frames = [
+        decoding.acceptance(one).join(decoding.acceptance_intervals(one, *statistics))
+        for one in decoded
+    ]
 
     def texts(row: pd.Series) -> list[str]:
         return [
@@ -42,7 +54,7 @@ def acceptance_table(decoded: Sequence[Decoded]) -> Table:
             number_text(row["tokens_per_call"]),
             number_text(row["closed_form"] if row["drafter"] == "model" else math.nan),
             share_text(row["agreement"]),
-            number_text(round(row["given_up"], 4) + 0.0, 4),  # no minus before a zero
+            number_text(row["given_up"], 4),
         ]
 
     return Table(
@@ -59,8 +71,9 @@ def acceptance_table(decoded: Sequence[Decoded]) -> Table:
         method_sections(decoded, frames, texts),
         together(decoded, frames),
         [
+            f"The CSV file has {100 * confidence:g} % intervals over prompts of a and τ.",
             "Above temperature 0 two answers of the same law need not agree; agreement and given "
-            "up then show noise as well."
+            "up then show noise as well.",
         ],
     )
 

@@ -42,7 +42,7 @@ class Measured:
         rules: all rules, in order.
         top: target, k, statistic, value, optimistic, low, high.
         certificates: target, rule (label), statistic, value, optimistic, low, high, empty,
-            inexact, steps, prompts.
+            inexact, undefined, steps, prompts.
         runs: target, rule, eps, estimator, value, optimistic, low, high, failures,
             failing_prompts, prompts, steps.
     """
@@ -75,8 +75,9 @@ class Pairs:
         names: printed name of every rule, by label.
         listing: group, name, parameter, setting, rule; the same for all targets.
         statistics: target, rule, statistic, value, optimistic, low, high.
-        needed: target, rule, fraction, kl, low, high.
-        reached: target, dial, parameter, kind, wanted, value, length.
+        needed: target, rule, fraction, value, optimistic, low, high.
+        reached: target, dial, parameter, kind, wanted, value, length, optimistic,
+            optimistic_length, empty.
     """
 
     drafter: str
@@ -88,13 +89,20 @@ class Pairs:
     reached: pd.DataFrame
 
     @cached_property
-    def _values(self) -> dict[tuple[str, str, str], float]:
-        columns = (self.statistics[name] for name in ("target", "rule", "statistic"))
-        return dict(zip(zip(*columns, strict=True), self.statistics["value"], strict=True))
+    def _ends(self) -> dict[tuple[str, str, str], tuple[float, float]]:
+        keys, ends = (
+            self.statistics[names].itertuples(index=False, name=None)
+            for names in (["target", "rule", "statistic"], ["value", "optimistic"])
+        )
+        return dict(zip(keys, ends, strict=True))
+
+    def ends(self, target: str, rule: str, statistic: str) -> tuple[float, float]:
+        """Return value and optimistic of a rule's statistic; NaN where it does not exist."""
+        return self._ends.get((target, rule, statistic), (math.nan, math.nan))
 
     def value(self, target: str, rule: str, statistic: str) -> float:
-        """Return a statistic of a rule; NaN where it does not exist."""
-        return self._values.get((target, rule, statistic), math.nan)
+        """Return what is certain of a rule's statistic; NaN where it does not exist."""
+        return self.ends(target, rule, statistic)[0]
 
     def rules(self, *groups: str) -> list[str]:
         """Return the labels of groups of the listing, each label once."""
@@ -108,15 +116,25 @@ class Pairs:
 
 
 def certificate_statistics(
-    target: str, rule: Rule, lo: Floats, hi: Floats, bootstrap: PromptBootstrap
+    target: str,
+    rule: Rule,
+    lo: Floats,
+    hi: Floats,
+    bootstrap: PromptBootstrap,
+    undefined: float = math.nan,
 ) -> pd.DataFrame:
-    """Return the rows of `Measured.certificates` for (N,) certificates of one rule in nats."""
+    """Return the rows of `Measured.certificates` for (N,) certificates of one rule in nats.
+
+    `undefined` counts the steps at which the rule's test means nothing (MARS: z1 <= 0); NaN for
+    rules whose test always does.
+    """
     frame = _tidy(summarise(lo, hi, rule.ceiling, bootstrap))
     frame.insert(0, "target", target)
     frame.insert(1, "rule", rule.label)
     return frame.assign(
         empty=float(np.mean(np.isinf(lo))),
         inexact=float(np.mean(lo < hi)),
+        undefined=undefined,
         steps=len(lo),
         prompts=bootstrap.count,
     )

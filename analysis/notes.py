@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from analysis.criteria import Rule
+from analysis.criteria import Mars, Rule
 from analysis.measured import Measured
 from analysis.printing import rule_text, share_text
+
+Shares = Callable[[str, str, str], float]  # of a target, a rule's label, and empty or inexact
 
 
 def coverage_notes(
@@ -20,8 +22,19 @@ def coverage_notes(
         targets: those the table shows.
         meaning: what the table takes an empty region for, a sentence.
     """
-    empty = _shares(measured, rules, targets, "empty")
-    inexact = _shares(measured, rules, targets, "inexact")
+
+    def share(target: str, rule: str, column: str) -> float:
+        return float(measured.row(target, rule, "mean")[column])
+
+    return share_notes(share, {rule.label: rule_text(rule) for rule in rules}, targets, meaning)
+
+
+def share_notes(
+    share: Shares, names: Mapping[str, str], targets: Sequence[str], meaning: str
+) -> list[str]:
+    """Say the same of rules given by label and printed name, whose shares `share` knows."""
+    empty = _shares(share, names, targets, "empty")
+    inexact = _shares(share, names, targets, "inexact")
     notes = []
     if empty:
         notes.append(
@@ -36,11 +49,27 @@ def coverage_notes(
     return notes or ["Every certificate is exact and no rejection region is empty."]
 
 
-def _shares(measured: Measured, rules: Sequence[Rule], targets: Sequence[str], column: str) -> str:
+def undefined_notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
+    """Count the steps at which the ratio that MARS tests means nothing; it is of all its rules."""
+    mars = next((rule for rule in rules if isinstance(rule, Mars)), None)
+    if mars is None:
+        return []
+    rows = [measured.row(target, mars.label, "mean") for target in measured.targets]
+    counts = [f"{row['undefined']:.0f} of {row['steps']}" for row in rows]
+    return [
+        "Steps whose largest raw logit is not positive, where MARS accepts the argmax only: "
+        f"{' / '.join(counts)}{_titles(measured.targets)}."
+    ]
+
+
+def _shares(share: Shares, names: Mapping[str, str], targets: Sequence[str], column: str) -> str:
     parts = []
-    for rule in rules:
-        values = [measured.row(target, rule.label, "mean")[column] for target in targets]
+    for rule, name in names.items():
+        values = [share(target, rule, column) for target in targets]
         if any(values):
-            parts.append(f"{rule_text(rule)} " + " / ".join(share_text(v) for v in values))
-    names = f" ({' / '.join(targets)})" if parts and len(targets) > 1 else ""
-    return ", ".join(parts) + names
+            parts.append(f"{name} " + " / ".join(share_text(v) for v in values))
+    return ", ".join(parts) + (_titles(targets) if parts else "")
+
+
+def _titles(targets: Sequence[str]) -> str:
+    return f" ({' / '.join(targets)})" if len(targets) > 1 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import ROUND_FLOOR, Decimal
 
 from analysis.criteria import Rule
 from analysis.published import CAP
@@ -48,6 +49,13 @@ LATEX = {
     "δ": r"$\delta$",
     "ε": r"$\epsilon$",
     "₀": "$_0$",
+    "₁": "$_1$",
+    "−": "$-$",
+    "√": r"$\surd$",
+    "×": r"$\times$",
+    "γ": r"$\gamma$",
+    "ρ": r"$\rho$",
+    "τ": r"$\tau$",
 }
 DIGITS = dict(
     zip(
@@ -74,12 +82,26 @@ def symbol(parameter: str) -> str:
 def number_text(value: float, digits: int = 2) -> str:
     """Return a number with so many decimals.
 
-    >>> number_text(0.4376, 3), number_text(2), number_text(math.inf), number_text(math.nan)
-    ('0.438', '2.00', '∞', '–')
+    >>> number_text(0.4376, 3), number_text(-0.001), number_text(math.inf), number_text(math.nan)
+    ('0.438', '0.00', '∞', '–')
     """
     if math.isnan(value):
         return UNDEFINED
-    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+    return "∞" if math.isinf(value) else f"{value:z.{digits}f}"
+
+
+def floor_text(value: float, digits: int = 2) -> str:
+    """Return a number of at least 0 rounded down to so many significant digits.
+
+    >>> floor_text(0.023576), floor_text(0.2), floor_text(3.69e-6), floor_text(math.inf)
+    ('0.023', '0.20', '0.0000036', '∞')
+    """
+    if not math.isfinite(value):
+        return number_text(value)
+    exact = Decimal(value)
+    if exact == 0:
+        return "0"
+    return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR):g}"
 
 
 def certificate_text(value: float, optimistic: float, ceiling: float, digits: int = 3) -> str:
@@ -94,7 +116,7 @@ def certificate_text(value: float, optimistic: float, ceiling: float, digits: in
     def end(x: float) -> str:
         return f"{ceiling:.{digits}f}{MARK}" if math.isinf(x) else f"{x:.{digits}f}"
 
-    return _ranged(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
+    return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
 
 
 def run_text(value: float, optimistic: float) -> str:
@@ -107,7 +129,7 @@ def run_text(value: float, optimistic: float) -> str:
     def end(x: float) -> str:
         return f">{CAP:.0f}" if x > CAP else f"{x:.2f}"
 
-    return _ranged(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
+    return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
 
 
 def interval_text(value: float, optimistic: float, low: float, high: float) -> str:
@@ -120,7 +142,7 @@ def interval_text(value: float, optimistic: float, low: float, high: float) -> s
         return UNDEFINED
     ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, optimistic, low, high)]
     limits = f"≥ {ends[2]}" if math.isinf(high) else f"{ends[2]}, {ends[3]}"
-    return f"{_ranged(ends[0], ends[1])} [{limits}]"
+    return f"{range_text(ends[0], ends[1])} [{limits}]"
 
 
 def share_text(share: float) -> str:
@@ -138,8 +160,25 @@ def share_text(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def _ranged(first: str, last: str) -> str:
-    return first if first == last else f"{first}–{last}"
+def upper_end(column: str) -> str:
+    """Return the column that has a statistic from the upper ends of certificates.
+
+    >>> upper_end("value"), upper_end("mean")
+    ('optimistic', 'mean_optimistic')
+    """
+    return "optimistic" if column == "value" else f"{column}_optimistic"
+
+
+def range_text(first: str, last: str) -> str:
+    """Return both ends as printed, once where they print alike; a common unit is said once.
+
+    >>> range_text("0.12", "0.12"), range_text("0.12", "0.13"), range_text("5.0 %", "12 %")
+    ('0.12', '0.12–0.13', '5.0–12 %')
+    """
+    if first == last:
+        return first
+    unit = " %"
+    return f"{first.removesuffix(unit) if last.endswith(unit) else first}–{last}"
 
 
 def latex(text: str) -> str:

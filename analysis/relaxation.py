@@ -9,6 +9,8 @@ from analysis.criteria import Rule
 from analysis.dials import Dial
 from analysis.run_lengths import Counts
 
+ENDS = {"realised": ["accepted"], "certified": ["certified", "certifiable"]}  # of a Verdict
+
 
 def smallest_relaxation(
     dial: Dial, steps: Steps, wanted: float, kind: str
@@ -26,12 +28,31 @@ def smallest_relaxation(
         kind: realised or certified.
 
     Returns:
-        dial, parameter, kind, wanted, value (NaN when no setting reaches it) and length there,
-        or the length at the most relaxed setting.
+        dial, parameter, kind, wanted; `value`, the setting (NaN when none reaches it), `length`
+        and the share of steps whose region is `empty`, there or at the most relaxed setting;
+        `optimistic` and `optimistic_length` from the upper ends of certificates known as
+        intervals, equal to value and length for kind realised.
     """
+    ends = [_search(dial, steps, wanted, flags) for flags in ENDS[kind]]
+    (value, length, rule), (optimistic, optimistic_length, _) = ends[0], ends[-1]
+    return {
+        "dial": dial.name,
+        "parameter": dial.parameter,
+        "kind": kind,
+        "wanted": wanted,
+        "value": value,
+        "length": length,
+        "optimistic": optimistic,
+        "optimistic_length": optimistic_length,
+        "empty": float(np.mean(np.isinf(judge(steps, [rule])[0].lo))),
+    }
+
+
+def _search(dial: Dial, steps: Steps, wanted: float, flags: str) -> tuple[float, float, Rule]:
+    """Return the setting, NaN when none reaches it, with the length and the rule it stopped at."""
 
     def length(rule: Rule) -> float:
-        return tokens_per_call(steps, rule, kind)
+        return tokens_per_call(steps, rule, flags)
 
     before, reached = None, None
     for rule in dial.rules:
@@ -47,22 +68,15 @@ def smallest_relaxation(
             reached, found = middle, here
         else:
             before = middle
-    value = np.nan if reached is None else dial.value(reached)
-    return {
-        "dial": dial.name,
-        "parameter": dial.parameter,
-        "kind": kind,
-        "wanted": wanted,
-        "value": value,
-        "length": found,
-    }
+    if reached is None:
+        return np.nan, found, dial.rules[-1]
+    return dial.value(reached), found, reached
 
 
-def tokens_per_call(steps: Steps, rule: Rule, kind: str) -> float:
-    """Return the acceptance length, estimator per_call; `kind` is realised or certified."""
-    verdict = judge(steps, [rule])[0]
-    flags = verdict.accepted if kind == "realised" else verdict.certified
+def tokens_per_call(steps: Steps, rule: Rule, flags: str) -> float:
+    """Return the acceptance length, estimator per_call, of some `flags` of a Verdict."""
+    chosen = getattr(judge(steps, [rule])[0], flags)
     window = 1  # of another estimator
-    counts = Counts.of(flags.astype(np.float64), [0.5], steps.trajectories, window)
+    counts = Counts.of(chosen.astype(np.float64), [0.5], steps.trajectories, window)
     above, below = counts.ratios(window)["per_call"]
     return float(above.sum() / below.sum())

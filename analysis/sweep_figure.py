@@ -6,6 +6,8 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.printing import upper_end
+
 STATISTICS = ("mean", "median", "p25", "p5", "value", "accepted", "certified", "coverage")
 MAX_LINES = 12
 
@@ -68,4 +70,8 @@ def _bound(table: pd.DataFrame, swept: list[str]) -> bool:
 
 def _line(axis: matplotlib.axes.Axes, part: pd.DataFrame, x: str, y: str, name: str) -> None:
     values = part.sort_values(x) if pd.api.types.is_numeric_dtype(part[x]) else part
-    axis.plot(values[x], values[y], marker="o", markersize=3, linewidth=1, label=name)
+    (line,) = axis.plot(values[x], values[y], marker="o", markersize=3, linewidth=1, label=name)
+    if (ends := upper_end(y)) in values:  # of certificates known as intervals
+        axis.fill_between(
+            values[x], values[y], values[ends], color=line.get_color(), alpha=0.25, linewidth=0
+        )

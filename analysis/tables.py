@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -15,7 +16,7 @@ from analysis import published
 from analysis.criteria import Rule
 from analysis.layout import Cell, Section, Table
 from analysis.measured import Measured
-from analysis.notes import coverage_notes
+from analysis.notes import coverage_notes, undefined_notes
 from analysis.printing import MARK, certificate_text, rule_text, symbol
 from analysis.run_length_tables import estimator_table, run_length_table
 
@@ -26,8 +27,8 @@ FAMILIES = {  # of Table 3: title and parameter
 }
 
 CEILINGS = (
-    "A single-token certificate stays below log 2 = 0.693 (Theorem 4.6), a tree's below "
-    "log(m+1) (Theorem 5.3); both are reached only in the limit."
+    "Where something can be rejected, a single-token certificate stays below log 2 = 0.693 "
+    "(Theorem 4.6), a tree's below log(m+1) (Theorem 5.3); both are reached only in the limit."
 )
 TOP_M = (
     "Top-m keeps the tokens of rank at most m; read literally, the paper's gate keeps m-1, "
@@ -103,7 +104,7 @@ def table7(measured: Measured) -> Table | None:
         for rule in measured.rules
         if rule.label not in published.TABLE2 and rule.name not in FAMILIES and not _in_table4(rule)
     ]
-    return _certificate_table(
+    table = _certificate_table(
         "table7",
         "KL certificates in nats under criteria beyond the paper's tables. "
         f"{CEILINGS} {TOP_M} MARS tests the ratio of the two largest raw logits; where the "
@@ -111,6 +112,9 @@ def table7(measured: Measured) -> Table | None:
         measured,
         rules,
     )
+    if table is None:
+        return None
+    return replace(table, notes=[*table.notes, *undefined_notes(measured, rules)])
 
 
 def _certificate_table(

@@ -13,15 +13,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance import (
-    Steps,
-    Verdict,
-    judge,
-    kl_needed,
-    profile,
-    rule_statistics,
-    stochastic_statistics,
-)
+from analysis.acceptance import Steps, Verdict, judge, profile
+from analysis.acceptance_statistics import kl_needed, rule_statistics, stochastic_statistics
 from analysis.criteria import Rule, StrictGreedy
 from analysis.dials import Dial
 from analysis.relaxation import smallest_relaxation
@@ -174,15 +167,18 @@ def step_rows(table: pa.Table, verdict: Verdict, schema: pa.Schema) -> pa.Table:
 
 def print_soundness(found: dict[str, Any]) -> None:
     """Print the count of violations and the tightest slacks."""
-    near = " and ".join(
-        f"{found[key]['nats']:.3g} nats {side} R ({found[key]['rule']})"
-        for key, side in (("tightest_rejected", "above"), ("tightest_certified", "below"))
+    near = "".join(
+        f"; least {slack}: {found[key]['nats']:.3g} nats ({found[key]['rule']})"
+        for key, slack in (
+            ("tightest_rejected", "KL - R among rejected steps"),
+            ("tightest_certified", "R - KL among certified steps"),
+        )
         if found[key]
     )
     print(
         f"{found['drafter']} for {found['target']}: {found['violations']} of "
         f"{found['certified']} certified decisions rejected, over {found['steps']} steps and "
-        f"{found['rules']} rules; KL comes within {near}",
+        f"{found['rules']} rules{near}",
         flush=True,
     )
 
@@ -193,8 +189,8 @@ def facts(
     """Return what the record says of soundness; `check_sound` has passed.
 
     tightest_rejected is the least KL - R of a rejected step, tightest_certified the least R - KL
-    of a certified one, over all rules, in nats: how near the steps come to contradicting the
-    theory, and to losing its promise.
+    of a certified one, over all rules, in nats, R the lower end: how near the steps come to
+    contradicting the theory, and to losing its promise.
     """
     table = statistics.pivot(index="rule", columns="statistic", values="value")
     table = table.loc[listed["rule"].unique()]

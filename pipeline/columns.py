@@ -144,7 +144,8 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
     ("acceptance", "needed"): {
         "rule": pa.string(),
         "fraction": pa.float64(),  # of steps certified
-        "kl": pa.float64(),
+        "value": pa.float64(),  # a KL below it suffices, nats; from lo
+        "optimistic": pa.float64(),  # from hi
         "low": pa.float64(),
         "high": pa.float64(),
     },
@@ -153,8 +154,11 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "parameter": pa.string(),
         "kind": pa.string(),  # realised or certified
         "wanted": pa.float64(),
-        "value": pa.float64(),
+        "value": pa.float64(),  # null where no setting reaches it
         "length": pa.float64(),
+        "optimistic": pa.float64(),  # from hi
+        "optimistic_length": pa.float64(),
+        "empty": pa.float64(),  # share of steps that reject nothing, at value
     },
     ("run_lengths", "data"): {
         "rule": pa.string(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from analysis.printing import upper_end
 from pipeline.artifacts import Artifact
 from pipeline.stages import Node
 
@@ -36,6 +37,7 @@ def _certificates(node: Node, artifact: Artifact) -> list[Row]:
             "rule": rule.label,
             "steps": len(lo),
             **summary(lo, rule.ceiling),
+            **{upper_end(name): value for name, value in summary(hi, rule.ceiling).items()},
             "empty": float(np.mean(np.isposinf(lo))),
             "inexact": float(np.mean(lo < hi)),
         }
@@ -43,7 +45,8 @@ def _certificates(node: Node, artifact: Artifact) -> list[Row]:
 
 
 def _run_lengths(node: Node, artifact: Artifact) -> list[Row]:
-    table = artifact.read(columns=["rule", "eps", "estimator", "value", "low", "high"]).to_pylist()
+    columns = ["rule", "eps", "estimator", "value", upper_end("value"), "low", "high"]
+    table = artifact.read(columns=columns).to_pylist()
     return [{"target": node.label, **row} for row in table if row["estimator"] == "per_call"]
 
 
@@ -57,6 +60,7 @@ def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
         "realised_per_call": "length",
         "certified_per_call": "certified length",
     }
+    ranged = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
     rows = {
         rule.label: {
             "target": node.settings["target"],
@@ -68,7 +72,10 @@ def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
     }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in shown:
-            rows[row["rule"]][shown[row["statistic"]]] = row["value"]
+            name = shown[row["statistic"]]
+            rows[row["rule"]][name] = row["value"]
+            if row["statistic"] in ranged:
+                rows[row["rule"]][upper_end(name)] = row[upper_end("value")]
     return list(rows.values())
 
 

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from analysis.printing import range_text, upper_end
 from pipeline.artifacts import Artifact
 from pipeline.runner import shown
 from pipeline.stages import Node
@@ -32,16 +33,31 @@ def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a table, without the columns that are empty."""
+    """Print rows as a table, both ends of a statistic in one cell, without empty columns."""
     import pandas as pd
 
-    table = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    table = in_ranges(pd.DataFrame(rows).dropna(axis="columns", how="all"))
+    print(table.to_string(index=False, float_format=_number))
     if {"empty", "inexact"} <= set(table):
         print(
             "mean, median, p25 and p5 of the certificates in nats; empty: share of steps where "
             "nothing can be rejected (the ceiling stands for them), inexact: known as an interval"
         )
+
+
+def in_ranges(table: Any) -> Any:
+    """Return a table without upper ends: a column that differs from its own has ranges."""
+    shown = table.copy()
+    for column in [name for name in table if upper_end(name) in table]:
+        ends = shown.pop(upper_end(column))
+        if not shown[column].equals(ends):
+            pairs = zip(shown[column], ends, strict=True)
+            shown[column] = [range_text(_number(low), _number(high)) for low, high in pairs]
+    return shown
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def write_failure(directory: Path, overrides: list[str], reason: str) -> None:

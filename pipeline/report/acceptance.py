@@ -32,8 +32,9 @@ SHOWN = (
 )
 CAPTIONS = {
     "acceptance_rules": "Share of steps that each rule accepts, and that its certificate promised "
-    "to accept. The distance between them is what the certificate, which "
-    "holds for every drafter of this KL, cannot know of this one.",
+    "to accept for certain, by the lower ends where certificates are intervals. The distance "
+    "between them is what the certificate, which holds for every drafter of this KL, cannot know "
+    "of this one.",
     "acceptance_profile": "Accepted and certified steps by position in the answer, and by the "
     "target's margin p₁ − p₂ in deciles.",
     "acceptance_dial": "What relaxing a rule gains, in fact and as certified, against how often "

@@ -10,6 +10,7 @@ from analysis.certificate_tables import BOUNDED, Compared, bounds_table, determi
 from analysis.criteria import Rule
 from analysis.distributions import Floats, TopK
 from analysis.layout import Table
+from analysis.margin_table import margins_table
 from pipeline import dump
 from pipeline.artifacts import Artifact
 from pipeline.report.inputs import Target
@@ -17,9 +18,13 @@ from pipeline.report.inputs import Target
 
 def certificate_tables(targets: Sequence[Target]) -> list[Table]:
     """Return the tables on the certificates; rules without a closed form have no bounds."""
-    bounds = bounds_table({target.label: compare(target) for target in targets})
-    determined = determined_table({target.label: target.certificates for target in targets})
-    return [determined] if bounds is None else [determined, bounds]
+    compared = {target.label: compare(target) for target in targets}
+    tables = [
+        determined_table({target.label: target.certificates for target in targets}),
+        bounds_table(compared),
+        margins_table(compared, targets[0].runs["eps"].unique().tolist()),
+    ]
+    return [table for table in tables if table is not None]
 
 
 def compare(target: Target) -> list[Compared]:

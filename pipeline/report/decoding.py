@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from analysis.decoding import Decoded, speed
-from analysis.decoding_figures import content_figures
+from analysis.decoding_figures import TESTED, content_figures
 from analysis.decoding_tables import content_tables
 from analysis.layout import Table
 from analysis.speed_figures import timing_figures
@@ -38,7 +38,8 @@ TITLES = {
 }
 CAPTIONS = {
     "decoding_places": "Above: how often the token at each place of a draft is accepted, of those "
-    "tested there. Below: how many tokens calls accept.",
+    f"tested there; places tested fewer than {TESTED} times are left out. Below: how many tokens "
+    "calls accept.",
     "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Red: "
     "steps with a logit ratio above 0.9, where MARS accepts either token. "
     "Last row: those steps, by what the drafter proposes.",
@@ -69,7 +70,7 @@ def decoding_part(
         for one, artifact in zip(decoded, found, strict=True)
     ]
     heading = f"# How it decodes with {decoded[0].drafter}"
-    files, content = section(content_tables(decoded), content_figures(decoded))
+    files, content = section(content_tables(decoded, *statistics), content_figures(decoded))
     timings, timed = section(timing_tables(decoded, speeds), timing_figures(decoded, speeds))
     text = "\n\n".join([heading + ": speed", setup(decoded, found), *timed]) + "\n"
     files |= {f"timings/{name}": file for name, file in timings.items()}
@@ -78,7 +79,7 @@ def decoding_part(
         "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
         "machine and the moment, so it stands apart from what two builds have in common."
     )
-    return files, "\n" + "\n\n".join([heading, link, *content]) + "\n"
+    return files, "\n" + "\n\n".join([heading, extent(decoded, found), link, *content]) + "\n"
 
 
 def section(
@@ -89,6 +90,23 @@ def section(
     return shown.files(tables, figures), shown.sections(
         order, tables, figures, TITLES.__getitem__, CAPTIONS
     )
+
+
+def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
+    """Return how many prompts and tokens each method's numbers are from."""
+    lines = []
+    for one, artifact in zip(decoded, found, strict=True):
+        tokens = one.data.groupby("run")["n_tokens"].sum()
+        count = one.data["prompt_id"].nunique()
+        failed = artifact.record["facts"]["failed_prompts"]
+        least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
+        lines.append(
+            f"- {one.target}: every method decoded the same {count} prompts"
+            + (f" ({failed} more failed)" if failed else "")
+            + f", up to {artifact.record['config']['steps']} tokens each: "
+            f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
+        )
+    return "\n".join(lines)
 
 
 def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:

@@ -59,11 +59,13 @@ ORDER = (
     "table7",
     "determined",
     "bounds",
+    "margins",
     "extremal",
 )
 TITLES = {
     "determined": "What the stored tokens determine",
     "bounds": "Certificates and their bounds",
+    "margins": "What the margin alone says",
     "extremal": "The closest draft that can be rejected",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class Target:
     Attributes:
         sources: the artifacts of `certificates`.
         top: (N, R) probability of the top `ranks` tokens of each step.
+        undefined: steps at which the test of MARS means nothing; NaN without such a rule.
         lengths: (P,) steps of each prompt.
     """
 
@@ -40,6 +42,7 @@ class Target:
     bootstrap: PromptBootstrap
     ranks: tuple[int, ...]
     top: Floats
+    undefined: float
 
     @property
     def lengths(self) -> np.ndarray:
@@ -82,10 +85,13 @@ def read_target(
     """Read the artifacts of one target."""
     (prompts,), (source,) = upstream["prompts"], upstream["distributions"]
     ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
-    positions, top = [], []
+    mars = next((rule for rule in rules if isinstance(rule, criteria.Mars)), None)
+    positions, top, undefined = [], [], 0 if mars else math.nan
     for steps, dist in dump.chunks(source, source.record["config"]["certified_temperature"]):
         positions.append(steps.column("position").to_numpy())
         top.append(top_probability(dist, ranks))
+        if mars:
+            undefined += int(mars.undefined(dist).sum())
     trajectories = Trajectories.from_positions(np.concatenate(positions))
     certificates = []
     for rule, artifact in zip(rules, upstream["certificates"], strict=True):
@@ -107,6 +113,7 @@ def read_target(
         bootstrap,
         ranks,
         np.concatenate(top),
+        undefined,
     )
 
 
@@ -122,7 +129,14 @@ def measure(targets: list[Target]) -> Measured:
         top=frame([top_statistics(t.label, t.top, t.ranks, t.bootstrap) for t in targets]),
         certificates=frame(
             [
-                certificate_statistics(t.label, item.rule, item.lo, item.hi, t.bootstrap)
+                certificate_statistics(
+                    t.label,
+                    item.rule,
+                    item.lo,
+                    item.hi,
+                    t.bootstrap,
+                    t.undefined if isinstance(item.rule, criteria.Mars) else math.nan,
+                )
                 for t in targets
                 for item in t.certificates
             ]

@@ -1,0 +1,219 @@
+"""What acceptance comes to over all steps: shares, lengths, and the KL that a rule needs.
+
+Certificates can be known as intervals. A statistic of them is computed at the end that is
+certain and at the other one, which differ only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.acceptance import Steps, Verdict
+from analysis.criteria import Tree
+from analysis.run_lengths import Flags, Trajectories, run_lengths
+from analysis.statistics import Floats, PromptBootstrap
+
+Row = dict[str, str | float]
+Weights = Floats | Flags
+
+
+def rule_statistics(
+    steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap, window: int
+) -> pd.DataFrame:
+    """Measure one rule on one drafter.
+
+    Returns:
+        One row a statistic: `value`, `optimistic` and the limits `low` of value, `high` of
+        optimistic. Where certificates are intervals, value is the least and optimistic the most
+        that their ends give; elsewhere both are equal. Shares of all steps: acceptance,
+        certified, departure (accepted, but not the target's argmax), empty (nothing is
+        rejected), inexact (the certificate is an interval). coverage: certified among accepted.
+        given_up: target probability an emitted draft gives up, mean over all steps.
+        slack_median, slack_p5: of R - KL, nats. rank_correlation: Spearman's, of R - KL and
+        acceptance over steps; ordered: how often an accepted step has a larger R - KL than a
+        rejected one (ties half). realised_<estimator>, certified_<estimator>: acceptance
+        lengths, see analysis.run_lengths. tightest_certified, tightest_rejected: the least
+        R - KL on certified and KL - R on rejected steps, nats, R the lower end. violations:
+        certified and rejected steps.
+    """
+    accepted, certified = verdict.accepted, verdict.certified
+    tree = isinstance(verdict.rule, Tree)
+    departs = accepted & (steps.draft_rank > 1) & (not tree)
+    everywhere = np.ones(len(steps), dtype=bool)
+    empty, possibly_empty = np.isinf(verdict.lo), np.isinf(verdict.hi)
+    rows = [
+        _share("acceptance", accepted, everywhere, bootstrap),
+        _between("certified", certified, verdict.certifiable, everywhere, bootstrap),
+        _between("coverage", certified, verdict.certifiable & accepted, accepted, bootstrap),
+        _share("departure", departs, everywhere, bootstrap),
+        _share("given_up", np.where(departs, steps.given_up, 0.0), everywhere, bootstrap),
+        _between("empty", empty, possibly_empty, everywhere, bootstrap),
+        _share("inexact", verdict.lo < verdict.hi, everywhere, bootstrap),
+    ]
+    slack = _quantiles(verdict.lo - steps.kl, verdict.hi - steps.kl, [0.5, 0.05], bootstrap)
+    for name, ends in zip(("slack_median", "slack_p5"), slack.to_dict("records"), strict=True):
+        rows.append(_row(name, ends["value"], ends["optimistic"], ends["low"], ends["high"]))
+    for name, value, optimistic in (
+        *_association(steps, verdict),
+        *_tightest(steps, verdict),
+        ("violations", float(len(verdict.violations)), float(len(verdict.violations))),
+    ):
+        rows.append(_row(name, value, optimistic, np.nan, np.nan))
+    for kind, sure, maybe in (
+        ("realised", accepted, accepted),
+        ("certified", certified, verdict.certifiable),
+    ):
+        lengths = run_lengths(
+            sure.astype(np.float64),
+            maybe.astype(np.float64),
+            [0.5],
+            steps.trajectories,
+            bootstrap,
+            window,
+        )
+        rows += [
+            _row(
+                f"{kind}_{row['estimator']}",
+                row["value"],
+                row["optimistic"],
+                row["low"],
+                row["high"],
+            )
+            for row in lengths.to_dict("records")
+        ]
+    frame = pd.DataFrame(rows)
+    frame.insert(0, "rule", verdict.rule.label)
+    return frame
+
+
+def stochastic_statistics(
+    tv: Floats,
+    races: Floats,
+    harmonic: Floats,
+    trajectories: Trajectories,
+    bootstrap: PromptBootstrap,
+) -> pd.DataFrame:
+    """Measure the expected acceptance of stochastic verification, (N,) probabilities each.
+
+    Returns:
+        Rows like those of `rule_statistics`: acceptance, and realised_per_call with expected
+        numbers of rejections and of trajectories that end accepted.
+    """
+    ends = np.append(trajectories.starts[1:], len(tv)) - 1
+    frames = []
+    for name, accepted in (
+        ("speculative sampling", 1 - tv),
+        ("exponential races", races),
+        ("exponential races, lower bound", harmonic),
+    ):
+        calls = 1 - accepted
+        calls[ends] += accepted[ends]
+        every = np.ones(len(tv))
+        rows = [
+            _share("acceptance", accepted, every, bootstrap),
+            _share("realised_per_call", every, calls, bootstrap),
+        ]
+        frame = pd.DataFrame(rows)
+        frame.insert(0, "rule", name)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def kl_needed(
+    verdict: Verdict, fractions: Sequence[float], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return the KL below which a drafter is certified on a fraction of the steps.
+
+    For a fraction f of N steps it is the ceil(f N)-th largest certificate R: at least f N steps
+    have an R of at least this value, so that a drafter whose KL stays below it at every step is
+    certified there, and no larger value has as many. At the value itself nothing is promised.
+
+    Returns:
+        One row a fraction: `value` from the lower ends of the certificates, `optimistic` from
+        the upper ends, the limits `low` of value and `high` of optimistic; nats, +inf where so
+        many regions are empty.
+    """
+    # the n-th largest of R is minus the n-th smallest of -R
+    negated = -_quantiles(-verdict.hi, -verdict.lo, fractions, bootstrap)
+    names = {"value": "optimistic", "optimistic": "value", "low": "high", "high": "low"}
+    found = negated.rename(columns=names)[["value", "optimistic", "low", "high"]]
+    found.insert(0, "rule", verdict.rule.label)
+    found.insert(1, "fraction", list(fractions))
+    return found
+
+
+def _row(statistic: str, value: float, optimistic: float, low: float, high: float) -> Row:
+    return {
+        "statistic": statistic,
+        "value": float(value),
+        "optimistic": float(optimistic),
+        "low": float(low),
+        "high": float(high),
+    }
+
+
+def _share(name: str, above: Weights, below: Weights, bootstrap: PromptBootstrap) -> Row:
+    """Return the ratio of two sums over all steps, with its interval over prompts."""
+    over = np.bincount(bootstrap.prompts, weights=above)
+    under = np.bincount(bootstrap.prompts, weights=below)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = over.sum() / under.sum()
+        low, high = bootstrap.interval(bootstrap.sums(over) / bootstrap.sums(under))
+    return _row(name, value, value, float(low), float(high))
+
+
+def _between(name: str, sure: Flags, maybe: Flags, below: Flags, bootstrap: PromptBootstrap) -> Row:
+    """Return the share of certified steps, from both ends of the certificates."""
+    lower = _share(name, sure, below, bootstrap)
+    upper = lower if np.array_equal(sure, maybe) else _share(name, maybe, below, bootstrap)
+    return lower | {"optimistic": upper["value"], "high": upper["high"]}
+
+
+def _quantiles(
+    lower: Floats, upper: Floats, levels: Sequence[float], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return a row a level: value, optimistic, low, high of values known as intervals."""
+    value, draws = bootstrap.quantiles(lower, levels)
+    low, high = bootstrap.interval(draws)
+    optimistic = value
+    if not np.array_equal(lower, upper):
+        optimistic, draws = bootstrap.quantiles(upper, levels)
+        high = bootstrap.interval(draws)[1]
+    return pd.DataFrame({"value": value, "optimistic": optimistic, "low": low, "high": high})
+
+
+def _association(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
+    """Return how R - KL goes with acceptance: the least and the most that the intervals allow.
+
+    Both measures grow with the slack of accepted steps and fall with that of rejected ones, so
+    their extremes take opposite ends there. (Spearman's correlation also depends on the number
+    of ties, which differs little between the two.)
+    """
+    accepted = verdict.accepted
+    least, most = (
+        _ordering(np.where(accepted, ahead, behind) - steps.kl, accepted)
+        for ahead, behind in ((verdict.lo, verdict.hi), (verdict.hi, verdict.lo))
+    )
+    return [("rank_correlation", least[0], most[0]), ("ordered", least[1], most[1])]
+
+
+def _ordering(slack: Floats, accepted: Flags) -> tuple[float, float]:
+    """Return Spearman's rank correlation, and the ordering probability (Mann-Whitney)."""
+    ranks = pd.Series(slack).rank().to_numpy()
+    ahead, behind = int(accepted.sum()), int((~accepted).sum())
+    if ahead == 0 or behind == 0:
+        return np.nan, np.nan
+    correlation = np.corrcoef(ranks, accepted)[0, 1] if np.ptp(ranks) > 0 else np.nan
+    larger = ranks[accepted].sum() - ahead * (ahead + 1) / 2
+    return float(correlation), float(larger / ahead / behind)
+
+
+def _tightest(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
+    """Return how near the lower ends, which soundness is checked with, come to the KL."""
+    slack = verdict.lo - steps.kl
+    certified = float(slack[verdict.certified].min(initial=np.inf))
+    rejected = float(-slack[~verdict.accepted].max(initial=-np.inf))
+    return [("tightest_certified", certified, certified), ("tightest_rejected", rejected, rejected)]
