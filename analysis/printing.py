@@ -148,12 +148,12 @@ def interval_text(value: float, optimistic: float, low: float, high: float) -> s
 def share_text(share: float) -> str:
     """Return a share as a percentage with two digits that differ from 0 or 100 %.
 
-    >>> share_text(0.0123), share_text(0.5), share_text(0.999961), share_text(math.nan)
-    ('1.2 %', '50 %', '99.9961 %', '–')
+    >>> share_text(0.0123), share_text(0.9), share_text(0.999961), share_text(math.nan)
+    ('1.2 %', '90 %', '99.9961 %', '–')
     """
     if math.isnan(share):
         return UNDEFINED
-    rest = min(share, 1 - share)
+    rest = round(min(share, 1 - share), 12)  # 1 - 0.9 is a little less than 0.1
     if rest <= 0:
         return f"{100 * share:.0f} %"
     digits = max(0, 1 - math.floor(math.log10(100 * rest)))

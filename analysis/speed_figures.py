@@ -1,6 +1,6 @@
 """Figures of the speed of decoding with a drafter, one panel a target.
 
-`speeds` holds `analysis.decoding.speed` of each target, with the threshold `theta` of MARS.
+`speeds` holds `analysis.speed.speed` of each target, with the threshold `theta` of MARS.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Layouts: method comparison and temperature x draft length as in Tables 1 and 2 of MARS
 (arXiv 2601.15498), with agreement with the baseline's tokens in the place of task accuracy.
-`speeds` holds `analysis.decoding.speed` of each target.
+`speeds` holds `analysis.speed.speed` of each target.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import decoding
+from analysis import speed
 from analysis.decoding import Decoded
 from analysis.decoding_tables import method_sections, setting_texts, together
 from analysis.layout import Cell, Section, Table
@@ -74,7 +74,7 @@ def _of_source(one: Decoded, source: str) -> pd.DataFrame:
     if not prompts:
         return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=one.runs.index)
     calls = one.calls[one.calls["prompt_id"].isin(prompts)].groupby("run")["emitted"]
-    found = decoding.speedups(one, 1, 0.5, 0, prompts)[["speedup"]]
+    found = speed.speedups(one, 1, 0.5, 0, prompts)[["speedup"]]
     return found.assign(tau=calls.mean())
 
 
@@ -179,7 +179,7 @@ def _effect(row: pd.Series) -> list[str]:
 
 def length_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
     """The best draft length, predicted and found."""
-    frames = [decoding.draft_lengths(table) for table in speeds]
+    frames = [speed.draft_lengths(table) for table in speeds]
     data = together(decoded, frames)
     if data.empty:
         return None

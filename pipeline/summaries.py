@@ -80,11 +80,11 @@ def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
 
 
 def _decoding(node: Node, artifact: Artifact) -> list[Row]:
-    from analysis import decoding
+    from analysis import decoding, speed
     from pipeline.decoded import read
 
     found = decoding.acceptance(one := read(node.settings["target"]["label"], artifact))
-    found = found.join(decoding.speedups(one, 1, 0.5, 0)[["tokens_per_second", "speedup"]])
+    found = found.join(speed.speedups(one, 1, 0.5, 0)[["tokens_per_second", "speedup"]])
     shown = [
         "method",
         "draft_length",

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from analysis.decoding import Decoded, speed
+from analysis.decoding import Decoded
 from analysis.decoding_figures import TESTED, content_figures
 from analysis.decoding_tables import content_tables
 from analysis.layout import Table
+from analysis.speed import speed
 from analysis.speed_figures import timing_figures
 from analysis.speed_tables import timing_tables
 from pipeline.artifacts import Artifact

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 
 from analysis import divergences
-from analysis.acceptance import (
-    Steps,
-    judge,
-    kl_needed,
-    profile,
-    rule_statistics,
-    stochastic_statistics,
-)
+from analysis.acceptance import Steps, Verdict, judge, profile
+from analysis.acceptance_statistics import kl_needed, rule_statistics, stochastic_statistics
 from analysis.criteria import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.dials import build_dial
 from analysis.distributions import TopK
@@ -58,10 +52,10 @@ def bootstrap(steps: Steps) -> PromptBootstrap:
     return PromptBootstrap(steps.trajectories.prompts, 50, 0.9, 0)
 
 
-def statistics(steps: Steps, rule: object) -> dict[str, float]:
+def statistics(steps: Steps, rule: object, column: str = "value") -> dict[str, float]:
     verdict = judge(steps, [rule])[0]  # type: ignore[list-item]
     frame = rule_statistics(steps, verdict, bootstrap(steps), 8)
-    return dict(zip(frame["statistic"], frame["value"], strict=True))
+    return dict(zip(frame["statistic"], frame[column], strict=True))
 
 
 @pytest.mark.parametrize("k", [VOCAB, 5])
@@ -131,14 +125,69 @@ def test_lengths_and_shares_by_hand() -> None:
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 
-def test_kl_needed_certifies_its_fraction_and_no_larger_kl_does() -> None:
+@pytest.mark.parametrize("fraction", [0.5, 0.9, 0.95, 0.991, 1.0])  # of 300 steps: whole or not
+def test_kl_needed_certifies_its_fraction_and_no_larger_kl_does(fraction: float) -> None:
     steps = pair(0.3)
-    verdict = judge(steps, [Additive(t=0.1)])[0]
-    table = kl_needed(verdict, [0.5, 0.9], bootstrap(steps))
-    for fraction, kl in zip(table["fraction"], table["kl"], strict=True):
-        at = np.mean(verdict.lo >= kl)
-        assert at >= fraction
-        assert np.mean(verdict.lo > np.nextafter(kl, np.inf)) < fraction + 1 / len(steps)
+    rule = Additive(t=0.1)
+    row = kl_needed(judge(steps, [rule])[0], [fraction], bootstrap(steps)).iloc[0]
+    assert 0 < row["value"] < math.inf
+    assert row["low"] <= row["value"] <= row["high"]
+
+    def certified(kl: float) -> float:
+        drafted = replace(steps, kl=np.full(len(steps), kl))
+        return float(judge(drafted, [rule])[0].certified.mean())
+
+    assert certified(row["value"] * (1 - 1e-6)) >= fraction
+    assert certified(row["value"]) < fraction  # at the value itself nothing is promised
+
+
+def opened(seed: int) -> tuple[Steps, Verdict]:
+    """Steps with certificates that are exact, intervals, open above, or +inf."""
+    steps, rng = pair(1.0, seed=seed), np.random.default_rng(seed)
+    lo = rng.uniform(0, 0.5, len(steps))
+    hi = lo + np.where(rng.random(len(steps)) < 0.3, rng.uniform(0, 0.3, len(steps)), 0)
+    hi[rng.random(len(steps)) < 0.05] = np.inf
+    lo[:15] = hi[:15] = np.inf
+    accepted = rng.random(len(steps)) < 0.7
+    return steps, Verdict(StrictGreedy(), lo, hi, accepted, steps.kl < lo, steps.kl < hi)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_the_certificates_are_the_statistics_lie_between_the_ends(seed: int) -> None:
+    steps, verdict = opened(seed)
+    found = rule_statistics(steps, verdict, bootstrap(steps), 8).set_index("statistic")
+    needed = kl_needed(verdict, [0.5, 0.9], bootstrap(steps))
+    names = ["slack_median", "ordered", "rank_correlation", "certified_per_call", "empty"]
+    assert (found.loc[names, "value"] < found.loc[names, "optimistic"]).all()
+    rng = np.random.default_rng(seed)
+    lowest = np.where(np.isinf(verdict.lo), 0, verdict.lo)
+    for _ in range(20):
+        r = verdict.lo + rng.random(len(steps)) * (np.minimum(verdict.hi, verdict.lo + 1) - lowest)
+        r[np.isinf(verdict.hi) & (rng.random(len(steps)) < 0.5)] = np.inf
+        slack = r - steps.kl
+        ahead, behind = slack[verdict.accepted][:, None], slack[~verdict.accepted]
+        some = {
+            "slack_median": np.sort(slack)[149],  # ranks 300 q
+            "slack_p5": np.sort(slack)[14],
+            "ordered": np.mean((ahead > behind) + 0.5 * (ahead == behind)),
+            "certified": np.mean(slack > 0),
+            "empty": np.mean(np.isinf(r)),
+        }
+        for name, value in some.items():
+            assert found.loc[name, "value"] <= value <= found.loc[name, "optimistic"], name
+        for fraction, low, high in needed[["fraction", "value", "optimistic"]].to_numpy():
+            largest = np.sort(r)[::-1][math.ceil(fraction * len(r)) - 1]
+            assert low <= largest <= high
+    assert found.loc["inexact", "value"] == np.mean(verdict.lo < verdict.hi)
+    assert (needed["value"] < needed["optimistic"]).any()
+
+
+def test_exact_certificates_give_one_value() -> None:
+    steps = pair(0.3)
+    for rule in (StrictGreedy(), Additive(t=0.1), Tree(m=3)):
+        value, optimistic = (statistics(steps, rule, name) for name in ("value", "optimistic"))
+        assert value == pytest.approx(optimistic, nan_ok=True, abs=0), rule
+        assert value["inexact"] == 0
 
 
 def test_profile_counts_every_step_once() -> None:
@@ -193,8 +242,27 @@ def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
         replace(dial.rules[0], **{dial.parameter: int(x) if whole else x}) for x in (value, strict)
     )
     assert statistics(steps, reached)[statistic] == pytest.approx(found["length"])
+    assert (found["optimistic"], found["optimistic_length"]) == (value, found["length"])
+    assert found["empty"] == pytest.approx(statistics(steps, reached)["empty"])
     assert found["length"] >= wanted > statistics(steps, missed)[statistic]
     assert math.isnan(float(smallest_relaxation(dial, steps, 1e9, kind)["value"]))
+
+
+def test_a_relaxation_certified_by_upper_ends_is_not_larger() -> None:
+    """Three of 12 tokens are stored, so that absolute thresholds leave certificates open."""
+    steps = pair(0.3, k=3)
+    dial = build_dial({"rule": "absolute", "theta": [0.2, 0.1, 0.05, 0.02, 0.01, 0.005]})
+    rule = AbsoluteThreshold(theta=0.1)
+    sure, maybe = (
+        statistics(steps, rule, name)["certified_per_call"] for name in ("value", "optimistic")
+    )
+    assert sure < maybe
+    found = smallest_relaxation(dial, steps, (sure + maybe) / 2, "certified")
+    assert float(found["optimistic"]) > float(found["value"])  # theta: the larger is the stricter
+    there = AbsoluteThreshold(theta=float(found["optimistic"]))
+    assert statistics(steps, there, "optimistic")["certified_per_call"] == pytest.approx(
+        found["optimistic_length"]
+    )
 
 
 def test_a_dial_turns_one_parameter() -> None:

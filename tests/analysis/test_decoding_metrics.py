@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import decoding
+from analysis import decoding, speed
 from analysis.decoding import Decoded
 from analysis.decoding_figures import content_figures
 from analysis.decoding_tables import content_tables
@@ -141,7 +141,7 @@ def test_places_and_lengths_are_counted() -> None:
 
 
 def test_speed_costs_and_predictions() -> None:
-    table = decoding.speed(made(), 20, 0.9, 0)
+    table = speed.speed(made(), 20, 0.9, 0)
     assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
     assert table["rho"].iloc[1] == pytest.approx(0.1)
     assert table["verify_ratio"].iloc[1] == pytest.approx(1.2)
@@ -153,7 +153,7 @@ def test_speed_costs_and_predictions() -> None:
     assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["memory"].iloc[1] == 100 + 2 * 16
-    best = decoding.draft_lengths(table)
+    best = speed.draft_lengths(table)
     assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
 
@@ -166,7 +166,7 @@ def test_teacher_forced_beside_realised() -> None:
 
 def test_all_tables_and_figures_print() -> None:
     decoded = made()
-    speeds = [decoding.speed(decoded, 20, 0.9, 0).assign(theta=np.nan)]
+    speeds = [speed.speed(decoded, 20, 0.9, 0).assign(theta=np.nan)]
     tables = content_tables([decoded]) + timing_tables([decoded], speeds)
     assert {table.name for table in tables} >= {"decoding_acceptance", "decoding_comparison"}
     for table in tables:

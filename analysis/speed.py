@@ -1,0 +1,154 @@
+"""Metrics of decoding with a drafter that depend on the clock: costs, latency, speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis import speed_laws
+from analysis.decoding import Decoded, acceptance, by_prompt
+from analysis.statistics import PromptBootstrap
+
+Floats = NDArray[np.float64]
+
+
+def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+    """Return cost, latency and speed of every run.
+
+    Returns:
+        The rows of `acceptance` with seconds: `per_token` (whole answers, the prompt's pass
+        included), `tokens_per_second`; `speedup` over the baseline with its interval over
+        prompts, `low` and `high`; `c_p` a target pass over one token (the baseline's), `c_q` a
+        draft pass, `c_draft`, `c_verify` and `c_other` of a call, means; `rho` c_q / c_p;
+        `verify_ratio` c_verify / c_p; `predicted` k / (1 + gamma rho) and `predicted_costs`
+        k c_p / (c_draft + c_verify), k the measured tokens a call; `first_token` median; gaps
+        between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that arrive with
+        the token before them; `memory` bytes beside the target's at the longest answer.
+    """
+    table = acceptance(decoded)
+    spans = decoded.spans.groupby("run")[
+        ["draft_seconds", "verify_seconds", "other_seconds", "drafted"]
+    ].sum()
+    for name in ("draft", "verify", "other"):
+        table[f"c_{name}"] = spans[f"{name}_seconds"] / table["calls"]
+    alone = [decoded.baseline(run) for run in range(len(table))]
+    table["c_p"] = table["c_verify"].to_numpy()[alone]
+    table["c_q"] = spans["draft_seconds"] / spans["drafted"].where(spans["drafted"] > 0)
+    table["rho"] = table["c_q"] / table["c_p"]
+    table["verify_ratio"] = table["c_verify"] / table["c_p"]
+    rows = table[["tokens_per_call", "draft_length", "rho", "c_p", "c_draft", "c_verify"]]
+    table["predicted"] = [
+        speed_laws.speedup(k, gamma, rho) if gamma and rho == rho else np.nan
+        for k, gamma, rho, *_ in rows.itertuples(index=False)
+    ]
+    table["predicted_costs"] = [
+        speed_laws.measured_cost_speedup(k, c_p, c_draft, c_verify) if gamma else np.nan
+        for k, gamma, _, c_p, c_draft, c_verify in rows.itertuples(index=False)
+    ]
+    table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
+    gaps = [token_gaps(decoded.spans[decoded.spans["run"] == run]) for run in range(len(table))]
+    for level in (50, 95, 99):
+        table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
+    table["itl_zero"] = [np.mean(gap == 0) if len(gap) else np.nan for gap in gaps]
+    table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
+    return table.join(speedups(decoded, resamples, confidence, seed))
+
+
+def token_gaps(spans: pd.DataFrame) -> Floats:
+    """Return the seconds between consecutive tokens: those of one call arrive together."""
+    seconds = spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1).to_numpy()
+    emitted = spans["emitted"].to_numpy()
+    gaps = np.zeros(int(emitted.sum()))
+    gaps[np.cumsum(emitted) - emitted] = seconds
+    return gaps
+
+
+def memory_overhead(decoded: Decoded, run: int) -> float:
+    """Return the bytes a run needs beside the target and its cache.
+
+    On CUDA the measured difference of the peaks; elsewhere the drafter's weights and its cache
+    at the longest text.
+    """
+    mine = decoded.answers[decoded.answers["run"] == run]
+    if mine["peak_bytes"].notna().all():
+        alone = decoded.answers[decoded.answers["run"] == decoded.baseline(run)]
+        return float(mine["peak_bytes"].max() - alone["peak_bytes"].max())
+    if decoded.runs["drafter"].iloc[run] != "model":
+        return 0.0
+    longest = int(decoded.data.loc[decoded.data["run"] == run, "text_tokens"].max())
+    size = decoded.size["drafter"]
+    return float(size["model"] + size["cache_per_token"] * longest)
+
+
+def speedups(
+    decoded: Decoded,
+    resamples: int,
+    confidence: float,
+    seed: int,
+    prompts: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Return seconds a token and the speedup of every run, with its interval over prompts.
+
+    The speedup is the baseline's seconds a token over the method's, all answers together; a
+    resample draws whole prompts with all their answers, so that the comparison stays paired.
+
+    Args:
+        decoded: answers and their seconds.
+        resamples: of the bootstrap.
+        confidence: of the interval.
+        seed: of the bootstrap.
+        prompts: which prompts count; None is all.
+    """
+    keep = sorted(decoded.data["prompt_id"].unique()) if prompts is None else list(prompts)
+    count = len(decoded.runs)
+    seconds = by_prompt(decoded.answers, "seconds", keep, count)
+    tokens = by_prompt(decoded.data, "n_tokens", keep, count)
+    bootstrap = PromptBootstrap(np.arange(len(keep)), resamples, confidence, seed)
+    drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, runs)
+    cost = seconds.sum(0) / tokens.sum(0)
+    alone = [decoded.baseline(run) for run in range(count)]
+    low, high = bootstrap.interval(drawn[:, alone] / drawn)
+    return pd.DataFrame(
+        {
+            "per_token": cost,
+            "tokens_per_second": 1 / cost,
+            "speedup": cost[alone] / cost,
+            "low": low,
+            "high": high,
+        }
+    )
+
+
+def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
+    """Return, for methods decoded with several draft lengths, the best one predicted and found.
+
+    The prediction takes the pooled acceptance rate and the mean rho of all its draft lengths.
+
+    Returns:
+        method, temperature, rate, rho, predicted, found, tried.
+    """
+    rows: list[dict[str, Any]] = []
+    mine = speeds[speeds["drafter"] == "model"]
+    for (method, temperature), group in mine.groupby(["method", "temperature"], sort=False):
+        if len(group) < 2:
+            continue
+        rate = group["accepted"].sum() / group["tested"].sum()
+        rho = group["rho"].mean()
+        rows.append(
+            {
+                "method": method,
+                "temperature": temperature,
+                "rate": rate,
+                "rho": rho,
+                "predicted": speed_laws.optimal_draft_length(rate, rho),
+                "found": int(group["draft_length"].iloc[int(np.argmax(group["speedup"]))]),
+                "tried": ", ".join(map(str, group["draft_length"])),
+            }
+        )
+    return pd.DataFrame(
+        rows, columns=["method", "temperature", "rate", "rho", "predicted", "found", "tried"]
+    )

@@ -1,0 +1,149 @@
+"""Printed tables and figures of a drafter's acceptance against the frames they were made from."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.acceptance_figures import dial_figure
+from analysis.acceptance_tables import acceptance_tables
+from analysis.layout import Table
+from analysis.measured import Pairs
+from analysis.style import render
+
+TARGET = "target"
+STATISTICS = {  # of the additive rule: value and optimistic
+    "acceptance": (0.9, 0.9),
+    "certified": (0.5, 0.52),
+    "coverage": (0.551, 0.553),
+    "slack_median": (-0.001, 0.012),
+    "rank_correlation": (0.301, 0.304),
+    "ordered": (-0.0, -0.0),
+    "realised_per_call": (5.0, 5.0),
+    "certified_per_call": (2.0, 2.51),
+    "departure": (0.1, 0.1),
+    "given_up": (0.01, 0.01),
+    "empty": (0.25, 0.3),
+    "inexact": (0.125, 0.125),
+}
+
+
+@pytest.fixture
+def pairs() -> Pairs:
+    rules = {"greedy": "Strict greedy", "additive t=0.1": "Additive", "additive t=0.5": "Relaxed"}
+    exact = dict.fromkeys(("empty", "inexact"), (0.0, 0.0))
+    rows = [
+        (TARGET, rule, statistic, *ends)
+        for rule, own in (("greedy", exact), ("additive t=0.1", {}), ("additive t=0.5", {}))
+        for statistic, ends in (STATISTICS | own).items()
+    ]
+    dial = ("dial", "additive", "t")
+    listing = [
+        ("baseline", "", "", math.nan, "greedy"),
+        ("criteria", "", "", math.nan, "additive t=0.1"),
+        ("preset", "engine", "", math.nan, "additive t=0.5"),
+        (*dial, 0.1, "additive t=0.1"),
+        (*dial, 0.5, "additive t=0.5"),
+    ]
+    needed = [
+        (TARGET, "greedy", 0.95, 0.023576, 0.023576, 0.02, 0.03),
+        (TARGET, "additive t=0.1", 0.95, 0.03764, 0.03916, 0.03, 0.04),
+    ]
+    reached = [
+        (TARGET, "additive", "t", "realised", 3.0, 0.1, 3.1, 0.1, 3.1, 0.0),
+        (TARGET, "additive", "t", "certified", 3.0, math.nan, 2.5, 0.45, 3.2, 0.34),
+    ]
+    ends = ["value", "optimistic"]
+    return Pairs(
+        "drafter",
+        [TARGET],
+        rules,
+        pd.DataFrame(listing, columns=["group", "name", "parameter", "setting", "rule"]),
+        pd.DataFrame(rows, columns=["target", "rule", "statistic", *ends]),
+        pd.DataFrame(needed, columns=["target", "rule", "fraction", *ends, "low", "high"]),
+        pd.DataFrame(
+            reached,
+            columns=[
+                *("target", "dial", "parameter", "kind", "wanted", "value", "length"),
+                *("optimistic", "optimistic_length", "empty"),
+            ],
+        ),
+    )
+
+
+@pytest.fixture
+def tables(pairs: Pairs) -> dict[str, Table]:
+    return {table.name: table for table in acceptance_tables(pairs)}
+
+
+def cells(table: Table, row: str) -> list[str]:
+    return next(
+        [cell.text for cell in found]
+        for section in table.sections
+        for name, found in section.rows
+        if name.startswith(row)
+    )
+
+
+def test_statistics_of_intervals_print_as_ranges_where_they_print_differently(
+    tables: dict[str, Table],
+) -> None:
+    assert cells(tables["acceptance"], "Additive") == [
+        "90 %",
+        "50–52 %",
+        "55 %",
+        "0.00–0.01",  # no minus before a zero
+        "0.30",
+        "0.00",
+    ]
+    assert cells(tables["gain"], "Relaxed, engine")[2] == "2.00–2.51"
+    assert cells(tables["gain"], "Strict greedy")[1] == "+0 %"
+    assert cells(tables["dial"], "0.5")[2] == "2.00–2.51"
+    data = tables["gain"].data
+    assert {"value", "optimistic"} <= set(data)
+    assert {"empty", "inexact"} <= set(data["statistic"])
+
+
+def test_kl_needed_is_never_printed_above_its_value(tables: dict[str, Table]) -> None:
+    assert cells(tables["kl_needed"], "Strict") == ["0.023"]  # 0.023576
+    assert cells(tables["kl_needed"], "Additive") == ["0.037–0.039"]
+    assert list(tables["kl_needed"].columns) == ["95 %"]
+    assert "below" in tables["kl_needed"].caption
+
+
+def test_a_relaxation_found_by_upper_ends_only_is_shown_beside_the_certain_length(
+    tables: dict[str, Table],
+) -> None:
+    assert cells(tables["reached"], "additive") == ["0.1", "– (2.50) to 0.45"]
+
+
+@pytest.mark.parametrize("name", ["acceptance", "gain", "dial", "reached", "kl_needed"])
+def test_every_table_reports_the_share_of_empty_regions(
+    tables: dict[str, Table], name: str
+) -> None:
+    shown = "certified 34 %" if name == "reached" else "Additive 25 %"
+    assert any("empty rejection region" in note and shown in note for note in tables[name].notes)
+    assert not any("Strict greedy" in note for note in tables[name].notes)
+
+
+def test_the_lengths_of_a_dial_have_plain_numbers(pairs: Pairs) -> None:
+    figure = dial_figure(pairs)
+    assert figure is not None
+    render(figure, "png")
+    axis = figure.axes[0]
+    low, high = axis.get_ylim()
+    labels = [
+        label.get_text()
+        for minor in (False, True)
+        for label, at in zip(
+            axis.get_yticklabels(minor=minor), axis.get_yticks(minor=minor), strict=True
+        )
+        if low <= at <= high
+    ]
+    assert {"2", "5"} <= set(labels)
+    assert all(re.fullmatch(r"[\d.]*", text) for text in labels)
+    assert np.isfinite([low, high]).all()
