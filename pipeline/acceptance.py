@@ -75,7 +75,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
                 smallest_relaxation(dial, steps, config["wanted_length"], kind)
                 for dial in settings["dials"]
                 for kind in ("realised", "certified")
-            ]
+            ],
+            columns=columns.schema("acceptance", "reached").names,  # without dials as well
         ),
     }
     for name, frame in frames.items():

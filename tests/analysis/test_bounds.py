@@ -80,6 +80,8 @@ def test_bounds_hold_on_random_targets() -> None:
     margin = p0 - p[:, 1]
     assert (greedy * slack >= bounds.greedy_lower(margin)).all()
     assert (bounds.greedy_lower(margin) * slack >= bounds.pinsker(margin)).all()
+    s = p0 + p[:, 1]  # R is s g(margin / s) for strict greedy
+    assert (greedy <= s * bounds.g_upper(margin / s) * slack).all()
     for rule in THRESHOLD_RULES:
         found = certify(dist, [rule])
         rows = np.isfinite(found.lo[:, 0])

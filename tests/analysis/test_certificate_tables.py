@@ -9,8 +9,17 @@ import pytest
 
 from analysis import bounds
 from analysis.certificate_tables import Compared, bounds_table, determined_table, median
-from analysis.criteria import Additive, Multiplicative, Rule, StrictGreedy, Tree, Typical
+from analysis.criteria import (
+    Additive,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    Tree,
+    Typical,
+)
 from analysis.extremal_figure import EXAMPLE, EXAMPLE_RULES, extremal_figure
+from analysis.margin_table import margins_table
 from analysis.measured import Certified
 from tests.analysis.cases import kl
 
@@ -27,6 +36,7 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
         "theorem 4.9": one_step(StrictGreedy(), *two, math.nan),
         "theorem 4.11": one_step(Additive(0.3), *two, two[0][1]),
         "theorem 4.13": one_step(Multiplicative(0.5), *half, half[0][1]),
+        "corollary 4.14": one_step(TopMAdditive(2, 0.1), *two, two[0][1]),
         "corollary 4.15": one_step(Typical(0.1, 0.09), *half, half[0][1]),
         "theorem 5.2": one_step(Tree(4), *bounds.tree_example(0.4, 4), math.nan),
     }
@@ -40,6 +50,51 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
         assert rows.loc[name, "compared"] == 0.25
     assert [len(cells) for _, cells in table.sections[0].rows] == [len(table.columns)] * len(tight)
     assert (data.loc[data["bound"] == "lemma 4.5", "ratio"].sub(1).abs() < 1e-9).all()
+    # theta is b here, so that the threshold form is as tight; the upper half of Lemma A.1 is not
+    forms = data.set_index("bound")["ratio"]
+    assert forms["lemma 4.5 threshold form"] == pytest.approx(1)
+    assert 1 < forms["lemma A.1"] < 1.1
+
+
+@pytest.mark.parametrize(("b", "theta"), [(0.3, 0.1), (0.1, 0.3)])
+def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, theta: float) -> None:
+    p = np.array([0.6, b, 1 - 0.6 - b])
+    step = Compared(TopMAdditive(2, 0.3), 1, *(np.array([x]) for x in (1.0, 2.0, 0.6, b, theta)))
+    table = bounds_table({"target": [step]})
+    assert table is not None
+    found = table.data.set_index("bound")["median"]
+    assert found["corollary 4.14"] == pytest.approx(float(bounds.two_token(p[0], 0.3)))
+    assert found["corollary 4.14 polynomial"] < found["corollary 4.14"]
+
+
+def test_margins_of_targets_with_two_tokens() -> None:
+    """There Theorem 4.9 (i) is tight: the margin says all, and Pinsker's says less."""
+    levels = [0.05, 0.1, 0.69, 0.7]
+    p = np.linspace(0.5, 1, 101)
+    sizes = np.full(len(p), 2.0)
+    certificates = bounds.g(2 * p - 1)
+    greedy = Compared(
+        StrictGreedy(), len(p), certificates, sizes, p, 1 - p, np.full(len(p), math.nan)
+    )
+    table = margins_table(
+        {"target": [one_step(Tree(2), *bounds.tree_example(0.4, 2), 0), greedy]}, levels
+    )
+    assert table is not None
+    found = table.data.set_index(["eps", "by"])
+    assert {eps for eps, _ in found.index} == {0.05, 0.1, 0.69}  # up to log 2
+    for eps in (0.05, 0.1, 0.69):
+        assert found.loc[(eps, "theorem 4.9 (i)"), "share"] == np.mean(certificates > eps)
+        assert (found.loc[eps, "certified"] == np.mean(certificates > eps)).all()
+        order = ["theorem 4.9 (ii)", "theorem 4.9 (i)", "proposition 4.8"]
+        assert found.loc[eps].loc[order, "margin"].is_monotonic_increasing
+    assert found.loc[(0.69, "proposition 4.8"), "share"] == 0
+    texts = [[cell.text for cell in cells] for _, cells in table.sections[0].rows]
+    # sqrt(0.1) = 0.31623 and g^-1(0.05) = 0.31358 are rounded up, sqrt(0.1 / 1.1) = 0.30151 down
+    assert texts[0][:4] == ["0.317", "0.314", "0.314", "0.301"]
+    assert (
+        margins_table({"target": [one_step(Tree(2), *bounds.tree_example(0.4, 2), 0)]}, [0.1])
+        is None
+    )
 
 
 def test_a_rule_without_steps_and_a_study_without_bounds() -> None:

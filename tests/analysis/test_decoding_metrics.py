@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis import decoding, speed
 from analysis.decoding import Decoded
-from analysis.decoding_figures import content_figures
-from analysis.decoding_tables import content_tables
+from analysis.decoding_figures import content_figures, places_figure
+from analysis.decoding_tables import acceptance_table, content_tables
 from analysis.speed_figures import timing_figures
 from analysis.speed_tables import timing_tables
 
@@ -131,6 +133,31 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     assert found["agreement"].tolist() == [1.0, 1.0, 0.5]
 
 
+def test_intervals_of_acceptance_are_over_prompts() -> None:
+    """Run 1 accepts 2 of 3 of prompt a in 3 calls, 1 of 2 of b in 2; resamples are aa, ab, bb."""
+    decoded = made()
+    found = decoding.acceptance_intervals(decoded, 200, 0.9, 0)
+    assert found.iloc[1].tolist() == pytest.approx([1 / 2, 2 / 3, 3 / 2, 5 / 3])
+    assert found.iloc[0, :2].isna().all()  # the baseline tests nothing
+    assert found.iloc[0, 2:].tolist() == [1, 1]
+    table = acceptance_table([decoded], 200, 0.9, 0)
+    assert {"rate_low", "rate_high", "tokens_per_call_low", "tokens_per_call_high"} <= set(
+        table.data
+    )
+    assert not table.data.equals(acceptance_table([decoded], 2, 0.9, 5).data)
+
+
+def test_places_with_few_tests_are_not_drawn() -> None:
+    """The longest drafts, those of run 2, are tested 2, 2 and 1 times at places 1, 2 and 3."""
+    decoded = made()
+    thrice = replace(decoded, calls=pd.concat([decoded.calls] * 3))
+    for one, places in ((decoded, []), (thrice, [1, 2])):
+        figure = places_figure([one])
+        lines = figure.axes[0].lines
+        drawn = {x for line in lines for x in np.asarray(line.get_xdata())}
+        assert sorted(drawn) == places
+
+
 def test_places_and_lengths_are_counted() -> None:
     rates = decoding.position_rates(made().calls).set_index(["run", "place"])
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
@@ -167,7 +194,7 @@ def test_teacher_forced_beside_realised() -> None:
 def test_all_tables_and_figures_print() -> None:
     decoded = made()
     speeds = [speed.speed(decoded, 20, 0.9, 0).assign(theta=np.nan)]
-    tables = content_tables([decoded]) + timing_tables([decoded], speeds)
+    tables = content_tables([decoded], 20, 0.9, 0) + timing_tables([decoded], speeds)
     assert {table.name for table in tables} >= {"decoding_acceptance", "decoding_comparison"}
     for table in tables:
         assert "Strict greedy" in table.markdown() + table.csv()

@@ -54,7 +54,8 @@ def measure(rules: list[criteria.Rule]) -> Measured:
         top.append(top_statistics(target, probabilities, [1, 3, 5], bootstrap))
         for rule in rules:
             lo, hi = certificates(target, rule.label)
-            certified.append(certificate_statistics(target, rule, lo, hi, bootstrap))
+            undefined = 3 if rule.name == "mars" else math.nan
+            certified.append(certificate_statistics(target, rule, lo, hi, bootstrap, undefined))
             runs.append(
                 run_lengths(lo, hi, [0.01, 0.1, 0.69], trajectories, bootstrap).assign(
                     rule=rule.label, target=target
@@ -132,6 +133,11 @@ def test_rules_beyond_the_paper_are_in_table_7_and_missing_tables_are_left_out(
 ) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     assert set(tables["table7"].data["rule"]) == {"mars theta=0.9"}
+    assert (
+        "is not positive, where MARS accepts the argmax only: 3 of 280 / 3 of 280"
+        in (tables["table7"].notes[-1])
+    )
+    assert not any("MARS" in note for note in tables["table2"].notes)
     assert set(tables["table4"].data["rule"]) == {
         "topm_additive m=2 t=0.1",
         "topm_additive m=4 t=0.1",

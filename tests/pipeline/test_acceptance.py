@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,24 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         "preset",
         "dial",
     }
+
+
+def test_the_tightest_slacks_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstream = drafts(tmp_path / "in", *logits(0.3))
+    found, _ = run(tmp_path / "out", upstream, dials=[])
+    steps = found.read().to_pandas()  # all steps of a rule, then those of the next
+    kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
+    rejected = (kl - steps["lo"])[~steps["accepted"]].min()
+    certified = (steps["lo"] - kl)[steps["certified"]].min()
+    pattern = (
+        r"least KL - R among rejected steps: (\S+) nats \(.+\); "
+        r"least R - KL among certified steps: (\S+) nats \(.+\)\n"
+    )
+    printed = re.search(pattern, capsys.readouterr().out)
+    assert printed is not None
+    assert [float(x) for x in printed.groups()] == pytest.approx([rejected, certified], rel=0.01)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 2.0, 10.0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,9 @@ import pytest
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.errors import PipelineError
+from pipeline.report.decoding import extent
 from pipeline.runner import ensure
+from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.studies import MadeUp
 
 RULES = [
@@ -42,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
 def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
     page = (report.directory / "index.md").read_text()
-    tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds"]
+    tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds", "margins"]
     figures = [*(f"figure{n}" for n in range(1, 6)), "extremal"]
     files = {
         path.relative_to(report.directory).as_posix()
@@ -99,6 +103,24 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
                 assert f"\\newcommand{{\\{name}GreedyMean}}{{{mean:.3f}}}" in numbers
 
 
+def test_steps_at_which_mars_means_nothing_are_counted(built: tuple[MadeUp, Artifact]) -> None:
+    made, report = built
+    counts = []
+    for at, label in enumerate(LABELS):
+        dump = made.store.find(made.target(label, at)[0])
+        assert dump is not None
+        largest = [row[0] for row in dump.read(columns=["top_logits"])["top_logits"].to_pylist()]
+        counts.append(sum(z <= 0 for z in largest))
+    assert min(counts) > 0
+    steps = sum(made.lengths)
+    shown = " / ".join(f"{count} of {steps}" for count in counts)
+    assert f"accepts the argmax only: {shown}" in (report.directory / "index.md").read_text()
+    table = pd.read_csv(report.directory / "tables/table7.csv")
+    mars = table["rule"] == "mars theta=0.9"
+    assert sorted(table.loc[mars, "undefined"].unique()) == sorted(set(counts))
+    assert table.loc[~mars, "undefined"].isna().all()
+
+
 def test_probabilities_of_table_1(built: tuple[MadeUp, Artifact]) -> None:
     made, report = built
     (dump, _) = made.target(LABELS[1], 1)
@@ -140,3 +162,17 @@ def test_two_targets_of_one_name_are_refused(tmp_path: Path) -> None:
     node = MadeUp(store, [{"rule": "greedy"}], lengths=[4, 4]).report(["same", "same"], [0, 1])
     with pytest.raises(PipelineError, match="given to two targets"):
         ensure([node], store)
+
+
+def test_the_part_on_decoding_says_how_many_prompts_and_tokens_it_is_from() -> None:
+    """Two prompts, whose answers of every method hold 6 and 4 tokens."""
+    decoded = answers()
+    record = {"facts": {"failed_prompts": 1}, "config": {"steps": 8}}
+    artifact = cast(Artifact, SimpleNamespace(record=record))
+    assert extent([decoded], [artifact]) == (
+        "- large: every method decoded the same 2 prompts (1 more failed), up to 8 tokens each: "
+        "10 tokens a method and setting."
+    )
+    one = decoded.data.index[decoded.data["run"] == 1][0]
+    decoded.data.loc[one, "n_tokens"] -= 2
+    assert "8 to 10 tokens" in extent([decoded], [artifact])
