@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -115,3 +116,19 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
         greedy(target, Nothing(CPU), [], 0)
     with pytest.raises(PipelineError, match="1020 tokens and an answer of 24 exceed the context"):
         greedy(target, Nothing(CPU), [5] * 1020, 0)
+
+
+def test_logits_that_are_not_finite_stop_the_answer_where_they_occur(
+    target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    real = CachedSequence.extend
+
+    def third_is_broken(self: CachedSequence, *arguments: Any) -> torch.Tensor:
+        passes.append(1)
+        found = real(self, *arguments)
+        return found * torch.nan if len(passes) == 3 else found
+
+    monkeypatch.setattr(CachedSequence, "extend", third_is_broken)
+    with pytest.raises(PipelineError, match="tiny: NaN or infinite logits at position 3 of the"):
+        greedy(target, Nothing(CPU), PROMPTS[0], 0)
