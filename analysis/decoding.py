@@ -76,12 +76,26 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
         speed_laws.tokens_per_call(rate, gamma) if rate == rate else 1.0
         for rate, gamma in zip(table["rate"], table["draft_length"], strict=True)
     ]
-    positions = decoded.data["agreement"] * decoded.data["n_tokens"]
-    table["agreement"] = positions.groupby(decoded.data["run"]).sum() / totals["n_tokens"]
     table["log_likelihood"] = totals["log_likelihood"] / totals["n_tokens"]
     alone = [decoded.baseline(run) for run in range(len(table))]
+    table["agreement"] = agreement(decoded.data, alone)
     table["given_up"] = table["log_likelihood"].to_numpy()[alone] - table["log_likelihood"]
     return table
+
+
+def agreement(data: pd.DataFrame, alone: Sequence[int]) -> pd.Series[float]:
+    """Return the share of positions, of all answers of a run, with the token of its baseline.
+
+    Args:
+        data: one row an answer; its agreement is over the longer of the two answers.
+        alone: the baseline of each run.
+    """
+    lengths = data.set_index(["prompt_id", "run"])["n_tokens"]
+    keys = zip(data["prompt_id"], data["run"], strict=True)
+    baseline = [lengths[prompt, alone[run]] for prompt, run in keys]
+    positions = data["n_tokens"].clip(lower=np.array(baseline))
+    same = (data["agreement"] * positions).groupby(data["run"]).sum()
+    return same / positions.groupby(data["run"]).sum()
 
 
 def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
@@ -122,7 +136,8 @@ def forced(decoded: Decoded) -> pd.DataFrame:
     Teacher-forced is the share of all steps of the greedy baseline at which the rule accepts the
     drafter's token. Realised acceptance differs because bonus positions are never tested, so
     that steps after failures weigh more, and, for a relaxed rule, because its own answer leaves
-    the baseline's. `on_baseline` is realised acceptance before the answers part.
+    the baseline's. `on_baseline` is realised acceptance before the answers part: over tests
+    behind which text and draft are the baseline's.
 
     Returns:
         run, method, draft_length, teacher_forced, on_baseline, realised.
@@ -131,7 +146,9 @@ def forced(decoded: Decoded) -> pd.DataFrame:
     runs = decoded.runs
     parted = decoded.data.set_index(["prompt_id", "run"])["common_prefix"]
     calls = decoded.calls.join(parted, on=["prompt_id", "run"])
-    calls = calls[calls["position"] + calls["tested"] <= calls["common_prefix"]]
+    same = (calls["common_prefix"] - calls["position"] + 1).clip(lower=0)
+    calls["tested"] = np.minimum(calls["tested"], same)
+    calls["accepted"] = np.minimum(calls["accepted"], same)
     sums = calls.groupby("run")[["accepted", "tested"]].sum()
     found = acceptance(decoded)
     rows = []
@@ -189,7 +206,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         for k, gamma, _, c_p, c_draft, c_verify in rows.itertuples(index=False)
     ]
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
-    gaps = [token_gaps(decoded.spans[decoded.spans["run"] == run]) for run in range(len(table))]
+    gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 95, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
     table["itl_zero"] = [np.mean(gap == 0) if len(gap) else np.nan for gap in gaps]
@@ -197,9 +214,17 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     return table.join(speedups(decoded, resamples, confidence, seed))
 
 
-def token_gaps(spans: pd.DataFrame) -> Floats:
-    """Return the seconds between consecutive tokens: those of one call arrive together."""
-    seconds = spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1).to_numpy()
+def token_gaps(decoded: Decoded, run: int) -> Floats:
+    """Return the seconds between consecutive tokens of a run's answers.
+
+    The tokens of one call arrive together. The first call of an answer waits for the drafter's
+    pass over the prompt.
+    """
+    spans = decoded.spans[decoded.spans["run"] == run]
+    answers = decoded.answers[decoded.answers["run"] == run].set_index("prompt_id")
+    seconds = np.array(spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1))
+    first = ~spans["prompt_id"].duplicated().to_numpy()
+    seconds[first] += answers["begin_seconds"][spans["prompt_id"][first]].to_numpy()
     emitted = spans["emitted"].to_numpy()
     gaps = np.zeros(int(emitted.sum()))
     gaps[np.cumsum(emitted) - emitted] = seconds
@@ -209,18 +234,19 @@ def token_gaps(spans: pd.DataFrame) -> Floats:
 def memory_overhead(decoded: Decoded, run: int) -> float:
     """Return the bytes a run needs beside the target and its cache.
 
-    On CUDA the measured difference of the peaks; elsewhere the drafter's weights and its cache
-    at the longest text.
+    The drafter's weights, which lie beside the target's during all runs, and: on CUDA the
+    measured difference of the peaks, elsewhere the drafter's cache at the longest text.
     """
+    drafts = decoded.runs["drafter"].iloc[run] == "model"
+    weights = decoded.size["drafter"]["model"] if drafts else 0
     mine = decoded.answers[decoded.answers["run"] == run]
     if mine["peak_bytes"].notna().all():
         alone = decoded.answers[decoded.answers["run"] == decoded.baseline(run)]
-        return float(mine["peak_bytes"].max() - alone["peak_bytes"].max())
-    if decoded.runs["drafter"].iloc[run] != "model":
+        return float(weights + mine["peak_bytes"].max() - alone["peak_bytes"].max())
+    if not drafts:
         return 0.0
     longest = int(decoded.data.loc[decoded.data["run"] == run, "text_tokens"].max())
-    size = decoded.size["drafter"]
-    return float(size["model"] + size["cache_per_token"] * longest)
+    return float(weights + decoded.size["drafter"]["cache_per_token"] * longest)
 
 
 def speedups(
@@ -279,7 +305,7 @@ def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     mine = speeds[speeds["drafter"] == "model"]
     for (method, temperature), group in mine.groupby(["method", "temperature"], sort=False):
-        if len(group) < 2:
+        if len(group) < 2 or not group["tested"].sum():
             continue
         rate = group["accepted"].sum() / group["tested"].sum()
         rho = group["rho"].mean()
