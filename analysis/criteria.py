@@ -52,7 +52,7 @@ def _alpha() -> Any:
 
 
 def _m() -> Any:
-    return parameter("an integer of at least 1", lambda m: m >= 1)
+    return parameter("an integer of at least 1, below 2^31", lambda m: 1 <= m < 1 << 31)
 
 
 def _convention() -> Any:
@@ -249,7 +249,7 @@ def build(mapping: Mapping[str, Any]) -> Rule:
         ValueError: the rule or a key is unknown or missing, or a value has the wrong type or is
             out of range; the message names the key, the value and what is allowed.
     """
-    values = dict(mapping)
+    values = _plain(mapping)
     module = values.pop("module", None)
     if module is not None:
         _load(module)
@@ -274,6 +274,14 @@ def build(mapping: Mapping[str, Any]) -> Rule:
     return cls(**values)
 
 
+def _plain(mapping: Any) -> dict[str, Any]:
+    if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
+        raise ValueError(
+            f"{mapping!r} is no rule: give a mapping, for instance {{rule: additive, t: 0.1}}"
+        )
+    return dict(mapping)
+
+
 def to_mapping(rule: Rule) -> dict[str, Any]:
     """Return the plain configuration that `build` makes this rule from."""
     module = type(rule).__module__
@@ -289,7 +297,7 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
         ['additive t=0.1', 'additive t=0.2']
     """
     rules = []
-    for mapping in mappings:
+    for mapping in map(_plain, mappings):
         axes = [value if isinstance(value, list | tuple) else [value] for value in mapping.values()]
         rules += [
             build(dict(zip(mapping, point, strict=True))) for point in itertools.product(*axes)
@@ -301,9 +309,11 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
     """Check that K stored tokens suffice, before any work is done.
 
     Raises:
-        ValueError: names the rule, the K it needs and the K there is.
+        ValueError: something is no rule; or names the rule, the K it needs and the K there is.
     """
     for rule in rules:
+        if not isinstance(rule, Rule):
+            raise ValueError(f"{rule!r} is no rule: make one with its class, or with build")
         needed = min(rule.minimum_k, vocab_size)
         if k < needed:
             raise ValueError(

@@ -75,12 +75,26 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
         speed_laws.tokens_per_call(rate, gamma) if rate == rate else 1.0
         for rate, gamma in zip(table["rate"], table["draft_length"], strict=True)
     ]
-    positions = decoded.data["agreement"] * decoded.data["n_tokens"]
-    table["agreement"] = positions.groupby(decoded.data["run"]).sum() / totals["n_tokens"]
     table["log_likelihood"] = totals["log_likelihood"] / totals["n_tokens"]
     alone = [decoded.baseline(run) for run in range(len(table))]
+    table["agreement"] = agreement(decoded.data, alone)
     table["given_up"] = table["log_likelihood"].to_numpy()[alone] - table["log_likelihood"]
     return table
+
+
+def agreement(data: pd.DataFrame, alone: Sequence[int]) -> pd.Series[float]:
+    """Return the share of positions, of all answers of a run, with the token of its baseline.
+
+    Args:
+        data: one row an answer; its agreement is over the longer of the two answers.
+        alone: the baseline of each run.
+    """
+    lengths = data.set_index(["prompt_id", "run"])["n_tokens"]
+    keys = zip(data["prompt_id"], data["run"], strict=True)
+    baseline = [lengths[prompt, alone[run]] for prompt, run in keys]
+    positions = data["n_tokens"].clip(lower=np.array(baseline))
+    same = (data["agreement"] * positions).groupby(data["run"]).sum()
+    return same / positions.groupby(data["run"]).sum()
 
 
 def acceptance_intervals(
@@ -153,7 +167,8 @@ def forced(decoded: Decoded) -> pd.DataFrame:
     Teacher-forced is the share of all steps of the greedy baseline at which the rule accepts the
     drafter's token. Realised acceptance differs because bonus positions are never tested, so
     that steps after failures weigh more, and, for a relaxed rule, because its own answer leaves
-    the baseline's. `on_baseline` is realised acceptance before the answers part.
+    the baseline's. `on_baseline` is realised acceptance before the answers part: over tests
+    behind which text and draft are the baseline's.
 
     Returns:
         run, method, draft_length, teacher_forced, on_baseline, realised.
@@ -162,7 +177,9 @@ def forced(decoded: Decoded) -> pd.DataFrame:
     runs = decoded.runs
     parted = decoded.data.set_index(["prompt_id", "run"])["common_prefix"]
     calls = decoded.calls.join(parted, on=["prompt_id", "run"])
-    calls = calls[calls["position"] + calls["tested"] <= calls["common_prefix"]]
+    same = (calls["common_prefix"] - calls["position"] + 1).clip(lower=0)
+    calls["tested"] = np.minimum(calls["tested"], same)
+    calls["accepted"] = np.minimum(calls["accepted"], same)
     sums = calls.groupby("run")[["accepted", "tested"]].sum()
     found = acceptance(decoded)
     rows = []

@@ -14,6 +14,10 @@ Floats = NDArray[np.float64]
 SUM_TOLERANCE = 1e-6  # probabilities may come from float32; they are never renormalised
 
 
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, eq=False)
 class TopK:
     """The K most probable tokens of N steps, and what is known of the V - K others.
@@ -60,6 +64,8 @@ class TopK:
             >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
             [[1, 2]]
         """
+        if np.iscomplexobj(p):
+            raise ValueError("p holds complex numbers: give probabilities")
         full = np.asarray(p, dtype=np.float64)
         if full.ndim != 2 or full.shape[1] == 0:
             raise ValueError(f"p has shape {full.shape}: give (steps, vocabulary)")
@@ -70,8 +76,8 @@ class TopK:
             raise ValueError(f"row {row} of p sums to {full[row].sum():.9g}: rows must sum to 1")
         size = full.shape[1]
         k = size if k is None else k
-        if not 1 <= k <= size:
-            raise ValueError(f"k={k} is not allowed: give an integer in [1, {size}]")
+        if not _is_integer(k) or not 1 <= k <= size:
+            raise ValueError(f"k={k!r} is not allowed: give an integer in [1, {size}]")
         order = np.argsort(-full, axis=1, kind="stable").astype(np.int32)
         ranked = np.take_along_axis(full, order, axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -110,7 +116,8 @@ class TopK:
             temperature: above 0; of the distribution whose certificates are wanted.
 
         Raises:
-            ValueError: shapes disagree, K > V, or the temperature is not above 0.
+            ValueError: shapes disagree, K > V, the temperature is not above 0, or a number is
+                none that a distribution has; the message names the column.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(top_logits, dtype=np.float32)
@@ -119,10 +126,10 @@ class TopK:
                 f"top_ids {ids.shape} and top_logits {logits.shape}: "
                 "both must have the same shape (steps, K), K at least 1"
             )
-        if logits.shape[1] > vocab_size:
+        if not _is_integer(vocab_size) or logits.shape[1] > vocab_size:
             raise ValueError(
-                f"K={logits.shape[1]} tokens are stored of a vocabulary of "
-                f"{vocab_size}: K may not exceed it"
+                f"K={logits.shape[1]} tokens are stored of a vocabulary of {vocab_size!r}: "
+                "give an integer that K does not exceed"
             )
         if not temperature > 0:
             raise ValueError(f"temperature={temperature} is not allowed: give a number above 0")
@@ -133,7 +140,7 @@ class TopK:
                 raise ValueError(f"{name} has shape {array.shape}: expected {logits.shape[:1]}")
             return array
 
-        return cls(
+        dist = cls(
             ids,
             logits,
             column("logsumexp", logsumexp),
@@ -142,6 +149,26 @@ class TopK:
             vocab_size,
             float(temperature),
         )
+        dist._check()
+        return dist
+
+    def _check(self) -> None:
+        """Check what can be seen in one look at a step: that it can describe a distribution."""
+        most = 1.0 + SUM_TOLERANCE
+
+        def check(name: str, values: NDArray[Any], right: NDArray[np.bool_], allowed: str) -> None:
+            if not right.all():
+                row = int(np.argmin(right))
+                raise ValueError(f"{name} of step {row} is {values[row]}: give {allowed}")
+
+        for name in ("logsumexp", "entropy"):
+            values = getattr(self, name)
+            check(name, values, np.isfinite(values), "a finite number")
+        check("entropy", self.entropy, self.entropy >= -SUM_TOLERANCE, "at least 0")
+        tail = self.log_tail
+        check("log_tail", tail, tail <= np.log(most), "the logarithm of a mass of at most 1")
+        p0 = self.top_probability
+        check("the largest probability", p0, p0 <= most, "a logsumexp not below the largest logit")
 
     def __len__(self) -> int:
         return len(self.ids)

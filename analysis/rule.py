@@ -197,7 +197,10 @@ def _typed(rule: str, spec: Any, value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise problem from None
     if kind is not None and (isinstance(value, bool) or not isinstance(value, kind)):
         raise problem
     if isinstance(value, float) and not math.isfinite(value):

@@ -50,7 +50,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         for k, gamma, _, c_p, c_draft, c_verify in rows.itertuples(index=False)
     ]
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
-    gaps = [token_gaps(decoded.spans[decoded.spans["run"] == run]) for run in range(len(table))]
+    gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 95, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
     table["itl_zero"] = [np.mean(gap == 0) if len(gap) else np.nan for gap in gaps]
@@ -58,9 +58,17 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     return table.join(speedups(decoded, resamples, confidence, seed))
 
 
-def token_gaps(spans: pd.DataFrame) -> Floats:
-    """Return the seconds between consecutive tokens: those of one call arrive together."""
-    seconds = spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1).to_numpy()
+def token_gaps(decoded: Decoded, run: int) -> Floats:
+    """Return the seconds between consecutive tokens of a run's answers.
+
+    The tokens of one call arrive together. The first call of an answer waits for the drafter's
+    pass over the prompt.
+    """
+    spans = decoded.spans[decoded.spans["run"] == run]
+    answers = decoded.answers[decoded.answers["run"] == run].set_index("prompt_id")
+    seconds = np.array(spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1))
+    first = ~spans["prompt_id"].duplicated().to_numpy()
+    seconds[first] += answers["begin_seconds"][spans["prompt_id"][first]].to_numpy()
     emitted = spans["emitted"].to_numpy()
     gaps = np.zeros(int(emitted.sum()))
     gaps[np.cumsum(emitted) - emitted] = seconds
@@ -70,18 +78,19 @@ def token_gaps(spans: pd.DataFrame) -> Floats:
 def memory_overhead(decoded: Decoded, run: int) -> float:
     """Return the bytes a run needs beside the target and its cache.
 
-    On CUDA the measured difference of the peaks; elsewhere the drafter's weights and its cache
-    at the longest text.
+    The drafter's weights, which lie beside the target's during all runs, and: on CUDA the
+    measured difference of the peaks, elsewhere the drafter's cache at the longest text.
     """
+    drafts = decoded.runs["drafter"].iloc[run] == "model"
+    weights = decoded.size["drafter"]["model"] if drafts else 0
     mine = decoded.answers[decoded.answers["run"] == run]
     if mine["peak_bytes"].notna().all():
         alone = decoded.answers[decoded.answers["run"] == decoded.baseline(run)]
-        return float(mine["peak_bytes"].max() - alone["peak_bytes"].max())
-    if decoded.runs["drafter"].iloc[run] != "model":
+        return float(weights + mine["peak_bytes"].max() - alone["peak_bytes"].max())
+    if not drafts:
         return 0.0
     longest = int(decoded.data.loc[decoded.data["run"] == run, "text_tokens"].max())
-    size = decoded.size["drafter"]
-    return float(size["model"] + size["cache_per_token"] * longest)
+    return float(weights + decoded.size["drafter"]["cache_per_token"] * longest)
 
 
 def speedups(
@@ -134,7 +143,7 @@ def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     mine = speeds[speeds["drafter"] == "model"]
     for (method, temperature), group in mine.groupby(["method", "temperature"], sort=False):
-        if len(group) < 2:
+        if len(group) < 2 or not group["tested"].sum():
             continue
         rate = group["accepted"].sum() / group["tested"].sum()
         rho = group["rho"].mean()

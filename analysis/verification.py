@@ -142,7 +142,7 @@ def speculative_sampling(
     return Verdict(accepted, pick(weights, token_uniform(accepted)))
 
 
-def history(indicators: Sequence[bool], draft_length: int) -> list[Call]:
+def history(indicators: Sequence[bool], draft_length: int, limit: int | None = None) -> list[Call]:
     """Return the calls of greedy speculative decoding whose tests have the given outcomes.
 
     The walk over teacher-forced indicators: a call tests up to `draft_length` positions and
@@ -154,10 +154,13 @@ def history(indicators: Sequence[bool], draft_length: int) -> list[Call]:
         indicators: (N,) whether the drafted token is accepted at each position after the first
             token, which comes from the prompt alone.
         draft_length: at least 1.
+        limit: positions that the answer might have had, where a token ended it before them;
+            None where it has as many as it might.
     """
+    limit = len(indicators) if limit is None else limit
     calls, position = [], 0
     while position < len(indicators):
-        drafted = min(draft_length, len(indicators) - position - 1)
+        drafted = min(draft_length, limit - position - 1)
         accepted = leading(np.asarray(indicators[position : position + drafted], dtype=np.bool_))
         calls.append(Call(position, drafted, accepted))
         position += accepted + 1

@@ -1,9 +1,10 @@
 """Do sampled answers have the target's law? ``python -m benchmarks.losslessness [OVERRIDES]``.
 
 Decodes the shortest prompt many times with the study's pair, by speculative sampling and by
-exponential races, and holds the joint frequencies of the first two tokens against their exact law,
-from plain forward passes of the target: chi-square over the cells that are expected often enough,
-the rest in one. The drafter's own answers are held against the same law, which must refuse them.
+exponential races, and holds the joint frequencies of the first four tokens (the prompt's own, two
+drafted ones and the bonus or correction) against their exact law, from plain forward passes of the
+target: chi-square over the cells that are expected often enough, the rest in one. The drafter's own
+answers are held against the same law, which must refuse them.
 """
 
 from __future__ import annotations
@@ -22,32 +23,38 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
 from pipeline.models import LanguageModel
 
-TEMPERATURE, ANSWERS, LENGTH, LEAST = 0.7, 2000, 3, 8.0
-Pair = tuple[int, int]
+TEMPERATURE, ANSWERS, LEAST = 0.7, 2000, 8.0
+DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens
+Start = tuple[int, ...]
 
 
 @torch.inference_mode()
-def law(target: LanguageModel, prompt: list[int], first: list[int] | None = None) -> np.ndarray:
+def law(target: LanguageModel, prompt: list[int], first: Start) -> np.ndarray:
     """Return the law of the next token after the prompt and the tokens `first`."""
-    logits = target.module(torch.tensor([prompt + (first or [])])).logits[0, -1]
+    logits = target.module(torch.tensor([[*prompt, *first]])).logits[0, -1]
     return torch.softmax(logits.double() / TEMPERATURE, 0).numpy()
 
 
-def expected(target: LanguageModel, prompt: list[int]) -> dict[Pair, float]:
-    """Return the expected count of every pair of tokens that is expected at least LEAST times."""
-    cells = {}
-    start = law(target, prompt)
-    for a in np.flatnonzero(ANSWERS * start >= LEAST).tolist():
-        if a in target.eos:
-            continue
-        for b, p in enumerate(law(target, prompt, [a])):
-            if ANSWERS * start[a] * p >= LEAST:
-                cells[a, b] = float(ANSWERS * start[a] * p)
+def expected(target: LanguageModel, prompt: list[int]) -> dict[Start, float]:
+    """Return the expected count of every beginning that is expected at least LEAST times.
+
+    A beginning has COUNTED tokens, or fewer and ends the answer.
+    """
+    cells: dict[Start, float] = {(): float(ANSWERS)}
+    for _ in range(COUNTED):
+        longer: dict[Start, float] = {}
+        for start, count in cells.items():
+            if start and start[-1] in target.eos:
+                longer[start] = count
+                continue
+            p = count * law(target, prompt, start)
+            longer |= {(*start, int(b)): float(p[b]) for b in np.flatnonzero(p >= LEAST)}
+        cells = longer
     return cells
 
 
-def p_value(counts: Counter[Pair], cells: dict[Pair, float]) -> float:
-    """Return the chi-square p-value of counted pairs, the rest of all pairs being one cell."""
+def p_value(counts: Counter[Start], cells: dict[Start, float]) -> float:
+    """Return the chi-square p-value of counted beginnings, all others being one cell."""
     found = [counts[cell] for cell in cells]
     wanted = list(cells.values())
     return float(
@@ -62,9 +69,9 @@ def main(overrides: list[str]) -> None:
     cells = expected(target, prompt)
     print(f"{target.label}, {drafter.label}: {ANSWERS} answers, {len(cells) + 1} cells")
     for name in ("speculative sampling", "exponential races", "the drafter alone"):
-        counts: Counter[Pair] = Counter()
+        counts: Counter[Start] = Counter()
         for seed in range(ANSWERS):
-            noise = Noise(seed, "losslessness", LENGTH + 1, target.device)
+            noise = Noise(seed, "losslessness", LENGTH + 1, target.device, DRAFTED)
             race, draw = Race(TEMPERATURE, noise), Inversion(TEMPERATURE, noise, DRAFT)
             verifier: Verifier = Match(race)
             source: Drafter = ModelDrafter(drafter, race)
@@ -76,8 +83,8 @@ def main(overrides: list[str]) -> None:
             elif name == "the drafter alone":
                 source = Nothing(drafter.device)
             model = drafter if name == "the drafter alone" else target
-            answer = decode(model, source, verifier, prompt, 2, LENGTH).tokens
-            counts[answer[0], answer[1] if len(answer) > 1 else -1] += 1
+            answer = decode(model, source, verifier, prompt, DRAFTED, LENGTH).tokens
+            counts[tuple(answer[:COUNTED])] += 1
         print(f"  {name:<22} chi-square p = {p_value(counts, cells):.3g}", flush=True)
 
 

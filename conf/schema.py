@@ -121,7 +121,7 @@ class Decoding:
     """Decoding with a drafter; `methods` is checked by `pipeline.methods`."""
 
     prompts: int = _at_least(1)
-    steps: int = _at_least(2)
+    steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
     report: bool = MISSING

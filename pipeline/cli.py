@@ -72,7 +72,7 @@ def _single(config: DictConfig) -> None:
 
     try:
         artifacts, nodes = run(config)
-        if artifacts[0].record["stage"] in ("certificates", "acceptance"):
+        if artifacts[0].record["stage"] in ("certificates", "acceptance", "decoding"):
             sweeps.print_table(sweeps.rows_of(nodes, artifacts))
     except EXPECTED as error:  # here, since Hydra prints a line of its own about a failed job
         raise SystemExit(f"error: {explain(error)}") from None

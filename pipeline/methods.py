@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,8 @@ def build_methods(entries: Any) -> list[Method]:
         where = f"decoding.methods[{at}]"
         if not isinstance(entry, Mapping):
             raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping")
+        for key, value in entry.items():
+            _check(where, key, value, value != [], "a value, or a list of at least one")
         axes = [value if isinstance(value, list) else [value] for value in entry.values()]
         methods += [
             _build(dict(zip(entry, point, strict=True)), where)
@@ -96,7 +99,7 @@ def _build(entry: dict[str, Any], where: str) -> Method:
         where,
         "drafter",
         entry["drafter"],
-        entry["drafter"] in DRAFTERS,
+        isinstance(entry["drafter"], str) and entry["drafter"] in DRAFTERS,
         f"one of {', '.join(DRAFTERS)}",
     )
     length, temperature = entry["draft_length"], entry["temperature"]
@@ -111,7 +114,7 @@ def _build(entry: dict[str, Any], where: str) -> Method:
         where,
         "temperature",
         temperature,
-        type(temperature) in (int, float) and temperature >= 0,
+        type(temperature) in (int, float) and 0 <= temperature < math.inf,
         "a number of at least 0",
     )
     rule = _rule(entry, where, float(temperature)) if "rule" in entry else None
@@ -120,7 +123,7 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             where,
             "sampling",
             entry["sampling"],
-            entry["sampling"] in SAMPLINGS,
+            isinstance(entry["sampling"], str) and entry["sampling"] in SAMPLINGS,
             f"one of {', '.join(SAMPLINGS)}",
         )
         _check(

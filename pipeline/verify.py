@@ -40,6 +40,11 @@ def problems(artifact: Artifact) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Verify the store and return the exit status."""
     root = (Path(arguments[0]) if arguments else OUTPUTS) / "artifacts"
+    if not root.is_dir():
+        raise SystemExit(
+            f"error: {root} does not exist: nothing was computed there. Another place: "
+            "python -m pipeline.verify OUTPUTS"
+        )
     directories = sorted(
         path.parent for path in root.glob(f"*/*/{RECORD}") if not path.parent.name.startswith(".")
     )

@@ -73,6 +73,20 @@ def closure(stage: str) -> list[str]:
     return sorted(seen)
 
 
+def shape(node: object) -> str:
+    """Return a syntax tree as text, the same under every Python: empty fields are left out."""
+    if isinstance(node, list):
+        return f"[{','.join(map(shape, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = [
+        f"{name}={shape(value)}"
+        for name, value in ast.iter_fields(node)
+        if value != [] and (value is not None or name == "value")
+    ]
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
 def digest(stage: str) -> str:
     """Return the digest of what a stage computes with."""
     total = hashlib.sha256()
@@ -89,7 +103,7 @@ def digest(stage: str) -> str:
                 and isinstance(body[0].value, ast.Constant)
             ):
                 node.body = body[1:] or [ast.Pass()]  # type: ignore[attr-defined]
-        total.update(f"{module}\n{ast.dump(tree)}\n".encode())
+        total.update(f"{module}\n{shape(tree)}\n".encode())
     return total.hexdigest()[:16]
 
 

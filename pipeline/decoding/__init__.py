@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import torch
@@ -36,6 +37,7 @@ from pipeline.shards import out_of_memory
 from pipeline.stages import Node
 from pipeline.vocabulary import check_same_tokens, common_rows
 
+T = TypeVar("T")
 WARM_UP = 8  # tokens decoded before anything is timed
 
 
@@ -113,17 +115,34 @@ def load_pair(node: Node, tokens: int) -> Pair:
 
 def warm_up(pair: Pair, rows: list[dict[str, Any]]) -> None:
     """Decode a few tokens with every method, so that no first call is timed."""
-    reasons = []
-    for row in rows:
-        try:
-            check_fits(pair, row)
-        except PipelineError as error:
-            reasons.append(str(error))
-            continue
+
+    def warm(row: dict[str, Any]) -> None:
+        check_fits(pair, row)
         for method in pair.runs:
             run(pair, method, row, WARM_UP)
-        return
+
+    reasons = []
+    for row in rows:
+        _, reason = attempt(partial(warm, row), pair.target.device)
+        if reason is None:
+            return
+        reasons.append(reason)
     raise PipelineError("no prompt can be decoded: " + reasons[0])
+
+
+def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
+    """Return what `work` on a prompt gives, or the reason why it can't be done."""
+    try:
+        return work(), None
+    except PipelineError as error:
+        reason = str(error)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        reason = f"out of memory: {error}".splitlines()[0]
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None, reason
 
 
 def check_fits(pair: Pair, row: Mapping[str, Any]) -> None:
@@ -139,24 +158,18 @@ def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
     Every prompt begins with another method, so that none gains from its place.
     """
     count = len(pair.runs)
-    answers: dict[int, tuple[Answer, int | None]] = {}
-    try:
+
+    def decode_all() -> dict[str, Any]:
         check_fits(pair, row)
+        answers: dict[int, tuple[Answer, int | None]] = {}
         for at in range(count):
             index = (at + turn) % count
             answers[index] = run(pair, pair.runs[index], row, pair.steps)
-        return records.shard(
-            pair.target, pair.drafter, row, pair.runs, [answers[index] for index in range(count)]
-        )
-    except PipelineError as error:
-        reason = str(error)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        reason = f"out of memory: {error}".splitlines()[0]
-    if pair.target.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
+        ordered = [answers[index] for index in range(count)]
+        return records.shard(pair.target, pair.drafter, row, pair.runs, ordered)
+
+    rows, reason = attempt(decode_all, pair.target.device)
+    return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
 
 
 def run(
@@ -175,7 +188,7 @@ def run(
 def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[Drafter, Verifier]:
     """Return what drafts and what verifies under `method`."""
     temperature, device = method.temperature, pair.target.device
-    noise = Noise(pair.seed, prompt_id, steps, device)
+    noise = Noise(pair.seed, prompt_id, steps, device, method.draft_length)
     choice: Choice
     verifier: Verifier
     if method.sampling == "races":
@@ -203,10 +216,16 @@ def assemble(draft: Draft, shards: list[dict[str, Any]], node: Node) -> None:
             rows = [row for shard in shards for row in shard.get(name, [])]
             draft.write(name, pa.Table.from_pylist(rows, schema=columns.schema(stage, name)))
     failed = draft.rows["failures"]
-    if failed == len(shards):
-        raise PipelineError(
-            f"decoding {node.label}: every prompt failed, the first with: "
-            + shards[0]["failures"][0]["reason"]
+    if failed:
+        first = next(shard["failures"][0]["reason"] for shard in shards if "failures" in shard)
+        if failed == len(shards):
+            raise PipelineError(
+                f"decoding {node.label}: every prompt failed, the first with: {first}"
+            )
+        print(
+            f"decoding {node.label}: {failed} of {len(shards)} prompts failed, the first with: "
+            f"{first} (failures.parquet names them)",
+            flush=True,
         )
     draft.facts["failed_prompts"] = failed
 

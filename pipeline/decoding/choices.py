@@ -18,23 +18,39 @@ DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
 class Noise:
     """The random numbers of one prompt."""
 
-    def __init__(self, seed: int, prompt_id: str, steps: int, device: torch.device) -> None:
-        """Make those of positions 0 .. steps; entry i depends on (seed, prompt_id, i) only."""
+    def __init__(
+        self, seed: int, prompt_id: str, steps: int, device: torch.device, draft_length: int
+    ) -> None:
+        """Make those of positions 0 .. steps; entry i depends on (seed, prompt_id, i) only.
+
+        A call reaches `draft_length` positions beyond the first that is not settled.
+        """
         key = hashlib.sha256(f"decoding\n{seed}\n{prompt_id}".encode()).digest()
         self._key = int.from_bytes(key[:16], "little")
         self._device = device
+        self._reach = draft_length
         self._times: dict[int, Tensor] = {}
         self.uniforms = np.random.Generator(np.random.Philox(key=self._key)).random((steps + 1, 3))
 
     def log_times(self, start: int, stop: int, vocab_size: int) -> Tensor:
-        """Return the logarithms (stop - start, V) of the arrival times at some positions."""
+        """Return the logarithms (stop - start, V) of the arrival times at some positions.
+
+        Drafter and target ask for the same ones: they are kept until no call can reach them.
+        """
+        settled = stop - 1 - self._reach
+        self._times = {at: row for at, row in self._times.items() if at >= settled}
         for position in range(start, stop):
             if position not in self._times:
-                self._times = {at: row for at, row in self._times.items() if at >= start}
-                bits = np.random.Philox(key=self._key, counter=[0, 0, 0, position + 1])
-                times = np.random.Generator(bits).standard_exponential(vocab_size)
-                self._times[position] = torch.from_numpy(np.log(times)).to(self._device)
+                self._times[position] = self._arrivals(position, vocab_size).log_()
         return torch.stack([self._times[position] for position in range(start, stop)])
+
+    def _arrivals(self, position: int, vocab_size: int) -> Tensor:
+        """Return the arrival times (V,) at a position, made on the device."""
+        digest = hashlib.sha256(f"{self._key}\n{position}".encode()).digest()
+        generator = torch.Generator(self._device)
+        generator.manual_seed(int.from_bytes(digest[:7], "little"))
+        times = torch.empty(vocab_size, dtype=torch.float64, device=self._device)
+        return times.exponential_(generator=generator)
 
 
 class Greedy:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from pipeline.decoding.drafters import Draft, Drafter
 from pipeline.decoding.sequence import CachedSequence
@@ -111,11 +112,7 @@ def begin(run: Run) -> None:
     started = run.clock()
     ids = torch.tensor(run.text, device=run.target.model.device)
     logits = run.target.read(ids)
-    if not bool(torch.isfinite(logits).all()):
-        raise PipelineError(
-            f"{run.target.model.label}: its logits are not finite: compute in "
-            "float32 or bfloat16 (targets.*.dtype)"
-        )
+    check_finite(run, logits)
     first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), 0)
     run.emit([first.token])
     emitted = run.clock()
@@ -135,6 +132,7 @@ def step(run: Run) -> None:
     logits = run.target.extend(torch.cat([last, draft.tokens]), _shifted(draft.parents))
     read = run.clock()
 
+    check_finite(run, logits)
     verdict = run.verifier.verify(logits, draft, position)
     run.target.keep(known, verdict.path)
     accepted = draft.tokens[list(verdict.path)].tolist() if verdict.path else []
@@ -153,6 +151,15 @@ def step(run: Run) -> None:
             run.clock() - read,
         )
     )
+
+
+def check_finite(run: Run, logits: Tensor) -> None:
+    """Check the target's logits (n, V) after the text so far and the draft."""
+    if not bool(torch.isfinite(logits).all()):
+        raise PipelineError(
+            f"{run.target.model.label}: NaN or infinite logits at position {run.position} of the "
+            "answer: compute in float32 or bfloat16 (targets.*.dtype), and check its weights"
+        )
 
 
 def _shifted(parents: tuple[int, ...] | None) -> tuple[int, ...] | None:

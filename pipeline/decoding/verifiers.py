@@ -16,7 +16,8 @@ from pipeline.decoding.choices import TEST, TOKEN, Choice, Greedy, Inversion, No
 from pipeline.decoding.drafters import Draft
 from pipeline.moments import summarise
 
-STORED = 16  # most probable tokens a rule sees; beyond them it compares probabilities
+STORED = 16  # most probable tokens a rule sees first; a threshold decides on those beyond them,
+# and a rule without one is shown all tokens when it has to
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,9 @@ def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor) -> np.ndarray:
     accepts = np.ones(len(drafted), dtype=np.bool_)
     if len(other):
         dist, rank, log_prob = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
+        beyond = rank > dist.k
+        if beyond.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[beyond]) < 0:
+            dist, rank, log_prob = ranked(logits[other], drafted[other], logits.shape[1])
         accepts[other.cpu().numpy()] = rule.accepts(dist, rank, log_prob)
     return accepts
 

@@ -132,6 +132,11 @@ def test_labels_are_the_published_keys() -> None:
         ),
         ({"rule": "tree", "m": 0}, r"m=0 is not allowed: give an integer of at least 1"),
         ({"rule": "tree", "m": 2.0}, r"m=2.0 is not allowed"),
+        ({"rule": "tree", "m": 1 << 31}, r"below 2\^31"),
+        ({"rule": "additive", "t": 10**400}, r"is not allowed: give a number in \[0, 1\]"),
+        ("greedy", r"'greedy' is no rule: give a mapping, for instance {rule: additive, t: 0.1}"),
+        (None, r"None is no rule"),
+        ({"rule": "greedy", 3: 1}, r"is no rule"),
         ({"rule": "mars", "theta": 1}, r"theta=1 is not allowed: give a number in \(0, 1\)"),
         ({"rule": "absolute", "theta": 1.0}, r"theta=1.0 is not allowed"),
         ({"rule": "typical", "eps0": 0, "delta0": 1}, r"eps0=0 is not allowed"),
@@ -142,6 +147,15 @@ def test_labels_are_the_published_keys() -> None:
 def test_errors_name_key_value_and_range(mapping: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(mapping)
+
+
+def test_what_is_no_rule_is_refused() -> None:
+    dist = TopK.from_probabilities([[0.75, 0.25]])
+    for wrong in ({"rule": "greedy"}, StrictGreedy, "greedy"):
+        with pytest.raises(ValueError, match="is no rule: make one with its class, or with build"):
+            certify(dist, [wrong])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="'greedy' is no rule"):
+        expand(["greedy"])  # type: ignore[list-item]
 
 
 def test_configuration_round_trip_and_grids() -> None:

@@ -167,6 +167,49 @@ def test_places_and_lengths_are_counted() -> None:
     assert lengths[1].to_dict() == {0: 3, 1: 1, 2: 1}
 
 
+def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
+    data = pd.DataFrame(
+        {
+            "prompt_id": ["a", "b", "a", "b"],
+            "run": [0, 0, 1, 1],
+            "n_tokens": [10, 4, 2, 8],
+            "agreement": [1.0, 1.0, 2 / 10, 4 / 8],
+        }
+    )
+    assert decoding.agreement(data, [0, 0]).tolist() == pytest.approx([1.0, 6 / 18])
+
+
+def test_acceptance_on_the_baseline_counts_the_token_by_which_an_answer_leaves_it() -> None:
+    made_up = made()
+    data = made_up.data.copy()
+    data["common_prefix"] = 2
+    runs = made_up.runs.assign(rule=[None, "relaxed", "greedy"])
+    indicators = made_up.indicators.assign(rule="relaxed")
+    both = pd.concat([indicators, made_up.indicators])
+    changed = replace(made_up, data=data, runs=runs, indicators=both)
+    # calls of run 1 at 1 (2 tested, 2 accepted), 4, 5; and at 1 (2, 1), 3: of the first calls the
+    # two tests behind a baseline's text (positions 1 and 2) count, the others none
+    assert decoding.forced(changed)["on_baseline"].iloc[0] == pytest.approx(3 / 4)
+
+
+def test_the_first_gap_of_an_answer_holds_the_drafters_pass_over_the_prompt() -> None:
+    made_up = made()
+    before = speed.token_gaps(made_up, 1)
+    answers = made_up.answers.assign(begin_seconds=[0.0, 0.0, 0.5, 0.25, 0.0, 0.0])
+    after = speed.token_gaps(replace(made_up, answers=answers), 1)
+    gained = after - before
+    assert gained[gained > 0].tolist() == pytest.approx([0.5, 0.25])
+    assert gained[0] == pytest.approx(0.5)
+    assert gained[5] == pytest.approx(0.25)  # 3 + 1 + 1 tokens of answer a come before
+
+
+def test_memory_on_a_gpu_counts_the_weights_that_lie_beside_both() -> None:
+    made_up = made()
+    peaks = made_up.answers.assign(peak_bytes=[5000.0, 5000.0, 5040.0, 5030.0, 5010.0, 5000.0])
+    changed = replace(made_up, answers=peaks)
+    assert [speed.memory_overhead(changed, run) for run in range(3)] == [0, 140, 110]
+
+
 def test_speed_costs_and_predictions() -> None:
     table = speed.speed(made(), 20, 0.9, 0)
     assert table["c_p"].tolist() == pytest.approx([0.010] * 3)

@@ -48,14 +48,23 @@ def test_refusals() -> None:
         ([[0.5, 0.6]], "sums to 1.1"),
         ([[1.5, -0.5]], "negative"),
         ([[np.nan, 1.0]], "non-finite"),
+        ([[0.5 + 1j, 0.5]], "complex"),
     ]:
         with pytest.raises(ValueError, match=message):
             TopK.from_probabilities(p)
-    with pytest.raises(ValueError, match=r"k=3 is not allowed: give an integer in \[1, 2\]"):
-        TopK.from_probabilities([[0.5, 0.5]], k=3)
+    for k in (3, 0, 2.0, "2", True):
+        with pytest.raises(ValueError, match=rf"k={k!r} is not allowed: give an integer in \[1, 2"):
+            TopK.from_probabilities([[0.5, 0.5]], k=k)  # type: ignore[arg-type]
     good = stored_columns(np.zeros((2, 4), dtype=np.float32), 3) | {"vocab_size": 4}
     for change, message in [
         ({"vocab_size": 2}, "K=3 tokens"),
+        ({"vocab_size": 4.5}, "vocabulary of 4.5"),
+        ({"entropy": [1.0, np.nan]}, "entropy of step 1 is nan"),
+        ({"entropy": [-0.1, 1.0]}, "entropy of step 0 is -0.1: give at least 0"),
+        ({"log_tail": [-1.0, np.nan]}, "log_tail of step 1 is nan"),
+        ({"log_tail": [0.1, -1.0]}, "log_tail of step 0 is 0.1"),
+        ({"logsumexp": [np.inf, 1.0]}, "logsumexp of step 0 is inf"),
+        ({"logsumexp": [1.4, -0.1]}, "the largest probability of step 1 is 1.1"),
         ({"temperature": 0.0}, "temperature"),
         ({"entropy": np.zeros(3)}, "entropy has shape"),
         ({"top_ids": np.zeros((2, 2))}, "same shape"),

@@ -125,6 +125,8 @@ def test_verify_finds_flipped_bytes_missing_files_and_strangers(
     root = tmp_path / "artifacts"
     artifact = runner.ensure([fakes.node("a")], Store(root))[0]
     assert verify.main([str(tmp_path)]) == 0
+    with pytest.raises(SystemExit, match="elsewhere/artifacts does not exist"):
+        verify.main([str(tmp_path / "elsewhere")])
     path = artifact.directory / "data.parquet"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

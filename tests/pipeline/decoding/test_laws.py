@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.criteria import Mars
+from analysis.criteria import Mars, Rule, parameter, register
+from analysis.distributions import TopK
 from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
+from pipeline.decoding.verifiers import STORED, Match, SpeculativeSampling, Verifier, rule_accepts
 from pipeline.models import LanguageModel
 from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
 
@@ -52,7 +54,7 @@ def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
     p = torch.softmax(model.table.double() / 1.3, 1).numpy()
     counts = np.zeros((8, 8, 8))
     for seed in range(1500):
-        noise = Noise(seed, "p", 4, CPU)
+        noise = Noise(seed, "p", 4, CPU, 2)
         choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
         verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
         source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)  # type: ignore[arg-type]
@@ -75,7 +77,7 @@ def test_realised_acceptance_is_one_minus_total_variation_and_the_race_formula(
     accepted = {"speculative": 0, "races": 0}
     draws = 600
     for seed in range(draws):
-        noise = Noise(seed, "x", 2, CPU)
+        noise = Noise(seed, "x", 2, CPU, 1)
         draw, race = Inversion(1.0, noise, DRAFT), Race(1.0, noise)
         accepted["speculative"] += len(
             SpeculativeSampling(1.0, noise)
@@ -89,13 +91,35 @@ def test_realised_acceptance_is_one_minus_total_variation_and_the_race_formula(
     assert accepted["races"] / draws == pytest.approx(closed, abs=error)
 
 
+@register("test_nucleus")
+@dataclass(frozen=True)
+class Nucleus(Rule):
+    """A rule without a threshold: the smallest set of tokens with at least this mass."""
+
+    share: float = parameter("a number in (0, 1)", lambda value: 0 < value < 1)
+
+    def accepted_count(self, dist: TopK, /) -> Any:
+        count = 1 + (np.cumsum(dist.probs, axis=1) < self.share).sum(axis=1)
+        return np.where(count <= dist.k, count, -1).astype(np.int32)
+
+
+def test_a_rule_given_by_a_count_sees_all_tokens_when_it_has_to() -> None:
+    z = torch.linspace(2.0, 0.0, V).repeat(V, 1)  # rank i + 1 is token i, and STORED < V
+    mass = np.cumsum(z[0].double().softmax(0).numpy())
+    for share in (0.5, 0.9, 0.99):
+        count = 1 + int((mass < share).sum())
+        accepted = rule_accepts(Nucleus(share), z, torch.arange(V))
+        assert accepted.tolist() == [rank < count for rank in range(V)]
+    assert count > STORED
+
+
 def test_mars_above_zero_adds_rank_two_in_the_low_margin(target: LanguageModel) -> None:
     z = torch.zeros((2, V))
     z[:, 4], z[:, 6] = 10.0, 9.5  # ratio 0.95
     q = torch.full((1, V), 1e-9, dtype=torch.float64)
     q[0, 6] = 1.0
     drafted = Draft(torch.tensor([6]), q)
-    noise = Noise(0, "a", 3, CPU)
+    noise = Noise(0, "a", 3, CPU, 1)
     noise.uniforms[:] = 0.999  # the test p/q = 0.38 fails
     assert not SpeculativeSampling(1.0, noise).verify(z, drafted, 0).path
     assert not SpeculativeSampling(1.0, noise, Mars(0.96)).verify(z, drafted, 0).path

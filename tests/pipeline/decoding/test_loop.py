@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from pipeline.decoding.drafters import ModelDrafter, Nothing, PromptLookup, cont
 from pipeline.decoding.loop import decode
 from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.verifiers import Match, Relaxed
+from pipeline.drafts.forced import Batch, Pair, teacher_force
 from pipeline.errors import PipelineError
+from pipeline.measure import Stopwatch
 from pipeline.models import LanguageModel
-from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, greedy, logits, plain_greedy
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -34,6 +37,20 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
     walk = verification.history(right, gamma)
     assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
     assert sum(c.emitted for c in answer.calls) == LIMIT - 1
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_the_history_is_the_walk_over_the_indicators_of_stage_drafts(
+    target: LanguageModel, drafter: LanguageModel, gamma: int
+) -> None:
+    answers = [plain_greedy(target, prompt) for prompt in PROMPTS]
+    batch = Batch.make(PROMPTS, answers, CPU)
+    pair = Pair(target, drafter, V, 4, 1.0, 1 << 20)
+    rank = teacher_force(pair, batch, Stopwatch(CPU), lambda _: None).pair.draft_rank
+    for row, prompt in enumerate(PROMPTS):
+        answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
+        walk = verification.history((rank[row, 1:LIMIT] == 1).tolist(), gamma)
+        assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
 
 
 def test_the_walk_meets_both_outcomes(target: LanguageModel, drafter: LanguageModel) -> None:
@@ -67,11 +84,30 @@ def test_races_decode_what_the_target_alone_decodes_with_the_same_noise(
     target: LanguageModel, drafter: LanguageModel
 ) -> None:
     for prompt in PROMPTS:
-        race = Race(0.8, Noise(3, "a", LIMIT, CPU))
+        race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
         alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
         both = decode(target, ModelDrafter(drafter, race), Match(race), prompt, 4, LIMIT)
         assert both.tokens == alone.tokens
         assert any(call.accepted for call in both.calls)
+
+
+def test_drafter_and_target_share_the_arrival_times_of_a_race(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    real = Noise._arrivals
+
+    def counted(self: Noise, position: int, vocab_size: int) -> torch.Tensor:
+        made.append(position)
+        return real(self, position, vocab_size)
+
+    monkeypatch.setattr(Noise, "_arrivals", counted)
+    noise = Noise(3, "a", LIMIT, CPU, 4)
+    race = Race(0.8, noise)
+    answer = decode(target, ModelDrafter(drafter, race), Match(race), PROMPTS[1], 4, LIMIT)
+    assert any(call.accepted < call.tested for call in answer.calls)  # some are asked for again
+    assert made == list(range(LIMIT))
+    assert len(noise._times) <= 5
 
 
 def test_an_answer_stops_at_its_end_token(target: LanguageModel, drafter: LanguageModel) -> None:
@@ -84,6 +120,25 @@ def test_an_answer_stops_at_its_end_token(target: LanguageModel, drafter: Langua
         assert answer.ended
         assert 1 + sum(c.emitted for c in answer.calls) == len(answer.tokens)
         assert all(c.accepted <= c.tested <= c.drafted for c in answer.calls)
+
+
+def test_the_history_of_an_answer_that_a_token_ended_is_the_walk(
+    target: LanguageModel, drafter: LanguageModel
+) -> None:
+    inside = 0  # answers whose last token was drafted and accepted
+    for prompt in PROMPTS:
+        free = plain_greedy(target, prompt)
+        for end in set(free[1:]) - {free[0]}:
+            ended = replace(target, eos=(end,))
+            wanted = free[: free.index(end) + 1]
+            drafted = logits(drafter, prompt + wanted)[len(prompt) : -1].argmax(1).tolist()
+            right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
+            for gamma in (1, 2, 5):
+                answer = greedy(ended, ModelDrafter(drafter, Greedy()), prompt, gamma)
+                walk = verification.history(right, gamma, LIMIT - 1)
+                assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
+                inside += walk[-1].position + walk[-1].accepted == len(right)
+    assert inside > 0
 
 
 def test_a_tree_is_read_like_its_branches_and_keeps_one_path(target: LanguageModel) -> None:
@@ -115,3 +170,19 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
         greedy(target, Nothing(CPU), [], 0)
     with pytest.raises(PipelineError, match="1020 tokens and an answer of 24 exceed the context"):
         greedy(target, Nothing(CPU), [5] * 1020, 0)
+
+
+def test_logits_that_are_not_finite_stop_the_answer_where_they_occur(
+    target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    real = CachedSequence.extend
+
+    def third_is_broken(self: CachedSequence, *arguments: Any) -> torch.Tensor:
+        passes.append(1)
+        found = real(self, *arguments)
+        return found * torch.nan if len(passes) == 3 else found
+
+    monkeypatch.setattr(CachedSequence, "extend", third_is_broken)
+    with pytest.raises(PipelineError, match="tiny: NaN or infinite logits at position 3 of the"):
+        greedy(target, Nothing(CPU), PROMPTS[0], 0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 
 from pipeline import decoding, spec_bench
 from pipeline.artifacts import Artifact, Draft, content_digest
@@ -110,6 +111,26 @@ def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
     [failure] = found["failures"]
     assert failure["prompt_id"] == "1"
     assert "exceed the context of tiny, 20 tokens" in failure["reason"]
+
+
+@pytest.mark.parametrize("broken", [0, 1])  # before the first prompt, methods are warmed up
+def test_a_prompt_on_which_memory_runs_out_fails_alone(
+    stage: Any, broken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = decoding.run
+
+    def short(pair: Any, method: Any, row: Any, steps: int) -> Any:
+        if row["prompt_id"] == str(broken):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(pair, method, row, steps)
+
+    monkeypatch.setattr(decoding, "run", short)
+    found = content(stage(PROMPTS[:2]))
+    assert {row["prompt_id"] for row in found["data"]} == {str(1 - broken)}
+    assert found["failures"] == [
+        {"prompt_id": str(broken), "reason": "out of memory: CUDA out of memory"}
+    ]
+    assert "1 of 2 prompts failed, the first with: out of memory" in capsys.readouterr().out
 
 
 def test_likelihoods_and_indicators_are_those_of_plain_passes(
