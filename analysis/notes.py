@@ -58,7 +58,7 @@ def undefined_notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
     counts = [f"{row['undefined']:.0f} of {row['steps']}" for row in rows]
     return [
         "Steps whose largest raw logit is not positive, where MARS accepts the argmax only: "
-        f"{' / '.join(counts)}{_titles(measured.targets)}."
+        f"{' / '.join(counts)}{_titles(measured.targets)}; undefined in the CSV file."
     ]
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pandas as pd
 
 from analysis import published
-from analysis.criteria import Rule
+from analysis.criteria import Mars, Rule
 from analysis.layout import Cell, Section, Table
 from analysis.measured import Measured
 from analysis.notes import coverage_notes, undefined_notes
@@ -226,7 +226,9 @@ def _data(measured: Measured, rules: Sequence[Rule], statistics: Sequence[str]) 
         for rule in rules
         for statistic in statistics
     ]
-    return pd.DataFrame(rows)
+    data = pd.DataFrame(rows)
+    counted = any(isinstance(rule, Mars) for rule in rules)
+    return data if counted else data.drop(columns="undefined")
 
 
 def _printed(value: float) -> str:
