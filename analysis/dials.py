@@ -9,6 +9,7 @@ from typing import Any
 from analysis.criteria import Rule, expand
 
 RESOLUTION = 1e-3  # to which a continuous parameter is found
+FALLING = {"alpha", "theta"}  # parameters of the built-in rules that relax as they fall
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,24 @@ def build_dial(mapping: Mapping[str, Any]) -> Dial:
     """Make a dial from plain configuration, such as {"rule": "additive", "t": [0.1, 0.2]}.
 
     Raises:
-        ValueError: not exactly one key has a list of at least two values, or a rule is wrong.
+        ValueError: not exactly one key has a list of at least two values, or a rule is wrong, or
+            the values of a built-in rule do not go from strict to relaxed.
     """
     lists = [key for key, value in mapping.items() if isinstance(value, list | tuple)]
-    if len(lists) != 1 or len(mapping[lists[0]]) < 2:
+    values = mapping[lists[0]] if len(lists) == 1 else []
+    if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
         raise ValueError(
             f"the dial {dict(mapping)} is not allowed: give one key a list of at "
-            "least two values, from strict to relaxed, and the others one value"
+            "least two numbers, from strict to relaxed, and the others one value"
         )
-    return Dial(lists[0], tuple(expand([mapping])))
+    dial = Dial(lists[0], tuple(expand([mapping])))
+    if type(dial.rules[0]).__module__.startswith("analysis."):
+        sign = -1 if dial.parameter in FALLING else 1
+        values = [sign * dial.value(rule) for rule in dial.rules]
+        if values != sorted(set(values)):
+            direction = "falls" if sign < 0 else "grows"
+            raise ValueError(
+                f"the dial {dict(mapping)} is not allowed: give the values from strict to "
+                f"relaxed, {dial.parameter} {direction}"
+            )
+    return dial

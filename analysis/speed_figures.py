@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -35,12 +36,12 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
     for axis, table in zip(axes[0], sweeps, strict=True):
         other = axis.twinx()
         other.spines["right"].set_visible(True)
-        for at, (gamma, group) in enumerate(table.groupby("draft_length")):
-            group = group.sort_values("theta")
-            drawn = {"linestyle": LINES[at][1], **POINTS}
+        groups = table.sort_values("theta").groupby("draft_length")
+        for (_, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):
+            drawn = {**POINTS, "linestyle": style}
             axis.plot(group["theta"], group["agreement"], color=BLUE, **drawn, label=f"γ = {gamma}")
-            drawn["marker"] = "s"
-            other.plot(group["theta"], group["speedup"], color=PURPLE, **drawn)
+            drawn |= {"marker": "s", "elinewidth": 0.7}
+            other.errorbar(group["theta"], group["speedup"], reach(group), color=PURPLE, **drawn)
         axis.set_ylim(table["agreement"].min() - 0.02, 1.01)
         axis.yaxis.set_major_formatter(PercentFormatter(1))
         axis.set_xlabel("threshold θ of the logit ratio")
@@ -48,6 +49,12 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         other.set_ylabel("speedup", color=PURPLE)
         axis.legend(loc="best")
     return figure
+
+
+def reach(group: pd.DataFrame) -> np.ndarray:
+    """Return how far the interval of a speedup reaches below and above it, (2, rows)."""
+    ends = [group["speedup"] - group["low"], group["high"] - group["speedup"]]
+    return np.stack(ends).clip(min=0)
 
 
 @styled
@@ -63,16 +70,13 @@ def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -
     figure, axes = grid(1, [target for target, _ in panels])
     for axis, (_, table) in zip(axes[0], panels, strict=True):
         groups = table.groupby(["method", "temperature"], sort=False)
-        for (colour, _), ((method, t), group) in zip(LINES, groups, strict=False):
+        for (colour, _), ((method, t), group) in zip(cycle(LINES), groups, strict=False):
             group = group.sort_values("draft_length")
-            error = np.stack(
-                [group["speedup"] - group["low"], group["high"] - group["speedup"]]
-            ).clip(min=0)
             lengths = group["draft_length"]
             axis.errorbar(
                 lengths,
                 group["speedup"],
-                error,
+                reach(group),
                 color=colour,
                 **POINTS,
                 elinewidth=0.7,

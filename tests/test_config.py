@@ -133,7 +133,7 @@ def test_k_too_small_for_a_rule_is_refused_before_any_work(tmp_path: Path) -> No
     ("overrides", "message"),
     [
         (["prompts.min_tokens=99", "prompts.max_tokens=98"], "min_tokens=99 exceeds .*=98"),
-        (["prompts.count=2"], "decoding.prompts=3 exceeds prompts.count=2: give .*=2 or less"),
+        (["prompts.count=2"], "decoding.prompts=6 exceeds prompts.count=2: give .*=2 or less"),
         pytest.param(
             ["device.name=cuda:0"],
             "device.name=cuda:0: torch finds no CUDA device",
