@@ -33,6 +33,8 @@ def content_tables(
     return [
         acceptance_table(decoded, resamples, confidence, seed),
         forced_table(decoded),
+        places_table(decoded),
+        histogram_table(decoded),
         tokens_table(decoded),
     ]
 
@@ -62,9 +64,10 @@ def acceptance_table(
         "Decoding with a drafter. Acceptance rate a: accepted over tested tokens, pooled (tokens "
         "behind a rejection and bonus tokens are never tested). τ: tokens emitted by a target "
         "call. Closed form: (1 − aᵞ⁺¹)/(1 − a), what τ would be were tests independent "
-        "and every draft of length γ (look-up often finds less). "
-        "Agreement: share of positions with the token of autoregressive decoding. Given up: "
-        "log-likelihood of a token under the target that the answers lose, in nats.",
+        "and every draft of length γ (look-up often finds less, and a draft near the limit of an "
+        "answer is shorter). Agreement: share of positions with the token of autoregressive "
+        "decoding. Given up: log-likelihood of a token under the target that the answers lose, "
+        "in nats.",
         "Method",
         [("", 7)],
         ["γ", "T", "a", "τ", "closed form", "agreement", "given up"],
@@ -73,7 +76,8 @@ def acceptance_table(
         [
             f"The CSV file has {100 * confidence:g} % intervals over prompts of a and τ.",
             "Above temperature 0 two answers of the same law need not agree; agreement and given "
-            "up then show noise as well.",
+            "up then show noise as well, all the more for races, which draw by other noise than "
+            "the baseline.",
         ],
     )
 
@@ -101,6 +105,61 @@ def forced_table(decoded: Sequence[Decoded]) -> Table:
     )
 
 
+def places_table(decoded: Sequence[Decoded]) -> Table:
+    """How often the token at each place of a draft is accepted."""
+    return _by_number(
+        decoded,
+        [decoding.position_rates(one.calls) for one in decoded],
+        "place",
+        "rate",
+        "decoding_rates",
+        "Acceptance rate at each place of a draft: accepted among the tokens tested there. The CSV "
+        "file has their numbers.",
+    )
+
+
+def histogram_table(decoded: Sequence[Decoded]) -> Table:
+    """How many tokens calls accept."""
+    return _by_number(
+        decoded,
+        [decoding.length_histogram(one.calls) for one in decoded],
+        "accepted",
+        "share",
+        "decoding_histogram",
+        "Acceptance lengths: share of calls that accept so many drafted tokens. The CSV file has "
+        "the numbers of calls.",
+    )
+
+
+def _by_number(
+    decoded: Sequence[Decoded],
+    frames: Sequence[pd.DataFrame],
+    number: str,
+    value: str,
+    name: str,
+    caption: str,
+) -> Table:
+    """Return a table of `value` with a line for each run that drafts and a column a `number`."""
+    settings = ["method", "draft_length", "temperature"]
+    kept = [
+        frame.join(one.runs[settings], on="run").query("draft_length > 0")
+        for one, frame in zip(decoded, frames, strict=True)
+    ]
+    data = together(decoded, kept)
+    numbers = sorted(data[number].unique())
+    sections = []
+    for one, frame in zip(decoded, kept, strict=True):
+        wide = frame.pivot(index="run", columns=number, values=value).reindex(columns=numbers)
+        rows = []
+        for run, values in zip(wide.index.tolist(), wide.to_numpy(), strict=True):
+            row = one.runs.iloc[run]
+            texts = ["" if math.isnan(x) else share_text(x) for x in values]
+            rows.append((row["method"], [*map(Cell, [*setting_texts(row), *texts])]))
+        sections.append(Section(one.target, rows))
+    groups = [("", 2), ("place in the draft" if number == "place" else "tokens", len(numbers))]
+    return Table(name, caption, "Method", groups, ["γ", "T", *map(str, numbers)], sections, data)
+
+
 def tokens_table(decoded: Sequence[Decoded]) -> Table:
     """The closed form over acceptance rates and draft lengths, beside what was measured."""
     data = pd.DataFrame(
@@ -111,6 +170,10 @@ def tokens_table(decoded: Sequence[Decoded]) -> Table:
         ],
         columns=["a", "draft_length", "expected", "published"],
     )
+    runs = together(decoded, [decoding.acceptance(one) for one in decoded])
+    drafting = runs[runs["draft_length"] > 0]
+    measured = drafting.rename(columns={"rate": "a", "tokens_per_call": "measured"})
+    columns = ["target", "method", "temperature", "draft_length", "a", "measured"]
     expected = [
         (
             f"a = {a:g}",
@@ -133,7 +196,7 @@ def tokens_table(decoded: Sequence[Decoded]) -> Table:
             Section("expected at a", expected),
             *(Section(f"measured, {one.target}", _measured_tokens(one)) for one in decoded),
         ],
-        data,
+        pd.concat([data, measured[columns]], ignore_index=True),
     )
 
 

@@ -52,9 +52,11 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
             texts += [f"{_times(row['speedup'])} {interval}", number_text(row["tokens_per_call"])]
             rows.append((row["method"], [*map(Cell, texts)]))
         sections.append(Section(one.target, rows))
+        whole = table[["speedup", "low", "high"]].assign(tau=table["tokens_per_call"])
+        settings = one.runs[["method", "draft_length", "temperature"]]
         frames += [
-            part.reset_index(names="run").assign(target=one.target, source=source)
-            for source, part in zip(sources, parts, strict=True)
+            settings.join(part).reset_index(names="run").assign(target=one.target, source=source)
+            for source, part in zip([*sources, "all"], [*parts, whole], strict=True)
         ]
     return Table(
         "decoding_comparison",
@@ -122,8 +124,8 @@ def latency_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) ->
         "decoding_latency",
         "Throughput, time to the first token (median), the time between "
         "tokens (percentiles), the share of tokens that arrive together with the one before, and "
-        "the memory needed beside the target: measured peaks on CUDA, elsewhere the drafter's "
-        f"weights and cache. {WALL_CLOCK}",
+        "the memory needed beside the target: the drafter's weights and, on CUDA, the difference "
+        f"of the measured peaks, elsewhere its cache. {WALL_CLOCK}",
         "Method",
         [("", 4), ("between tokens, ms", 3), ("", 2)],
         ["γ", "T", "tokens/s", "first, ms", "50 %", "95 %", "99 %", "at once", "MiB"],

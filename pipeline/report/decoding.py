@@ -25,6 +25,8 @@ from pipeline.stages import Node
 TITLES = {
     "decoding_acceptance": "What is accepted, and what is given up",
     "decoding_forced": "Teacher-forced and realised acceptance",
+    "decoding_rates": "Acceptance by place in the draft",
+    "decoding_histogram": "Acceptance lengths",
     "decoding_tokens": "Tokens a target call",
     "decoding_places": "Acceptance along a draft",
     "decoding_ratios": "Logit ratio and probability ratio",
@@ -47,8 +49,8 @@ CAPTIONS = {
     "decoding_ratio_histograms": "The largest logit and both ratios; dashed: 0 and the threshold "
     "0.9. MARS accepts the argmax only where the largest logit is "
     "not positive.",
-    "decoding_thresholds": "Agreement with the baseline's tokens (left) and speedup (right) over "
-    "the threshold: a smaller one accepts more.",
+    "decoding_thresholds": "Agreement with the baseline's tokens (left) and speedup (right, with "
+    "its interval over prompts) over the threshold: a smaller one accepts more.",
     "decoding_lengths": "Measured with its interval over prompts; dotted: τ/(1 + γρ); dashed: "
     "from the costs as measured.",
 }
@@ -103,11 +105,16 @@ def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
         least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
         lines.append(
             f"- {one.target}: every method decoded the same {count} prompts"
-            + (f" ({failed} more failed)" if failed else "")
+            + (f" ({failed} more failed{_first_reason(artifact)})" if failed else "")
             + f", up to {artifact.record['config']['steps']} tokens each: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
     return "\n".join(lines)
+
+
+def _first_reason(artifact: Artifact) -> str:
+    first = artifact.read("failures").slice(0, 1).to_pylist()[0]
+    return f", the first, {first['prompt_id']}, with: {first['reason']}"
 
 
 def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:

@@ -242,6 +242,17 @@ def test_all_tables_and_figures_print() -> None:
     for table in tables:
         assert "Strict greedy" in table.markdown() + table.csv()
         assert table.latex().count("\\toprule") == 1
+    by_name = {table.name: table for table in tables}
+    # run 1: first places 3 tested, 2 accepted; second places 2 tested, 1 accepted
+    assert "| Strict greedy | 2 | 0 | 67 % | 50 % |" in by_name["decoding_rates"].markdown()
+    assert (
+        "| Strict greedy | 2 | 0 | 60 % | 20 % | 20 % |" in by_name["decoding_histogram"].markdown()
+    )
+    tokens = by_name["decoding_tokens"].data.dropna(subset="measured")
+    assert tokens[["draft_length", "measured"]].to_numpy().tolist() == [[2, 8 / 5], [3, 8 / 4]]
+    compared = by_name["decoding_comparison"].data
+    assert set(compared["source"]) == {"s", "all"}
+    assert set(compared["method"]) == {"Autoregressive", "Strict greedy"}
     assert set(content_figures([decoded])) == {
         "decoding_places",
         "decoding_ratios",
