@@ -4,7 +4,8 @@ Its probability b is in [b_min, b_max] (`analysis.tails`). R = M(b) decreases in
 [M(b_max), M(b_min)]; M here counts the stored active tokens only, which can only lower it. Where an
 unseen token might be active, the upper end has to allow for it: M is convex and increasing in the
 other tokens' probabilities, as KL(p || q) is jointly convex and its derivative is log(p/q) >= 0. So
-it is largest at a vertex, as many unseen tokens at p_K as T - b_min allows and one remainder.
+it is largest at a vertex: of those that are accepted, as others are not active, as many are at p_K
+as T - b_min allows, and one has the remainder.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _by_threshold(dist: TopK, theta: Floats) -> Intervals:
     low, high = np.where(usual, low, 0.0), np.where(usual, high, 0.0)
     low, high = np.where(known, at, low), np.where(known, at, high)
     lo, active = stored_mode_cost(p, high)
-    hi = np.where(known, lo, _upper_end(p, low, tail) * (1.0 + MARGIN))
+    hi = np.where(known, lo, _upper_end(p, low, tail, most) * (1.0 + MARGIN))
     hi = np.where(~known & ~(usual & (most < n)), np.inf, hi)
     lo = np.where(known, lo, lo * (1.0 - MARGIN))
     accepted = np.where(known | (usual & (most == 0)), dist.k, -1)
@@ -113,7 +114,7 @@ def _by_count(dist: TopK, counts: Counts) -> Intervals:
     high = np.minimum(p[:, -1], tail * (1.0 + TAIL_ERROR) / (more + 1))
     least = (tail * (1.0 - TAIL_ERROR) - more * p[:, -1]) / (n - more)
     lo, active = stored_mode_cost(p, high)
-    hi = _upper_end(p, np.clip(least, 0.0, high), tail) * (1.0 + MARGIN)
+    hi = _upper_end(p, np.clip(least, 0.0, high), tail, more) * (1.0 + MARGIN)
     return lo * (1.0 - MARGIN), np.where(counts < 0, np.inf, hi), active, counts
 
 
@@ -137,14 +138,14 @@ def stored_mode_cost(p: Floats, b: Floats) -> tuple[Floats, NDArray[np.int32]]:
     return value, (size + 1).astype(np.int32)
 
 
-def _upper_end(p: Floats, b: Floats, tail: Floats) -> Floats:
-    """Bound M of a token of at least b from above, whatever the unseen tokens are."""
+def _upper_end(p: Floats, b: Floats, tail: Floats, most: Floats) -> Floats:
+    """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it."""
     value, size = stored_mode_cost(p, b)
     rows = np.flatnonzero(size > p.shape[1])  # p_K > c: an unseen token may be active
     p, b, p_k = p[rows], b[rows], p[rows, -1]
     mass = np.maximum(0.0, tail[rows] * (1.0 + TAIL_ERROR) - b)
-    unseen = np.floor(mass / p_k)  # at p_K, which is above every such level
-    rest = mass - unseen * p_k
+    unseen = np.minimum(np.floor(mass / p_k), most[rows])  # at p_K, above every such level
+    rest = np.where(unseen < most[rows], mass - unseen * p_k, 0.0)
     total, count = b + p.sum(axis=1) + unseen * p_k, p.shape[1] + 1.0 + unseen
     more = rest > total / count
     level = (total + np.where(more, rest, 0.0)) / (count + more)
