@@ -101,6 +101,17 @@ def test_entropy_excludes_that_everything_is_accepted() -> None:
     assert np.isposinf(certify(blind, [AbsoluteThreshold(0.01)]).hi).all()
 
 
+def test_without_the_entropy_the_mass_bounds_both_ends() -> None:
+    """At most two of five tail tokens exceed 0.19, with 0.2 each: the others share 0.1 then."""
+    dist = TopK.from_probabilities([[0.3, 0.2, *np.full(5, 0.1)]], k=2)
+    rule = AbsoluteThreshold(0.19)
+    found = certify(replace(dist, entropy_error=np.inf), [rule])
+    highest = certificate(np.array([0.3, *np.full(3, 0.2), *np.full(3, 0.1 / 3)]), rule)
+    lowest = certificate(np.array([0.3, 0.2, 0.19, 0.19, 0.12, 0.0, 0.0]), rule)
+    assert found.hi[0, 0] == pytest.approx(highest, rel=1e-7)
+    assert found.lo[0, 0] == pytest.approx(lowest, rel=1e-7)
+
+
 def test_mass_alone_does_not_accept_everything_too_early() -> None:
     """The least of three tail tokens need have no more than T - 2 p_K = 0.1, which is rejected."""
     p = np.array([0.3, 0.2, 0.2, 0.2, 0.1])
@@ -145,25 +156,27 @@ class Fixed(Rule):
 
 
 @pytest.mark.parametrize(
-    ("p", "exact"),
+    ("p", "reached"),
     [
-        # two tail tokens of p_K leave 0.12 each to the other two: only one tail is possible
-        ([0.4, 0.12, 0.12, 0.12, 0.12, 0.12], True),
-        ([0.4, 0.14, 0.14, 0.14, 0.1, 0.08], False),
+        # two tail tokens of p_K leave b each to the others
+        ([0.4, 0.12, 0.12, 0.12, 0.12, 0.12], "hi"),
+        ([0.14, 0.14, 0.14, 0.14, 0.11, 0.11, 0.11, 0.11], "hi"),
+        ([0.4, 0.14, 0.14, 0.14, 0.1, 0.08], ""),
         # the first rejected token has a third of T, the most it can
-        ([0.4, 0.15, 0.15, 0.15, 0.15, 0.0], False),
-        ([0.14, 0.14, 0.14, 0.14, 0.14, 0.1, 0.1, 0.1], False),
+        ([0.5, 0.2, 0.1, 0.1, 0.1, 0.0], "lo"),
+        ([0.4, 0.15, 0.15, 0.15, 0.15, 0.0], "lo"),
+        ([0.14, 0.14, 0.14, 0.14, 0.14, 0.1, 0.1, 0.1], ""),
     ],
 )
-def test_counts_above_k_bound_the_first_rejected_token(p: list[float], exact: bool) -> None:
+def test_counts_above_k_bound_the_first_rejected_token(p: list[float], reached: str) -> None:
     full = np.array(p)
     found = certify(TopK.from_probabilities(full[None], k=2), [Fixed()])
     truth = certificate(full, Fixed())
     assert found.accepted_count.tolist() == [[4]]
     assert found.lo[0, 0] <= truth * (1 + ROUNDING)
     assert found.hi[0, 0] >= truth * (1 - ROUNDING)
-    if exact:
-        assert found.lo[0, 0] == pytest.approx(found.hi[0, 0], rel=1e-7)
+    if reached:
+        assert getattr(found, reached)[0, 0] == pytest.approx(truth, rel=1e-7)
 
 
 def test_unseen_active_tokens_raise_the_upper_end() -> None:
