@@ -49,6 +49,37 @@ def test_ends_and_outside() -> None:
     ).all()
 
 
+def test_values_by_hand() -> None:
+    log2 = math.log(2)
+    assert bounds.ceiling([2, 4]) == pytest.approx([log2, log2 / 2], rel=1e-15)
+    assert bounds.pinsker(0.4) == pytest.approx(0.08, rel=1e-15)
+    assert bounds.pinsker_margin(0.02) == pytest.approx(0.2, rel=1e-15)
+    assert bounds.single_upper(0.5) == pytest.approx(math.log(1.5), rel=1e-15)
+    assert bounds.single_upper(0.5, 0.25) == pytest.approx(math.log(1.25) - 0.25 * log2, rel=1e-14)
+    assert bounds.single_upper(0.3, 0.3) == 0
+    assert bounds.g_lower(0.6) == pytest.approx(0.18 + 0.0108, rel=1e-14)
+    assert bounds.g_upper(0.6) == pytest.approx(0.36 / 1.28, rel=1e-14)
+    # margin 0.4, s = 0.8: 0.16 / 1.6 + 0.0256 / (12 * 0.512)
+    assert bounds.two_token_polynomial(0.6, 0.2) == pytest.approx(0.1 + 1 / 240, rel=1e-14)
+    assert bounds.additive_lower(1.0) == pytest.approx(log2, rel=1e-15)
+    assert bounds.additive_lower_polynomial(1.0) == pytest.approx(7 / 12, rel=1e-15)
+
+
+def test_the_ceiling_and_the_upper_bound_are_approached() -> None:
+    """Theorem 4.6 at two active tokens: p0 goes to 1, the other to 0."""
+    p, q = bounds.confident_example(1e-9)
+    for bound in (bounds.ceiling(2), bounds.single_upper(p[0])):
+        assert certificate(p, StrictGreedy()) == pytest.approx(float(bound), rel=1e-6)
+        assert kl(p, q) <= bound
+    # as margins fall, lower bounds and values agree up to the next order
+    d = np.array([0.1, 0.01])
+    assert (1 - bounds.g_lower(d) / bounds.g(d)) / d**4 == pytest.approx(1 / 15, rel=0.05)
+    p0, b = 0.3 + d / 2, 0.3 - d / 2
+    gap = 1 - bounds.two_token_polynomial(p0, b) / bounds.two_token(p0, b)
+    assert gap / (d / 0.6) ** 4 == pytest.approx(1 / 15, rel=0.05)
+    assert bounds.pinsker(d) / bounds.g(d) == pytest.approx(1, abs=0.01)
+
+
 def test_lemma_a1_and_expansions() -> None:
     d = np.linspace(0, 0.999, 500)
     assert (bounds.g_lower(d) <= bounds.g(d) * (1 + 1e-14)).all()

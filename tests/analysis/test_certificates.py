@@ -238,6 +238,7 @@ def test_additive_at_t_equal_p0_rejects_exact_zeros() -> None:
 def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
     rng = np.random.default_rng(2)
     z = -np.sort(-rng.normal(size=(200, 12)) * 4).astype(np.float32)
+    z[::5] -= 20.0  # negative throughout: the ratio of the first two means nothing
     dist = TopK.from_columns(**stored_columns(z, 12), vocab_size=12)
     found = certify(dist, [Mars(0.9)])
     assert 20 < (found.accepted_count == 2).sum() < 180
@@ -247,6 +248,7 @@ def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
         twin = certify(dist[row : row + 1], [TopMMultiplicative(2, alpha)])
         assert twin.lo[0, 0] == found.lo[row, 0]
     negative = dist.logits[:, 0] <= 0
+    assert 40 <= negative.sum() < 60
     assert Mars(0.9).undefined(dist).tolist() == negative.tolist()
     assert (found.accepted_count[negative] == 1).all()
     with pytest.raises(ValueError, match="raw logits"):

@@ -15,6 +15,7 @@ from analysis.criteria import (
     Additive,
     Mars,
     Multiplicative,
+    Rule,
     StrictGreedy,
     TopMAdditive,
     TopMMultiplicative,
@@ -181,6 +182,24 @@ def test_too_few_tokens_for_a_study_are_named() -> None:
     with pytest.raises(ValueError, match=r"'tree m=8' needs the 9 .* set distributions.k to 9"):
         check_k([StrictGreedy(), Tree(8)], 8, 1000)
     check_k([StrictGreedy(), Tree(8)], 6, 6)  # all that there are
+
+
+@pytest.mark.parametrize(
+    ("rule", "needed"),
+    [
+        (StrictGreedy(), 2),
+        (Mars(0.9), 3),
+        (TopMAdditive(3, 0.1), 4),
+        (TopMMultiplicative(3, 0.5), 4),
+        (TopMAdditive(1, 0.1, "paper"), 2),
+        (TopMAdditive(5, 0.1, "paper"), 5),
+        (Tree(3), 4),
+    ],
+)
+def test_a_rule_needs_its_first_rejected_token(rule: Rule, needed: int) -> None:
+    check_k([rule], needed, 1000)
+    with pytest.raises(ValueError, match=f"needs the {needed} most probable"):
+        check_k([rule], needed - 1, 1000)
 
 
 def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,11 @@ def test_ties_by_id_zeros_kept_and_tail() -> None:
     assert TopK.from_probabilities([[0.0, 0.25, 0.5, 0.25, 0.0]]).ids.tolist() == [[2, 1, 3, 0, 4]]
 
 
+def test_a_tail_below_the_rounding_of_one_is_kept() -> None:
+    dist = TopK.from_probabilities([[1.0, 1e-20, 2e-20]], k=1)
+    assert dist.log_tail[0] == pytest.approx(np.log(3e-20), rel=1e-14)
+
+
 def test_slices_are_the_steps() -> None:
     dist = TopK.from_probabilities(dirichlet(0, 20, 9, 1.0), k=4)
     for part, rows in ((dist[3:7], slice(3, 7)), (dist[np.array([5, 1])], [5, 1])):

@@ -1,6 +1,7 @@
 """Intervals under truncation: exact where determined, never left by the truth elsewhere."""
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from analysis.criteria import (
     AbsoluteThreshold,
     Additive,
     Multiplicative,
+    Rule,
     StrictGreedy,
     TopMAdditive,
     Tree,
@@ -20,7 +22,7 @@ from benchmarks.soundness import ROUNDING, attack_drafts, attack_tails, targets,
 from tests.analysis.cases import assert_same, certificate, dirichlet
 
 
-@pytest.mark.parametrize(("size", "k"), [(12, 3), (40, 8), (200, 32)])
+@pytest.mark.parametrize(("size", "k"), [(12, 3), (49, 1), (40, 8), (200, 32)])
 def test_other_tails_of_the_same_mass_and_entropy_stay_inside(size: int, k: int) -> None:
     found = attack_tails(700, size, k, seed=k)
     assert found.worst < ROUNDING
@@ -86,6 +88,107 @@ def test_unknown_emptiness_gives_an_infinite_end() -> None:
     assert np.isfinite(found.lo).all()
     assert np.isposinf(found.hi).all()
     assert (found.accepted_count == -1).all()
+
+
+def test_entropy_excludes_that_everything_is_accepted() -> None:
+    """Twenty tail tokens above 0.01 have 1.118 nats at least (19 of 0.01); h is 0.98."""
+    p = np.array([0.4, 0.3, 0.1, 0.1, *np.full(18, 0.1 / 18)])
+    found = certify(TopK.from_probabilities(p[None], k=2), [AbsoluteThreshold(0.01)])
+    truth = certificate(p, AbsoluteThreshold(0.01))
+    assert found.lo[0, 0] < truth < found.hi[0, 0] < 0.3
+    # without the entropy, all of them might be
+    blind = replace(TopK.from_probabilities(p[None], k=2), entropy_error=np.inf)
+    assert np.isposinf(certify(blind, [AbsoluteThreshold(0.01)]).hi).all()
+
+
+def test_without_the_entropy_the_mass_bounds_both_ends() -> None:
+    """At most two of five tail tokens exceed 0.19, with 0.2 each: the others share 0.1 then."""
+    dist = TopK.from_probabilities([[0.3, 0.2, *np.full(5, 0.1)]], k=2)
+    rule = AbsoluteThreshold(0.19)
+    found = certify(replace(dist, entropy_error=np.inf), [rule])
+    highest = certificate(np.array([0.3, *np.full(3, 0.2), *np.full(3, 0.1 / 3)]), rule)
+    lowest = certificate(np.array([0.3, 0.2, 0.19, 0.19, 0.12, 0.0, 0.0]), rule)
+    assert found.hi[0, 0] == pytest.approx(highest, rel=1e-7)
+    assert found.lo[0, 0] == pytest.approx(lowest, rel=1e-7)
+
+
+def test_mass_alone_does_not_accept_everything_too_early() -> None:
+    """The least of three tail tokens need have no more than T - 2 p_K = 0.1, which is rejected."""
+    p = np.array([0.3, 0.2, 0.2, 0.2, 0.1])
+    found = certify(TopK.from_probabilities(p[None], k=2), [AbsoluteThreshold(0.15)])
+    truth = 0.3 * math.log(0.3 / 0.2) + 0.1 * math.log(0.1 / 0.2)  # c = 0.2
+    assert found.lo[0, 0] <= truth * (1 + ROUNDING)
+    assert truth * (1 - ROUNDING) <= found.hi[0, 0] < 0.06
+
+
+@pytest.mark.parametrize("tail", [[0.2, 0.2, *np.zeros(10)], [0.25, 0.15, 0, 0, 0, 0]])
+def test_the_least_entropy_determines_the_tail(tail: list[float]) -> None:
+    """Two tokens that have the least entropy T and p_K allow: no other tail has as little."""
+    p = np.array([0.6 - max(tail), max(tail), *tail])
+    p[0] += 1.0 - p.sum()
+    rule = AbsoluteThreshold(0.16)
+    found = certify(TopK.from_probabilities(p[None], k=2), [rule])
+    truth = certificate(p, rule)
+    assert found.lo[0, 0] == pytest.approx(truth, rel=1e-5)
+    assert found.hi[0, 0] == pytest.approx(truth, rel=1e-5)
+
+
+def test_errors_of_mass_and_entropy_are_allowed_for() -> None:
+    """Where T and H determine the tail nearly, a small error of both leaves the truth inside."""
+    p = np.array([0.4, 0.2, 0.2, 0.2, *np.zeros(10)])
+    stored, rule = TopK.from_probabilities(p[None], k=2), AbsoluteThreshold(0.15)
+    truth = certificate(p, rule)
+    for mass in (-9e-10, 9e-10):
+        for h in (-9e-10, 9e-10):
+            off = replace(stored, log_tail=stored.log_tail + mass, entropy=stored.entropy + h)
+            found = certify(off, [rule])
+            assert found.lo[0, 0] <= truth <= found.hi[0, 0]
+
+
+@dataclass(frozen=True)
+class Fixed(Rule):
+    """A rule given by its count."""
+
+    count: int = 4
+
+    def accepted_count(self, dist: TopK, /) -> np.ndarray:
+        return np.full(len(dist), self.count, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("p", "reached"),
+    [
+        # two tail tokens of p_K leave b each to the others
+        ([0.4, 0.12, 0.12, 0.12, 0.12, 0.12], "hi"),
+        ([0.14, 0.14, 0.14, 0.14, 0.11, 0.11, 0.11, 0.11], "hi"),
+        ([0.4, 0.14, 0.14, 0.14, 0.1, 0.08], ""),
+        # the first rejected token has a third of T, the most it can
+        ([0.5, 0.2, 0.1, 0.1, 0.1, 0.0], "lo"),
+        ([0.4, 0.15, 0.15, 0.15, 0.15, 0.0], "lo"),
+        ([0.14, 0.14, 0.14, 0.14, 0.14, 0.1, 0.1, 0.1], ""),
+    ],
+)
+def test_counts_above_k_bound_the_first_rejected_token(p: list[float], reached: str) -> None:
+    full = np.array(p)
+    found = certify(TopK.from_probabilities(full[None], k=2), [Fixed()])
+    truth = certificate(full, Fixed())
+    assert found.accepted_count.tolist() == [[4]]
+    assert found.lo[0, 0] <= truth * (1 + ROUNDING)
+    assert found.hi[0, 0] >= truth * (1 - ROUNDING)
+    if reached:
+        assert getattr(found, reached)[0, 0] == pytest.approx(truth, rel=1e-7)
+
+
+def test_unseen_active_tokens_raise_the_upper_end() -> None:
+    """Of a flat target one token is stored: all that exceed the rejected one are active."""
+    rng = np.random.default_rng(3)
+    p = rng.uniform(0.8, 1.2, (500, 49))
+    p = -np.sort(-p / p.sum(axis=1, keepdims=True))
+    rule = Multiplicative(0.9)
+    whole, cut = (certify(TopK.from_probabilities(p, k=k), [rule]) for k in (49, 1))
+    assert (whole.active_size > 2).mean() > 0.9
+    assert (cut.lo <= whole.lo * (1 + ROUNDING)).all()
+    assert (cut.hi >= whole.lo * (1 - ROUNDING)).all()
 
 
 def test_entropy_narrows_intervals() -> None:

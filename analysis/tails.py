@@ -1,0 +1,195 @@
+"""What T and h say of the tokens that are not stored, and so of the first rejected one.
+
+Of the N = V - K tokens that are not stored three things are known: none exceeds p_K, they sum to
+T, and their surprises f(x) = -x log x sum to h, the entropy less that of the stored tokens. A rule
+accepts p > theta, and all stored tokens pass. The first rejected token has a probability b in
+[b_min, b_max], the largest one not above theta. f is concave: of all tails in a convex set the
+most even one has the greatest entropy, a vertex the least, and every value between them occurs.
+
+**b_min.** Say that j tail tokens are accepted, each in [theta, p_K], and N - j are at most b.
+
+- There must be room: T <= j p_K + (N - j) b.
+- The greatest entropy must reach h. But for the limit b it is C_j = j f(t) + (N - j) f((T - j t) /
+  (N - j)), t = max(theta, T/N); where C_j < h, j is impossible. With it, N - j tokens have b and j
+  share the rest, as long as b is below (T - j t) / (N - j).
+- The least entropy must not exceed h. Mass costs most entropy where tokens are small, f' being
+  decreasing, so the accepted ones hold min(T, j p_K): as many as fit at p_K, the others at theta
+  but for one. The rest is in tokens of b but for one. Where the accepted ones alone exceed h, j is
+  impossible.
+
+If j is impossible, so is j + 1. From one possible j to the next each of the three lower bounds of b
+falls, since one token more is free of the limit b. So the largest possible j gives b_min; and
+everything may be accepted if and only if j = N is possible.
+
+**b_max.** b <= min(theta, T). A tail that holds b has
+
+- at most the entropy f(b) + (N-1) f((T-b)/(N-1)), which falls in b above T/N and must reach h;
+- at least f(b) and the less of two: j = floor((T-b)/p_K) tokens at p_K and the rest in tokens of
+  b but for one, which falls in b; or T - b in j + 1 tokens of [theta, p_K]. The latter rises in b
+  from T - floor(T/p_K) p_K on (from 0 if that is above theta), and there it is the least entropy of
+  any tail. So where this exceeds h at min(theta, T), there is one point up to which it does not.
+
+The errors of T and h are allowed for, so that what is possible is never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.distributions import Floats
+
+TAIL_ERROR = 1e-9  # allowed for in T, relative
+HALVINGS = 32  # of a bisection, which ends on the safe side
+
+Test = Callable[[Floats], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Tails:
+    """What is known of the tails of M steps, and the thresholds they are held against.
+
+    Attributes:
+        size: N, the number of tokens.
+        theta: (M,), above 0 and below p_K.
+        p_k: (M,), no token is above.
+        lower: (M,), and
+        upper: (M,), T is between them.
+        least: (M,), and
+        most: (M,), h is between them, with a margin for taking T at one end: greatest entropies
+            are taken at `upper`, least ones at `lower`, and none falls in T by a slope above 1.
+    """
+
+    size: int
+    theta: Floats
+    p_k: Floats
+    lower: Floats
+    upper: Floats
+    least: Floats
+    most: Floats
+
+    @classmethod
+    def of(
+        cls, size: int, theta: Floats, p_k: Floats, mass: Floats, h: Floats, h_error: Floats
+    ) -> Tails:
+        """Take T > 0 (known up to TAIL_ERROR) and h (known up to h_error), all (M,)."""
+        lower, upper = mass * (1.0 - TAIL_ERROR), mass * (1.0 + TAIL_ERROR)
+        slack = h_error + (upper - lower)
+        return cls(size, theta, p_k, lower, upper, h - slack, h + slack)
+
+    @property
+    def level(self) -> Floats:
+        """t, the least probability of an accepted token in a tail of greatest entropy."""
+        return np.maximum(self.theta, self.upper / self.size)
+
+
+def rejected_range(tails: Tails) -> tuple[Floats, Floats, Floats]:
+    """Return b_min, b_max, and the largest number of tail tokens that can be accepted, each (M,).
+
+    Where that number is N, b_min and b_max are for the case that one is rejected.
+    """
+    accepted = most_accepted(tails)
+    b_max = largest_rejected(tails)
+    b_min = smallest_rejected(tails, np.minimum(accepted, tails.size - 1.0))
+    return np.minimum(b_min, b_max), b_max, accepted
+
+
+def most_accepted(tails: Tails) -> Floats:
+    """Return the largest possible j, in [0, N]; j = 0 always is."""
+    n, level = tails.size, tails.level
+    fitting = np.minimum(n, np.ceil(tails.upper / tails.theta) - 1.0)
+
+    def possible(j: Floats) -> NDArray[np.bool_]:
+        j = np.floor(j)
+        greatest = _spread(j * level, j) + _spread(tails.upper - j * level, n - j)
+        packed = _packed(tails.lower, j, tails.theta, tails.p_k)
+        return (j <= fitting) & (greatest >= tails.least) & (packed <= tails.most)
+
+    halvings = int(fitting.max(initial=0.0) + 1.0).bit_length()  # to less than one token
+    first_impossible = np.floor(_last(possible, np.zeros_like(level), fitting + 1.0, halvings))
+    return np.maximum(0.0, first_impossible - 1.0)
+
+
+def smallest_rejected(tails: Tails, j: Floats) -> Floats:
+    """Return b_min where j tokens are accepted, 0 <= j < N."""
+    others, zero = tails.size - j, np.zeros_like(j)
+    rest = np.maximum(0.0, tails.lower - j * tails.p_k)
+    packed = _packed(tails.lower, j, tails.theta, tails.p_k)
+
+    def reaches(b: Floats) -> NDArray[np.bool_]:
+        entropy = _spread(tails.upper - others * b, j) + _spread(others * b, others)
+        return np.asarray(entropy >= tails.least)
+
+    def stays(b: Floats) -> NDArray[np.bool_]:
+        return np.asarray(packed + _filled(rest, b) <= tails.most)
+
+    even = np.maximum(0.0, tails.upper - j * tails.level) / others
+    entropic = np.maximum(_last(reaches, even, zero), _last(stays, tails.theta, zero))
+    return np.maximum(rest / others, entropic)
+
+
+def largest_rejected(tails: Tails) -> Floats:
+    """Return b_max."""
+    n, theta, p_k = tails.size, tails.theta, tails.p_k
+
+    def reaches(b: Floats) -> NDArray[np.bool_]:
+        return np.asarray(_spread(b, 1.0) + _spread(tails.upper - b, n - 1.0) >= tails.least)
+
+    def stays(b: Floats) -> NDArray[np.bool_]:
+        rest = np.maximum(0.0, tails.lower - b)
+        j = np.floor(rest / p_k)
+        filled = _spread(j * p_k, j) + _filled(rest - j * p_k, b)
+        fits = (j + 1.0) * theta <= tails.upper - b
+        packed = np.where(fits, _packed(rest, j + 1.0, theta, p_k), np.inf)
+        return np.asarray(_spread(b, 1.0) + np.minimum(filled, packed) <= tails.most)
+
+    top = np.minimum(theta, tails.upper)
+    remainder = tails.lower - np.floor(tails.lower / p_k) * p_k
+    return np.minimum(
+        _last(reaches, np.minimum(tails.upper / n, top), top),
+        _last(stays, np.where(remainder <= top, remainder, 0.0), top),
+    )
+
+
+def _spread(mass: Floats, tokens: Floats | float) -> Floats:
+    """Return the greatest entropy of a mass on so many tokens, mass log(tokens / mass)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((mass > 0) & (tokens > 0), mass * np.log(tokens / mass), 0.0)
+
+
+def _filled(mass: Floats, size: Floats) -> Floats:
+    """Return the least entropy of a mass in tokens of at most `size`: all but one have it."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        count = np.floor(mass / size)
+        value = count * _spread(size, 1.0) + _spread(mass - count * size, 1.0)
+    return np.where(mass > 0, np.where(size > 0, value, np.inf), 0.0)
+
+
+def _packed(mass: Floats, j: Floats, low: Floats, high: Floats) -> Floats:
+    """Return the least entropy of a mass, clipped to what fits, in j tokens of [low, high]."""
+    mass = np.clip(mass, j * low, j * high)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        full = np.where(high > low, np.floor((mass - j * low) / (high - low)), 0.0)
+    others = j - 1.0 - full
+    last = mass - full * high - others * low
+    value = full * _spread(high, 1.0) + others * _spread(low, 1.0) + _spread(last, 1.0)
+    return np.where(j > 0, value, 0.0)
+
+
+def _last(test: Test, good: Floats, bad: Floats, halvings: int = HALVINGS) -> Floats:
+    """Return `bad` where the test holds there, else the end of its range by bisection from there.
+
+    The test holds at `good`, on either side of `bad`, and up to one point between them. What is
+    returned does not lie before that point, whatever the number of halvings.
+    """
+    whole = test(bad)
+    if whole.all():
+        return bad
+    for _ in range(halvings):
+        middle = 0.5 * (good + bad)
+        holds = test(middle) | whole
+        good, bad = np.where(holds, middle, good), np.where(holds, bad, middle)
+    return bad
