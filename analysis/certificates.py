@@ -65,6 +65,35 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
         >>> certify(TopK.from_probabilities([[0.75, 0.25]]), [StrictGreedy()]).lo.round(6).tolist()
         [[0.130812]]
     """
+    lo, hi, active, accepted, left = _stored(dist, rules, threads)
+    if np.any(left):
+        cells = [np.flatnonzero(np.isnan(lo[r])) for r in np.flatnonzero(left)]
+        which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
+        lo[which, open_], hi[which, open_], active[which, open_], accepted[which, open_] = (
+            intervals(dist, rules, which, open_, accepted[which, open_])
+        )
+    return Certificates(lo.T, hi.T, active.T, accepted.T)
+
+
+def accepted_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
+    """Return the (N,) accepted counts of a rule given by its `cut`; -1 where unknown."""
+    return np.ascontiguousarray(certify(dist, [rule]).accepted_count[:, 0])
+
+
+def stored_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
+    """Return the (N,) accepted counts of a rule given by its `cut`; -1 where all stored pass.
+
+    Cheaper than `accepted_counts`, which also asks what the tail can be.
+    """
+    lo, _, _, accepted, _ = _stored(dist, [rule], 1)
+    return np.where(np.isnan(lo[0]), -1, accepted[0])
+
+
+def _stored(dist: TopK, rules: Sequence[Rule], threads: int) -> tuple[NDArray[Any], ...]:
+    """Return lo, hi, |A| and n, each (R, N), and how many cells of each rule are open.
+
+    All stored tokens are accepted at an open cell, and lo and hi are nan there.
+    """
     check_k(rules, dist.k, dist.vocab_size)
     table = _rules(dist, rules)
     # A rule's column is contiguous. Columns of whole pages would share the same few cache sets.
@@ -80,18 +109,7 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
             left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
     lo, hi = floats[:, :, : len(dist)]
     active, accepted = ints[:, :, : len(dist)]
-    if np.any(left):
-        cells = [np.flatnonzero(np.isnan(lo[r])) for r in np.flatnonzero(left)]
-        which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
-        lo[which, open_], hi[which, open_], active[which, open_], accepted[which, open_] = (
-            intervals(dist, rules, which, open_, accepted[which, open_])
-        )
-    return Certificates(lo.T, hi.T, active.T, accepted.T)
-
-
-def accepted_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
-    """Return the (N,) accepted counts of a rule given by its `cut`; -1 where unknown."""
-    return np.ascontiguousarray(certify(dist, [rule]).accepted_count[:, 0])
+    return lo, hi, active, accepted, left
 
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:

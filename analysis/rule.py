@@ -136,7 +136,12 @@ class Rule:
             ValueError: the count is unknown, the token lies beyond the stored ones, and the rule
                 has no threshold to compare its probability with.
         """
-        count = self.accepted_count(dist)
+        if type(self).accepted_count is Rule.accepted_count:
+            from analysis.certificates import stored_counts
+
+            count = stored_counts(dist, self)
+        else:
+            count = self.accepted_count(dist)
         accepted = np.asarray(rank <= np.where(count < 0, dist.k, count))
         open_ = (count < 0) & (rank > dist.k)
         if np.any(open_):

@@ -130,6 +130,7 @@ def trajectory(
     """
     ids = prompt["token_ids"]
     logits = read_again(target, ids, answer)
+    argmax = logits.argmax(1)
     drafted = read_again(drafter, ids, answer).argmax(1)
     dist, rank, log_prob = ranked(logits, drafted, 2)
     assert dist.logits is not None
@@ -155,6 +156,6 @@ def trajectory(
     indicators = [
         step | {"rule": label, "accepted": bool(accepted)}
         for label, rule in rules.items()
-        for step, accepted in zip(steps, rule_accepts(rule, logits, drafted), strict=True)
+        for step, accepted in zip(steps, rule_accepts(rule, logits, drafted, argmax), strict=True)
     ]
     return {"trajectory": rows, "indicators": indicators}

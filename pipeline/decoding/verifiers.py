@@ -12,7 +12,7 @@ from torch import Tensor
 from analysis import verification
 from analysis.criteria import Rule
 from analysis.distributions import TopK
-from pipeline.decoding.choices import TEST, TOKEN, Choice, Greedy, Inversion, Noise
+from pipeline.decoding.choices import TEST, TOKEN, Choice, Inversion, Noise
 from pipeline.decoding.drafters import Draft
 from pipeline.moments import summarise
 
@@ -78,8 +78,9 @@ class Relaxed:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
         """Accept drafted tokens as long as the rule does."""
         n = len(draft.tokens)
-        accepts = rule_accepts(self._rule, logits[:n], draft.tokens)
-        return chain(verification.relaxed(accepts, Greedy()(logits, 0).tolist()), n)
+        argmax = logits.argmax(-1)
+        accepts = rule_accepts(self._rule, logits[:n], draft.tokens, argmax[:n])
+        return chain(verification.relaxed(accepts, argmax.tolist()), n)
 
 
 class SpeculativeSampling:
@@ -115,8 +116,9 @@ class SpeculativeSampling:
 
         also = None
         if self._rule is not None:
-            also = rule_accepts(self._rule, logits[:n], draft.tokens)
-            also &= (draft.tokens != logits[:n].argmax(-1)).cpu().numpy()
+            argmax = logits[:n].argmax(-1)
+            also = rule_accepts(self._rule, logits[:n], draft.tokens, argmax)
+            also &= (draft.tokens != argmax).cpu().numpy()
         return chain(
             verification.speculative_sampling(
                 p[:n].gather(1, at)[:, 0].cpu().numpy(),
@@ -130,12 +132,12 @@ class SpeculativeSampling:
         )
 
 
-def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor) -> np.ndarray:
+def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) -> np.ndarray:
     """Say which of the drafted tokens (n,) a rule accepts under raw logits (n, V).
 
     Every rule accepts the argmax, so only the other rows are looked at.
     """
-    other = (logits.argmax(-1) != drafted).nonzero()[:, 0]
+    other = (argmax != drafted).nonzero()[:, 0]
     accepts = np.ones(len(drafted), dtype=np.bool_)
     if len(other):
         dist, rank, log_prob = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
