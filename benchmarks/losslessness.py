@@ -1,4 +1,4 @@
-"""Do sampled answers have the target's law? ``python -m benchmarks.losslessness [OVERRIDES]``.
+"""Do sampled answers have the target's law? ``python -m benchmarks.losslessness [--answers N]``.
 
 Decodes the shortest prompt many times with the study's pair, by speculative sampling and by
 exponential races, and holds the joint frequencies of the first four tokens (the prompt's own, two
@@ -9,7 +9,7 @@ answers are held against the same law, which must refuse them.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import Counter
 
 import numpy as np
@@ -23,7 +23,7 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
 from pipeline.models import LanguageModel
 
-TEMPERATURE, ANSWERS, LEAST = 0.7, 2000, 8.0
+TEMPERATURE, LEAST = 0.7, 8.0
 DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens
 Start = tuple[int, ...]
 
@@ -35,12 +35,12 @@ def law(target: LanguageModel, prompt: list[int], first: Start) -> np.ndarray:
     return torch.softmax(logits.double() / TEMPERATURE, 0).numpy()
 
 
-def expected(target: LanguageModel, prompt: list[int]) -> dict[Start, float]:
+def expected(target: LanguageModel, prompt: list[int], answers: int) -> dict[Start, float]:
     """Return the expected count of every beginning that is expected at least LEAST times.
 
     A beginning has COUNTED tokens, or fewer and ends the answer.
     """
-    cells: dict[Start, float] = {(): float(ANSWERS)}
+    cells: dict[Start, float] = {(): float(answers)}
     for _ in range(COUNTED):
         longer: dict[Start, float] = {}
         for start, count in cells.items():
@@ -53,24 +53,30 @@ def expected(target: LanguageModel, prompt: list[int]) -> dict[Start, float]:
     return cells
 
 
-def p_value(counts: Counter[Start], cells: dict[Start, float]) -> float:
+def p_value(counts: Counter[Start], cells: dict[Start, float], answers: int) -> float:
     """Return the chi-square p-value of counted beginnings, all others being one cell."""
     found = [counts[cell] for cell in cells]
     wanted = list(cells.values())
     return float(
-        stats.chisquare([*found, ANSWERS - sum(found)], [*wanted, ANSWERS - sum(wanted)]).pvalue
+        stats.chisquare([*found, answers - sum(found)], [*wanted, answers - sum(wanted)]).pvalue
     )
 
 
-def main(overrides: list[str]) -> None:
+def main() -> None:
     """Print the p-value of every law."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--answers", type=int, default=2000, help="of each method")
+    arguments, overrides = parser.parse_known_args()
+    answers = arguments.answers
     target, drafter, prompts = load_pair(overrides)
     prompt = min(prompts, key=len)
-    cells = expected(target, prompt)
-    print(f"{target.label}, {drafter.label}: {ANSWERS} answers, {len(cells) + 1} cells")
+    cells = expected(target, prompt, answers)
+    if len(cells) < 2:
+        parser.error(f"--answers={answers} is too few for a test: give 1000 or more")
+    print(f"{target.label}, {drafter.label}: {answers} answers, {len(cells) + 1} cells")
     for name in ("speculative sampling", "exponential races", "the drafter alone"):
         counts: Counter[Start] = Counter()
-        for seed in range(ANSWERS):
+        for seed in range(answers):
             noise = Noise(seed, "losslessness", LENGTH + 1, target.device, DRAFTED)
             race, draw = Race(TEMPERATURE, noise), Inversion(TEMPERATURE, noise, DRAFT)
             verifier: Verifier = Match(race)
@@ -85,8 +91,8 @@ def main(overrides: list[str]) -> None:
             model = drafter if name == "the drafter alone" else target
             answer = decode(model, source, verifier, prompt, DRAFTED, LENGTH).tokens
             counts[tuple(answer[:COUNTED])] += 1
-        print(f"  {name:<22} chi-square p = {p_value(counts, cells):.3g}", flush=True)
+        print(f"  {name:<22} chi-square p = {p_value(counts, cells, answers):.3g}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -22,6 +22,7 @@ from conf import schema
 from pipeline.artifacts import Artifact, Store
 from pipeline.composition import EXPECTED, explain, settings_of
 from pipeline.errors import PipelineError
+from pipeline.fingerprint import fingerprint
 from pipeline.paths import CONF, OUTPUTS, ROOT
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
@@ -141,16 +142,14 @@ def _show(report: Artifact, place: Path) -> None:
     """Copy a report to where people look for it, unless it is there already."""
     from pipeline import runner
 
-    marker = place / ".artifact"
-    if not (marker.is_file() and marker.read_text() == report.content):
+    marker, state = place / ".artifact", fingerprint(report.record["files"])  # timings included
+    if not (marker.is_file() and marker.read_text() == state):
         beside = place.with_name(f".{place.name}.{os.getpid()}")
         shutil.rmtree(beside, ignore_errors=True)
         shutil.copytree(report.directory, beside, ignore=shutil.ignore_patterns("record.json"))
-        (beside / ".artifact").write_text(report.content)
+        (beside / ".artifact").write_text(state)
         if place.exists():
-            print(
-                f"{runner.shown(place)}: replaces the report of another configuration", flush=True
-            )
+            print(f"{runner.shown(place)}: replaces the report that was there", flush=True)
             shutil.rmtree(place)
         beside.rename(place)
     print(f"report: {runner.shown(place / 'index.md')}", flush=True)
