@@ -15,7 +15,7 @@ from analysis.decoding import Decoded
 from analysis.style import BLUE, GREY, LINES, POINTS, PURPLE, VERMILION, grid, legend, styled
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
-SHOWN = 5  # methods in a panel
+SHOWN = len(LINES)  # methods in a panel
 TESTED = 5  # tests that a place needs for its rate to be drawn
 RATIO, PROBABILITY_RATIO = "logit ratio z₂/z₁", "probability ratio p₂/p₁"
 COMPARED = (  # columns of the steps, and their names on the axes
@@ -67,19 +67,19 @@ def places_figure(decoded: Sequence[Decoded]) -> Figure:
 
 
 def _longest(one: Decoded) -> list[tuple[int, str]]:
-    """Return up to five methods at their longest draft, one setting of each kind of rule."""
-    seen: dict[tuple[str, float], tuple[int, str]] = {}
-    ordered = one.runs[one.runs["draft_length"] > 0].sort_values("draft_length", kind="stable")
-    for run, row in ordered.iterrows():
-        key = (str(row["method"]), float(row["temperature"]))
-        seen[key] = int(run), f"{row['method']}, T = {row['temperature']:g}"  # type: ignore[call-overload]
-    kinds: dict[tuple[str, float], tuple[int, str]] = {}
-    for (method, temperature), found in seen.items():
-        preferred = f"θ = {THRESHOLD:g})" in method
-        kind = (method.split(" (θ")[0], temperature)
-        if preferred or kind not in kinds:
-            kinds[kind] = found
-    return sorted(kinds.values())[:SHOWN]
+    """Return one run a kind of method: the lowest temperature at its longest draft.
+
+    Thresholds of MARS are one kind, shown by `THRESHOLD` where it was decoded.
+    """
+    runs = one.runs[one.runs["draft_length"] > 0]
+    kind = runs["method"].str.split(" (θ", regex=False).str[0]
+    other = ~runs["method"].str.contains(f"θ = {THRESHOLD:g})", regex=False)
+    ordered = runs.assign(kind=kind, other=other).sort_values(
+        ["other", "temperature", "draft_length"], ascending=[True, True, False], kind="stable"
+    )
+    chosen = ordered.drop_duplicates("kind").sort_index()[:SHOWN]
+    names = (f"{method}, T = {t:g}" for method, t in chosen[["method", "temperature"]].to_numpy())
+    return list(zip(chosen.index.tolist(), names, strict=True))
 
 
 @styled

@@ -29,7 +29,11 @@ def timing_figures(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -
 @styled
 def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
     """Draw agreement and speedup of MARS over its threshold (after Figure 4 of MARS)."""
-    sweeps = [table[table["theta"].notna() & (table["temperature"] == 0)] for table in speeds]
+    sweeps = []
+    for table in speeds:
+        mars = table[table["theta"].notna() & (table["temperature"] == 0)]
+        swept = mars.groupby("draft_length")["theta"].transform("nunique") > 1
+        sweeps.append(mars[swept])
     if any(table["theta"].nunique() < 2 for table in sweeps):
         return None
     figure, axes = grid(1, [one.target for one in decoded])
