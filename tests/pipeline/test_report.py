@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from pipeline.artifacts import Artifact, Store
@@ -168,10 +169,11 @@ def test_the_part_on_decoding_says_how_many_prompts_and_tokens_it_is_from() -> N
     """Two prompts, whose answers of every method hold 6 and 4 tokens."""
     decoded = answers()
     record = {"facts": {"failed_prompts": 1}, "config": {"steps": 8}}
-    artifact = cast(Artifact, SimpleNamespace(record=record))
+    failures = pa.table({"prompt_id": ["p7"], "reason": ["the prompt is empty"]})
+    artifact = cast(Artifact, SimpleNamespace(record=record, read=lambda _: failures))
     assert extent([decoded], [artifact]) == (
-        "- large: every method decoded the same 2 prompts (1 more failed), up to 8 tokens each: "
-        "10 tokens a method and setting."
+        "- large: every method decoded the same 2 prompts (1 more failed, the first, p7, with: "
+        "the prompt is empty), up to 8 tokens each: 10 tokens a method and setting."
     )
     one = decoded.data.index[decoded.data["run"] == 1][0]
     decoded.data.loc[one, "n_tokens"] -= 2
