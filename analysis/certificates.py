@@ -154,11 +154,11 @@ def _cut(dist: TopK, rule: Rule) -> tuple[int, Cut]:
     if type(rule).accepted_count is not Rule.accepted_count:
         counts = np.asarray(rule.accepted_count(dist))
         good = ((counts >= 1) | ((counts == -1) & (dist.k < size))) & (counts <= size)
-        if counts.shape != (len(dist),) or not np.all(good):
+        whole = np.issubdtype(counts.dtype, np.integer)
+        if not whole or counts.shape != (len(dist),) or not np.all(good):
             raise ValueError(
-                f"rule {rule.label!r}: accepted_count must give {len(dist)} integers "
-                f"in [1, {size}], or -1 where more than the stored tokens are "
-                "accepted"
+                f"rule {rule.label!r}: accepted_count must give one integer a step, in "
+                f"[1, {size}], or -1 where more than the stored tokens are accepted"
             )
         return COUNTS, Cut(max_rank=counts)
     cut = rule.cut(dist)

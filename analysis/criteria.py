@@ -298,6 +298,11 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     """
     rules = []
     for mapping in map(_plain, mappings):
+        empty = next((key for key, value in mapping.items() if value in ([], ())), None)
+        if empty is not None:
+            raise ValueError(
+                f"rule {mapping.get('rule')}: {empty}=[] is not allowed: give at least one value"
+            )
         axes = [value if isinstance(value, list | tuple) else [value] for value in mapping.values()]
         rules += [
             build(dict(zip(mapping, point, strict=True))) for point in itertools.product(*axes)

@@ -47,13 +47,20 @@ def _optional_at_least(low: int) -> Any:
     return _ranged(f"null or an integer of at least {low}", lambda v: v is None or v >= low)
 
 
+def _name() -> Any:
+    return _ranged(
+        "a name that begins with a letter or digit and holds no /",
+        lambda value: re.fullmatch(r"[^\W_][^/]*", value) is not None,
+    )
+
+
 @dataclass
 class Model:
     """A causal language model in a directory or on the hub."""
 
     path: str = MISSING
     revision: str | None = MISSING
-    label: str = MISSING
+    label: str = _name()
     dtype: str = _one_of("float32", "bfloat16", "float16")
     head_dtype: str = _one_of("float32", "bfloat16", "float16")
     attention: str = _one_of("sdpa", "eager", "flash_attention_2")
@@ -89,7 +96,7 @@ class Distributions:
 class Certificates:
     """Which distribution is certified."""
 
-    temperature: float = _ranged("a number above 0", lambda value: value > 0)
+    temperature: float = _ranged("a number of at least 0.01", lambda value: value >= 0.01)
 
 
 @dataclass
@@ -97,8 +104,8 @@ class RunLengths:
     """KL levels of the certifiable run lengths, in nats."""
 
     eps: list[float] = _ranged(
-        "a non-empty list of numbers of at least 0",
-        lambda values: len(values) > 0 and all(value >= 0 for value in values),
+        "a non-empty list of different numbers of at least 0",
+        lambda values: 0 < len(values) == len(set(values)) and min(values) >= 0,
     )
     window: int = _at_least(1)
 
@@ -155,7 +162,7 @@ class Device:
 class Config:
     """The whole configuration of a run."""
 
-    study: str = MISSING
+    study: str = _name()
     stage: str = _one_of(*STAGES)
     outputs: str = MISSING
     targets: dict[str, Model] = field(default_factory=dict)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from analysis.certificates import certify
 from pipeline import columns, dump
 from pipeline.artifacts import Artifact, Draft
+from pipeline.errors import PipelineError
 from pipeline.stages import Node
 
 
@@ -23,7 +24,10 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list
     with ExitStack() as stack:
         writers = [stack.enter_context(draft.writer("data", schema)) for draft in drafts]
         for steps, dist in dump.chunks(upstream["distributions"][0], temperature):
-            result = certify(dist, rules)
+            try:
+                result = certify(dist, rules)
+            except ValueError as error:  # of a user's rule: those of the project are checked before
+                raise PipelineError(f"criteria: {error}") from error
             for at, writer in enumerate(writers):
                 count = result.accepted_count[:, at]
                 arrays = [

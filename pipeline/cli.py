@@ -42,6 +42,13 @@ def main() -> None:
         if traceback:
             raise
         raise SystemExit(f"error: {explain(error)}") from None
+    except OSError as error:  # outputs that can't be written, a full disk
+        if traceback or not error.filename:
+            raise
+        raise SystemExit(f"error: {error.filename}: {error.strerror}") from None
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -54,12 +61,15 @@ def _multirun() -> None:
 
     def given(key: str) -> str | None:
         values = [a.split("=", 1)[1] for a in sys.argv[1:] if a.startswith(f"{key}=")]
-        return values[-1] if values else None
+        return values[-1].strip("'\"") if values else None
 
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     outputs = Path(given("outputs") or OUTPUTS)
     directory = Path(given("hydra.sweep.dir") or outputs / "sweeps" / now)
-    sys.argv.append(f"hydra.sweep.dir={directory}")  # so that the sweep can be collected
+    flags = ("-m", "--multirun")  # first, since argparse takes none between overrides
+    rest = [argument for argument in sys.argv[1:] if argument not in flags]
+    # the directory is given, so that the sweep can be collected
+    sys.argv[1:] = ["-m", *rest, f"hydra.sweep.dir='{directory}'"]
     try:
         _decorated(_swept)()
     finally:  # Hydra has no hook for the end of a sweep in which a job failed
@@ -107,7 +117,7 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
-    if not wanted:
+    if not wanted:  # one of the stages that need a drafter
         raise PipelineError(
             f"stage={settings.stage} has nothing to do: add a drafter, for "
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.errors import CompactHydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -61,7 +62,7 @@ def explain(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if not isinstance(cause, OmegaConfBaseException):
         return str(error)
-    known = ""
+    known = _allowed(cause.full_key or "")
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         parent = cause.parent_node
         if isinstance(parent, DictConfig):
@@ -69,6 +70,26 @@ def explain(error: BaseException) -> str:
     place = f" at {cause.full_key}" if cause.full_key else ""
     said = "" if cause is error else f"{_first_line(error).rstrip('.')}: "
     return f"{said}{_first_line(cause)}{place}{known}"
+
+
+def _allowed(key: str) -> str:
+    """Return what is allowed at a key of the schema, as the end of a sentence."""
+    kind: Any = Config
+    allowed = None
+    parts = iter(key.split("."))
+    for part in parts:
+        spec = next((spec for spec in fields(kind) if spec.name == part), None)
+        if spec is None:
+            return ""
+        allowed, kind = spec.metadata.get("allowed"), get_type_hints(kind)[part]
+        inner = [item for item in get_args(kind) if is_dataclass(item)]
+        if get_origin(kind) is dict:
+            next(parts, None)  # the name of a target
+        if not is_dataclass(kind):
+            if not inner:
+                break
+            kind = inner[0]
+    return f": give {allowed}" if allowed else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -47,12 +47,12 @@ def compute(node: Node, _: dict[str, list[Artifact]], draft: Draft) -> None:
         table, excluded = sample(rows, tokenizer, config)
         draft.facts |= {"source_rows": len(rows), "excluded": excluded}
     if len(table["prompt_id"]) < config["count"]:
-        counted = ", ".join(f"{n['rows']} {reason}" for reason, n in excluded.items())
         raise PipelineError(
             f"prompts.count={config['count']}: prompts.source={path} has only "
             f"{len(table['prompt_id'])} prompts of {config['min_tokens']} to "
-            f"{config['max_tokens']} tokens (excluded: {counted or 'none'}). Lower prompts.count "
-            "or prompts.min_tokens, or raise prompts.max_tokens"
+            f"{config['max_tokens']} tokens (excluded, rows counted from 0: "
+            f"{counted(excluded) or 'none'}). Lower prompts.count or prompts.min_tokens, or "
+            "raise prompts.max_tokens"
         )
     name = config["source"].get("hub") or Path(path).name
     table["source"] = [rows[at].get("category", name) for at in table["source_row"]]
@@ -62,6 +62,16 @@ def compute(node: Node, _: dict[str, list[Artifact]], draft: Draft) -> None:
         .select(columns.schema("prompts").names)
         .cast(columns.schema("prompts")),
     )
+
+
+def counted(excluded: Mapping[str, Any]) -> str:
+    """Return how many rows were excluded for each reason, with the first ones."""
+    parts = []
+    for reason, entry in excluded.items():
+        rows = [str(row["source_row"]) for row in entry["first"]]
+        more = ["..."] if entry["rows"] > len(rows) else []
+        parts.append(f"{entry['rows']} {reason} (row {', '.join(rows + more)})")
+    return ", ".join(parts)
 
 
 def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
@@ -159,7 +169,9 @@ def sample(
             break
         row = rows[int(at)]
         try:
-            text = first_message(row, seen)
+            text = first_message(row)
+            if row["prompt_id"] in seen:
+                raise ExcludedRowError("duplicate id")
             ids = encode_chat(tokenizer, text, config["enable_thinking"])
             if len(ids) < config["min_tokens"]:
                 raise ExcludedRowError("too short")
@@ -171,6 +183,7 @@ def sample(
             if len(entry["first"]) < NAMED:
                 entry["first"].append({"source_row": int(at), "prompt_id": str(row["prompt_id"])})
             continue
+        seen.add(row["prompt_id"])
         for name, value in zip(
             table, (row["prompt_id"], int(at), text, ids, len(ids)), strict=True
         ):
@@ -189,11 +202,11 @@ def encode_chat(tokenizer: Any, text: str, enable_thinking: bool) -> list[int]:
     )
 
 
-def first_message(row: Mapping[str, Any], seen: set[str]) -> str:
-    """Return the first user message of a row, and remember its id in `seen`.
+def first_message(row: Mapping[str, Any]) -> str:
+    """Return the first user message of a row.
 
     Raises:
-        ExcludedRowError: it is missing, no string or empty, or the id is no string or not new.
+        ExcludedRowError: it is missing, no string or empty, or the id is no string.
     """
     name, messages = row["prompt_id"], row["messages"]
     turns = [turn for turn in messages or [] if isinstance(turn, Mapping)]
@@ -205,7 +218,4 @@ def first_message(row: Mapping[str, Any], seen: set[str]) -> str:
         raise ExcludedRowError("not a string")
     if not text.strip():
         raise ExcludedRowError("empty")
-    if name in seen:
-        raise ExcludedRowError("duplicate id")
-    seen.add(name)
     return text

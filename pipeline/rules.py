@@ -10,26 +10,28 @@ from analysis.dials import Dial, build_dial
 from pipeline.errors import PipelineError
 
 
-def build_rules(config: Any) -> list[criteria.Rule]:
-    """Return the rules of a `criteria` configuration.
+def build_rules(config: Any, key: str = "criteria") -> list[criteria.Rule]:
+    """Return the rules of a `criteria` configuration, or of another key.
 
     Raises:
-        PipelineError: a rule, key, type or range is wrong, or two rules are the same.
+        PipelineError: there is none, a rule, key, type or range is wrong, or two are the same.
     """
     if not isinstance(config, Mapping) or not ({"rule", "rules"} & set(config)):
         raise PipelineError(
-            f"criteria={config!r} is not allowed: give one rule "
-            "(criteria=additive) or a list of them under `rules`"
+            f"{key}={config!r} is not allowed: give one rule, {{rule: additive, t: 0.1}}, "
+            "or a list of them under `rules`"
         )
     mappings = config.get("rules", [config])
+    if not isinstance(mappings, list) or not mappings:
+        raise PipelineError(f"{key}.rules={mappings!r} is not allowed: give at least one rule")
     try:
         rules = criteria.expand(mappings)
     except (ValueError, TypeError, ImportError) as error:
-        raise PipelineError(f"criteria: {error}") from error
+        raise PipelineError(f"{key}: {error}") from error
     labels = [rule.label for rule in rules]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
-        raise PipelineError(f"criteria: {', '.join(twice)} is given twice")
+        raise PipelineError(f"{key}: {', '.join(twice)} is given twice")
     return rules
 
 

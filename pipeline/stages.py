@@ -231,7 +231,10 @@ def acceptance_node(config: Config, rules: list[Any], drafts: Node) -> Node:
     from pipeline.rules import build_dials, build_rules
 
     asked = config.acceptance
-    presets = {name: build_rules(preset)[0] for name, preset in asked.presets.items()}
+    presets = {
+        name: build_rules(preset, f"acceptance.presets.{name}")[0]
+        for name, preset in asked.presets.items()
+    }
     dials = build_dials(asked.dials)
     turned = [rule for dial in dials for rule in dial.rules]
     if config.stage in ("acceptance", "report"):

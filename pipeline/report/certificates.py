@@ -34,6 +34,8 @@ def compare(target: Target) -> list[Compared]:
         for item, artifact in zip(target.certificates, target.sources, strict=True)
         if item.rule.name in BOUNDED
     ]
+    if not chosen:
+        return []
     rules = [item.rule for item, _ in chosen]
     rejected = [first_rejected(item.rule, artifact) for item, artifact in chosen]
     p0, b, theta = first_probabilities(target.dump, rules, rejected)

@@ -253,7 +253,7 @@ def test_a_rule_that_says_nothing_or_nonsense_is_refused() -> None:
 
     with pytest.raises(ValueError, match="says nothing"):
         certify(dist, [Silent()])
-    with pytest.raises(ValueError, match=r"integers in \[1, 6\]"):
+    with pytest.raises(ValueError, match=r"one integer a step, in \[1, 6\]"):
         certify(dist, [Zero()])
     with pytest.raises(ValueError, match="is taken by"):
         register("greedy")(Zero)

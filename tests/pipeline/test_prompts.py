@@ -119,7 +119,8 @@ def test_values_of_mixed_types(model: Path, tmp_path: Path) -> None:
             bad = {"prompt": 3, "prompt_id": f"bad{i}", "messages": messages}
             file.write(json.dumps(bad) + "\n")
     with pytest.raises(
-        PipelineError, match=r"only 6 prompts .*excluded: 2 no user message, 1 not a string"
+        PipelineError,
+        match=r"only 6 prompts .*2 no user message \(row \d, \d\), 1 not a string \(row \d\)",
     ):
         tiny.built(tiny.prompts_node(model, source, count=9), tmp_path / "store")
 

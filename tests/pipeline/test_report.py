@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -163,6 +163,28 @@ def test_two_targets_of_one_name_are_refused(tmp_path: Path) -> None:
     node = MadeUp(store, [{"rule": "greedy"}], lengths=[4, 4]).report(["same", "same"], [0, 1])
     with pytest.raises(PipelineError, match="given to two targets"):
         ensure([node], store)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"rule": "mars", "theta": 0.9},
+        {"rule": "absolute", "theta": 0.1},
+        {"rule": "tree", "m": 2},
+        {"rule": "typical", "eps0": 0.1, "delta0": 0.09},
+        {"rule": "topm_multiplicative", "m": 2, "alpha": 0.5},
+    ],
+    ids=lambda rule: rule["rule"],
+)
+def test_a_study_of_one_rule_has_a_report(rule: dict[str, Any], tmp_path: Path) -> None:
+    """Rules without a closed form leave tables out, and nothing else."""
+    store = Store(tmp_path)
+    made = MadeUp(store, [rule], lengths=(20, 30))
+    (report,) = ensure([made.report(["one"], [0])], store)
+    page = (report.directory / "index.md").read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", page):
+        assert (report.directory / target).is_file(), target
+    assert (report.directory / "tables/determined.csv").is_file()
 
 
 def test_the_part_on_decoding_says_how_many_prompts_and_tokens_it_is_from() -> None:
