@@ -226,6 +226,22 @@ def test_speed_costs_and_predictions() -> None:
     best = speed.draft_lengths(table)
     assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
+    assert speed.draft_lengths(table[::-1])["tried"].tolist() == ["2, 3"]
+
+
+def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
+    table = speed.speed(made(), 20, 0.9, 0)
+    assert speed.signs_of_load(table) == []
+    # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
+    interrupted = made()
+    interrupted.spans.loc[interrupted.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
+    gap, verification = speed.signs_of_load(speed.speed(interrupted, 20, 0.9, 0))
+    assert gap.startswith("Autoregressive at T = 0: 1 % of the gaps")
+    assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
+    assert "Strict greedy at T = 0, γ = 2: a verification took 0.51 of" in verification
+    # the limits themselves are no sign
+    limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9)
+    assert speed.signs_of_load(limit) == []
 
 
 def test_teacher_forced_beside_realised() -> None:
