@@ -44,7 +44,7 @@ CAPTIONS = {
     "decoding_places": "Above: how often the token at each place of a draft is accepted, of those "
     f"tested there; places tested fewer than {TESTED} times are left out. Below: how many tokens "
     "calls accept.",
-    "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Red: "
+    "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Orange: "
     "steps with a logit ratio above 0.9, where MARS accepts either token. "
     "Last row: those steps, by what the drafter proposes.",
     "decoding_ratio_histograms": "The largest logit and both ratios; dashed: 0 and the threshold "

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from analysis import decoding, speed
 from analysis.decoding import Decoded
@@ -227,6 +228,20 @@ def test_speed_costs_and_predictions() -> None:
     assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
     assert speed.draft_lengths(table[::-1])["tried"].tolist() == ["2, 3"]
+
+
+def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> None:
+    figure = content_figures([made()])["decoding_ratios"]
+    drawn = {
+        (points.get_label(), to_hex(points.get_facecolor()[0]))
+        for axis in figure.axes
+        for points in axis.collections
+        if len(points.get_offsets())
+    }
+    assert len(drawn) == len({name for name, _ in drawn}) == len({color for _, color in drawn})
+    shown = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {name for name, _ in drawn} <= shown
+    assert {"logit ratio up to 0.9", "logit ratio above 0.9"} <= shown
 
 
 def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
