@@ -149,14 +149,14 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     alone = speeds[speeds["drafter"] == "none"]
     spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
     if len(alone) and spread.max() > SLOWEST_GAP:
-        run = alone.loc[spread.idxmax()]
+        run = alone.iloc[int(np.argmax(spread))]
         signs.append(
             f"{_named(run)}: 1 % of the gaps between tokens are above "
             f"{1000 * run['itl_99']:.3g} ms, {spread.max():.3g} times their median"
         )
     drafted = speeds[(speeds["drafter"] == "model") & (speeds["verify_ratio"] < LEAST_VERIFY_RATIO)]
     if len(drafted):
-        run = drafted.loc[drafted["verify_ratio"].idxmin()]
+        run = drafted.iloc[int(np.argmin(drafted["verify_ratio"]))]
         signs.append(
             f"{_named(run)}, γ = {run['draft_length']}: a verification took "
             f"{run['verify_ratio']:.2f} of the time of a target pass over one token"
