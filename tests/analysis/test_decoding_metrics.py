@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 
 from analysis import decoding, speed
 from analysis.decoding import Decoded
@@ -242,6 +243,19 @@ def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> No
     shown = {text.get_text() for text in figure.legends[0].get_texts()}
     assert {name for name, _ in drawn} <= shown
     assert {"logit ratio up to 0.9", "logit ratio above 0.9"} <= shown
+
+
+def test_the_legend_of_draft_lengths_names_both_predictions() -> None:
+    table = speed.speed(made(), 20, 0.9, 0).assign(theta=np.nan)
+    table = pd.concat([table, table[1:2].assign(draft_length=5)], ignore_index=True)
+    figure = timing_figures([made()], [table])["decoding_lengths"]
+    shown = figure.legends[0]
+    styles = {
+        text.get_text(): line.get_linestyle()
+        for text, line in zip(shown.get_texts(), shown.legend_handles, strict=True)
+        if isinstance(line, Line2D)
+    }
+    assert styles == {"predicted, τ/(1 + γρ)": ":", "predicted from the costs": "--"}
 
 
 def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
