@@ -20,6 +20,7 @@ from analysis.printing import symbol
 from analysis.style import (
     BLUE,
     GREEN,
+    GREY,
     LINES,
     POINTS,
     RULED,
@@ -86,12 +87,12 @@ def profile_figure(
             axis.yaxis.set_major_formatter(PercentFormatter(1))
         row[0].set_ylabel("steps")
     for axis, name in zip(
-        axes[-1], ("position in the answer", "decile of the target's margin p₁ − p₂"), strict=True
+        axes[-1], ("position in the answer", "decile of the target's margin p₀ − p₁"), strict=True
     ):
         axis.set_xlabel(name)
     kinds = [
-        Line2D([], [], color="black", linestyle="-", label="accepted"),
-        Line2D([], [], color="black", linestyle=":", label="certified"),
+        Line2D([], [], color=GREY, linestyle="-", label="accepted"),
+        Line2D([], [], color=GREY, linestyle=":", label="certified"),
     ]
     colors = [
         Line2D([], [], color=color, label=name)

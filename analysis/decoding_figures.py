@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis import decoding
 from analysis.decoding import Decoded
-from analysis.style import BLUE, GREY, LINES, POINTS, PURPLE, VERMILION, grid, legend, styled
+from analysis.style import BLUE, GREEN, GREY, LINES, POINTS, PURPLE, VERMILION, grid, legend, styled
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 SHOWN = len(LINES)  # methods in a panel
@@ -93,13 +93,18 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure:
     for (*panels, last), one in zip(axes.T, decoded, strict=True):
         steps = _ratios(one.trajectory)
         for axis, (x, y, across, up) in zip(panels, COMPARED, strict=True):
-            for low, colour in ((False, GREY), (True, VERMILION)):
+            for low, colour, name in (
+                (False, GREY, f"logit ratio up to {THRESHOLD:g}"),
+                (True, VERMILION, f"logit ratio above {THRESHOLD:g}"),
+            ):
                 mine = steps[steps["low"] == low]
-                axis.scatter(mine[x], mine[y], s=4, color=colour, linewidths=0, rasterized=True)
+                axis.scatter(
+                    mine[x], mine[y], s=4, color=colour, linewidths=0, label=name, rasterized=True
+                )
             axis.set_xlabel(across)
             axis.set_ylabel(up)
         _zone(last, steps)
-    legend(figure, axes[-1])
+    legend(figure, axes[[0, -1]].flat, 3)
     return figure
 
 
@@ -121,8 +126,8 @@ def _zone(axis: Axes, steps: pd.DataFrame) -> None:
     zone = steps[steps["low"]]
     for name, mine, colour in (
         ("argmax drafted", zone["draft_rank"] == 1, BLUE),
-        ("second drafted: accepted by MARS", zone["draft_rank"] == 2, PURPLE),
-        ("another drafted: rejected", zone["draft_rank"] > 2, VERMILION),
+        ("second drafted: accepted by MARS", zone["draft_rank"] == 2, GREEN),
+        ("another drafted: rejected", zone["draft_rank"] > 2, PURPLE),
     ):
         axis.scatter(
             zone.loc[mine, "ratio"],

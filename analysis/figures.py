@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -182,10 +181,10 @@ def _legend_columns(panels: int) -> int:
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
-    """Draw the ceilings of the shown rules: log 2, and log(m+1) of each tree."""
-    names = {math.log(2): "log 2"}
-    names |= {
-        rule.ceiling: f"log {rule.parameters['m'] + 1}" for rule in rules if rule.name == "tree"
+    """Draw the ceilings of the shown rules: log(m+1) of each tree, log 2 of all others."""
+    names = {
+        rule.ceiling: f"log {rule.parameters['m'] + 1}" if rule.name == "tree" else "log 2"
+        for rule in rules
     }
     for ceiling, name in names.items():
         axis.axvline(ceiling, **LEVEL)

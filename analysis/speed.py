@@ -14,6 +14,8 @@ from analysis.decoding import Decoded, acceptance, by_prompt
 from analysis.statistics import PromptBootstrap
 
 Floats = NDArray[np.float64]
+SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
+LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
@@ -132,6 +134,40 @@ def speedups(
     )
 
 
+def signs_of_load(speeds: pd.DataFrame) -> list[str]:
+    """Return what says that the machine did other work during the measurement; empty if nothing.
+
+    Args:
+        speeds: table of `speed` of one target.
+
+    Returns:
+        At most one sentence without a full stop a sign, on the run where it is strongest: gaps
+        between a baseline's tokens above `SLOWEST_GAP` medians, verifications of a model's drafts
+        that took less than `LEAST_VERIFY_RATIO` of a target pass.
+    """
+    signs = []
+    alone = speeds[speeds["drafter"] == "none"]
+    spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
+    if len(alone) and spread.max() > SLOWEST_GAP:
+        run = alone.iloc[int(np.argmax(spread))]
+        signs.append(
+            f"{_named(run)}: 1 % of the gaps between tokens are above "
+            f"{1000 * run['itl_99']:.3g} ms, {spread.max():.3g} times their median"
+        )
+    drafted = speeds[(speeds["drafter"] == "model") & (speeds["verify_ratio"] < LEAST_VERIFY_RATIO)]
+    if len(drafted):
+        run = drafted.iloc[int(np.argmin(drafted["verify_ratio"]))]
+        signs.append(
+            f"{_named(run)}, γ = {run['draft_length']}: a verification took "
+            f"{run['verify_ratio']:.2f} of the time of a target pass over one token"
+        )
+    return signs
+
+
+def _named(run: pd.Series) -> str:
+    return f"{run['method']} at T = {run['temperature']:g}"
+
+
 def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
     """Return, for methods decoded with several draft lengths, the best one predicted and found.
 
@@ -155,7 +191,7 @@ def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
                 "rho": rho,
                 "predicted": speed_laws.optimal_draft_length(rate, rho),
                 "found": int(group["draft_length"].iloc[int(np.argmax(group["speedup"]))]),
-                "tried": ", ".join(map(str, group["draft_length"])),
+                "tried": ", ".join(map(str, sorted(set(group["draft_length"])))),
             }
         )
     return pd.DataFrame(

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-import matplotlib
+from collections.abc import Iterable
+from typing import Any
+
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.printing import upper_end
+from analysis.style import LINES, POINTS, RULED, grid, legend, styled
 
-STATISTICS = ("mean", "median", "p25", "p5", "value", "accepted", "certified", "coverage")
-MAX_LINES = 12
+AXES = {  # statistics by stage: the name of their axis, and theirs
+    "certificate (nats)": {
+        "mean": "mean certificate",
+        "median": "median certificate",
+        "p25": "25 % quantile of the certificate",
+        "p5": "5 % quantile of the certificate",
+    },
+    "tokens": {"value": "certified tokens per call"},
+    "share": {
+        "accepted": "accepted, of all steps",
+        "certified": "certified, of all steps",
+        "coverage": "coverage: certified, of accepted steps",
+    },
+}
+NAMES = {key: name for names in AXES.values() for key, name in names.items()}
+MAX_LINES = 12  # in a panel; more cannot be told apart
+LEGEND_COLUMNS, LEGEND_ROW = 3, 0.14  # the height in inches
 
 
+@styled
 def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     """Draw one panel a target: the statistics over one key, or p5 over the first key by the rest.
+
+    Of more than `MAX_LINES` rules, or other settings, the first are drawn and the title says so.
 
     Args:
         table: one row a point and target, with the swept keys, `target` and statistics in nats.
@@ -22,39 +44,43 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     Returns:
         The figure, or None when the table has nothing that can be drawn.
     """
-    statistics = [name for name in STATISTICS if name in table]
+    statistics = [name for name in NAMES if name in table]
     if not statistics or "target" not in table or not swept:
         return None
     lines = [key for key in [*swept[1:], "rule", "eps"] if key in table and _varies(table, key)]
     lines = [key for key in lines if key == "eps" or key in swept[1:] or not _bound(table, swept)]
-    x = swept[0]
-    targets = list(table["target"].unique())
-    with matplotlib.rc_context({"font.size": 8, "pdf.fonttype": 42}):
-        figure = Figure(figsize=(3.4 * len(targets), 2.6), layout="constrained")
-        axes = figure.subplots(1, len(targets), sharey=True, squeeze=False)[0]
-        for axis, target in zip(axes, targets, strict=True):
-            part = table[table["target"] == target]
-            if lines:
-                shown = "p5" if "p5" in statistics else statistics[0]
-                for key, group in list(part.groupby(lines, sort=False))[:MAX_LINES]:
-                    name = ", ".join(f"{k}={v}" for k, v in zip(lines, key, strict=True))
-                    _line(axis, group, x, shown, name)
-                axis.set_ylabel(f"{shown} (nats)" if shown == "p5" else shown)
-            else:
-                for name in statistics:
-                    _line(axis, part, x, name, name)
-                axis.set_ylabel(
-                    "certificate (nats)"
-                    if "p5" in statistics
-                    else "share of steps"
-                    if "accepted" in statistics
-                    else statistics[0]
-                )
-            axis.set_xlabel(x)
-            axis.set_title(str(target))
-            axis.grid(alpha=0.3, linewidth=0.5)
-        axes[0].legend(fontsize=6, frameon=False)
+    figure, axes = grid(1, [str(target) for target in table["target"].unique()])
+    if lines:
+        shown = "p5" if "p5" in statistics else statistics[0]
+        groups = {
+            _named(lines, key): rows for key, rows in table.groupby(lines, sort=False, dropna=False)
+        }
+        if len(groups) > MAX_LINES:
+            kind = "rules" if lines == ["rule"] else "settings"
+            figure.suptitle(f"{MAX_LINES} of {len(groups)} {kind} drawn", fontsize=8)
+        label = NAMES[shown] + (" (nats)" if shown in AXES["certificate (nats)"] else "")
+        curves = dict.fromkeys(list(groups)[:MAX_LINES], shown)
+    else:
+        label = next(axis for axis, names in AXES.items() if statistics[0] in names)
+        statistics = [name for name in statistics if name in AXES[label]]
+        curves = {NAMES[name]: name for name in statistics}
+        groups = dict.fromkeys(curves, table)
+    for axis, target in zip(axes[0], table["target"].unique(), strict=True):
+        for at, (name, statistic) in enumerate(curves.items()):
+            part = groups[name]
+            _line(axis, part[part["target"] == target], swept[0], statistic, name, at)
+        axis.set_xlabel(swept[0])
+        axis.grid(**RULED)
+    for axis in axes[0, 1:]:
+        axis.sharey(axes[0, 0])
+    axes[0, 0].set_ylabel(label)
+    legend(figure, axes[0], LEGEND_COLUMNS)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(curves) // LEGEND_COLUMNS))
     return figure
+
+
+def _named(keys: list[str], values: Iterable[Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in zip(keys, values, strict=True))
 
 
 def _varies(table: pd.DataFrame, key: str) -> bool:
@@ -68,10 +94,11 @@ def _bound(table: pd.DataFrame, swept: list[str]) -> bool:
     )
 
 
-def _line(axis: matplotlib.axes.Axes, part: pd.DataFrame, x: str, y: str, name: str) -> None:
+def _line(axis: Axes, part: pd.DataFrame, x: str, y: str, name: str, at: int) -> None:
+    """Draw the `at`-th curve; colours come again with another line style."""
     values = part.sort_values(x) if pd.api.types.is_numeric_dtype(part[x]) else part
-    (line,) = axis.plot(values[x], values[y], marker="o", markersize=3, linewidth=1, label=name)
+    color, _ = LINES[at % len(LINES)]
+    _, style = LINES[(at + at // len(LINES)) % len(LINES)]
+    axis.plot(values[x], values[y], color=color, linestyle=style, **POINTS, label=name)
     if (ends := upper_end(y)) in values:  # of certificates known as intervals
-        axis.fill_between(
-            values[x], values[y], values[ends], color=line.get_color(), alpha=0.25, linewidth=0
-        )
+        axis.fill_between(values[x], values[y], values[ends], color=color, alpha=0.25, linewidth=0)

@@ -36,7 +36,7 @@ CAPTIONS = {
     "between them is what the certificate, which holds for every drafter of this KL, cannot know "
     "of this one.",
     "acceptance_profile": "Accepted and certified steps by position in the answer, and by the "
-    "target's margin p₁ − p₂ in deciles.",
+    "target's margin p₀ − p₁ in deciles.",
     "acceptance_dial": "What relaxing a rule gains, in fact and as certified, against how often "
     "the output departs from the target's argmax and the target probability "
     "this gives up. Each curve begins at strict greedy.",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.decoding import Decoded
 from analysis.decoding_figures import TESTED, content_figures
 from analysis.decoding_tables import content_tables
 from analysis.layout import Table
-from analysis.speed import speed
+from analysis.speed import signs_of_load, speed
 from analysis.speed_figures import timing_figures
 from analysis.speed_tables import timing_tables
 from pipeline.artifacts import Artifact
@@ -43,7 +44,7 @@ CAPTIONS = {
     "decoding_places": "Above: how often the token at each place of a draft is accepted, of those "
     f"tested there; places tested fewer than {TESTED} times are left out. Below: how many tokens "
     "calls accept.",
-    "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Red: "
+    "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Orange: "
     "steps with a logit ratio above 0.9, where MARS accepts either token. "
     "Last row: those steps, by what the drafter proposes.",
     "decoding_ratio_histograms": "The largest logit and both ratios; dashed: 0 and the threshold "
@@ -75,7 +76,8 @@ def decoding_part(
     heading = f"# How it decodes with {decoded[0].drafter}"
     files, content = section(content_tables(decoded, *statistics), content_figures(decoded))
     timings, timed = section(timing_tables(decoded, speeds), timing_figures(decoded, speeds))
-    text = "\n\n".join([heading + ": speed", setup(decoded, found), *timed]) + "\n"
+    opening = [heading + ": speed", setup(decoded, found), *warning(decoded, speeds)]
+    text = "\n\n".join([*opening, *timed]) + "\n"
     files |= {f"timings/{name}": file for name, file in timings.items()}
     files["timings/decoding.md"] = text.encode()
     link = (
@@ -83,6 +85,21 @@ def decoding_part(
         "machine and the moment, so it stands apart from what two builds have in common."
     )
     return files, "\n" + "\n\n".join([heading, extent(decoded, found), link, *content]) + "\n"
+
+
+def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:
+    """Return a paragraph that the speeds are of no use, if they were measured beside other work."""
+    signs = [
+        f"{one.target}, {sign}"
+        for one, table in zip(decoded, speeds, strict=True)
+        for sign in signs_of_load(table)
+    ]
+    if not signs:
+        return []
+    return [
+        f"**The machine was busy while this was measured ({'; '.join(signs)}): do not use these "
+        "speeds; run it again on an idle machine.**"
+    ]
 
 
 def section(

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 
 from analysis import decoding, speed
 from analysis.decoding import Decoded
@@ -226,6 +228,49 @@ def test_speed_costs_and_predictions() -> None:
     best = speed.draft_lengths(table)
     assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
+    assert speed.draft_lengths(table[::-1])["tried"].tolist() == ["2, 3"]
+
+
+def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> None:
+    figure = content_figures([made()])["decoding_ratios"]
+    drawn = {
+        (points.get_label(), to_hex(points.get_facecolor()[0]))
+        for axis in figure.axes
+        for points in axis.collections
+        if len(points.get_offsets())
+    }
+    assert len(drawn) == len({name for name, _ in drawn}) == len({color for _, color in drawn})
+    shown = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {name for name, _ in drawn} <= shown
+    assert {"logit ratio up to 0.9", "logit ratio above 0.9"} <= shown
+
+
+def test_the_legend_of_draft_lengths_names_both_predictions() -> None:
+    table = speed.speed(made(), 20, 0.9, 0).assign(theta=np.nan)
+    table = pd.concat([table, table[1:2].assign(draft_length=5)], ignore_index=True)
+    figure = timing_figures([made()], [table])["decoding_lengths"]
+    shown = figure.legends[0]
+    styles = {
+        text.get_text(): line.get_linestyle()
+        for text, line in zip(shown.get_texts(), shown.legend_handles, strict=True)
+        if isinstance(line, Line2D)
+    }
+    assert styles == {"predicted, τ/(1 + γρ)": ":", "predicted from the costs": "--"}
+
+
+def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
+    table = speed.speed(made(), 20, 0.9, 0)
+    assert speed.signs_of_load(table) == []
+    # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
+    interrupted = made()
+    interrupted.spans.loc[interrupted.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
+    gap, verification = speed.signs_of_load(speed.speed(interrupted, 20, 0.9, 0))
+    assert gap.startswith("Autoregressive at T = 0: 1 % of the gaps")
+    assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
+    assert "Strict greedy at T = 0, γ = 2: a verification took 0.51 of" in verification
+    # the limits themselves are no sign
+    limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9)
+    assert speed.signs_of_load(limit) == []
 
 
 def test_teacher_forced_beside_realised() -> None:

@@ -98,6 +98,13 @@ def test_ceilings_are_drawn_and_named() -> None:
     assert {text.get_text() for text in axis.texts} == {"log 2", "log 3", "log 9"}
 
 
+def test_trees_alone_have_their_own_ceilings_only() -> None:
+    trees = [certified(rule, at) for at, rule in enumerate(RULES) if rule.name == "tree"]
+    figure = figure5({"a": trees})
+    assert figure is not None
+    assert {text.get_text() for text in figure.axes[0].texts} == {"log 3", "log 9"}
+
+
 def test_certificates_known_as_intervals_are_shaded() -> None:
     item = certified(RULES[1], 0)
     opened = Certified(item.rule, item.lo, item.lo + 0.1)

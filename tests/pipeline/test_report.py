@@ -13,9 +13,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from analysis.speed import speed
 from pipeline.artifacts import Artifact, Store
 from pipeline.errors import PipelineError
-from pipeline.report.decoding import extent
+from pipeline.report import index
+from pipeline.report.decoding import extent, warning
 from pipeline.runner import ensure
 from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.studies import MadeUp
@@ -200,3 +202,27 @@ def test_the_part_on_decoding_says_how_many_prompts_and_tokens_it_is_from() -> N
     one = decoded.data.index[decoded.data["run"] == 1][0]
     decoded.data.loc[one, "n_tokens"] -= 2
     assert "8 to 10 tokens" in extent([decoded], [artifact])
+
+
+def test_the_caption_of_trees_names_strict_greedy_only_where_it_is_drawn() -> None:
+    def caption(figures: list[str]) -> str:
+        statistics = {"confidence": 0.95, "resamples": 10}
+        page = index.page("s", {"small": {"steps": 1}}, [], figures, statistics, "")
+        return page.split("## Figure 5")[1].split("![")[0]
+
+    both, alone = caption(["figure2", "figure5"]), caption(["figure5"])
+    for shown in ("strict greedy", "log 2"):
+        assert shown in both
+        assert shown not in alone
+    assert "log(m+1)" in alone
+
+
+def test_the_page_on_speed_warns_of_a_busy_machine_only() -> None:
+    decoded = answers()
+    calm = speed(decoded, 20, 0.9, 0)
+    busy = calm.assign(verify_ratio=0.5)
+    assert warning([decoded], [calm]) == []
+    (line,) = warning([decoded, decoded], [calm, busy])
+    assert line.startswith("**The machine was busy while this was measured (large, Strict greedy")
+    assert "0.50 of the time" in line
+    assert line.endswith("run it again on an idle machine.**")

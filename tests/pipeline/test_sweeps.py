@@ -86,3 +86,26 @@ def test_the_plot_shades_between_the_ends(rows: dict[str, pd.DataFrame], tmp_pat
             for path in band.get_paths()
         ]
         assert (max(heights, default=0) > 0) == bool(shaded)
+
+
+def test_a_plot_of_many_rules_says_how_many_are_drawn_and_none_looks_like_another() -> None:
+    rules = [f"additive t={at / 100:g}" for at in range(40)]
+    table = pd.DataFrame(
+        [
+            {"x": x, "target": target, "rule": rule, "coverage": 0.5}
+            for x in (1, 2)
+            for target in ("large", "small")
+            for rule in rules
+        ]
+    )
+    figure = sweep_figure(table, ["x"])
+    assert figure is not None
+    assert figure.get_suptitle() == "12 of 40 rules drawn"
+    for axis in figure.axes:
+        assert [line.get_label() for line in axis.lines] == [f"rule={rule}" for rule in rules[:12]]
+        looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axis.lines}
+        assert len(looks) == 12
+    assert "of accepted steps" in figure.axes[0].get_ylabel()
+    few = sweep_figure(table[table["rule"].isin(rules[:12])], ["x"])
+    assert few is not None
+    assert few.get_suptitle() == ""
