@@ -115,6 +115,7 @@ def _parsed(text: str | None) -> Any:
 def _publish(directory: Path, swept: list[str], rows: list[dict[str, Any]]) -> None:
     import pandas as pd
 
+    from analysis.style import render
     from analysis.sweep_figure import sweep_figure
 
     table = pd.DataFrame(rows)
@@ -124,7 +125,7 @@ def _publish(directory: Path, swept: list[str], rows: list[dict[str, Any]]) -> N
     figure = sweep_figure(table, swept)
     if figure is not None:
         for kind in ("pdf", "png"):
-            figure.savefig(directory / f"sweep.{kind}", dpi=200)
+            (directory / f"sweep.{kind}").write_bytes(render(figure, kind))
     print(
         f"sweep: {shown(directory)}/sweep.csv, .parquet"
         + ("" if figure is None else ", .pdf, .png"),
