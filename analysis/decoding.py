@@ -82,19 +82,19 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     return table
 
 
-def agreement(data: pd.DataFrame, alone: Sequence[int]) -> pd.Series[float]:
-    """Return the share of positions, of all answers of a run, with the token of its baseline.
+def agreement(data: pd.DataFrame, alone: Sequence[int]) -> Floats:
+    """Return the (R,) shares of positions, of all answers, with the token of the baseline.
 
     Args:
         data: one row an answer; its agreement is over the longer of the two answers.
         alone: the baseline of each run.
     """
-    lengths = data.set_index(["prompt_id", "run"])["n_tokens"]
-    keys = zip(data["prompt_id"], data["run"], strict=True)
-    baseline = [lengths[prompt, alone[run]] for prompt, run in keys]
-    positions = data["n_tokens"].clip(lower=np.array(baseline))
-    same = (data["agreement"] * positions).groupby(data["run"]).sum()
-    return same / positions.groupby(data["run"]).sum()
+    prompts = sorted(data["prompt_id"].unique())
+    lengths, share = (
+        by_prompt(data, name, prompts, len(alone)) for name in ("n_tokens", "agreement")
+    )
+    positions = np.maximum(lengths, lengths[:, alone])
+    return np.asarray((share * positions).sum(0) / positions.sum(0))
 
 
 def acceptance_intervals(

@@ -170,9 +170,11 @@ def tokens_table(decoded: Sequence[Decoded]) -> Table:
         ],
         columns=["a", "draft_length", "expected", "published"],
     )
-    runs = together(decoded, [decoding.acceptance(one) for one in decoded])
-    drafting = runs[runs["draft_length"] > 0]
-    measured = drafting.rename(columns={"rate": "a", "tokens_per_call": "measured"})
+    found = [decoding.acceptance(one) for one in decoded]
+    drafting = [table[table["draft_length"] > 0] for table in found]
+    measured = together(decoded, drafting).rename(
+        columns={"rate": "a", "tokens_per_call": "measured"}
+    )
     columns = ["target", "method", "temperature", "draft_length", "a", "measured"]
     expected = [
         (
@@ -194,18 +196,19 @@ def tokens_table(decoded: Sequence[Decoded]) -> Table:
         [str(gamma) for gamma in KNOWN_LENGTHS],
         [
             Section("expected at a", expected),
-            *(Section(f"measured, {one.target}", _measured_tokens(one)) for one in decoded),
+            *(
+                Section(f"measured, {one.target}", _measured_tokens(table))
+                for one, table in zip(decoded, drafting, strict=True)
+            ),
         ],
         pd.concat([data, measured[columns]], ignore_index=True),
     )
 
 
-def _measured_tokens(one: Decoded) -> list[tuple[str, list[Cell]]]:
+def _measured_tokens(drafting: pd.DataFrame) -> list[tuple[str, list[Cell]]]:
     """Return a row for each setting that was decoded at one of `KNOWN_LENGTHS` or more."""
-    found = decoding.acceptance(one)
-    found = found[found["draft_length"] > 0]
     rows = []
-    for (method, t), group in found.groupby(["method", "temperature"], sort=False):
+    for (method, t), group in drafting.groupby(["method", "temperature"], sort=False):
         by_length = group.set_index("draft_length")["tokens_per_call"]
         texts = [number_text(by_length.get(gamma, math.nan)) for gamma in KNOWN_LENGTHS]
         if set(texts) != {UNDEFINED}:

@@ -98,11 +98,10 @@ def _swept(config: DictConfig) -> None:
     directory = Path(hydra_config.runtime.output_dir)
     try:
         artifacts, nodes = run(config)
-    except EXPECTED as error:  # listed at the end, and the exit status of the sweep
-        sweeps.write_failure(directory, overrides, explain(error))
-    except Exception as error:
-        sweeps.write_failure(directory, overrides, f"{error}" or type(error).__name__)
-        raise
+    except Exception as error:  # listed at the end, and the exit status of the sweep
+        sweeps.write_failure(directory, overrides, explain(error) or type(error).__name__)
+        if not isinstance(error, EXPECTED):
+            raise
     else:
         sweeps.write_point(directory, overrides, nodes, artifacts)
 
