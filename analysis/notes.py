@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from analysis.criteria import Mars, Rule
 from analysis.measured import Measured
 from analysis.printing import rule_text, share_text
+from analysis.statistics import FEW_PROMPTS, few
 
 Shares = Callable[[str, str, str], float]  # of a target, a rule's label, and empty or inexact
 
@@ -47,6 +48,22 @@ def share_notes(
             "both ends where they print differently."
         )
     return notes or ["Every certificate is exact and no rejection region is empty."]
+
+
+def few_notes(prompts: Iterable[int]) -> list[str]:
+    """Warn below a table whose intervals come from few prompts; nothing where there are enough.
+
+    Args:
+        prompts: number of prompts of each target or run that the table shows.
+    """
+    least = min(prompts, default=FEW_PROMPTS)
+    if not few(least):
+        return []
+    counted = "1 prompt" if least == 1 else f"{least} prompts"
+    return [
+        f"Few prompts: intervals come from {counted}, fewer than {FEW_PROMPTS}, and are too "
+        "narrow (few_prompts in the CSV file)."
+    ]
 
 
 def undefined_notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:

@@ -21,6 +21,16 @@ Integers = NDArray[np.intp]
 Numbers = NDArray[np.float64] | NDArray[np.intp]
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
+FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
+
+
+def few(prompts: int) -> bool:
+    """Return whether intervals resampled from so many prompts are to be distrusted.
+
+    >>> few(29), few(30)
+    (True, False)
+    """
+    return prompts < FEW_PROMPTS
 
 
 @dataclass(frozen=True)
