@@ -20,8 +20,8 @@ from analysis.certificates import certify
 from analysis.criteria import Rule, Tree
 from analysis.distributions import TopK
 from analysis.divergences import kl_rounding
-from analysis.run_lengths import Flags, Trajectories
-from analysis.statistics import Floats
+from analysis.run_lengths import Trajectories
+from analysis.statistics import Flags, Floats
 
 CHUNK = 8192  # steps certified at once
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed to a computed certificate

@@ -6,6 +6,7 @@ certain and at the other one, which differ only then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,11 +14,12 @@ import pandas as pd
 
 from analysis.acceptance import Steps, Verdict
 from analysis.criteria import Tree
-from analysis.run_lengths import Flags, Trajectories, run_lengths
-from analysis.statistics import Floats, PromptBootstrap
+from analysis.run_lengths import Trajectories, run_lengths
+from analysis.statistics import Flags, Floats, PromptBootstrap
 
 Row = dict[str, str | float]
 Weights = Floats | Flags
+LENGTH_COLUMNS = ["value", "optimistic", "low", "high", "cut", "cut_optimistic"]
 
 
 def rule_statistics(
@@ -28,14 +30,16 @@ def rule_statistics(
     Returns:
         One row a statistic: `value`, `optimistic` and the limits `low` of value, `high` of
         optimistic. Where certificates are intervals, value is the least and optimistic the most
-        that their ends give; elsewhere both are equal. Shares of all steps: acceptance,
-        certified, departure (accepted, but not the target's argmax), empty (nothing is
-        rejected), inexact (the certificate is an interval). coverage: certified among accepted.
+        that they allow (rank_correlation: bounds of these); elsewhere both are equal. Shares of
+        all steps: acceptance, certified, departure (accepted, but not the target's argmax), empty
+        (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
+        accepted.
         given_up: target probability an emitted draft gives up, mean over all steps.
         slack_median, slack_p5: of R - KL, nats. rank_correlation: Spearman's, of R - KL and
         acceptance over steps; ordered: how often an accepted step has a larger R - KL than a
         rejected one (ties half). realised_<estimator>, certified_<estimator>: acceptance
-        lengths, see analysis.run_lengths. tightest_certified, tightest_rejected: the least
+        lengths with `cut` and `cut_optimistic`, NaN elsewhere, see analysis.run_lengths.
+        tightest_certified, tightest_rejected: the least
         R - KL on certified and KL - R on rejected steps, nats, R the lower end. violations:
         certified and rejected steps.
     """
@@ -75,13 +79,8 @@ def rule_statistics(
             window,
         )
         rows += [
-            _row(
-                f"{kind}_{row['estimator']}",
-                row["value"],
-                row["optimistic"],
-                row["low"],
-                row["high"],
-            )
+            {"statistic": f"{kind}_{row['estimator']}"}
+            | {column: row[column] for column in LENGTH_COLUMNS}
             for row in lengths.to_dict("records")
         ]
     frame = pd.DataFrame(rows)
@@ -188,27 +187,51 @@ def _quantiles(
 def _association(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
     """Return how R - KL goes with acceptance: the least and the most that the intervals allow.
 
-    Both measures grow with the slack of accepted steps and fall with that of rejected ones, so
-    their extremes take opposite ends there. (Spearman's correlation also depends on the number
-    of ties, which differs little between the two.)
+    How often an accepted step has the larger slack U (Mann-Whitney) grows with the slack of
+    accepted steps and falls with that of rejected ones: its extremes take opposite ends there.
+    Spearman's correlation is U - 1/2 over the spread of the ranks, which ties make smaller: it is
+    bounded by the spreads with as few and as many ties as there can be.
     """
     accepted = verdict.accepted
+    size, ahead = len(accepted), int(accepted.sum())
+    if ahead in (0, size):
+        return [("rank_correlation", np.nan, np.nan), ("ordered", np.nan, np.nan)]
     least, most = (
-        _ordering(np.where(accepted, ahead, behind) - steps.kl, accepted)
-        for ahead, behind in ((verdict.lo, verdict.hi), (verdict.hi, verdict.lo))
+        _ordered(np.where(accepted, up, down) - steps.kl, accepted)
+        for up, down in ((verdict.lo, verdict.hi), (verdict.hi, verdict.lo))
     )
-    return [("rank_correlation", least[0], most[0]), ("ordered", least[1], most[1])]
+    share, spreads = ahead / size, _spreads(verdict.lo - steps.kl, verdict.lo == verdict.hi)
+    if not spreads.any():  # all steps tie
+        return [("rank_correlation", np.nan, np.nan), ("ordered", least, most)]
+    # the covariance of ranks and acceptance is size * share * (1 - share) * (U - 1/2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bounds = [
+            size * math.sqrt(share * (1 - share)) * (u - 0.5) / spreads for u in (least, most)
+        ]
+    low, high = np.clip([np.nanmin(bounds[0]), np.nanmax(bounds[1])], -1, 1)
+    return [("rank_correlation", low, high), ("ordered", least, most)]
 
 
-def _ordering(slack: Floats, accepted: Flags) -> tuple[float, float]:
-    """Return Spearman's rank correlation, and the ordering probability (Mann-Whitney)."""
+def _ordered(slack: Floats, accepted: Flags) -> float:
+    """Return how often an accepted step has a larger slack than a rejected one, ties half."""
     ranks = pd.Series(slack).rank().to_numpy()
-    ahead, behind = int(accepted.sum()), int((~accepted).sum())
-    if ahead == 0 or behind == 0:
-        return np.nan, np.nan
-    correlation = np.corrcoef(ranks, accepted)[0, 1] if np.ptp(ranks) > 0 else np.nan
+    ahead = int(accepted.sum())
     larger = ranks[accepted].sum() - ahead * (ahead + 1) / 2
-    return float(correlation), float(larger / ahead / behind)
+    return float(larger / ahead / (len(slack) - ahead))
+
+
+def _spreads(slack: Floats, exact: Flags) -> Floats:
+    """Return the least and the largest standard deviation that the ranks can have: (2,).
+
+    A group of t equal values takes t^3 - t from n^3 - n, the 12 n-fold variance without ties. At
+    the most, the steps that are not exact all join the largest group; at the least, none does.
+    """
+    size = len(slack)
+    tied = np.sort(np.append(np.unique(slack[exact], return_counts=True)[1], 0)).astype(np.float64)
+    joined = tied.copy()
+    joined[-1] += size - tied.sum()
+    variance = [size**3 - size - np.sum(t**3 - t) for t in (joined, tied)]
+    return np.sqrt(np.array(variance) / (12 * size))
 
 
 def _tightest(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:

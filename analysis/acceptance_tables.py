@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import pandas as pd
 
 from analysis.layout import Cell, Section, Table
 from analysis.measured import Pairs
-from analysis.notes import share_notes
-from analysis.printing import UNDEFINED, floor_text, number_text, range_text, share_text, symbol
+from analysis.notes import AT_LEAST, few_notes, share_notes
+from analysis.printing import (
+    UNDEFINED,
+    floor_text,
+    length_text,
+    number_text,
+    range_text,
+    share_text,
+    symbol,
+)
+from analysis.run_lengths import censored_ends, with_censored
 
 Rows = Sequence[tuple[str, str]]  # printed name and label of each rule
 GREEDY = "greedy"  # the label of strict greedy, which every gain is measured against
-LENGTH = "realised_per_call"
+LENGTH, LONG_RUN = "realised_per_call", "realised_long_run"
 KINDS = {"realised": "in fact", "certified": "certified"}  # of lengths
-PER_CALL = "Lengths are tokens per verification call, drafts of unlimited length (per_call)."
-
+PER_CALL = (
+    "Lengths are tokens per verification call, drafts of unlimited length (per_call). " + AT_LEAST
+)
 
 EMPTY = "Such a step is certified whatever the KL, and R − KL is +∞ there."
 
@@ -34,6 +47,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "rank_correlation": ("rank corr.", number_text),
     "ordered": ("ordered", number_text),
     LENGTH: ("length", number_text),
+    LONG_RUN: ("long run", number_text),
     "gain": ("gain", _gain),
     "certified_per_call": ("certified", number_text),
     "departure": ("departs", share_text),
@@ -81,14 +95,15 @@ def gain(pairs: Pairs) -> Table:
         "Trees (no departure: only the argmax is emitted)": _named(pairs, trees),
     }
     return _table(
-        pairs,
+        _with_gains(pairs),
         "gain",
         f"What {pairs.drafter} would gain: acceptance length in fact and as "
-        f"certified, and what it costs. {PER_CALL} Gain: over strict greedy; departs: steps at "
-        "which a token other than the target's argmax is emitted; given up: target probability "
-        "this gives up, mean over all steps.",
+        f"certified, and what it costs. {PER_CALL} Long run: steps over rejections (long_run), ∞ "
+        "without one; gain: of that over strict greedy, from the limit of the long run where it "
+        "is ∞ (≥); departs: steps at which a token other than the target's argmax is emitted; "
+        "given up: target probability this gives up, mean over all steps.",
         sections,
-        (LENGTH, "gain", "certified_per_call", "departure", "given_up"),
+        (LENGTH, LONG_RUN, "gain", "certified_per_call", "departure", "given_up"),
     )
 
 
@@ -136,12 +151,15 @@ def needed(pairs: Pairs) -> Table:
         [f"{100 * fraction:g} %" for fraction in fractions],
         [Section("", rows)],
         frame[frame["rule"].isin(rules)],
-        share_notes(
-            pairs.value,
-            _names(pairs, rules),
-            pairs.targets,
-            "Such a step is certified whatever the KL; ∞: so many steps are.",
-        ),
+        [
+            *share_notes(
+                pairs.value,
+                _names(pairs, rules),
+                pairs.targets,
+                "Such a step is certified whatever the KL; ∞: so many steps are.",
+            ),
+            *few_notes(frame["prompts"]),
+        ],
     )
 
 
@@ -180,9 +198,9 @@ def reached(pairs: Pairs) -> Table:
     wanted = float(frame["wanted"].iloc[0])
     return Table.side_by_side(
         "reached",
-        f"The smallest relaxation with an acceptance length of {wanted:g} tokens per "
-        "call, in fact and as certified; in brackets, the most that the dial reaches. Two values: "
-        "from the lower and from the upper ends of certificates known as intervals.",
+        f"The smallest relaxation with an acceptance length of {wanted:g} tokens per call "
+        "(long_run), in fact and as certified; in brackets, the most that the dial reaches. Two "
+        "values: from the lower and from the upper ends of certificates known as intervals.",
         "Dial",
         pairs.targets,
         list(KINDS.values()),
@@ -228,8 +246,9 @@ def _table(
     def cells(rule: str) -> Iterator[Cell]:
         for target in pairs.targets:
             for statistic in statistics:
-                text = COLUMNS[statistic][1]
-                yield Cell(range_text(*map(text, _ends(pairs, target, rule, statistic))))
+                row, text = pairs.row(target, rule, statistic), COLUMNS[statistic][1]
+                ends = text(row["value"]), text(row["optimistic"])
+                yield Cell(length_text(*ends, censored_ends(row)))
 
     return Table.side_by_side(
         name,
@@ -242,16 +261,32 @@ def _table(
             for title, rows in sections.items()
             if rows
         ],
-        pairs.of(shown, [*statistics, "empty", "inexact"]),
-        share_notes(pairs.value, names, pairs.targets, EMPTY) if names else [],
+        with_censored(pairs.of(shown, [*statistics, "empty", "inexact"])),
+        [
+            *(share_notes(pairs.value, names, pairs.targets, EMPTY) if names else []),
+            *few_notes(pairs.statistics["prompts"]),
+        ],
     )
 
 
-def _ends(pairs: Pairs, target: str, rule: str, statistic: str) -> tuple[float, float]:
-    if statistic != "gain":
-        return pairs.ends(target, rule, statistic)
-    gain = pairs.value(target, rule, LENGTH) / pairs.value(target, GREEDY, LENGTH) - 1
-    return gain, gain  # acceptance in fact depends on no certificate
+def _with_gains(pairs: Pairs) -> Pairs:
+    """Add to the statistics what the long run of each rule gains over that of strict greedy.
+
+    Without a rejection the long run is +inf, and the gain is at least that of its lower limit.
+    Acceptance in fact depends on no certificate, so that there is one value.
+    """
+    rows = []
+    for target in pairs.targets:
+        base = pairs.value(target, GREEDY, LONG_RUN)
+        for rule in pairs.names:
+            row = pairs.row(target, rule, LONG_RUN)
+            endless = math.isinf(row["value"])
+            gain = (row["low"] if endless else row["value"]) / base - 1
+            gains = {"value": gain, "optimistic": gain, "low": math.nan, "high": math.nan}
+            cuts = dict.fromkeys(("cut", "cut_optimistic"), float(endless))
+            rows.append({**row, "statistic": "gain", **gains, **cuts})
+    statistics = pd.concat([pairs.statistics, pd.DataFrame(rows)], ignore_index=True)
+    return replace(pairs, statistics=statistics)
 
 
 def _reached(row: Mapping[Any, Any]) -> str:

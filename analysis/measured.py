@@ -40,11 +40,10 @@ class Measured:
     Attributes:
         targets: printed names, in order.
         rules: all rules, in order.
-        top: target, k, statistic, value, optimistic, low, high.
+        top: target, k, statistic, value, optimistic, low, high, prompts, few_prompts.
         certificates: target, rule (label), statistic, value, optimistic, low, high, empty,
-            inexact, undefined, steps, prompts.
-        runs: target, rule, eps, estimator, value, optimistic, low, high, failures,
-            failing_prompts, prompts, steps.
+            inexact, undefined, steps, prompts, few_prompts.
+        runs: target, rule and the columns of `analysis.run_lengths.run_lengths`.
     """
 
     targets: Sequence[str]
@@ -74,8 +73,9 @@ class Pairs:
         targets: printed names, in order.
         names: printed name of every rule, by label.
         listing: group, name, parameter, setting, rule; the same for all targets.
-        statistics: target, rule, statistic, value, optimistic, low, high.
-        needed: target, rule, fraction, value, optimistic, low, high.
+        statistics: target, rule, statistic, value, optimistic, low, high, cut, cut_optimistic
+            (NaN where it is no length), prompts, few_prompts.
+        needed: target, rule, fraction, value, optimistic, low, high, prompts, few_prompts.
         reached: target, dial, parameter, kind, wanted, value, length, optimistic,
             optimistic_length, empty.
     """
@@ -89,16 +89,21 @@ class Pairs:
     reached: pd.DataFrame
 
     @cached_property
-    def _ends(self) -> dict[tuple[str, str, str], tuple[float, float]]:
-        keys, ends = (
-            self.statistics[names].itertuples(index=False, name=None)
-            for names in (["target", "rule", "statistic"], ["value", "optimistic"])
-        )
-        return dict(zip(keys, ends, strict=True))
+    def _rows(self) -> dict[tuple[str, str, str], dict[Any, Any]]:
+        return {
+            (row["target"], row["rule"], row["statistic"]): row
+            for row in self.statistics.to_dict("records")
+        }
+
+    def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
+        """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
+        missing = dict.fromkeys(self.statistics.columns, math.nan)
+        return self._rows.get((target, rule, statistic), missing)
 
     def ends(self, target: str, rule: str, statistic: str) -> tuple[float, float]:
         """Return value and optimistic of a rule's statistic; NaN where it does not exist."""
-        return self._ends.get((target, rule, statistic), (math.nan, math.nan))
+        row = self.row(target, rule, statistic)
+        return row["value"], row["optimistic"]
 
     def value(self, target: str, rule: str, statistic: str) -> float:
         """Return what is certain of a rule's statistic; NaN where it does not exist."""
@@ -128,7 +133,7 @@ def certificate_statistics(
     `undefined` counts the steps at which the rule's test means nothing (MARS: z1 <= 0); NaN for
     rules whose test always does.
     """
-    frame = _tidy(summarise(lo, hi, rule.ceiling, bootstrap))
+    frame = _tidy(summarise(lo, hi, rule.ceiling, bootstrap), bootstrap)
     frame.insert(0, "target", target)
     frame.insert(1, "rule", rule.label)
     return frame.assign(
@@ -136,7 +141,6 @@ def certificate_statistics(
         inexact=float(np.mean(lo < hi)),
         undefined=undefined,
         steps=len(lo),
-        prompts=bootstrap.count,
     )
 
 
@@ -147,14 +151,14 @@ def top_statistics(
     frames = []
     for at, k in enumerate(ranks):
         values = np.ascontiguousarray(probabilities[:, at])
-        frame = _tidy(summarise(values, values, math.inf, bootstrap))
+        frame = _tidy(summarise(values, values, math.inf, bootstrap), bootstrap)
         frame.insert(0, "target", target)
         frame.insert(1, "k", k)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
-def _tidy(estimates: dict[str, Estimate]) -> pd.DataFrame:
+def _tidy(estimates: dict[str, Estimate], bootstrap: PromptBootstrap) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
@@ -163,6 +167,7 @@ def _tidy(estimates: dict[str, Estimate]) -> pd.DataFrame:
                 "optimistic": e.optimistic,
                 "low": e.low,
                 "high": e.high,
+                **bootstrap.counted,
             }
             for name, e in estimates.items()
         ]

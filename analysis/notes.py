@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from analysis.criteria import Mars, Rule
 from analysis.measured import Measured
 from analysis.printing import rule_text, share_text
+from analysis.run_lengths import CENSORED
 from analysis.statistics import FEW_PROMPTS, few
 
+AT_LEAST = (
+    f"≥: a lower bound; ends of trajectories cut more than {100 * CENSORED:g} % of the calls or "
+    "runs there. Of long_run they cut none."
+)
 Shares = Callable[[str, str, str], float]  # of a target, a rule's label, and empty or inexact
 
 

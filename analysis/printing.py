@@ -119,20 +119,48 @@ def certificate_text(value: float, optimistic: float, ceiling: float, digits: in
     return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
 
 
-def run_text(value: float, optimistic: float) -> str:
-    """Return a run length in tokens, ">100" above the paper's cap.
+def run_text(value: float, optimistic: float, censored: tuple[bool, bool] = (False, False)) -> str:
+    """Return a run length in tokens, ">100" above the paper's cap, "≥" where it is a lower bound.
 
     >>> run_text(17.414, 17.414), run_text(99.99, 130.0), run_text(128.0, 128.0)
     ('17.41', '99.99–>100', '>100')
+    >>> run_text(59.4, 59.4, (True, True)), run_text(17.4, 59.4, (False, True))
+    ('≥ 59.40', '17.40–≥ 59.40')
     """
 
     def end(x: float) -> str:
         return f">{CAP:.0f}" if x > CAP else f"{x:.2f}"
 
-    return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
+    if math.isnan(value):
+        return UNDEFINED
+    return length_text(end(value), end(optimistic), censored)
 
 
-def interval_text(value: float, optimistic: float, low: float, high: float) -> str:
+def length_text(first: str, last: str, censored: tuple[bool, bool]) -> str:
+    """Return the range of a printed length; "≥" marks lower bounds, and is said once.
+
+    >>> length_text("5.0", "5.0", (True, True)), length_text("5.0", "6.0", (True, True))
+    ('≥ 5.0', '≥ 5.0–6.0')
+    >>> length_text("5.0", "6.0", (False, True)), length_text("5.0", "∞", (False, True))
+    ('5.0–≥ 6.0', '5.0–∞')
+    """
+    if first == last:
+        return _at_least(first, any(censored))
+    return range_text(_at_least(first, censored[0]), _at_least(last, censored == (False, True)))
+
+
+def _at_least(text: str, censored: bool) -> str:
+    says_it = text.startswith((">", "∞", UNDEFINED))
+    return f"≥ {text}" if censored and not says_it else text
+
+
+def interval_text(
+    value: float,
+    optimistic: float,
+    low: float,
+    high: float,
+    censored: tuple[bool, bool] = (False, False),
+) -> str:
     """Return a run length in tokens with its interval, not capped.
 
     >>> interval_text(17.41, 17.41, 16.0, 19.04), interval_text(math.inf, math.inf, 40, math.inf)
@@ -142,7 +170,7 @@ def interval_text(value: float, optimistic: float, low: float, high: float) -> s
         return UNDEFINED
     ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, optimistic, low, high)]
     limits = f"≥ {ends[2]}" if math.isinf(high) else f"{ends[2]}, {ends[3]}"
-    return f"{range_text(ends[0], ends[1])} [{limits}]"
+    return f"{length_text(ends[0], ends[1], censored)} [{limits}]"
 
 
 def share_text(share: float) -> str:

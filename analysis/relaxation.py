@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from analysis.acceptance import Steps, judge
 from analysis.criteria import Rule
 from analysis.dials import Dial
-from analysis.run_lengths import Counts
 
 ENDS = {"realised": ["accepted"], "certified": ["certified", "certifiable"]}  # of a Verdict
 
@@ -24,7 +25,8 @@ def smallest_relaxation(
     Args:
         dial: what is turned.
         steps: a drafter beside its target.
-        wanted: tokens per verification call, the estimator per_call.
+        wanted: tokens per verification call, the estimator long_run, which no trajectory's end
+            cuts short.
         kind: realised or certified.
 
     Returns:
@@ -52,7 +54,7 @@ def _search(dial: Dial, steps: Steps, wanted: float, flags: str) -> tuple[float,
     """Return the setting, NaN when none reaches it, with the length and the rule it stopped at."""
 
     def length(rule: Rule) -> float:
-        return tokens_per_call(steps, rule, flags)
+        return long_run(steps, rule, flags)
 
     before, reached = None, None
     for rule in dial.rules:
@@ -73,10 +75,8 @@ def _search(dial: Dial, steps: Steps, wanted: float, flags: str) -> tuple[float,
     return dial.value(reached), found, reached
 
 
-def tokens_per_call(steps: Steps, rule: Rule, flags: str) -> float:
-    """Return the acceptance length, estimator per_call, of some `flags` of a Verdict."""
+def long_run(steps: Steps, rule: Rule, flags: str) -> float:
+    """Return the acceptance length, estimator long_run, of some `flags` of a Verdict."""
     chosen = getattr(judge(steps, [rule])[0], flags)
-    window = 1  # of another estimator
-    counts = Counts.of(chosen.astype(np.float64), [0.5], steps.trajectories, window)
-    above, below = counts.ratios(window)["per_call"]
-    return float(above.sum() / below.sum())
+    failures = len(chosen) - np.count_nonzero(chosen)
+    return len(chosen) / failures if failures else math.inf

@@ -11,8 +11,9 @@ from analysis import published
 from analysis.criteria import Rule
 from analysis.layout import Cell, Section, Table
 from analysis.measured import Measured
-from analysis.notes import coverage_notes
+from analysis.notes import AT_LEAST, coverage_notes, few_notes
 from analysis.printing import interval_text, rule_text, run_text
+from analysis.run_lengths import censored_ends, with_censored
 
 FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
 COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
@@ -20,13 +21,15 @@ PER_CALL = (
     "Tokens per verification call (accepted ones and the corrected or bonus token) for "
     "drafts of unlimited length, a position being accepted if its certificate exceeds ε: "
     "all steps over uncertified steps plus trajectories that end certified. The paper "
-    "does not state this estimator; its printed cells decode consistently as it."
+    "does not state this estimator; its printed cells decode consistently as it. "
+    f"{AT_LEAST}"
 )
 ESTIMATORS = (
     "per_call: all steps over uncertified steps plus trajectories that end certified. "
-    "mean_run: certified steps over maximal certified runs. long_run: all steps over "
-    "uncertified steps; without one, a one-sided bound. residual: mean certified run from a "
-    "start, capped at the window, over the starts with a whole window left."
+    "mean_run: certified steps over maximal certified runs; its range is the least and the most "
+    "that certificates known as intervals allow. long_run: all steps over uncertified steps, "
+    "which no end cuts; without one, a one-sided bound. residual: mean certified run from a "
+    f"start, capped at the window, over the starts with a whole window left. {AT_LEAST}"
 )
 EMPTY = "Such a step is certified at every ε."
 
@@ -40,7 +43,9 @@ def run_length_table(measured: Measured, at: int) -> Table:
         published=[_published(row) for row in data.to_dict("records")]
     )
     cells = {
-        (row["rule"], row["eps"]): Cell(run_text(row["value"], row["optimistic"]), row["published"])
+        (row["rule"], row["eps"]): Cell(
+            run_text(row["value"], row["optimistic"], censored_ends(row)), row["published"]
+        )
         for row in data.to_dict("records")
         if row["estimator"] == "per_call"
     }
@@ -55,7 +60,7 @@ def run_length_table(measured: Measured, at: int) -> Table:
         [f"{eps:.2f}" for eps in levels],
         [Section("", rows)],
         data,
-        coverage_notes(measured, rules, [target], EMPTY),
+        [*coverage_notes(measured, rules, [target], EMPTY), *few_notes(data["prompts"])],
     )
 
 
@@ -73,7 +78,10 @@ def estimator_table(measured: Measured) -> Table:
     def cells(rule: Rule, target: str) -> list[Cell]:
         found = [look[target, rule.label, name] for name in names]
         shown = [
-            interval_text(row["value"], row["optimistic"], row["low"], row["high"]) for row in found
+            interval_text(
+                row["value"], row["optimistic"], row["low"], row["high"], censored_ends(row)
+            )
+            for row in found
         ]
         return [*map(Cell, shown), Cell(f"{found[0]['failing_prompts']}/{found[0]['prompts']}")]
 
@@ -91,7 +99,7 @@ def estimator_table(measured: Measured) -> Table:
         [*names, "failing"],
         [Section("", rows)],
         _with_shares(measured, data),
-        coverage_notes(measured, rules, measured.targets, EMPTY),
+        [*coverage_notes(measured, rules, measured.targets, EMPTY), *few_notes(data["prompts"])],
     )
 
 
@@ -110,4 +118,5 @@ def _published(row: dict[Any, Any]) -> str:
 def _with_shares(measured: Measured, runs: pd.DataFrame) -> pd.DataFrame:
     """Add the share of steps with an empty region and with an interval to rows of `runs`."""
     found = [measured.row(row["target"], row["rule"], "mean") for row in runs.to_dict("records")]
-    return runs.assign(**{name: [row[name] for row in found] for name in ("empty", "inexact")})
+    shares = {name: [row[name] for row in found] for name in ("empty", "inexact")}
+    return with_censored(runs).assign(**shares)

@@ -11,22 +11,33 @@ not certified, and E trajectories whose last step is certified, the estimators a
 - ``residual_64`` = mean of min(run from a start, 64) over the starts with at least 64 steps left,
   so that no trajectory's end shortens a run.
 
-All are ratios of sums over prompts, so that a bootstrap over prompts needs only these sums.
+All are ratios of sums over prompts, so that a bootstrap over prompts needs only these sums. Where
+certificates are intervals, all but ``mean_run`` grow with them, and are taken at both ends;
+``mean_run`` does not, and has its extremes in `analysis.mean_runs`.
+
+A trajectory's end cuts the segment that it falls into, which bounds ``per_call`` and ``mean_run``
+by the length of the trajectories: long_run / per_call is 1 / (1 - E / (F + E)). Where more than the
+share `CENSORED` of the segments is cut they are lower bounds, and printed as such.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics import Floats, Integers, PromptBootstrap
+from analysis.mean_runs import MeanRuns, Total
+from analysis.statistics import Flags, Floats, Integers, PromptBootstrap
 
-Flags = NDArray[np.bool_]
+# Share of segments cut by the trajectories' ends above which a length is a lower bound: long_run is
+# over a ninth larger than per_call then.
+CENSORED = 0.1
+MARKS = {"cut": "censored", "cut_optimistic": "censored_optimistic"}  # column of the mark
 
 
 @dataclass(frozen=True)
@@ -78,11 +89,11 @@ class Counts:
 
     @classmethod
     def of(
-        cls, certificates: Floats, eps: Sequence[float], trajectories: Trajectories, window: int
+        cls, certificates: Floats, eps: Floats, trajectories: Trajectories, window: int
     ) -> Counts:
-        """Count the (N,) certificates of consecutive steps at each level of `eps`, in nats."""
+        """Count the (N,) certificates of consecutive steps at each of the (E,) levels, in nats."""
         size, starts = len(certificates), trajectories.starts
-        certified = certificates > np.asarray(eps, dtype=np.float64)[:, None]
+        certified = certificates > eps[:, None]
         first = np.zeros(size, dtype=bool)
         first[starts] = True
         begins = certified & (first | ~np.roll(certified, 1, axis=1))
@@ -103,14 +114,20 @@ class Counts:
             residual_starts=trajectories.total((left >= window)[None]),
         )
 
-    def ratios(self, window: int) -> dict[str, tuple[Integers, Integers]]:
-        """Return numerator and denominator of each estimator."""
+    def estimates(self, window: int, total: Total) -> dict[str, Floats]:
+        """Return each estimator, mean_run excepted, as ratios of `total` sums over prompts."""
+        steps, failures = total(self.steps), total(self.failures)
+        residuals, starts = total(self.residuals), total(self.residual_starts)
         return {
-            "per_call": (self.steps, self.failures + self.certified_ends),
-            "mean_run": (self.steps - self.failures, self.runs),
-            "long_run": (self.steps, self.failures),
-            f"residual_{window}": (self.residuals, self.residual_starts),
+            "per_call": _ratio(steps, failures + total(self.certified_ends)),
+            "long_run": _ratio(steps, failures, math.inf),
+            f"residual_{window}": _ratio(residuals, starts),
         }
+
+    def cut(self) -> dict[str, Floats]:
+        """Return the (E,) shares of calls and of certified runs that a trajectory's end cuts."""
+        ends, failures, runs = map(_over_all, (self.certified_ends, self.failures, self.runs))
+        return {"per_call": _ratio(ends, failures + ends), "mean_run": _ratio(ends, runs, 0.0)}
 
 
 def run_lengths(
@@ -132,63 +149,73 @@ def run_lengths(
         window: steps left, and cap, of the residual estimator.
 
     Returns:
-        One row a level and estimator: `value` from `lo`, `optimistic` from `hi`, the limits
-        `low` (of value) and `high` (of optimistic), `failures`, the number of
-        `failing_prompts` (both of `lo`), `prompts`, `steps`. Without a failure `long_run` is
-        +inf with the one-sided limit of `failure_free_bound`. NaN where an estimator is not
-        defined: no trajectory has `window` steps.
+        One row a level and estimator: `value` and `optimistic`, the least and the most that
+        certificates between `lo` and `hi` give, the limits `low` (of value) and `high` (of
+        optimistic), `cut` and `cut_optimistic`, the shares of the estimator's segments that
+        trajectories' ends cut under `lo` and under `hi` (0 for long_run and the residual, which
+        ends do not shorten), `failures`, the number of `failing_prompts` (both of `lo`),
+        `prompts`, `few_prompts`, `steps`. Without a failure `long_run` is +inf with the one-sided
+        limit of `failure_free_bound`. NaN where an estimator is not defined: no trajectory has
+        `window` steps.
     """
-    pessimistic = _estimates(Counts.of(lo, eps, trajectories, window), window, bootstrap)
+    levels = np.asarray(eps, dtype=np.float64)
+    lower = Counts.of(lo, levels, trajectories, window)
     exact = np.array_equal(lo, hi)
-    optimistic = (
-        pessimistic
-        if exact
-        else _estimates(Counts.of(hi, eps, trajectories, window), window, bootstrap)
-    )
-    table = pessimistic.drop(columns="high")
-    table["optimistic"] = optimistic["value"]
-    table["high"] = optimistic["high"]
-    table.insert(0, "eps", np.tile(np.asarray(eps, dtype=np.float64), len(table) // len(eps)))
+    upper = lower if exact else Counts.of(hi, levels, trajectories, window)
+    runs = MeanRuns.of(lo > levels[:, None], hi > levels[:, None], trajectories.prompts)
+
+    def ends(total: Total) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        least = lower.estimates(window, total)
+        most = least if exact else upper.estimates(window, total)
+        return least | {"mean_run": runs.least(total)}, most | {"mean_run": runs.most(total)}
+
+    (value, optimistic), draws = ends(_over_all), ends(bootstrap.sums)
+    cut, cut_optimistic = lower.cut(), upper.cut()
+    failures, steps = _over_all(lower.failures), int(lower.steps.sum())
+    frames = []
+    for name in ("per_call", "mean_run", "long_run", f"residual_{window}"):
+        low, high = bootstrap.interval(draws[0][name])[0], bootstrap.interval(draws[1][name])[1]
+        if name == "long_run":
+            bound = failure_free_bound(steps, bootstrap.count, bootstrap.confidence)
+            low = np.where(failures == 0, bound, low)
+        frame = {
+            "eps": levels,
+            "estimator": name,
+            "value": value[name],
+            "optimistic": optimistic[name],
+            "low": low,
+            "high": high,
+            "cut": cut.get(name, 0.0),
+            "cut_optimistic": cut_optimistic.get(name, 0.0),
+            "failures": failures,
+            "failing_prompts": np.count_nonzero(lower.failures, axis=0),
+            "steps": steps,
+            **bootstrap.counted,
+        }
+        frames.append(pd.DataFrame(frame))
+    table = pd.concat(frames, ignore_index=True)
     return table.sort_values("eps", kind="stable", ignore_index=True)
 
 
-def _estimates(counts: Counts, window: int, bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Return a table of all estimators, one after the other, each at all levels."""
-    failures = counts.failures.sum(axis=0)
-    failing = np.count_nonzero(counts.failures, axis=0)
-    parts = []
-    for name, (above, below) in counts.ratios(window).items():
-        above, below = np.broadcast_arrays(above, below)
-        value = _ratio(above.sum(axis=0), below.sum(axis=0), name)
-        draws = _ratio(bootstrap.sums(above), bootstrap.sums(below), name)
-        low, high = bootstrap.interval(draws)
-        if name == "long_run":
-            bound = failure_free_bound(
-                int(counts.steps.sum()), bootstrap.count, bootstrap.confidence
-            )
-            low = np.where(failures == 0, bound, low)
-        parts.append(
-            pd.DataFrame(
-                {
-                    "estimator": name,
-                    "value": value,
-                    "low": low,
-                    "high": high,
-                    "failures": failures,
-                    "failing_prompts": failing,
-                    "prompts": bootstrap.count,
-                    "steps": int(counts.steps.sum()),
-                }
-            )
-        )
-    return pd.concat(parts, ignore_index=True)
+def with_censored(table: pd.DataFrame) -> pd.DataFrame:
+    """Add columns that say whether `value` and `optimistic` are lower bounds, by their cuts."""
+    return table.assign(**{mark: table[cut] > CENSORED for cut, mark in MARKS.items()})
 
 
-def _ratio(above: NDArray[np.generic], below: NDArray[np.generic], name: str) -> Floats:
-    """Divide; without a denominator a run never ends (long_run), none exists, or none is seen."""
-    empty = {"long_run": math.inf, "mean_run": 0.0}.get(name, math.nan)
-    result = np.full(np.shape(above), empty)
-    np.divide(above, below, out=result, where=np.asarray(below) != 0)
+def censored_ends(row: Mapping[Any, Any]) -> tuple[bool, bool]:
+    """Return whether `value` and `optimistic` of such a row are lower bounds."""
+    return bool(row["cut"] > CENSORED), bool(row["cut_optimistic"] > CENSORED)
+
+
+def _over_all(per_prompt: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(np.sum(per_prompt, axis=0))
+
+
+def _ratio(above: NDArray[Any], below: NDArray[Any], empty: float = math.nan) -> Floats:
+    """Divide; `empty` where there is no denominator."""
+    above, below = np.broadcast_arrays(above, below)
+    result = np.full(below.shape, empty)
+    np.divide(above, below, out=result, where=below != 0)
     return result
 
 

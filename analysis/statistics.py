@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analysis.distributions import TopK
 
+Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
 Numbers = NDArray[np.float64] | NDArray[np.intp]
@@ -79,6 +80,11 @@ class PromptBootstrap:
     def count(self) -> int:
         """Number of prompts."""
         return len(self.steps)
+
+    @property
+    def counted(self) -> dict[str, int | bool]:
+        """The columns beside every interval: how many prompts it comes from, and if few."""
+        return {"prompts": self.count, "few_prompts": few(self.count)}
 
     def sums(self, per_prompt: Numbers) -> Floats:
         """Return the (B, ...) sums over the resampled prompts of (P, ...) sums of each prompt.

@@ -16,7 +16,7 @@ from analysis import published
 from analysis.criteria import Mars, Rule
 from analysis.layout import Cell, Section, Table
 from analysis.measured import Measured
-from analysis.notes import coverage_notes, undefined_notes
+from analysis.notes import coverage_notes, few_notes, undefined_notes
 from analysis.printing import MARK, certificate_text, rule_text, symbol
 from analysis.run_length_tables import estimator_table, run_length_table
 
@@ -82,6 +82,7 @@ def table1(measured: Measured) -> Table:
         list(STATISTICS.values()),
         [Section("", rows)],
         data,
+        few_notes(data["prompts"]),
     )
 
 
@@ -142,7 +143,7 @@ def _certificate_table(
         list(STATISTICS.values()),
         [Section("", rows)],
         _data(measured, rules, list(STATISTICS)),
-        coverage_notes(measured, rules, measured.targets, EMPTY),
+        _notes(measured, rules),
     )
 
 
@@ -172,7 +173,7 @@ def table3(measured: Measured) -> Table | None:
         [f"p5 ({target})" for target in measured.targets],
         sections,
         _data(measured, shown, ["p5"]),
-        coverage_notes(measured, shown, measured.targets, EMPTY),
+        _notes(measured, shown),
     )
 
 
@@ -201,7 +202,7 @@ def table4(measured: Measured) -> Table | None:
         [f"m = {m}" for m in ms],
         [Section("", rows)],
         _data(measured, shown, ["p5"]),
-        coverage_notes(measured, shown, measured.targets, EMPTY),
+        _notes(measured, shown),
     )
 
 
@@ -229,6 +230,11 @@ def _data(measured: Measured, rules: Sequence[Rule], statistics: Sequence[str]) 
     data = pd.DataFrame(rows)
     counted = any(isinstance(rule, Mars) for rule in rules)
     return data if counted else data.drop(columns="undefined")
+
+
+def _notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
+    prompts = measured.certificates["prompts"]
+    return [*coverage_notes(measured, rules, measured.targets, EMPTY), *few_notes(prompts)]
 
 
 def _printed(value: float) -> str:

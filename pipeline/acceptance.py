@@ -63,13 +63,13 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
                     bootstrap,
                 ),
             ]
-        ),
+        ).assign(**bootstrap.counted),
         "profile": pd.concat(
             [profile(steps, verdicts[label], POSITIONS, DECILES) for label in per_step]
         ),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
-        ),
+        ).assign(**bootstrap.counted),
         "reached": pd.DataFrame(
             [
                 smallest_relaxation(dial, steps, config["wanted_length"], kind)

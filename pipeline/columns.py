@@ -35,6 +35,10 @@ PAIR = {  # target p against drafter q over the full vocabulary, analysis.diverg
     "harmonic_mean": pa.float64(),  # its lower bound
 }
 RUN = {"prompt_id": pa.string(), "run": pa.int32()}  # run: index in the record's facts["runs"]
+COUNTED = {  # beside intervals
+    "prompts": pa.int32(),
+    "few_prompts": pa.bool_(),  # too few to trust them, analysis.statistics.FEW_PROMPTS
+}
 SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
     ("prompts", "data"): {
         "prompt_id": pa.string(),
@@ -130,6 +134,9 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "optimistic": pa.float64(),
         "low": pa.float64(),
         "high": pa.float64(),
+        "cut": pa.float64(),  # of lengths: share of segments that trajectories' ends cut
+        "cut_optimistic": pa.float64(),
+        **COUNTED,
     },
     ("acceptance", "profile"): {
         "rule": pa.string(),
@@ -148,6 +155,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "optimistic": pa.float64(),  # from hi
         "low": pa.float64(),
         "high": pa.float64(),
+        **COUNTED,
     },
     ("acceptance", "reached"): {  # the strictest setting of a dial with the wanted length
         "dial": pa.string(),
@@ -155,7 +163,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "kind": pa.string(),  # realised or certified
         "wanted": pa.float64(),
         "value": pa.float64(),  # null where no setting reaches it
-        "length": pa.float64(),
+        "length": pa.float64(),  # estimator long_run
         "optimistic": pa.float64(),  # from hi
         "optimistic_length": pa.float64(),
         "empty": pa.float64(),  # share of steps that reject nothing, at value
@@ -168,9 +176,11 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "optimistic": pa.float64(),  # from hi
         "low": pa.float64(),
         "high": pa.float64(),
+        "cut": pa.float64(),  # share of segments that trajectories' ends cut, under lo
+        "cut_optimistic": pa.float64(),  # under hi
         "failures": pa.int64(),
         "failing_prompts": pa.int32(),
-        "prompts": pa.int32(),
+        **COUNTED,
         "steps": pa.int64(),
     },
 }

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import divergences
@@ -141,45 +142,66 @@ def test_kl_needed_certifies_its_fraction_and_no_larger_kl_does(fraction: float)
     assert certified(row["value"]) < fraction  # at the value itself nothing is promised
 
 
-def opened(seed: int) -> tuple[Steps, Verdict]:
-    """Steps with certificates that are exact, intervals, open above, or +inf."""
+def opened(seed: int, grid: float) -> tuple[Steps, Verdict]:
+    """Steps with certificates that are exact, intervals, open above, or +inf, on a grid.
+
+    A coarse grid has many ties. No step is certified and rejected.
+    """
     steps, rng = pair(1.0, seed=seed), np.random.default_rng(seed)
-    lo = rng.uniform(0, 0.5, len(steps))
-    hi = lo + np.where(rng.random(len(steps)) < 0.3, rng.uniform(0, 0.3, len(steps)), 0)
-    hi[rng.random(len(steps)) < 0.05] = np.inf
+    size = len(steps)
+    steps = replace(steps, kl=np.round(rng.uniform(0, 0.5, size) / grid) * grid)
+    lo = np.round(rng.uniform(0, 0.5, size) / grid) * grid
+    hi = lo + np.where(rng.random(size) < 0.3, np.round(rng.uniform(0, 0.3, size) / grid), 0) * grid
+    hi[rng.random(size) < 0.05] = np.inf
     lo[:15] = hi[:15] = np.inf
-    accepted = rng.random(len(steps)) < 0.7
+    accepted = (rng.random(size) < 0.7) | (steps.kl < lo)
     return steps, Verdict(StrictGreedy(), lo, hi, accepted, steps.kl < lo, steps.kl < hi)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_the_certificates_are_the_statistics_lie_between_the_ends(seed: int) -> None:
-    steps, verdict = opened(seed)
-    found = rule_statistics(steps, verdict, bootstrap(steps), 8).set_index("statistic")
-    needed = kl_needed(verdict, [0.5, 0.9], bootstrap(steps))
-    names = ["slack_median", "ordered", "rank_correlation", "certified_per_call", "empty"]
+OF_ENDS = ("inexact", "violations", "tightest_certified", "tightest_rejected")  # by definition
+
+
+@pytest.mark.parametrize(("seed", "grid"), [(0, 1e-6), (1, 1e-6), (2, 0.1), (3, 0.25)])
+def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
+    seed: int, grid: float
+) -> None:
+    steps, verdict = opened(seed, grid)
+    sampled, rng = bootstrap(steps), np.random.default_rng(seed)
+    found = rule_statistics(steps, verdict, sampled, 8).set_index("statistic").drop([*OF_ENDS])
+    needed = kl_needed(verdict, [0.5, 0.9], sampled)
+    names = ["ordered", "rank_correlation", "certified_per_call", "empty"]
     assert (found.loc[names, "value"] < found.loc[names, "optimistic"]).all()
-    rng = np.random.default_rng(seed)
-    lowest = np.where(np.isinf(verdict.lo), 0, verdict.lo)
-    for _ in range(20):
-        r = verdict.lo + rng.random(len(steps)) * (np.minimum(verdict.hi, verdict.lo + 1) - lowest)
-        r[np.isinf(verdict.hi) & (rng.random(len(steps)) < 0.5)] = np.inf
-        slack = r - steps.kl
-        ahead, behind = slack[verdict.accepted][:, None], slack[~verdict.accepted]
-        some = {
-            "slack_median": np.sort(slack)[149],  # ranks 300 q
-            "slack_p5": np.sort(slack)[14],
-            "ordered": np.mean((ahead > behind) + 0.5 * (ahead == behind)),
-            "certified": np.mean(slack > 0),
-            "empty": np.mean(np.isinf(r)),
-        }
-        for name, value in some.items():
-            assert found.loc[name, "value"] <= value <= found.loc[name, "optimistic"], name
-        for fraction, low, high in needed[["fraction", "value", "optimistic"]].to_numpy():
-            largest = np.sort(r)[::-1][math.ceil(fraction * len(r)) - 1]
-            assert low <= largest <= high
-    assert found.loc["inexact", "value"] == np.mean(verdict.lo < verdict.hi)
-    assert (needed["value"] < needed["optimistic"]).any()
+    for share in (0.0, 0.1, 0.5, 0.9, 1.0) * 3:  # of the steps at their upper ends
+        r = np.where(rng.random(len(steps)) < share, verdict.hi, verdict.lo)
+        between = verdict.lo + grid * rng.integers(3, size=len(steps))
+        r = np.where(rng.random(len(steps)) < 0.3, np.minimum(between, verdict.hi), r)
+        r = np.where(verdict.accepted, r, np.minimum(r, steps.kl))  # certified is accepted
+        truth = replace(verdict, lo=r, hi=r, certified=steps.kl < r, certifiable=steps.kl < r)
+        exact = rule_statistics(steps, truth, sampled, 8).set_index("statistic").loc[found.index]
+        rounding = 1e-12 * exact["value"].abs()
+        for name in found.index[exact["value"].notna()]:
+            low, high = found.loc[name, ["value", "optimistic"]]
+            value, error = exact.loc[name, "value"], np.nan_to_num(rounding[name], posinf=0)
+            assert low <= value + error, name
+            assert value <= high + error, name
+        exactly = kl_needed(truth, [0.5, 0.9], sampled)["value"]
+        assert ((needed["value"] <= exactly) & (exactly <= needed["optimistic"])).all()
+    assert (needed["value"] < needed["optimistic"]).any() or grid > 1e-6
+
+
+def test_the_rank_correlation_of_exact_certificates_is_spearmans() -> None:
+    for grid in (1e-6, 0.1):
+        steps, verdict = opened(0, grid)
+        exact = replace(verdict, hi=verdict.lo, certifiable=verdict.certified)
+        found = rule_statistics(steps, exact, bootstrap(steps), 8).set_index("statistic")
+        ranks = pd.Series(verdict.lo - steps.kl).rank()
+        expected = np.corrcoef(ranks, verdict.accepted)[0, 1]
+        row = found.loc["rank_correlation"]
+        assert row["value"] == row["optimistic"] == pytest.approx(expected, rel=1e-12)
+    same = replace(exact, lo=steps.kl, hi=steps.kl)  # all steps tie
+    found = rule_statistics(steps, same, bootstrap(steps), 8).set_index("statistic")
+    assert found.loc[["rank_correlation", "ordered"], "value"].isna().tolist() == [True, False]
+    assert found.loc["ordered", "value"] == 0.5
 
 
 def test_exact_certificates_give_one_value() -> None:
@@ -229,10 +251,10 @@ def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
     mapping: dict[str, object], kind: str
 ) -> None:
     steps, dial = pair(0.8), build_dial(mapping)
-    statistic = f"{kind}_per_call"
+    statistic = f"{kind}_long_run"
     ends = [statistics(steps, rule)[statistic] for rule in (dial.rules[0], dial.rules[-1])]
     assert ends[0] < ends[1]
-    wanted = (ends[0] + ends[1]) / 2
+    wanted = 2 / (1 / ends[0] + 1 / ends[1])  # the long run may have no end
     found = smallest_relaxation(dial, steps, wanted, kind)
     value = float(found["value"])
     whole = dial.parameter == "m"
@@ -245,7 +267,9 @@ def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
     assert (found["optimistic"], found["optimistic_length"]) == (value, found["length"])
     assert found["empty"] == pytest.approx(statistics(steps, reached)["empty"])
     assert found["length"] >= wanted > statistics(steps, missed)[statistic]
-    assert math.isnan(float(smallest_relaxation(dial, steps, 1e9, kind)["value"]))
+    most = smallest_relaxation(dial, steps, 1e9, kind)  # endless, or out of reach
+    assert math.isnan(float(most["value"])) == (ends[1] < math.inf)
+    assert most["length"] == pytest.approx(ends[1])
 
 
 def test_a_relaxation_certified_by_upper_ends_is_not_larger() -> None:
@@ -254,13 +278,13 @@ def test_a_relaxation_certified_by_upper_ends_is_not_larger() -> None:
     dial = build_dial({"rule": "absolute", "theta": [0.2, 0.1, 0.05, 0.02, 0.01, 0.005]})
     rule = AbsoluteThreshold(theta=0.1)
     sure, maybe = (
-        statistics(steps, rule, name)["certified_per_call"] for name in ("value", "optimistic")
+        statistics(steps, rule, name)["certified_long_run"] for name in ("value", "optimistic")
     )
     assert sure < maybe
-    found = smallest_relaxation(dial, steps, (sure + maybe) / 2, "certified")
+    found = smallest_relaxation(dial, steps, 2 / (1 / sure + 1 / maybe), "certified")
     assert float(found["optimistic"]) > float(found["value"])  # theta: the larger is the stricter
     there = AbsoluteThreshold(theta=float(found["optimistic"]))
-    assert statistics(steps, there, "optimistic")["certified_per_call"] == pytest.approx(
+    assert statistics(steps, there, "optimistic")["certified_long_run"] == pytest.approx(
         found["optimistic_length"]
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import published
-from analysis.run_lengths import Trajectories, failure_free_bound, run_lengths
+from analysis.mean_runs import MeanRuns
+from analysis.run_lengths import (
+    CENSORED,
+    Trajectories,
+    censored_ends,
+    failure_free_bound,
+    run_lengths,
+    with_censored,
+)
 from analysis.statistics import PromptBootstrap
 
 NAMES = ("per_call", "mean_run", "long_run", "residual_4")
@@ -108,11 +117,90 @@ def test_intervals_of_certificates_give_intervals_of_run_lengths() -> None:
         run_lengths(*ends, [0.2, 0.5], trajectories, bootstrap)
         for ends in ((lo, hi), (lo, lo), (hi, hi))
     )
+    both, lower, upper = (table[table["estimator"] != "mean_run"] for table in (both, lower, upper))
+    assert both["cut"].equals(lower["cut"])
+    assert both["cut_optimistic"].equals(upper["cut"])
     assert both["value"].equals(lower["value"])
     assert both["low"].equals(lower["low"])
     assert both["optimistic"].equals(upper["value"])
     assert both["high"].equals(upper["high"])
     assert (both["value"] < both["optimistic"]).any()
+
+
+NO, YES, UNKNOWN = (0.1, 0.1), (0.5, 0.5), (0.1, 0.5)  # certificates around eps = 0.1, strictly
+KNOWN = {NO: [False], YES: [True], UNKNOWN: [False, True]}
+
+
+def truths(steps: list[list[tuple[float, float]]]) -> list[list[list[bool]]]:
+    """Whether each step is certified, for all that certificates known as intervals can be."""
+    answers = [
+        [list(one) for one in itertools.product(*(KNOWN[step] for step in part))] for part in steps
+    ]
+    return [list(one) for one in itertools.product(*answers)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([NO, YES, UNKNOWN]), min_size=1, max_size=9), min_size=1)
+    .filter(lambda steps: sum(part.count(UNKNOWN) for part in steps) <= 9)
+    .filter(lambda steps: len(steps) <= 4)
+)
+def test_the_ends_are_the_extremes_over_all_that_intervals_allow(
+    steps: list[list[tuple[float, float]]],
+) -> None:
+    lo, hi = np.array([step for part in steps for step in part]).T
+    trajectories = Trajectories.from_positions(positions([len(part) for part in steps]))
+    bootstrap = PromptBootstrap(trajectories.prompts, 2, 0.95, seed=0)
+    found = run_lengths(lo, hi, [0.1], trajectories, bootstrap, 4).set_index("estimator")
+    possible = [walk(truth, 4) for truth in truths(steps)]
+    for name in NAMES:
+        values = [each[name] for each in possible]
+        np.testing.assert_equal(found.loc[name, "value"], min(values))
+        np.testing.assert_equal(found.loc[name, "optimistic"], max(values))
+
+
+def test_one_more_certified_step_can_shorten_the_mean_run() -> None:
+    lo = np.array([0.9, 0.9, 0.9, 0, 0.2, 0, 0])
+    hi = np.where(np.arange(7) == 4, 0.6, lo)
+    trajectories = Trajectories.from_positions(np.arange(7))
+    bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
+    row = run_lengths(lo, hi, [0.5], trajectories, bootstrap).set_index("estimator").loc["mean_run"]
+    assert (row["value"], row["optimistic"]) == (2.0, 3.0)  # the ends give 3.0 and 2.0
+
+
+def test_resampled_mean_runs_are_the_extremes_of_resamples_written_out() -> None:
+    rng = np.random.default_rng(2)
+    kinds = [NO, YES, UNKNOWN]
+    steps = [[kinds[at] for at in rng.integers(3, size=5)] for _ in range(3)]
+    steps[1] = [NO, UNKNOWN, UNKNOWN, NO, NO]  # in some resamples there may be no run
+    lo, hi = np.array([step for part in steps for step in part]).T[:, None] > 0.1
+    prompts = np.repeat(np.arange(3), 5)
+    bootstrap = PromptBootstrap(prompts, 40, 0.95, seed=0)
+    runs = MeanRuns.of(lo, hi, prompts)
+    least, most = runs.least(bootstrap.sums)[:, 0], runs.most(bootstrap.sums)[:, 0]
+    for at, times in enumerate(bootstrap.weights):
+        drawn = [part for part, n in zip(steps, times, strict=True) for _ in range(int(n))]
+        values = [walk(truth, 4)["mean_run"] for truth in truths(drawn)]
+        assert (least[at], most[at]) == (min(values), max(values))
+    assert least.min() == 0
+
+
+@pytest.mark.parametrize(("failures", "share"), [(9, 0.1), (8, 1 / 9), (0, 1.0)])
+def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
+    failures: int, share: float
+) -> None:
+    """One call in ten cut by an end is none too many, one in nine is."""
+    flags = [True] * 128
+    flags[0 : 3 * failures : 3] = [False] * failures
+    table = with_censored(estimate([flags])).set_index("estimator")
+    assert table["cut"].tolist() == pytest.approx([share, 1 / max(failures, 1), 0, 0])
+    assert table["censored"].tolist() == [share > CENSORED, True, False, False]
+    assert table["censored_optimistic"].equals(table["censored"])
+    rows = {row["estimator"]: row for row in estimate([flags]).to_dict("records")}
+    assert censored_ends(rows["per_call"]) == (share > CENSORED,) * 2
+    uncut = rows["long_run"]["value"] if failures else 128
+    assert rows["per_call"]["value"] == pytest.approx((1 - share) * uncut if failures else uncut)
+    assert not estimate([[*flags[:-1], False]])["cut"].any()
 
 
 def test_independent_failures_give_the_known_limits() -> None:
