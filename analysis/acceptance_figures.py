@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from analysis.measured import Pairs
 from analysis.printing import symbol
+from analysis.run_lengths import censored_ends
 from analysis.style import (
     BLUE,
     GREEN,
@@ -150,6 +151,17 @@ def _dial(
         y = [pairs.value(target, rule, f"{kind}_per_call") for rule in part["rule"]]
         shown = "in fact" if kind == "realised" else kind
         axis.plot(x, y, linestyle=style, color=color, **POINTS, label=f"{name}, {shown}")
+        rows = [pairs.row(target, rule, f"{kind}_per_call") for rule in part["rule"]]
+        bounds = [at for at, row in enumerate(rows) if censored_ends(row)[0]]
+        axis.plot(
+            [x[at] for at in bounds],
+            [y[at] for at in bounds],
+            linestyle="none",
+            marker="^",  # at least
+            markersize=5,
+            markerfacecolor="white",
+            color=color,
+        )
         axis.annotate(
             f"{symbol(part['parameter'].iloc[0])}={part['setting'].iloc[-1]:g}",
             (x[-1], y[-1]),

@@ -113,4 +113,6 @@ class MeanRuns:
 
 
 def _mean(steps: NDArray[Any], runs: NDArray[Any]) -> Floats:
-    return np.divide(steps, runs, out=np.zeros(np.shape(runs)), where=runs > 0)
+    mean = np.zeros(np.shape(runs))
+    np.divide(steps, runs, out=mean, where=runs > 0)
+    return mean

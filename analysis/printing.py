@@ -197,6 +197,15 @@ def upper_end(column: str) -> str:
     return "optimistic" if column == "value" else f"{column}_optimistic"
 
 
+def mark_of(column: str) -> str:
+    """Return the column that says whether a length in `column` is a lower bound.
+
+    >>> mark_of("value"), mark_of("length")
+    ('censored', 'length_censored')
+    """
+    return "censored" if column == "value" else f"{column}_censored"
+
+
 def range_text(first: str, last: str) -> str:
     """Return both ends as printed, once where they print alike; a common unit is said once.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from analysis.printing import upper_end
+from analysis.printing import mark_of, upper_end
 from pipeline.artifacts import Artifact
 from pipeline.stages import Node
 
 Row = dict[str, Any]
+COUNTED = ("prompts", "few_prompts")
 
 
 def summarise(node: Node, artifact: Artifact) -> list[Row]:
@@ -45,9 +46,19 @@ def _certificates(node: Node, artifact: Artifact) -> list[Row]:
 
 
 def _run_lengths(node: Node, artifact: Artifact) -> list[Row]:
-    columns = ["rule", "eps", "estimator", "value", upper_end("value"), "low", "high"]
-    table = artifact.read(columns=columns).to_pylist()
-    return [{"target": node.label, **row} for row in table if row["estimator"] == "per_call"]
+    rows = [row for row in artifact.read().to_pylist() if row["estimator"] == "per_call"]
+    names = ["rule", "eps", "estimator", "value", "optimistic", "low", "high", *COUNTED]
+    return [
+        {"target": node.label, **{name: row[name] for name in names}, **_marks("value", row)}
+        for row in rows
+    ]
+
+
+def _marks(column: str, row: Row) -> Row:
+    """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
+    from analysis.run_lengths import censored_ends
+
+    return dict(zip((mark_of(column), upper_end(mark_of(column))), censored_ends(row), strict=True))
 
 
 def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
@@ -76,6 +87,8 @@ def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
             rows[row["rule"]][name] = row["value"]
             if row["statistic"] in ranged:
                 rows[row["rule"]][upper_end(name)] = row[upper_end("value")]
+            if row["statistic"].endswith("_per_call"):
+                rows[row["rule"]] |= _marks(name, row)
     return list(rows.values())
 
 

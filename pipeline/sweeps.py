@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from analysis.printing import range_text, upper_end
+from analysis.printing import length_text, mark_of, upper_end
 from pipeline.artifacts import Artifact
 from pipeline.runner import shown
 from pipeline.stages import Node
-from pipeline.summaries import summarise
+from pipeline.summaries import COUNTED, summarise
 
 POINT = "point.json"
 
@@ -36,8 +36,15 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     """Print rows as a table, both ends of a statistic in one cell, without empty columns."""
     import pandas as pd
 
+    from analysis.notes import few_notes
+
     table = in_ranges(pd.DataFrame(rows).dropna(axis="columns", how="all"))
-    print(table.to_string(index=False, float_format=_number))
+    print(
+        table.drop(columns=[*COUNTED], errors="ignore").to_string(index=False, float_format=_number)
+    )
+    if set(COUNTED) <= set(table):
+        for note in few_notes(table["prompts"]):
+            print(note)
     if {"empty", "inexact"} <= set(table):
         print(
             "mean, median, p25 and p5 of the certificates in nats; empty: share of steps where "
@@ -46,13 +53,19 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def in_ranges(table: Any) -> Any:
-    """Return a table without upper ends: a column that differs from its own has ranges."""
+    """Return a table without upper ends and marks of lower bounds: its cells say both."""
     shown = table.copy()
-    for column in [name for name in table if upper_end(name) in table]:
-        ends = shown.pop(upper_end(column))
-        if not shown[column].equals(ends):
-            pairs = zip(shown[column], ends, strict=True)
-            shown[column] = [range_text(_number(low), _number(high)) for low, high in pairs]
+    for column in [name for name in table if {upper_end(name), mark_of(name)} & set(table)]:
+        if column not in shown:  # a mark, which has an upper end as well
+            continue
+        ends = shown.pop(upper_end(column)) if upper_end(column) in shown else shown[column]
+        marks = [mark_of(column), upper_end(mark_of(column))]
+        censored = [shown.pop(mark) if mark in shown else [False] * len(shown) for mark in marks]
+        if not shown[column].equals(ends) or any(map(any, censored)):
+            cells = zip(shown[column], ends, zip(*censored, strict=True), strict=True)
+            shown[column] = [
+                length_text(_number(low), _number(high), marked) for low, high, marked in cells
+            ]
     return shown
 
 

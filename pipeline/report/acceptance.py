@@ -16,6 +16,7 @@ from analysis.acceptance_tables import acceptance_tables
 from analysis.layout import Table
 from analysis.measured import Pairs
 from analysis.printing import UNDEFINED, rule_text, share_text
+from analysis.run_lengths import CENSORED
 from pipeline.artifacts import Artifact
 from pipeline.report.shown import sections, setup_table
 from pipeline.stages import Node
@@ -39,7 +40,8 @@ CAPTIONS = {
     "target's margin p₀ − p₁ in deciles.",
     "acceptance_dial": "What relaxing a rule gains, in fact and as certified, against how often "
     "the output departs from the target's argmax and the target probability "
-    "this gives up. Each curve begins at strict greedy.",
+    "this gives up. Each curve begins at strict greedy. Triangles: lower bounds, as ends of "
+    f"trajectories cut more than {100 * CENSORED:g} % of the calls there.",
     "acceptance_along": "Where along one answer steps are certified, accepted without being "
     "certified, and rejected. The text is coloured by the first rule.",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analysis.measured import Measured
 from analysis.printing import certificate_text, latex, macro, run_text, share_text
+from analysis.run_lengths import censored_ends
 from pipeline.errors import PipelineError
 
 
@@ -51,7 +52,7 @@ def _numbers(measured: Measured) -> list[tuple[tuple[str, ...], str]]:
             numbers.append(
                 (
                     (row["target"], row["rule"], f"run {row['eps']:g}"),
-                    run_text(row["value"], row["optimistic"]),
+                    run_text(row["value"], row["optimistic"], censored_ends(row)),
                 )
             )
     return numbers

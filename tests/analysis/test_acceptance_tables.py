@@ -16,6 +16,12 @@ from analysis.measured import Pairs
 from analysis.style import render
 
 TARGET = "target"
+CUT, COUNTED = ("cut", "cut_optimistic"), ("prompts", "few_prompts")
+CUTS = {  # of lengths: share of calls that ends of trajectories cut
+    "realised_per_call": (0.1, 0.1),
+    "certified_per_call": (0.05, 0.12),
+    "realised_long_run": (0.0, 0.0),
+}
 STATISTICS = {  # of the additive rule: value and optimistic
     "acceptance": (0.9, 0.9),
     "certified": (0.5, 0.52),
@@ -24,6 +30,7 @@ STATISTICS = {  # of the additive rule: value and optimistic
     "rank_correlation": (0.301, 0.304),
     "ordered": (-0.0, -0.0),
     "realised_per_call": (5.0, 5.0),
+    "realised_long_run": (5.5, 5.5),
     "certified_per_call": (2.0, 2.51),
     "departure": (0.1, 0.1),
     "given_up": (0.01, 0.01),
@@ -35,12 +42,19 @@ STATISTICS = {  # of the additive rule: value and optimistic
 @pytest.fixture
 def pairs() -> Pairs:
     rules = {"greedy": "Strict greedy", "additive t=0.1": "Additive", "additive t=0.5": "Relaxed"}
-    exact = dict.fromkeys(("empty", "inexact"), (0.0, 0.0))
+    exact = dict.fromkeys(("empty", "inexact"), (0.0, 0.0)) | {"realised_long_run": (4.4, 4.4)}
+    endless = {"realised_per_call": (16.0, 16.0), "realised_long_run": (math.inf, math.inf)}
     rows = [
-        (TARGET, rule, statistic, *ends)
-        for rule, own in (("greedy", exact), ("additive t=0.1", {}), ("additive t=0.5", {}))
+        (TARGET, rule, statistic, *ends, 40.0, math.nan)
+        for rule, own in (("greedy", exact), ("additive t=0.1", {}), ("additive t=0.5", endless))
         for statistic, ends in (STATISTICS | own).items()
     ]
+    cuts = {
+        (rule, statistic): (1.0, 1.0) if statistic in endless and rule == "additive t=0.5" else cut
+        for rule in rules
+        for statistic, cut in CUTS.items()
+    }
+    rows = [(*row, *(cuts.get((row[1], row[2]), (math.nan, math.nan))), 29, True) for row in rows]
     dial = ("dial", "additive", "t")
     listing = [
         ("baseline", "", "", math.nan, "greedy"),
@@ -50,21 +64,21 @@ def pairs() -> Pairs:
         (*dial, 0.5, "additive t=0.5"),
     ]
     needed = [
-        (TARGET, "greedy", 0.95, 0.023576, 0.023576, 0.02, 0.03),
-        (TARGET, "additive t=0.1", 0.95, 0.03764, 0.03916, 0.03, 0.04),
+        (TARGET, "greedy", 0.95, 0.023576, 0.023576, 0.02, 0.03, 29, True),
+        (TARGET, "additive t=0.1", 0.95, 0.03764, 0.03916, 0.03, 0.04, 29, True),
     ]
     reached = [
         (TARGET, "additive", "t", "realised", 3.0, 0.1, 3.1, 0.1, 3.1, 0.0),
         (TARGET, "additive", "t", "certified", 3.0, math.nan, 2.5, 0.45, 3.2, 0.34),
     ]
-    ends = ["value", "optimistic"]
+    ends = ["value", "optimistic", "low", "high"]
     return Pairs(
         "drafter",
         [TARGET],
         rules,
         pd.DataFrame(listing, columns=["group", "name", "parameter", "setting", "rule"]),
-        pd.DataFrame(rows, columns=["target", "rule", "statistic", *ends]),
-        pd.DataFrame(needed, columns=["target", "rule", "fraction", *ends, "low", "high"]),
+        pd.DataFrame(rows, columns=["target", "rule", "statistic", *ends, *CUT, *COUNTED]),
+        pd.DataFrame(needed, columns=["target", "rule", "fraction", *ends, *COUNTED]),
         pd.DataFrame(
             reached,
             columns=[
@@ -100,12 +114,37 @@ def test_statistics_of_intervals_print_as_ranges_where_they_print_differently(
         "0.30",
         "0.00",
     ]
-    assert cells(tables["gain"], "Relaxed, engine")[2] == "2.00–2.51"
-    assert cells(tables["gain"], "Strict greedy")[1] == "+0 %"
-    assert cells(tables["dial"], "0.5")[2] == "2.00–2.51"
+    assert cells(tables["gain"], "Relaxed, engine")[3] == "2.00–≥ 2.51"
+    assert cells(tables["gain"], "Strict greedy")[2] == "+0 %"
+    assert cells(tables["dial"], "0.5")[2] == "2.00–≥ 2.51"
     data = tables["gain"].data
     assert {"value", "optimistic"} <= set(data)
     assert {"empty", "inexact"} <= set(data["statistic"])
+
+
+def test_lengths_cut_by_ends_are_lower_bounds_and_gains_are_of_the_long_run(
+    tables: dict[str, Table],
+) -> None:
+    gain = tables["gain"]
+    assert cells(gain, "Additive")[:3] == ["5.00", "5.50", "+25 %"]  # 5.5 / 4.4; a tenth is cut
+    # no rejection: at least the limit 40 of the long run, over 4.4
+    assert cells(gain, "Relaxed, engine")[:3] == ["≥ 16.00", "∞", "≥ +809 %"]
+    assert r"$\ge$ 16.00" in gain.latex()
+    assert "≥ 16.00" in gain.markdown()
+    data = gain.data.set_index(["rule", "statistic"])
+    assert data.loc[("additive t=0.1", "gain"), "value"] == pytest.approx(0.25)
+    censored = data[data["censored"]].index.tolist()
+    relaxed = "additive t=0.5"
+    assert censored == [
+        *((relaxed, name) for name in ("realised_per_call", "realised_long_run", "gain"))
+    ]
+    assert data["censored_optimistic"].sum() == 3 + 3  # upper ends of certified lengths too
+
+
+@pytest.mark.parametrize("name", ["acceptance", "gain", "dial", "kl_needed"])
+def test_tables_with_intervals_warn_of_few_prompts(tables: dict[str, Table], name: str) -> None:
+    assert "from 29 prompts, fewer than 30" in tables[name].notes[-1]
+    assert tables[name].data["few_prompts"].all()
 
 
 def test_kl_needed_is_never_printed_above_its_value(tables: dict[str, Table]) -> None:

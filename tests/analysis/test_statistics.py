@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from analysis.distributions import TopK
-from analysis.statistics import PromptBootstrap, summarise, summary, survival, top_probability
+from analysis.notes import few_notes
+from analysis.statistics import (
+    FEW_PROMPTS,
+    PromptBootstrap,
+    few,
+    summarise,
+    summary,
+    survival,
+    top_probability,
+)
 from tests.analysis.cases import dirichlet
 
 LENGTHS = [1, 7, 128, 40, 3, 64, 128]
@@ -77,6 +86,24 @@ def test_intervals_cover_the_truth_when_the_steps_of_a_prompt_are_equal() -> Non
     assert np.all((covered / 200 > 0.88) & (covered / 200 < 0.99))
 
 
+@pytest.mark.parametrize(("count", "least", "most"), [(10, 0.7, 0.87), (FEW_PROMPTS, 0.87, 0.97)])
+def test_few_prompts_are_those_whose_intervals_are_too_narrow(
+    count: int, least: float, most: float
+) -> None:
+    """Half of the spread is between prompts: p5 of a normal law, known exactly, at nominal 0.95."""
+    rng = np.random.default_rng(0)
+    truth = -1.6448536 * math.sqrt(2)
+    covered = 0
+    for seed in range(300):
+        prompts = np.repeat(np.arange(count), 40)
+        values = rng.normal(size=count)[prompts] + rng.normal(size=40 * count)
+        bootstrap = PromptBootstrap(prompts, 200, 0.95, seed)
+        low, high = bootstrap.interval(bootstrap.quantiles(values, [0.05])[1])
+        covered += low[0] <= truth <= high[0]
+    assert least < covered / 300 < most  # standard error 0.02
+    assert bootstrap.counted == {"prompts": count, "few_prompts": count < 30}
+
+
 def test_empty_regions_rank_at_the_top_and_count_as_the_ceiling_in_means() -> None:
     values = np.array([0.1, 0.2, np.inf, np.inf, np.inf])
     bootstrap = PromptBootstrap(np.arange(5), 100, 0.9, seed=0)
@@ -116,6 +143,32 @@ def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
 def test_a_prompt_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="number the prompts"):
         PromptBootstrap(np.array([0, 2]), 10, 0.95, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"), [([29, 500], "29 prompts"), ([1], "1 prompt,"), ([30, 31], ""), ([], "")]
+)
+def test_the_least_number_of_prompts_is_named(prompts: list[int], said: str) -> None:
+    notes = few_notes(prompts)
+    assert bool(notes) == bool(said) == any(map(few, prompts))
+    assert all(said in note for note in notes)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(seed: int) -> None:
+    lo, prompts = clustered(seed)
+    rng, ceiling = np.random.default_rng(seed), 2.0
+    hi = np.where(rng.random(len(lo)) < 0.3, np.minimum(lo + rng.random(len(lo)), ceiling), lo)
+    hi = np.where(np.isinf(lo) | (rng.random(len(lo)) < 0.05), np.inf, hi)
+    bootstrap = PromptBootstrap(prompts, 50, 0.95, seed)
+    found = summarise(lo, hi, ceiling, bootstrap)
+    for share in (0.0, 0.3, 0.7, 1.0):
+        between = np.minimum(hi, np.where(np.isinf(lo), lo, lo + share * rng.random(len(lo)) / 2))
+        truth = np.where(rng.random(len(lo)) < share, hi, between)
+        for name, exact in summarise(truth, truth, ceiling, bootstrap).items():
+            assert found[name].value <= exact.value <= found[name].optimistic
+            assert found[name].low <= exact.low
+            assert exact.high <= found[name].high
 
 
 def test_certified_means_strictly_above() -> None:

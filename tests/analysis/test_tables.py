@@ -97,7 +97,7 @@ def test_an_open_certificate_prints_a_range(measured: Measured) -> None:
     lo, hi = certificates(TARGETS[0], INEXACT)
     low, high = np.sort(lo)[13], np.sort(hi)[13]
     assert cells(table.markdown(), "t = 0.45")[0] == f"{low:.3f}–{high:.3f}"
-    assert "Additive (t = 0.45) 10 % / 10 %" in table.notes[-1]
+    assert "Additive (t = 0.45) 10 % / 10 %" in table.notes[-2]
 
 
 def test_a_table_shows_published_values_of_matching_targets_only(measured: Measured) -> None:
@@ -109,6 +109,41 @@ def test_a_table_shows_published_values_of_matching_targets_only(measured: Measu
         assert str(printed["published"]) == ("4.83" if row is None else "0.438")
         assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
     assert "as published" not in tables["table6"].markdown()  # of the other target
+
+
+def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
+    measured: Measured,
+) -> None:
+    tables = {table.name: table for table in all_tables(measured)}
+    table = tables["table5"]
+    data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
+    shown = [rule for rule in RULES if rule.label in published.TABLE2]
+    printed = {rule.label: cells(table.markdown(), rule_text(rule)) for rule in shown}
+    marked = 0
+    for (rule, eps), row in data.iterrows():
+        lo, hi = certificates(TARGETS[0], rule)
+        for values, mark in ((lo, "censored"), (hi, "censored_optimistic")):
+            ends = np.sum(values[69::70] > eps)  # 4 trajectories of 70 steps
+            assert row[mark] == (ends / (ends + np.sum(values <= eps)) > 0.1)
+        if rule in printed:
+            cell = printed[rule][[0.01, 0.1, 0.69].index(eps)]
+            assert ("≥" in cell) == row["censored_optimistic"]
+            assert cell.startswith(f"≥ {row['value']:.2f}") or not row["censored"]
+            marked += row["censored"]
+    assert 0 < marked < 3 * len(printed)
+    assert r"$\ge$" in table.latex()
+    estimators = tables["estimators"]
+    assert set(estimators.data.loc[estimators.data["censored"], "estimator"]) <= {
+        "per_call",
+        "mean_run",
+    }
+
+
+def test_tables_with_intervals_warn_of_few_prompts(measured: Measured) -> None:
+    for table in all_tables(measured):
+        assert any("from 4 prompts, fewer than 30" in note for note in table.notes), table.name
+        assert table.data["few_prompts"].all()
+        assert "few_prompts" in table.csv().splitlines()[0]
 
 
 def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:

@@ -74,6 +74,24 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
     assert sweeps.in_ranges(exact)["mean"].dtype == np.float64
 
 
+def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are_named(
+    rows: dict[str, pd.DataFrame], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = rows["run_lengths"]
+    assert table["censored"].any()
+    assert (table["censored_optimistic"] | ~table["censored"]).all()
+    sweeps.print_table(table.to_dict("records"))
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert "censored" not in header
+    assert "few_prompts" not in header
+    for line, row in zip(lines, table.to_dict("records"), strict=False):
+        assert ("≥" in line) == (row["censored_optimistic"] and np.isfinite(row["value"]))
+        if row["censored"]:
+            assert f"≥ {row['value']:.4g}" in line
+    assert "from 6 prompts, fewer than 30" in lines[len(table)]
+    assert table["few_prompts"].all()
+
+
 def test_the_plot_shades_between_the_ends(rows: dict[str, pd.DataFrame], tmp_path: Path) -> None:
     for rule, shaded in (("greedy", 0), ("absolute theta=0.01", 1)):
         one = rows["certificates"][rows["certificates"]["rule"] == rule]
