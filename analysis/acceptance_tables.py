@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
-
-import pandas as pd
 
 from analysis.layout import Cell, Section, Table
 from analysis.measured import Pairs
@@ -95,12 +92,12 @@ def gain(pairs: Pairs) -> Table:
         "Trees (no departure: only the argmax is emitted)": _named(pairs, trees),
     }
     return _table(
-        _with_gains(pairs),
+        pairs,
         "gain",
         f"What {pairs.drafter} would gain: acceptance length in fact and as "
         f"certified, and what it costs. {PER_CALL} Long run: steps over rejections (long_run), ∞ "
-        "without one; gain: of that over strict greedy, from the limit of the long run where it "
-        "is ∞ (≥); departs: steps at which a token other than the target's argmax is emitted; "
+        "without one; gain: of that over strict greedy, at least its lower limit (≥) where it is "
+        "∞; departs: steps at which a token other than the target's argmax is emitted; "
         "given up: target probability this gives up, mean over all steps.",
         sections,
         (LENGTH, LONG_RUN, "gain", "certified_per_call", "departure", "given_up"),
@@ -246,9 +243,7 @@ def _table(
     def cells(rule: str) -> Iterator[Cell]:
         for target in pairs.targets:
             for statistic in statistics:
-                row, text = pairs.row(target, rule, statistic), COLUMNS[statistic][1]
-                ends = text(row["value"]), text(row["optimistic"])
-                yield Cell(length_text(*ends, censored_ends(row)))
+                yield Cell(_text(pairs.row(target, rule, statistic), COLUMNS[statistic][1]))
 
     return Table.side_by_side(
         name,
@@ -269,24 +264,10 @@ def _table(
     )
 
 
-def _with_gains(pairs: Pairs) -> Pairs:
-    """Add to the statistics what the long run of each rule gains over that of strict greedy.
-
-    Without a rejection the long run is +inf, and the gain is at least that of its lower limit.
-    Acceptance in fact depends on no certificate, so that there is one value.
-    """
-    rows = []
-    for target in pairs.targets:
-        base = pairs.value(target, GREEDY, LONG_RUN)
-        for rule in pairs.names:
-            row = pairs.row(target, rule, LONG_RUN)
-            endless = math.isinf(row["value"])
-            gain = (row["low"] if endless else row["value"]) / base - 1
-            gains = {"value": gain, "optimistic": gain, "low": math.nan, "high": math.nan}
-            cuts = dict.fromkeys(("cut", "cut_optimistic"), float(endless))
-            rows.append({**row, "statistic": "gain", **gains, **cuts})
-    statistics = pd.concat([pairs.statistics, pd.DataFrame(rows)], ignore_index=True)
-    return replace(pairs, statistics=statistics)
+def _text(row: Mapping[Any, Any], text: Callable[[float], str]) -> str:
+    if text is _gain and math.isinf(row["value"]):  # no rejection: at least its lower limit
+        return f"≥ {_gain(row['low'])}"
+    return length_text(text(row["value"]), text(row["optimistic"]), censored_ends(row))
 
 
 def _reached(row: Mapping[Any, Any]) -> str:
