@@ -72,6 +72,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
     | {  # one row a target call after the prompt's
         "position": pa.int32(),  # in the answer, of the first drafted token
         "drafted": pa.int32(),
+        "reach": pa.int32(),  # of them, those before one that would end the answer
         "tested": pa.int32(),
         "accepted": pa.int32(),
         "emitted": pa.int32(),
