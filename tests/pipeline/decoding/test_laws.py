@@ -141,16 +141,15 @@ def test_mars_above_zero_tests_a_drafted_argmax_like_any_token() -> None:
 
 
 def test_mars_that_relaxes_nothing_decodes_what_speculative_sampling_decodes() -> None:
-    model, smaller = Markov(6), Markov(16)
-    strict, relaxed = Mars(1 - 1e-9), Mars(0.5)
     differ = 0
-    for seed in range(30):
+    for seed in range(40):
+        model, smaller = (Markov(0), Markov(1)) if seed % 2 else (Markov(6), Markov(16))
         noise = Noise(seed, "p", 12, CPU, 3)
         source = ModelDrafter(smaller, Inversion(1.3, noise, DRAFT))  # type: ignore[arg-type]
         plain, same, other = (
             decode(model, source, SpeculativeSampling(1.3, noise, rule), [3, 5], 3, 12).tokens  # type: ignore[arg-type]
-            for rule in (None, strict, relaxed)
+            for rule in (None, Mars(1 - 1e-9), Mars(0.5))
         )
         assert same == plain
         differ += other != plain
-    assert differ > 5  # and a threshold that relaxes something is seen
+    assert differ > 3  # and a threshold that relaxes something is seen
