@@ -199,6 +199,7 @@ def facts(
         "target": settings["target"],
         "drafter": settings["drafter"],
         "steps": len(steps),
+        "prompts": len(steps.trajectories.starts),
         "rules": len(table),
         "checked": len(steps) * len(table),
         "certified": round(float(table["certified"].sum() * len(steps))),
