@@ -32,7 +32,7 @@ def _certificates(node: Node, artifact: Artifact) -> list[Row]:
     rule = node.settings["rule"]
     table = artifact.read(columns=["position", "lo", "hi"])
     lo, hi = (table.column(name).to_numpy() for name in ("lo", "hi"))
-    ends = [np.where(np.isinf(end), rule.ceiling, end) for end in (lo, hi)]
+    lower, upper = (np.where(np.isinf(end), rule.ceiling, end) for end in (lo, hi))
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
     bootstrap = _bootstrap(node, prompts)
     row: Row = {
@@ -41,7 +41,7 @@ def _certificates(node: Node, artifact: Artifact) -> list[Row]:
         "steps": len(lo),
         "prompts": bootstrap.count,
     }
-    for name, found in summary(*ends, rule.ceiling, bootstrap).items():
+    for name, found in summary(lower, upper, rule.ceiling, bootstrap).items():
         row[name], row[upper_end(name)] = found.value, found.optimistic
         row |= dict(zip(limits(name), (found.low, found.high), strict=True))
     return [row | {"empty": float(np.mean(np.isinf(lo))), "inexact": float(np.mean(lo < hi))}]
@@ -114,8 +114,8 @@ def _decoding(node: Node, artifact: Artifact) -> list[Row]:
         shown += [name, *limits(name)]
     shown += ["agreement", "given_up", "tokens_per_second", "speedup", *limits("speedup")]
     return [
-        {"target": one.target, "prompts": one.prompts, **row}
-        for row in found[shown].to_dict("records")
+        {"target": one.target, "prompts": one.prompts, **dict(zip(shown, row, strict=True))}
+        for row in found[shown].itertuples(index=False)
     ]
 
 

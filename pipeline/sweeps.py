@@ -7,11 +7,12 @@ Files of a sweep: ``<n>/point.json`` a job; for all of them a table (.csv, .parq
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.printing import limits, range_text, upper_end
+from analysis.printing import UNDEFINED, limits, range_text, upper_end
 from pipeline.artifacts import Artifact, slug
 from pipeline.runner import shown
 from pipeline.stages import Node
@@ -54,7 +55,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from analysis.notes import few_notes
 
     table = in_cells(pd.DataFrame(rows).dropna(axis="columns", how="all"))
-    print(table.to_string(index=False, float_format=_number))
+    print(table.to_string(index=False, float_format=_number, na_rep=UNDEFINED))
     if {"empty", "inexact"} <= set(table):
         print(
             "mean, median, p25 and p5 of the certificates in nats; empty: share of steps where "
@@ -97,7 +98,7 @@ def _short(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}"
+    return UNDEFINED if math.isnan(value) else f"{value:.4g}"
 
 
 def write_failure(directory: Path, overrides: list[str], reason: str) -> None:
