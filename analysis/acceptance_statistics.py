@@ -95,10 +95,21 @@ def stochastic_statistics(
     tv: Floats,
     races: Floats,
     harmonic: Floats,
+    argmax: Floats,
     trajectories: Trajectories,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Measure the expected acceptance of stochastic verification, (N,) probabilities each.
+
+    All are at the temperature at which the text of the steps was sampled.
+
+    Args:
+        tv: total variation; speculative sampling of a drafted draw accepts with 1 - tv.
+        races: acceptance of the first draft of exponential races.
+        harmonic: its lower bound.
+        argmax: p of the drafter's argmax: speculative sampling of a drafter that does not draw.
+        trajectories: of the steps.
+        bootstrap: over prompts.
 
     Returns:
         Rows like those of `rule_statistics`: acceptance, and realised_per_call with expected
@@ -108,6 +119,7 @@ def stochastic_statistics(
     frames = []
     for name, accepted in (
         ("speculative sampling", 1 - tv),
+        ("argmax drafted, speculative sampling", argmax),
         ("exponential races", races),
         ("exponential races, lower bound", harmonic),
     ):

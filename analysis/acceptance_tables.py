@@ -54,7 +54,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 def acceptance_tables(pairs: Pairs) -> list[Table]:
     """Return every table of the pairs, in order."""
-    tables = [accepted(pairs), gain(pairs), stochastic(pairs), needed(pairs)]
+    tables = [accepted(pairs), gain(pairs), needed(pairs)]
+    if pairs.sampled is not None:
+        tables.insert(2, stochastic(pairs))
     if (pairs.listing["group"] == "dial").any():
         tables += [dials(pairs), reached(pairs)]
     return tables
@@ -110,10 +112,12 @@ def stochastic(pairs: Pairs) -> Table:
     return _table(
         pairs,
         "stochastic",
-        f"Expected acceptance of {pairs.drafter} under verification that "
-        "keeps the target's distribution: speculative sampling accepts one draft with "
-        "probability 1 − TV(p, q), exponential races by the formula of arXiv 2504.15475, not "
-        f"below its Lemma C.1. {PER_CALL}",
+        f"Expected acceptance of {pairs.drafter} under verification that keeps the target's "
+        f"distribution, at temperature {pairs.sampled:g}, at which these answers were sampled: "
+        "speculative sampling accepts a draft drawn from q with probability 1 − TV(p, q), and the "
+        "argmax of q, which engines draft by default, with its probability under p; exponential "
+        "races accept by the formula of arXiv 2504.15475, not below its Lemma C.1. "
+        f"{PER_CALL}",
         {"": [(rule.capitalize(), rule) for rule in rules]},
         ("acceptance", LENGTH),
     )

@@ -2,7 +2,7 @@
 
 Those that depend on the clock are in `analysis.speed`. A run is a method with its draft length
 and temperature; run by run, its answers and calls are compared with the autoregressive baseline
-of the same temperature, prompt by prompt.
+of the same temperature and noise, prompt by prompt.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Decoded:
     Attributes:
         target: printed name.
         drafter: printed name.
-        runs: of each run its method, drafter, rule, draft_length, temperature; index is the run.
+        runs: of each run its method, drafter, sampling, rule, draft_length, temperature; index
+            is the run.
         data: one row an answer: prompt_id, run, source, n_tokens, log_likelihood, agreement, ...
-        calls: one row a target call: prompt_id, run, drafted, tested, accepted, emitted.
+        calls: one row a target call: prompt_id, run, drafted, reach, tested, accepted, emitted.
         answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds.
         spans: seconds of each call: prompt_id, run, draft_seconds, verify_seconds, ...
         trajectory: the greedy baseline read again by both models; empty without one.
@@ -49,10 +50,18 @@ class Decoded:
     size: Mapping[str, Mapping[str, int]]
 
     def baseline(self, run: int) -> int:
-        """Return the run of the baseline that `run` is compared with."""
-        alone = self.runs["drafter"] == "none"
-        same = self.runs["temperature"] == self.runs["temperature"].iloc[run]
-        return int(np.flatnonzero(alone & same)[0])
+        """Return the run of the baseline that `run` is compared with.
+
+        Races are compared with the target alone that chooses by the same race.
+        """
+        runs, races = self.runs, self.runs["sampling"] == "races"
+        same = (runs["temperature"] == runs["temperature"].iloc[run]) & (races == races.iloc[run])
+        return int(np.flatnonzero((runs["drafter"] == "none") & same)[0])
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts every run decoded."""
+        return int(self.data["prompt_id"].nunique())
 
 
 def acceptance(decoded: Decoded) -> pd.DataFrame:
@@ -60,26 +69,45 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
 
     Returns:
         One row a run: tested and accepted tokens; `rate` accepted / tested (only tokens that
-        received a decision count); `tokens_per_call` emitted / calls; `closed_form` the same at
-        this rate under independence; `agreement` share of positions with the baseline's token;
+        received a decision count); `tokens_per_call` emitted / calls; `drafted_per_call`, below
+        the draft length where answers end or look-up finds less; `closed_form` the tokens a call
+        at this rate under independence, mean over the calls with what each could emit;
+        `agreement` share of positions with the baseline's token;
         `log_likelihood` of an answer's token under the target, mean; `given_up` the baseline's
         less this, nats a token.
     """
-    sums = decoded.calls.groupby("run")[["tested", "accepted", "emitted"]].sum()
+    sums = decoded.calls.groupby("run")[["drafted", "tested", "accepted", "emitted"]].sum()
     sums["calls"] = decoded.calls.groupby("run").size()
-    table = decoded.runs.join(sums)
+    table = decoded.runs.join(sums.drop(columns="drafted"))
     totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
     table["rate"] = table["accepted"] / table["tested"].where(table["tested"] > 0)
     table["tokens_per_call"] = table["emitted"] / table["calls"]
-    table["closed_form"] = [
-        speed_laws.tokens_per_call(rate, gamma) if rate == rate else 1.0
-        for rate, gamma in zip(table["rate"], table["draft_length"], strict=True)
-    ]
+    table["drafted_per_call"] = sums["drafted"] / table["calls"]
+    table["closed_form"] = closed_form(decoded.calls, table["rate"])
     table["log_likelihood"] = totals["log_likelihood"] / totals["n_tokens"]
     alone = [decoded.baseline(run) for run in range(len(table))]
     table["agreement"] = agreement(decoded.data, alone)
     table["given_up"] = table["log_likelihood"].to_numpy()[alone] - table["log_likelihood"]
     return table
+
+
+def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
+    """Return the tokens a call of each run that independent tests would give.
+
+    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run, n the drafted tokens a call could
+    emit (`reach`): an answer's limit or end, or a look-up that finds less, cuts drafts short.
+
+    Args:
+        calls: run and reach of each call.
+        rates: acceptance rate a of each run; NaN where nothing was tested, and 1 is returned.
+    """
+    counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
+    a = counts["run"].map(rates).fillna(0.0)
+    pairs = zip(a, counts["reach"], strict=True)
+    counts["emitted"] = [speed_laws.tokens_per_call(rate, n) for rate, n in pairs]
+    counts["emitted"] *= counts["calls"]
+    sums = counts.groupby("run")[["emitted", "calls"]].sum()
+    return sums["emitted"] / sums["calls"]
 
 
 def agreement(data: pd.DataFrame, alone: Sequence[int]) -> Floats:

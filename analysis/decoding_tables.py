@@ -13,7 +13,9 @@ import pandas as pd
 from analysis import decoding, speed_laws
 from analysis.decoding import Decoded
 from analysis.layout import Cell, Section, Table
+from analysis.notes import few_notes
 from analysis.printing import UNDEFINED, number_text, share_text
+from analysis.statistics import few
 
 # expected tokens a call by acceptance rate, (1 - a^(gamma+1)) / (1 - a), as printed elsewhere
 KNOWN_LENGTHS = (3, 5, 7, 10)
@@ -45,7 +47,9 @@ def acceptance_table(
     """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
     statistics = (resamples, confidence, seed)
     frames = [
-        decoding.acceptance(one).join(decoding.acceptance_intervals(one, *statistics))
+        decoding.acceptance(one)
+        .join(decoding.acceptance_intervals(one, *statistics))
+        .assign(prompts=one.prompts, few_prompts=few(one.prompts))
         for one in decoded
     ]
 
@@ -53,8 +57,9 @@ def acceptance_table(
         return [
             *setting_texts(row),
             number_text(row["rate"], 3),
+            number_text(row["drafted_per_call"]),
             number_text(row["tokens_per_call"]),
-            number_text(row["closed_form"] if row["drafter"] == "model" else math.nan),
+            number_text(row["closed_form"] if row["draft_length"] else math.nan),
             share_text(row["agreement"]),
             number_text(row["given_up"], 4),
         ]
@@ -63,21 +68,23 @@ def acceptance_table(
         "decoding_acceptance",
         "Decoding with a drafter. Acceptance rate a: accepted over tested tokens, pooled (tokens "
         "behind a rejection and bonus tokens are never tested). τ: tokens emitted by a target "
-        "call. Closed form: (1 − aᵞ⁺¹)/(1 − a), what τ would be were tests independent "
-        "and every draft of length γ (look-up often finds less, and a draft near the limit of an "
-        "answer is shorter). Agreement: share of positions with the token of autoregressive "
+        "call; drafted: tokens a call drafts, below γ near the limit of an answer and where "
+        "look-up finds less. Closed form: the mean over calls of (1 − aⁿ⁺¹)/(1 − a), what τ "
+        "would be were tests independent, n the drafted tokens before one that ends the "
+        "answer. Agreement: share of positions with the token of autoregressive "
         "decoding. Given up: log-likelihood of a token under the target that the answers lose, "
         "in nats.",
         "Method",
-        [("", 7)],
-        ["γ", "T", "a", "τ", "closed form", "agreement", "given up"],
+        [("", 8)],
+        ["γ", "T", "a", "drafted", "τ", "closed form", "agreement", "given up"],
         method_sections(decoded, frames, texts),
         together(decoded, frames),
         [
             f"The CSV file has {100 * confidence:g} % intervals over prompts of a and τ.",
             "Above temperature 0 two answers of the same law need not agree; agreement and given "
-            "up then show noise as well, all the more for races, which draw by other noise than "
-            "the baseline.",
+            "up then show noise as well. Races are compared with the target alone that chooses by "
+            "the same race, and agree with it token for token, near-ties of the logits aside.",
+            *few_notes(one.prompts for one in decoded),
         ],
     )
 

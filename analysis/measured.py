@@ -78,6 +78,8 @@ class Pairs:
         needed: target, rule, fraction, value, optimistic, low, high, prompts, few_prompts.
         reached: target, dial, parameter, kind, wanted, value, length, optimistic,
             optimistic_length, empty.
+        sampled: temperature at which the targets' answers were sampled; None where they were not,
+            or not from the whole distribution.
     """
 
     drafter: str
@@ -87,6 +89,7 @@ class Pairs:
     statistics: pd.DataFrame
     needed: pd.DataFrame
     reached: pd.DataFrame
+    sampled: float | None = None
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str, str], dict[Any, Any]]:

@@ -206,6 +206,15 @@ def mark_of(column: str) -> str:
     return "censored" if column == "value" else f"{column}_censored"
 
 
+def limits(column: str) -> tuple[str, str]:
+    """Return the columns that have the interval over prompts of a statistic.
+
+    >>> limits("value"), limits("mean")
+    (('low', 'high'), ('mean_low', 'mean_high'))
+    """
+    return ("low", "high") if column == "value" else (f"{column}_low", f"{column}_high")
+
+
 def range_text(first: str, last: str) -> str:
     """Return both ends as printed, once where they print alike; a common unit is said once.
 

@@ -16,6 +16,10 @@ from analysis.statistics import PromptBootstrap
 Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
+LENGTH_COLUMNS = [
+    *("method", "temperature", "rate"),
+    *("predicted", "predicted_speedup", "found", "found_speedup", "tried"),
+]
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
@@ -24,12 +28,15 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     Returns:
         The rows of `acceptance` with seconds: `per_token` (whole answers, the prompt's pass
         included), `tokens_per_second`; `speedup` over the baseline with its interval over
-        prompts, `low` and `high`; `c_p` a target pass over one token (the baseline's), `c_q` a
-        draft pass, `c_draft`, `c_verify` and `c_other` of a call, means; `rho` c_q / c_p;
-        `verify_ratio` c_verify / c_p; `predicted` k / (1 + gamma rho) and `predicted_costs`
-        k c_p / (c_draft + c_verify), k the measured tokens a call; `first_token` median; gaps
-        between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that arrive with
-        the token before them; `memory` bytes beside the target's at the longest answer.
+        prompts, `low` and `high`; `c_draft`, `c_verify` (the target's pass) and `c_other` (the
+        law, roll-back) of a call, means; `c_p` what a token costs the target alone, the
+        baseline's c_verify + c_other, and `c_q` what a drafted token costs: pass and choice of
+        the token in both; `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p;
+        `predicted` k / (1 + d rho), d the tokens drafted a call, and `predicted_costs`
+        k c_p / (c_draft + c_verify + c_other), k the measured tokens a call; `first_token`
+        median; gaps between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that
+        arrive with the token before them; `memory` bytes beside the target's at the longest
+        answer.
     """
     table = acceptance(decoded)
     spans = decoded.spans.groupby("run")[
@@ -38,19 +45,14 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     for name in ("draft", "verify", "other"):
         table[f"c_{name}"] = spans[f"{name}_seconds"] / table["calls"]
     alone = [decoded.baseline(run) for run in range(len(table))]
-    table["c_p"] = table["c_verify"].to_numpy()[alone]
+    settled = table["c_verify"] + table["c_other"]
+    table["c_p"] = settled.to_numpy()[alone]
     table["c_q"] = spans["draft_seconds"] / spans["drafted"].where(spans["drafted"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
-    table["verify_ratio"] = table["c_verify"] / table["c_p"]
-    rows = table[["tokens_per_call", "draft_length", "rho", "c_p", "c_draft", "c_verify"]]
-    table["predicted"] = [
-        speed_laws.speedup(k, gamma, rho) if gamma and rho == rho else np.nan
-        for k, gamma, rho, *_ in rows.itertuples(index=False)
-    ]
-    table["predicted_costs"] = [
-        speed_laws.measured_cost_speedup(k, c_p, c_draft, c_verify) if gamma else np.nan
-        for k, gamma, _, c_p, c_draft, c_verify in rows.itertuples(index=False)
-    ]
+    table["verify_ratio"] = settled / table["c_p"]
+    drafts, tokens = table["draft_length"] > 0, table["tokens_per_call"]
+    table["predicted"] = (tokens / (1 + table["drafted_per_call"] * table["rho"])).where(drafts)
+    table["predicted_costs"] = (tokens * table["c_p"] / (table["c_draft"] + settled)).where(drafts)
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 95, 99):
@@ -143,7 +145,7 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     Returns:
         At most one sentence without a full stop a sign, on the run where it is strongest: gaps
         between a baseline's tokens above `SLOWEST_GAP` medians, verifications of a model's drafts
-        that took less than `LEAST_VERIFY_RATIO` of a target pass.
+        that took less than `LEAST_VERIFY_RATIO` of what a token costs the target alone.
     """
     signs = []
     alone = speeds[speeds["drafter"] == "none"]
@@ -159,7 +161,7 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
         run = drafted.iloc[int(np.argmin(drafted["verify_ratio"]))]
         signs.append(
             f"{_named(run)}, γ = {run['draft_length']}: a verification took "
-            f"{run['verify_ratio']:.2f} of the time of a target pass over one token"
+            f"{run['verify_ratio']:.2f} of the time of a token of the target alone"
         )
     return signs
 
@@ -168,13 +170,18 @@ def _named(run: pd.Series) -> str:
     return f"{run['method']} at T = {run['temperature']:g}"
 
 
-def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
+def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
     """Return, for methods decoded with several draft lengths, the best one predicted and found.
 
-    The prediction takes the pooled acceptance rate and the mean rho of all its draft lengths.
+    Predicted among 0 (the target alone) to the longest one tried, from the acceptance rate of all
+    their drafts and the costs of `call_costs`; found among 0 and those tried.
+
+    Args:
+        decoded: calls and their seconds.
+        speeds: its table of `speed`.
 
     Returns:
-        method, temperature, rate, rho, predicted, found, tried.
+        method, temperature, rate, predicted, predicted_speedup, found, found_speedup, tried.
     """
     rows: list[dict[str, Any]] = []
     mine = speeds[speeds["drafter"] == "model"]
@@ -182,18 +189,41 @@ def draft_lengths(speeds: pd.DataFrame) -> pd.DataFrame:
         if len(group) < 2 or not group["tested"].sum():
             continue
         rate = group["accepted"].sum() / group["tested"].sum()
-        rho = group["rho"].mean()
+        best, gain = speed_laws.optimal_draft_length(rate, call_costs(decoded, group))
+        tried = group.sort_values("draft_length")
+        lengths, speedups = [0, *tried["draft_length"]], [1.0, *tried["speedup"]]
+        found = int(np.argmax(speedups))
         rows.append(
             {
                 "method": method,
                 "temperature": temperature,
                 "rate": rate,
-                "rho": rho,
-                "predicted": speed_laws.optimal_draft_length(rate, rho),
-                "found": int(group["draft_length"].iloc[int(np.argmax(group["speedup"]))]),
-                "tried": ", ".join(map(str, sorted(set(group["draft_length"])))),
+                "predicted": best,
+                "predicted_speedup": gain,
+                "found": int(lengths[found]),
+                "found_speedup": float(speedups[found]),
+                "tried": ", ".join(map(str, lengths[1:])),
             }
         )
-    return pd.DataFrame(
-        rows, columns=["method", "temperature", "rate", "rho", "predicted", "found", "tried"]
-    )
+    return pd.DataFrame(rows, columns=LENGTH_COLUMNS)
+
+
+def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
+    """Return the seconds of a call with 0, 1, ... drafted tokens, means of calls as measured.
+
+    At 0 it is the baseline's; at a draft length that was tried, that of calls with a full draft;
+    on a line between these. It ends at the longest draft that a call had in full.
+
+    Args:
+        decoded: calls and their seconds.
+        group: rows of `speed`, runs that differ in their draft length only.
+    """
+    spent = decoded.spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1)
+    seconds = {0: float(group["c_p"].iloc[0])}
+    for run, gamma in group["draft_length"].items():
+        full = (decoded.spans["run"] == run) & (decoded.spans["drafted"] == gamma)
+        if full.any():
+            seconds[int(gamma)] = float(spent[full].mean())
+    measured = sorted(seconds)
+    lengths = np.arange(measured[-1] + 1)
+    return np.interp(lengths, measured, [seconds[gamma] for gamma in measured]).tolist()

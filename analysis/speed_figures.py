@@ -88,7 +88,7 @@ def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -
             )
             axis.plot(lengths, group["predicted"], color=colour, linestyle=":")
             axis.plot(lengths, group["predicted_costs"], color=colour, linestyle="--")
-        for style, name in ((":", "predicted, τ/(1 + γρ)"), ("--", "predicted from the costs")):
+        for style, name in ((":", "predicted, τ/(1 + dρ)"), ("--", "predicted from the costs")):
             axis.plot([], [], color=GREY, linestyle=style, label=name)
         axis.axhline(1, color=GREY, linewidth=0.8, zorder=0)
         axis.set_xlabel("draft length γ")

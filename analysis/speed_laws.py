@@ -1,13 +1,16 @@
 """How fast speculative decoding should be: tokens per call, predicted speedups, draft length.
 
 Symbols: a is the acceptance rate of a drafted token, gamma the draft length, rho = c_q / c_p the
-cost of a draft pass over that of a target pass. The formulas take every test to succeed
-independently with the same probability a.
+cost of a drafted token over that of a token of the target alone, both with the pass and the choice
+of the token. The formulas take every test to succeed independently with the same probability a.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 
 def tokens_per_call(a: float, gamma: int) -> float:
@@ -33,52 +36,24 @@ def tokens_per_call(a: float, gamma: int) -> float:
     return math.fsum(a**power for power in range(gamma + 1))
 
 
-def speedup(k: float, gamma: int, rho: float) -> float:
-    """Return k / (1 + gamma rho), the speedup when a verification costs as much as a target pass.
+def optimal_draft_length(a: float, costs: Sequence[float]) -> tuple[int, float]:
+    """Return the draft length with the largest speedup, and this speedup.
 
-    Args:
-        k: tokens per target call.
-        gamma: draft length.
-        rho: cost of a draft pass over that of a target pass.
-    """
-    return k / (1.0 + gamma * rho)
-
-
-def measured_cost_speedup(k: float, c_p: float, c_draft: float, c_verify: float) -> float:
-    """Return k c_p / (c_draft + c_verify), the speedup from the costs as measured.
-
-    Args:
-        k: tokens per target call.
-        c_p: seconds of a target pass over one token.
-        c_draft: seconds of drafting, a call.
-        c_verify: seconds of the verifying target pass.
-    """
-    return k * c_p / (c_draft + c_verify)
-
-
-def optimal_draft_length(a: float, rho: float, limit: int = 64) -> int:
-    """Return the draft length at which `speedup` of `tokens_per_call` is largest.
-
-    Going from gamma to gamma + 1 pays iff a^(gamma+1) (1 + gamma rho) > rho (1 + ... + a^gamma).
-    The difference of the two sides falls in gamma, so the first maximum is the global one.
+    The speedup at gamma is `tokens_per_call`(a, gamma) / (costs[gamma] / costs[0]): costs as
+    measured, since a verification of more tokens costs more. Of equal ones the shortest is taken.
 
     Args:
         a: acceptance rate.
-        rho: above 0; with free drafts the answer is `limit` unless a is 0.
-        limit: the largest draft length considered.
+        costs: seconds of a call with 0, 1, 2, ... drafted tokens; of 0, the target alone.
 
     Returns:
-        A draft length in [0, limit]; 0 says that drafting does not pay.
+        A draft length below len(costs), and its speedup; 0 and 1 say that drafting does not pay.
 
     Example:
-        >>> optimal_draft_length(0.8, 0.05)
+        >>> optimal_draft_length(0.8, [1 + 0.05 * gamma for gamma in range(65)])[0]
         8
     """
-
-    def at(gamma: int) -> float:
-        return speedup(tokens_per_call(a, gamma), gamma, rho)
-
-    best = 0
-    while best < limit and at(best + 1) > at(best):
-        best += 1
-    return best
+    tokens = [tokens_per_call(a, gamma) for gamma in range(len(costs))]
+    speedups = np.array(tokens) * costs[0] / np.asarray(costs)
+    best = int(np.argmax(speedups))
+    return best, float(speedups[best])

@@ -16,7 +16,9 @@ from analysis import speed
 from analysis.decoding import Decoded
 from analysis.decoding_tables import method_sections, setting_texts, together
 from analysis.layout import Cell, Section, Table
+from analysis.notes import few_notes
 from analysis.printing import UNDEFINED, number_text, share_text
+from analysis.statistics import few
 
 WALL_CLOCK = (
     "Wall-clock time of batch size 1 on one machine; every method decoded the same "
@@ -53,7 +55,8 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
             rows.append((row["method"], [*map(Cell, texts)]))
         sections.append(Section(one.target, rows))
         whole = table[["speedup", "low", "high"]].assign(tau=table["tokens_per_call"])
-        settings = one.runs[["method", "draft_length", "temperature"]]
+        counted = {"prompts": one.prompts, "few_prompts": few(one.prompts)}
+        settings = one.runs[["method", "draft_length", "temperature"]].assign(**counted)
         frames += [
             settings.join(part).reset_index(names="run").assign(target=one.target, source=source)
             for source, part in zip([*sources, "all"], [*parts, whole], strict=True)
@@ -67,6 +70,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
         ["γ", "T", *["speedup", "τ"] * (len(sources) + 1)],
         sections,
         pd.concat(frames, ignore_index=True),
+        few_notes(one.prompts for one in decoded),
     )
 
 
@@ -92,13 +96,15 @@ def cost_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Ta
             *(_times(row[name]) for name in ("predicted", "predicted_costs", "speedup")),
         ]
 
-    costs = ["draft", "verify", "other", "ρ", "c_verify/c_p"]
+    costs = ["draft", "verify", "other", "ρ", "verify/c_p"]
     return Table(
         "decoding_costs",
-        "Where the time of a target call goes, means. ρ: a draft pass over a "
-        "target pass of one token, c_q/c_p. Predicted: τ/(1 + γρ), which takes a verification "
-        "for a target pass, and τ c_p/(c_draft + c_verify), from the costs as measured; both "
-        f"leave out the law, the roll-back and the pass over the prompt. {WALL_CLOCK}",
+        "Where the time of a target call goes, means: drafting; the target's pass that verifies; "
+        "the law, the roll-back and the rest. c_p: what a token costs the target alone, pass and "
+        "choice; ρ = c_q/c_p, c_q what a drafted token costs, pass and choice; verify/c_p: pass "
+        "and law. Predicted: τ/(1 + dρ), d the tokens drafted a call, which takes a verification "
+        "for a token of the target alone; from costs: τ c_p over all that a call costs. Both "
+        f"leave out the passes over the prompt. {WALL_CLOCK}",
         "Method",
         [("", 2), ("milliseconds", 3), ("ratios", 2), ("speedup", 3)],
         ["γ", "T", *costs, "predicted", "from costs", "measured"],
@@ -181,7 +187,7 @@ def _effect(row: pd.Series) -> list[str]:
 
 def length_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
     """The best draft length, predicted and found."""
-    frames = [speed.draft_lengths(table) for table in speeds]
+    frames = [speed.draft_lengths(one, table) for one, table in zip(decoded, speeds, strict=True)]
     data = together(decoded, frames)
     if data.empty:
         return None
@@ -190,21 +196,24 @@ def length_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> 
         return [
             f"{row['temperature']:g}",
             number_text(row["rate"], 3),
-            number_text(row["rho"], 3),
             str(row["predicted"]),
+            _times(row["predicted_speedup"]),
             str(row["found"]),
+            _times(row["found_speedup"]),
             row["tried"],
         ]
 
     sections = method_sections(decoded, frames, texts)
     return Table(
         "decoding_draft_length",
-        "Draft length γ with the largest speedup: predicted from the "
-        "pooled acceptance rate a and ρ as the maximum of (1 − aᵞ⁺¹)/((1 − a)(1 + γρ)), and "
-        "found among those tried. 0: drafting is predicted not to pay.",
+        "Draft length γ with the largest speedup. Predicted: the maximum of "
+        "(1 − aᵞ⁺¹)/(1 − a) times c_p over the cost of a call, a the acceptance rate of all "
+        "drafts, the cost as measured at the lengths tried and on a line between them; γ from 0 "
+        "to the longest tried. Found: among those tried and 0, whole answers. 0: the target "
+        "alone, drafting does not pay.",
         "Method",
-        [("", 6)],
-        ["T", "a", "ρ", "predicted", "found", "tried"],
+        [("", 2), ("predicted", 2), ("found", 2), ("", 1)],
+        ["T", "a", "γ", "speedup", "γ", "speedup", "tried"],
         [section for section in sections if section.rows],
         data,
     )

@@ -131,6 +131,7 @@ class Decoding:
     steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
+    draft_length: int | None = _optional_at_least(1)
     report: bool = MISSING
     methods: Any = MISSING
 

@@ -55,13 +55,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
                     rule_statistics(steps, verdict, bootstrap, config["window"])
                     for verdict in verdicts.values()
                 ],
-                stochastic_statistics(
-                    table["tv"].to_numpy(),
-                    table["erss_acceptance"].to_numpy(),
-                    table["harmonic_mean"].to_numpy(),
-                    steps.trajectories,
-                    bootstrap,
-                ),
+                *stochastic(drafts, table, steps, bootstrap),
             ]
         ).assign(**bootstrap.counted),
         "profile": pd.concat(
@@ -87,7 +81,19 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         for label in per_step:
             writer.write_table(step_rows(table, verdicts[label], schema))
     draft.facts |= facts(settings, steps, frames["statistics"], frames["listing"])
+    draft.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
     print_soundness(draft.facts)
+
+
+def stochastic(
+    drafts: Artifact, table: pa.Table, steps: Steps, bootstrap: PromptBootstrap
+) -> list[pd.DataFrame]:
+    """Return the statistics of stochastic verification; none where the answers were not sampled."""
+    if drafts.record["facts"]["sampled_temperature"] is None:
+        return []
+    names = ("tv", "erss_acceptance", "harmonic_mean", "draft_prob")
+    tv, races, harmonic, argmax = (table[f"sampled_{name}"].to_numpy() for name in names)
+    return [stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap)]
 
 
 def unique(rules: Sequence[Rule]) -> dict[str, Rule]:
@@ -199,6 +205,7 @@ def facts(
         "target": settings["target"],
         "drafter": settings["drafter"],
         "steps": len(steps),
+        "prompts": len(steps.trajectories.starts),
         "rules": len(table),
         "checked": len(steps) * len(table),
         "certified": round(float(table["certified"].sum() * len(steps))),

@@ -96,6 +96,7 @@ def _swept(config: DictConfig) -> None:
     assert hydra_config.mode == RunMode.MULTIRUN
     overrides = list(hydra_config.overrides.task)
     directory = Path(hydra_config.runtime.output_dir)
+    sweeps.announce(int(hydra_config.job.num), overrides, sys.argv)
     try:
         artifacts, nodes = run(config)
     except Exception as error:  # listed at the end, and the exit status of the sweep

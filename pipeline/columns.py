@@ -33,6 +33,11 @@ PAIR = {  # target p against drafter q over the full vocabulary, analysis.diverg
     "draft_entropy": pa.float64(),
     "erss_acceptance": pa.float64(),  # probability: exponential races accept the first draft
     "harmonic_mean": pa.float64(),  # its lower bound
+    # at the temperature the answers were sampled at; NaN where they were not, or from a part of p
+    "sampled_tv": pa.float64(),
+    "sampled_erss_acceptance": pa.float64(),
+    "sampled_harmonic_mean": pa.float64(),
+    "sampled_draft_prob": pa.float64(),  # p of the drafter's argmax
 }
 RUN = {"prompt_id": pa.string(), "run": pa.int32()}  # run: index in the record's facts["runs"]
 COUNTED = {  # beside intervals
@@ -76,6 +81,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
     | {  # one row a target call after the prompt's
         "position": pa.int32(),  # in the answer, of the first drafted token
         "drafted": pa.int32(),
+        "reach": pa.int32(),  # of them, those before one that would end the answer
         "tested": pa.int32(),
         "accepted": pa.int32(),
         "emitted": pa.int32(),

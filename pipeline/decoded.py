@@ -27,6 +27,7 @@ def read(target: str, artifact: Artifact) -> Decoded:
                 "method": printed(run),
                 "drafter": run["drafter"],
                 "draft_length": run["draft_length"],
+                "sampling": run["sampling"],
                 "rule": None if run["rule"] is None else criteria.build(run["rule"]).label,
                 "temperature": run["temperature"],
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis import criteria
@@ -15,6 +15,7 @@ DRAFTERS = {"model": "", "prompt_lookup": " (prompt lookup)"}
 SAMPLINGS = {"speculative": "speculative sampling", "races": "exponential races"}
 OWN = ("drafter", "sampling", "draft_length", "temperature")
 BASELINE = "autoregressive"
+RACES = "races"  # the sampling whose baseline needs noise of its own
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Method:
     Attributes:
         drafter: model, prompt_lookup, or none for the baseline.
         rule: the acceptance rule, None for the baseline and for sampling alone.
-        sampling: speculative or races, None for a rule alone and for the baseline.
+        sampling: speculative or races, None for a rule alone; of a baseline, how the target
+            chooses: races by the race of the drafting methods, None otherwise.
         draft_length: drafted tokens a call; 0 for the baseline.
         temperature: 0 is greedy.
     """
@@ -39,7 +41,7 @@ class Method:
     def name(self) -> str:
         """The method as printed, without draft length and temperature."""
         if self.drafter == "none":
-            return BASELINE
+            return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
         return law + DRAFTERS[self.drafter]
 
@@ -49,13 +51,29 @@ class Method:
         return self.rule is None or self.rule == criteria.StrictGreedy()
 
 
-def baseline(temperature: float) -> Method:
-    """Return autoregressive decoding with the target alone."""
-    return Method("none", None, None, 0, temperature)
+def baseline(method: Method) -> Method:
+    """Return the target alone as `method` is compared with it: with the same noise.
+
+    Races decode token for token what the target alone decodes with the same race, so they have
+    a baseline of their own; all other methods of a temperature share one.
+    """
+    races = RACES if method.sampling == RACES else None
+    return Method("none", None, races, 0, method.temperature)
 
 
-def build_methods(entries: Any) -> list[Method]:
+def with_baselines(methods: list[Method]) -> list[Method]:
+    """Return the baselines of `methods`, coldest first and each once, and then the methods."""
+    alone = sorted({*map(baseline, methods)}, key=lambda one: (one.temperature, one.name))
+    return [*alone, *methods]
+
+
+def build_methods(entries: Any, draft_length: int | None = None) -> list[Method]:
     """Return the methods of `decoding.methods`; a list as a value stands for one method each.
+
+    Args:
+        entries: the list as configured.
+        draft_length: `decoding.draft_length`, in the place of every method's own; methods that
+            differ in nothing else become one. None leaves them as they are.
 
     Raises:
         PipelineError: a key, type or range is wrong, or two methods are the same.
@@ -84,7 +102,9 @@ def build_methods(entries: Any) -> list[Method]:
                 f"{method.draft_length}, temperature={method.temperature:g} is "
                 "given twice"
             )
-    return methods
+    if draft_length is not None:
+        methods = [replace(method, draft_length=draft_length) for method in methods]
+    return list(dict.fromkeys(methods))
 
 
 def _build(entry: dict[str, Any], where: str) -> Method:

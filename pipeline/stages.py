@@ -117,18 +117,12 @@ def check_k(rules: list[Any], k: int) -> None:
 
 
 def check_prompts(config: Config) -> None:
-    """Check that the lengths leave a range, and that stage decoding finds enough prompts."""
-    prompts, decoding = config.prompts, config.decoding
+    """Check that the lengths of prompts leave a range."""
+    prompts = config.prompts
     if prompts.min_tokens > prompts.max_tokens:
         raise PipelineError(
             f"prompts.min_tokens={prompts.min_tokens} exceeds "
             f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
-        )
-    decodes = config.stage == "decoding" or (config.stage == "report" and decoding.report)
-    if config.drafter is not None and decodes and decoding.prompts > prompts.count:
-        raise PipelineError(
-            f"decoding.prompts={decoding.prompts} exceeds prompts.count={prompts.count}: "
-            f"give decoding.prompts={prompts.count} or less, or raise prompts.count"
         )
 
 
@@ -181,7 +175,11 @@ def certificate_node(config: Config, rule: Any, dump: Node) -> Node:
     """The certificates of one rule on one dump."""
     slice_ = rule_slice(rule) | {"temperature": config.certificates.temperature}
     return Node(
-        "certificates", rule.label, slice_, {"distributions": (dump,)}, settings={"rule": rule}
+        "certificates",
+        rule.label,
+        slice_,
+        {"distributions": (dump,)},
+        settings={"rule": rule, **statistics_slice(config)},
     )
 
 
@@ -270,14 +268,14 @@ def decoding_node(config: Config, prompts: Node, drafts: Node) -> Node:
     """
     from pipeline.methods import build_methods
 
-    methods = build_methods(config.decoding.methods)
+    methods = build_methods(config.decoding.methods, config.decoding.draft_length)
     return Node(
         "decoding",
         drafts.label,
         {
             "target": drafts.config["target"],
             "drafter": drafts.config["drafter"],
-            "prompts": config.decoding.prompts,
+            "prompts": min(config.decoding.prompts, config.prompts.count),
             "steps": config.decoding.steps,
             "seed": config.decoding.seed,
             "lookup": config.decoding.lookup,
@@ -293,7 +291,7 @@ def decoding_node(config: Config, prompts: Node, drafts: Node) -> Node:
             ],
         },
         {"prompts": (prompts,)},
-        settings={**drafts.settings, "methods": methods},
+        settings={**drafts.settings, **statistics_slice(config), "methods": methods},
     )
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from analysis.printing import mark_of, upper_end
+from analysis.printing import limits, mark_of, upper_end
 from pipeline.artifacts import Artifact
 from pipeline.stages import Node
 
 Row = dict[str, Any]
-COUNTED = ("prompts", "few_prompts")
 
 
 def summarise(node: Node, artifact: Artifact) -> list[Row]:
     """Return the rows that an artifact contributes to the table of its sweep."""
-    return SUMMARIES.get(node.stage, _facts)(node, artifact)
+    from analysis.statistics import few
+
+    rows = SUMMARIES.get(node.stage, _facts)(node, artifact)
+    return [row | {"few_prompts": few(row["prompts"])} if "prompts" in row else row for row in rows]
 
 
 def _facts(node: Node, artifact: Artifact) -> list[Row]:
@@ -27,30 +29,47 @@ def _facts(node: Node, artifact: Artifact) -> list[Row]:
 def _certificates(node: Node, artifact: Artifact) -> list[Row]:
     import numpy as np
 
-    from analysis.statistics import summary
+    from analysis.run_lengths import Trajectories
+    from analysis.statistics import summarise as summary
 
     rule = node.settings["rule"]
-    table = artifact.read(columns=["lo", "hi"])
+    table = artifact.read(columns=["position", "lo", "hi"])
     lo, hi = (table.column(name).to_numpy() for name in ("lo", "hi"))
-    return [
-        {
-            "target": node.upstream["distributions"][0].settings["label"],
-            "rule": rule.label,
-            "steps": len(lo),
-            **summary(lo, rule.ceiling),
-            **{upper_end(name): value for name, value in summary(hi, rule.ceiling).items()},
-            "empty": float(np.mean(np.isposinf(lo))),
-            "inexact": float(np.mean(lo < hi)),
-        }
-    ]
+    lower, upper = (np.where(np.isinf(end), rule.ceiling, end) for end in (lo, hi))
+    prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
+    bootstrap = _bootstrap(node, prompts)
+    row: Row = {
+        "target": node.upstream["distributions"][0].settings["label"],
+        "rule": rule.label,
+        "steps": len(lo),
+        "prompts": bootstrap.count,
+    }
+    for name, found in summary(lower, upper, rule.ceiling, bootstrap).items():
+        row[name], row[upper_end(name)] = found.value, found.optimistic
+        row |= dict(zip(limits(name), (found.low, found.high), strict=True))
+    return [row | {"empty": float(np.mean(np.isinf(lo))), "inexact": float(np.mean(lo < hi))}]
+
+
+def _bootstrap(node: Node, prompts: Any) -> Any:
+    from analysis.statistics import PromptBootstrap
+
+    return PromptBootstrap(prompts, *_statistics(node))
+
+
+def _statistics(node: Node) -> tuple[int, float, int]:
+    """Return resamples, confidence and seed of the bootstrap over prompts."""
+    names = ("resamples", "confidence", "statistics_seed")
+    resamples, confidence, seed = (node.settings[name] for name in names)
+    return resamples, confidence, seed
 
 
 def _run_lengths(node: Node, artifact: Artifact) -> list[Row]:
-    rows = [row for row in artifact.read().to_pylist() if row["estimator"] == "per_call"]
-    names = ["rule", "eps", "estimator", "value", "optimistic", "low", "high", *COUNTED]
+    names = ["value", upper_end("value"), *limits("value"), "prompts"]
     return [
-        {"target": node.label, **{name: row[name] for name in names}, **_marks("value", row)}
-        for row in rows
+        {"target": node.label, **{name: row[name] for name in ("rule", "eps", "estimator", *names)}}
+        | _marks("value", row)
+        for row in artifact.read().to_pylist()
+        if row["estimator"] == "per_call"
     ]
 
 
@@ -72,23 +91,27 @@ def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
         "certified_per_call": "certified length",
     }
     ranged = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
+    facts = artifact.record["facts"]
     rows = {
         rule.label: {
             "target": node.settings["target"],
             "drafter": node.settings["drafter"],
             "rule": rule.label,
-            "steps": artifact.record["facts"]["steps"],
+            "steps": facts["steps"],
+            "prompts": facts["prompts"],
         }
         for rule in node.settings["rules"]
     }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in shown:
             name = shown[row["statistic"]]
-            rows[row["rule"]][name] = row["value"]
+            found = rows[row["rule"]]
+            found[name] = row["value"]
+            found |= dict(zip(limits(name), (row["low"], row["high"]), strict=True))
             if row["statistic"] in ranged:
-                rows[row["rule"]][upper_end(name)] = row[upper_end("value")]
+                found[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
-                rows[row["rule"]] |= _marks(name, row)
+                found |= _marks(name, row)
     return list(rows.values())
 
 
@@ -96,21 +119,18 @@ def _decoding(node: Node, artifact: Artifact) -> list[Row]:
     from analysis import decoding, speed
     from pipeline.decoded import read
 
-    found = decoding.acceptance(one := read(node.settings["target"]["label"], artifact))
-    found = found.join(speed.speedups(one, 1, 0.5, 0)[["tokens_per_second", "speedup"]])
-    shown = [
-        "method",
-        "draft_length",
-        "temperature",
-        "rate",
-        "tokens_per_call",
-        "agreement",
-        "given_up",
-        "tokens_per_second",
-        "speedup",
-    ]
+    one = read(node.settings["target"]["label"], artifact)
+    speeds = speed.speedups(one, *_statistics(node))
+    found = decoding.acceptance(one).join(decoding.acceptance_intervals(one, *_statistics(node)))
+    found = found.join(
+        speeds.rename(columns=dict(zip(("low", "high"), limits("speedup"), strict=True)))
+    )
+    shown = ["method", "draft_length", "temperature"]
+    for name in ("rate", "tokens_per_call"):
+        shown += [name, *limits(name)]
+    shown += ["agreement", "given_up", "tokens_per_second", "speedup", *limits("speedup")]
     return [
-        {"target": one.target, **dict(zip(shown, row, strict=True))}
+        {"target": one.target, "prompts": one.prompts, **dict(zip(shown, row, strict=True))}
         for row in found[shown].itertuples(index=False)
     ]
 

@@ -1,29 +1,45 @@
 """Multirun: each job leaves its rows or its reason; the sweep ends with one table and one plot.
 
-Files of a sweep: ``<n>/point.json`` a job, ``sweep.csv``, ``sweep.parquet``, ``sweep.pdf`` and
-``sweep.png`` for all of them.
+Files of a sweep: ``<n>/point.json`` a job; for all of them a table (.csv, .parquet) and a plot
+(.pdf, .png), named after the stage and what was swept: ``certificates_by_criteria.t.csv``.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.printing import length_text, mark_of, upper_end
-from pipeline.artifacts import Artifact
+from analysis.printing import UNDEFINED, length_text, limits, mark_of, upper_end
+from pipeline.artifacts import Artifact, slug
 from pipeline.runner import shown
 from pipeline.stages import Node
-from pipeline.summaries import COUNTED, summarise
+from pipeline.summaries import summarise
 
 POINT = "point.json"
+LONGEST = 100  # characters of a file's name that say what was swept
+
+
+def announce(number: int, overrides: Sequence[str], arguments: Sequence[str]) -> None:
+    """Print which point of a sweep begins, by the overrides that the command line has not as such.
+
+    Args:
+        number: of the job, from 0.
+        overrides: of the job.
+        arguments: of the command line, which lists all values of a swept key.
+    """
+    own = [override for override in overrides if override not in arguments]
+    print(f"point {number + 1}: {', '.join(own or overrides)}", flush=True)
 
 
 def write_point(
     directory: Path, overrides: list[str], nodes: list[Node], artifacts: list[Artifact]
 ) -> None:
     """Write the rows of a finished job."""
-    _write(directory, {"overrides": overrides, "rows": rows_of(nodes, artifacts)})
+    stage, rows = nodes[0].stage, rows_of(nodes, artifacts)
+    _write(directory, {"overrides": overrides, "stage": stage, "rows": rows})
 
 
 def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
@@ -33,44 +49,60 @@ def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a table, both ends of a statistic in one cell, without empty columns."""
+    """Print rows as a table, without empty columns: a statistic with its ends in one cell."""
     import pandas as pd
 
     from analysis.notes import few_notes
 
-    table = in_ranges(pd.DataFrame(rows).dropna(axis="columns", how="all"))
-    print(
-        table.drop(columns=[*COUNTED], errors="ignore").to_string(index=False, float_format=_number)
-    )
-    if set(COUNTED) <= set(table):
-        for note in few_notes(table["prompts"]):
-            print(note)
+    table = in_cells(pd.DataFrame(rows).dropna(axis="columns", how="all"))
+    table = table.drop(columns="few_prompts", errors="ignore")
+    print(table.to_string(index=False, float_format=_number, na_rep=UNDEFINED))
     if {"empty", "inexact"} <= set(table):
         print(
             "mean, median, p25 and p5 of the certificates in nats; empty: share of steps where "
             "nothing can be rejected (the ceiling stands for them), inexact: known as an interval"
         )
+    if any(limits(name)[0] in row for row in rows for name in row):
+        print("In brackets: intervals over prompts.")
+    for note in few_notes(row["prompts"] for row in rows if "prompts" in row):
+        print(note)
 
 
-def in_ranges(table: Any) -> Any:
-    """Return a table without upper ends and marks of lower bounds: its cells say both."""
+def in_cells(table: Any) -> Any:
+    """Return a table with statistics as texts: ranges, marks of lower bounds, intervals.
+
+    A column stays numbers where nothing of the three is there.
+    """
     shown = table.copy()
-    for column in [name for name in table if {upper_end(name), mark_of(name)} & set(table)]:
-        if column not in shown:  # a mark, which has an upper end as well
+    for column in list(table):
+        if column not in shown:  # an upper end, a mark or a limit of one before
             continue
-        ends = shown.pop(upper_end(column)) if upper_end(column) in shown else shown[column]
-        marks = [mark_of(column), upper_end(mark_of(column))]
+        texts = None
+        upper, marks = upper_end(column), (mark_of(column), upper_end(mark_of(column)))
+        ends = shown.pop(upper) if upper in shown else shown[column]
         censored = [shown.pop(mark) if mark in shown else [False] * len(shown) for mark in marks]
         if not shown[column].equals(ends) or any(map(any, censored)):
             cells = zip(shown[column], ends, zip(*censored, strict=True), strict=True)
-            shown[column] = [
-                length_text(_number(low), _number(high), marked) for low, high, marked in cells
+            texts = [length_text(_number(a), _number(b), marked) for a, b, marked in cells]
+        low, high = limits(column)
+        if {low, high} <= set(shown):
+            texts = texts or [_number(value) for value in shown[column]]
+            sides = zip(texts, shown.pop(low), shown.pop(high), strict=True)
+            texts = [
+                f"{text} [{_short(a)}, {_short(b)}]" if a == a and a < b else text
+                for text, a, b in sides
             ]
+        if texts is not None:
+            shown[column] = texts
     return shown
 
 
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
 def _number(value: float) -> str:
-    return f"{value:.4g}"
+    return UNDEFINED if math.isnan(value) else f"{value:.4g}"
 
 
 def write_failure(directory: Path, overrides: list[str], reason: str) -> None:
@@ -91,56 +123,65 @@ def collect(directory: Path) -> int:
     if not points:
         return 0  # Hydra refused the command line and said why
     read = [json.loads(path.read_text()) for path in points]
-    swept = swept_keys([point["overrides"] for point in read])
+    jobs = [values_of(point["overrides"]) for point in read]
+    swept = swept_keys(jobs)
+    parsed = {key: _parsed([job.get(key) for job in jobs]) for key in swept}
     rows: list[dict[str, Any]] = []
-    for point in read:
-        values = dict(override.split("=", 1) for override in point["overrides"])
-        at = {key: _parsed(values.get(key)) for key in swept}
-        rows += [{**at, **row} for row in point.get("rows", [])]
+    for at, point in enumerate(read):
+        place = {key: values[at] for key, values in parsed.items()}
+        rows += [{**place, **row} for row in point.get("rows", [])]
         if "failed" in point:
-            where = ", ".join(f"{key}={value}" for key, value in at.items())
+            where = ", ".join(f"{key}={value}" for key, value in place.items())
             print(f"failed: {where}: {point['failed']}")
     if rows:
-        _publish(directory, swept, rows)
+        stage = next(point["stage"] for point in read if "stage" in point)
+        name = slug(f"{stage}_by_{'_'.join(swept)}"[:LONGEST])
+        _publish(directory, name, swept, rows)
     return sum("failed" in point for point in read)
 
 
-def swept_keys(overrides: list[list[str]]) -> list[str]:
+def values_of(overrides: list[str]) -> dict[str, str]:
+    """Return the values of a job's overrides by key; a key that `~` takes away has none."""
+    pairs = (override.partition("=") for override in overrides)
+    return {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
+
+
+def swept_keys(jobs: Sequence[dict[str, str]]) -> list[str]:
     """Return the keys whose values differ between the jobs, in the order they were given."""
-    values: dict[str, set[str]] = {}
-    for job in overrides:
-        for override in job:
-            key, _, value = override.partition("=")
-            values.setdefault(key.lstrip("+"), set()).add(value)
-    changed = [key for key, found in values.items() if len(found) > 1]
-    return changed or list(values)[-1:]
+    keys = list(dict.fromkeys(key for job in jobs for key in job))
+    changed = [key for key in keys if len({job.get(key) for job in jobs}) > 1]
+    return changed or keys[-1:]
 
 
-def _parsed(text: str | None) -> Any:
+def _parsed(texts: Sequence[str | None]) -> list[Any]:
+    """Return the values of a key as numbers if all are, else as texts."""
     for kind in (int, float):
         try:
-            return kind(text)  # type: ignore[arg-type]
+            return [kind(text) for text in texts]  # type: ignore[arg-type]
         except (TypeError, ValueError):
             continue
-    return text
+    return ["" if text is None else text for text in texts]
 
 
-def _publish(directory: Path, swept: list[str], rows: list[dict[str, Any]]) -> None:
+def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, Any]]) -> None:
     import pandas as pd
 
+    from analysis.statistics import FEW_PROMPTS
     from analysis.style import render
     from analysis.sweep_figure import sweep_figure
 
     table = pd.DataFrame(rows)
-    table.to_csv(directory / "sweep.csv", index=False)
-    table.to_parquet(directory / "sweep.parquet", index=False)
+    if "prompts" in table:
+        table["few_prompts"] = table["prompts"] < FEW_PROMPTS
+    table.to_csv(directory / f"{name}.csv", index=False)
+    table.to_parquet(directory / f"{name}.parquet", index=False)
     print_table(rows)
     figure = sweep_figure(table, swept)
     if figure is not None:
         for kind in ("pdf", "png"):
-            (directory / f"sweep.{kind}").write_bytes(render(figure, kind))
+            (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
     print(
-        f"sweep: {shown(directory)}/sweep.csv, .parquet"
+        f"sweep: {shown(directory)}/{name}.csv, .parquet"
         + ("" if figure is None else ", .pdf, .png"),
         flush=True,
     )

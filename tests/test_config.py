@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,7 +144,6 @@ def test_k_too_small_for_a_rule_is_refused_before_any_work(tmp_path: Path) -> No
     ("overrides", "message"),
     [
         (["prompts.min_tokens=99", "prompts.max_tokens=98"], "min_tokens=99 exceeds .*=98"),
-        (["prompts.count=2"], "decoding.prompts=6 exceeds prompts.count=2: give .*=2 or less"),
         pytest.param(
             ["device.name=cuda:0"],
             "device.name=cuda:0: torch finds no CUDA device",
@@ -160,6 +160,22 @@ def test_what_cannot_succeed_is_refused_before_any_work(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_fewer_prompts_than_decoding_wants_are_enough_for_other_stages(tmp_path: Path) -> None:
-    wanted = ["prompts.count=2", "stage=acceptance", f"outputs={tmp_path}"]
-    assert cli.prepare(compose("config", wanted))[1]["acceptance"]
+@pytest.mark.parametrize(("count", "decoded"), [(2, 2), (30, 30), (31, 30)])
+def test_decoding_takes_all_prompts_of_a_small_study(
+    count: int, decoded: int, tmp_path: Path
+) -> None:
+    wanted = [f"prompts.count={count}", "stage=decoding", f"outputs={tmp_path}"]
+    _, nodes, _ = cli.prepare(compose("config", wanted))
+    assert {node.config["prompts"] for node in nodes["decoding"]} == {decoded}
+
+
+def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Path) -> None:
+    def planned(*overrides: str) -> Any:
+        wanted = ["study=mini", "stage=decoding", f"outputs={tmp_path}", *overrides]
+        return cli.prepare(compose("config", wanted))[1]["decoding"][0]
+
+    default, one, three = (planned(f"decoding.draft_length={at}") for at in ("null", 1, 3))
+    assert len({node.fingerprint for node in (default, one, three)}) == 3
+    assert {method["draft_length"] for method in three.config["methods"]} == {3}
+    with pytest.raises(schema.ConfigError, match=r"decoding\.draft_length=0 is not allowed"):
+        planned("decoding.draft_length=0")

@@ -71,8 +71,9 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
     second = sweep("0.07,0.09,0.11")
     assert second.count("computing") == 2
     assert "certificates additive t=0.07: 2 cached" in second
+    assert "point 2: criteria.t=0.09\n" in second
     assert {path: path.stat().st_mtime_ns for path in dump.rglob("*")} == before
-    latest = max((small_study.outputs / "sweeps").glob("*/sweep.csv"))
+    latest = max((small_study.outputs / "sweeps").glob("*/certificates_by_criteria.t.csv"))
     table = pd.read_csv(latest)
     assert sorted(table["criteria.t"].unique()) == [0.07, 0.09, 0.11]
     for _, part in table.groupby("target"):
@@ -96,7 +97,10 @@ def test_failed_points_of_a_sweep_are_listed_with_their_reason(
     assert done.returncode != 0
     assert re.search(r"failed: criteria\.t=7: .*t=7", done.stdout)
     assert "Traceback" not in done.stdout + done.stderr
-    assert pd.read_csv(tmp_path / "sweep.csv")["criteria.t"].tolist() == [0.07, 0.07]
+    assert pd.read_csv(tmp_path / "certificates_by_criteria.t.csv")["criteria.t"].tolist() == [
+        0.07,
+        0.07,
+    ]
 
 
 def test_two_builds_from_empty_caches_are_byte_identical(

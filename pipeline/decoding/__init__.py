@@ -31,7 +31,7 @@ from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
 from pipeline.errors import PipelineError
 from pipeline.measure import describe_device
-from pipeline.methods import Method, baseline
+from pipeline.methods import RACES, Method, with_baselines
 from pipeline.models import LanguageModel, load_model, load_tokenizer
 from pipeline.shards import out_of_memory
 from pipeline.stages import Node
@@ -102,11 +102,10 @@ def load_pair(node: Node, tokens: int) -> Pair:
     drafter = load_model(config["drafter"], settings["drafter"], "drafter")
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
     methods: list[Method] = settings["methods"]
-    temperatures = sorted({method.temperature for method in methods})
     return Pair(
         replace(target, vocab_size=rows),
         replace(drafter, vocab_size=rows),
-        [*map(baseline, temperatures), *methods],
+        with_baselines(methods),
         config["steps"],
         config["seed"],
         config["lookup"],
@@ -191,7 +190,7 @@ def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[
     noise = Noise(pair.seed, prompt_id, steps, device, method.draft_length)
     choice: Choice
     verifier: Verifier
-    if method.sampling == "races":
+    if method.sampling == RACES:
         choice = Race(temperature, noise)
         verifier = Match(choice)
     elif temperature > 0:
@@ -201,8 +200,8 @@ def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[
         choice = Greedy()
         verifier = Match(choice) if method.lossless else Relaxed(method.rule)  # type: ignore[arg-type]
     if method.drafter == "none":
-        alone = Inversion(temperature, noise, TOKEN) if temperature > 0 else choice
-        return Nothing(device), Match(alone)
+        drawn = temperature > 0 and method.sampling != RACES
+        return Nothing(device), Match(Inversion(temperature, noise, TOKEN) if drawn else choice)
     if method.drafter == "prompt_lookup":
         return PromptLookup(pair.lookup, device), verifier
     return ModelDrafter(pair.drafter, choice), verifier

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.verification import leading
 from pipeline.decoding.drafters import Draft, Drafter
 from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.verifiers import Verifier
@@ -24,6 +26,7 @@ class Call:
 
     position: int  # of the first drafted token in the answer
     drafted: int
+    reach: int  # drafted tokens before one that would end the answer: emitted is at most one more
     tested: int
     accepted: int
     emitted: int
@@ -135,14 +138,16 @@ def step(run: Run) -> None:
     check_finite(run, logits)
     verdict = run.verifier.verify(logits, draft, position)
     run.target.keep(known, verdict.path)
-    accepted = draft.tokens[list(verdict.path)].tolist() if verdict.path else []
+    tokens = draft.tokens.tolist()
+    accepted = [tokens[at] for at in verdict.path]
     emitted = run.emit([*accepted, verdict.token])
     run.drafter.accept(known + len(verdict.path))
     # what follows the token that ends the answer was never tested
     run.answer.calls.append(
         Call(
             position,
-            len(draft.tokens),
+            len(tokens),
+            leading(~np.isin(tokens, run.target.model.eos)),
             min(verdict.tested, emitted),
             min(len(accepted), emitted),
             emitted,

@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.verifiers import ranked, rule_accepts
-from pipeline.methods import Method
+from pipeline.methods import Method, baseline
 from pipeline.models import LanguageModel
 
 
@@ -30,7 +30,7 @@ def shard(
         "timings/calls": [],
     }
     alone = {
-        run.temperature: answer.tokens
+        run: answer.tokens
         for run, (answer, _) in zip(runs, answers, strict=True)
         if run.drafter == "none"
     }
@@ -53,7 +53,7 @@ def shard(
                 "text_tokens": len(prompt["token_ids"]) + len(tokens),
                 "ended": answer.ended,
                 "log_likelihood": likelihoods[tokens],
-                **compared(answer.tokens, alone[run.temperature]),
+                **compared(answer.tokens, alone[baseline(run)]),
             }
         )
         rows["timings/runs"].append(
@@ -73,6 +73,7 @@ def shard(
                 | {
                     "position": call.position,
                     "drafted": call.drafted,
+                    "reach": call.reach,
                     "tested": call.tested,
                     "accepted": call.accepted,
                     "emitted": call.emitted,
@@ -88,8 +89,9 @@ def shard(
                     "other_seconds": call.other_seconds,
                 }
             )
-    if 0.0 in alone:
-        rows |= trajectory(target, drafter, prompt, alone[0.0], runs)
+    greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
+    if greedy is not None:
+        rows |= trajectory(target, drafter, prompt, greedy, runs)
     return rows
 
 

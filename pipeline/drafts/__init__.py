@@ -8,7 +8,7 @@ from the one the trajectory was decoded with, in another pass, is reported as dr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,18 @@ def load_pair(node: Node, tokens: int, dump: Artifact) -> Pair:
         min(dump.record["facts"]["k"], rows),
         node.config["temperature"],
         BLOCK,
+        sampled_temperature(dump.record["config"]),
     )
+
+
+def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
+    """Return the temperature at which answers were drawn from the whole distribution.
+
+    None where they were decoded greedily, or drawn from the part that top_p or top_k leaves: the
+    laws of stochastic verification at a temperature belong to text sampled at it.
+    """
+    whole = sampling["top_p"] == 1 and sampling["top_k"] == 0
+    return sampling["temperature"] if whole and sampling["temperature"] > 0 else None
 
 
 def read_answers(dump: Artifact) -> dict[str, pa.Table]:
@@ -242,6 +253,7 @@ def facts(node: Node, pair: Pair, plan: Plan, dump: Artifact, tokens: int) -> di
         "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
         "k": pair.k,
         "temperature": pair.temperature,
+        "sampled_temperature": pair.sampled,
         "drift": {
             "max_logit_difference": max(each("max_logit_difference")),
             "changed_argmax": sum(each("changed_argmax")),

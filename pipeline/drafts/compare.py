@@ -24,22 +24,31 @@ class Comparison(NamedTuple):
     draft_entropy: Tensor
     erss_acceptance: Tensor
     harmonic_mean: Tensor
+    sampled_tv: Tensor
+    sampled_erss_acceptance: Tensor
+    sampled_harmonic_mean: Tensor
+    sampled_draft_prob: Tensor
 
 
-def compare(target: Tensor, draft: Tensor, temperature: float) -> Comparison:
+def compare(
+    target: Tensor, draft: Tensor, temperature: float, sampled: float | None = None
+) -> Comparison:
     """Compare two (B, V) tensors of raw logits, a few rows at a time.
 
-    Ranks are those of the raw logits; the distributions are at `temperature`.
+    Ranks are those of the raw logits; the distributions are at `temperature`, and the laws of
+    stochastic verification also at `sampled`, NaN for None.
     """
     rows = max(1, CHUNK // target.shape[1])
     parts = [
-        _compare(target[i : i + rows], draft[i : i + rows], temperature)
+        _compare(target[i : i + rows], draft[i : i + rows], temperature, sampled)
         for i in range(0, len(target), rows)
     ]
     return Comparison(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _compare(target: Tensor, draft: Tensor, temperature: float) -> Comparison:
+def _compare(
+    target: Tensor, draft: Tensor, temperature: float, sampled: float | None
+) -> Comparison:
     token, rank = _drafted(target, draft)
     # argmax leaves open which of several equal logits it takes; of booleans, the first is wanted
     first = _first(target == target.amax(1, keepdim=True))[:, None]
@@ -57,7 +66,26 @@ def _compare(target: Tensor, draft: Tensor, temperature: float) -> Comparison:
         draft_entropy=-torch.linalg.vecdot(q, log_q),
         erss_acceptance=_erss(p, q, d),
         harmonic_mean=_ratio(p * q, p + q).sum(1),
+        **_sampled(target, draft, token, sampled),
     )
+
+
+def _sampled(
+    target: Tensor, draft: Tensor, token: Tensor, temperature: float | None
+) -> dict[str, Tensor]:
+    """Return the acceptance laws of stochastic verification at a temperature, by column."""
+    if temperature is None:
+        unknown = torch.full((len(target),), torch.nan, dtype=torch.float64, device=target.device)
+        return {name: unknown for name in Comparison._fields if name.startswith("sampled_")}
+    log_p, log_q = (torch.log_softmax(z.double() / temperature, dim=1) for z in (target, draft))
+    p, q = log_p.exp(), log_q.exp()
+    d = torch.where(p + q > 0, log_p - log_q, 0.0)  # not -inf less -inf where both mask a token
+    return {
+        "sampled_tv": (p - q).abs().sum(1) / 2,
+        "sampled_erss_acceptance": _erss(p, q, d),
+        "sampled_harmonic_mean": _ratio(p * q, p + q).sum(1),
+        "sampled_draft_prob": p.gather(1, token[:, None])[:, 0],
+    }
 
 
 def _kl(p: Tensor, q: Tensor, d: Tensor) -> Tensor:

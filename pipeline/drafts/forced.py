@@ -24,6 +24,7 @@ class Pair:
     k: int
     temperature: float
     block: int  # logits of one model held at once
+    sampled: float | None = None  # temperature of the answers, None where they are not p's own
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,10 @@ def _measure(
     """Measure the (B n, V) logits of a block; fields come back as (B, n, ...)."""
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
-    fields = (summarise(target, pair.k, pair.temperature), compare(target, draft, pair.temperature))
+    fields = (
+        summarise(target, pair.k, pair.temperature),
+        compare(target, draft, pair.temperature, pair.sampled),
+    )
     statistics, comparison = ([t.unflatten(0, (size, -1)) for t in found] for found in fields)
     return statistics, comparison, left_out.unflatten(1, (size, -1))
 

@@ -100,7 +100,8 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
         "acceptance_along": along(targets[0], pairs, shown, drafts[0], found[0]),
     }
     figures = {name: figure for name, figure in drawn.items() if figure is not None}
-    return Part(text(pairs, tables, figures, drafts, found), tables, figures)
+    sampling = upstream["distributions"][0].record["config"]
+    return Part(text(pairs, tables, figures, drafts, found, sampling), tables, figures)
 
 
 def read_pairs(targets: Sequence[str], found: Sequence[Artifact]) -> Pairs:
@@ -121,6 +122,7 @@ def read_pairs(targets: Sequence[str], found: Sequence[Artifact]) -> Pairs:
         statistics=together(targets, found, "statistics"),
         needed=together(targets, found, "needed"),
         reached=together(targets, found, "reached"),
+        sampled=found[0].record["facts"]["sampled_temperature"],
     )
 
 
@@ -163,14 +165,32 @@ def text(
     figures: Mapping[str, Figure],
     drafts: Sequence[Artifact],
     found: Sequence[Artifact],
+    sampling: Mapping[str, Any],
 ) -> str:
     """Return the part in Markdown."""
     parts = [
         f"# Will {pairs.drafter} be accepted?",
         setup(pairs, drafts, found),
+        *([left_out(sampling)] if pairs.sampled is None else []),
         *sections(ORDER, tables, figures, TITLES.__getitem__, CAPTIONS),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def left_out(sampling: Mapping[str, Any]) -> str:
+    """Say why table *stochastic* is not there.
+
+    Args:
+        sampling: temperature, top_p and top_k of the answers.
+    """
+    why = (
+        "decoded greedily (distributions.temperature=0), and acceptance at a temperature belongs "
+        "to text sampled at it"
+        if sampling["temperature"] == 0
+        else f"sampled from a part of the distribution (distributions.top_p={sampling['top_p']:g}, "
+        f"top_k={sampling['top_k']}), and acceptance is known for the whole one"
+    )
+    return f"Stochastic verification is left out: these answers were {why}."
 
 
 def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -> str:

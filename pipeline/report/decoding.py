@@ -52,7 +52,8 @@ CAPTIONS = {
     "not positive.",
     "decoding_thresholds": "Agreement with the baseline's tokens (left) and speedup (right, with "
     "its interval over prompts) over the threshold: a smaller one accepts more.",
-    "decoding_lengths": "Measured with its interval over prompts; dotted: τ/(1 + γρ); dashed: "
+    "decoding_lengths": "Measured with its interval over prompts; dotted: τ/(1 + dρ), d the "
+    "tokens drafted a call; dashed: "
     "from the costs as measured.",
 }
 

@@ -255,12 +255,13 @@ def test_profile_counts_every_step_once() -> None:
 def test_expected_lengths_of_stochastic_verification() -> None:
     steps = pair(0.3)
     half = np.full(len(steps), 0.5)
-    table = stochastic_statistics(half, half, half, steps.trajectories, bootstrap(steps))
+    laws = [half] * 4
+    table = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps))
     assert (table.loc[table["statistic"] == "acceptance", "value"] == 0.5).all()
     # N / (N/2 rejections + P/2 answers that end accepted)
     expected = LENGTH / (LENGTH / 2 + 1 / 2)
     lengths = table.loc[table["statistic"] == "realised_per_call", "value"]
-    assert lengths.tolist() == pytest.approx([expected] * 3)
+    assert lengths.tolist() == pytest.approx([expected] * 4)
 
 
 @pytest.mark.parametrize("kind", ["realised", "certified"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.acceptance_figures import dial_figure
-from analysis.acceptance_tables import acceptance_tables
+from analysis.acceptance_tables import LENGTH, acceptance_tables
 from analysis.layout import Table
 from analysis.measured import Pairs
 from analysis.style import render
@@ -180,3 +181,14 @@ def test_the_lengths_of_a_dial_have_plain_numbers(pairs: Pairs) -> None:
     assert {"2", "5"} <= set(labels)
     assert all(re.fullmatch(r"[\d.]*", text) for text in labels)
     assert np.isfinite([low, high]).all()
+
+
+def test_stochastic_verification_is_printed_at_the_temperature_of_the_answers(pairs: Pairs) -> None:
+    assert "stochastic" not in {table.name for table in acceptance_tables(pairs)}
+    law = "argmax drafted, speculative sampling"
+    rows = [(TARGET, law, name, at, at) for name, at in (("acceptance", 0.46), (LENGTH, 1.8))]
+    frame = pd.DataFrame(rows, columns=list(pairs.statistics))
+    sampled = replace(pairs, sampled=0.5, statistics=pd.concat([pairs.statistics, frame]))
+    [table] = [table for table in acceptance_tables(sampled) if table.name == "stochastic"]
+    assert "at temperature 0.5, at which these answers were sampled" in table.caption
+    assert cells(table, "Argmax drafted") == ["46 %", "1.80"]

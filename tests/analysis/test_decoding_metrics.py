@@ -10,17 +10,19 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from analysis import decoding, speed
+from analysis import decoding, speed, speed_laws
 from analysis.decoding import Decoded
 from analysis.decoding_figures import content_figures, places_figure
 from analysis.decoding_tables import acceptance_table, content_tables
 from analysis.speed_figures import timing_figures
-from analysis.speed_tables import timing_tables
+from analysis.speed_tables import comparison_table, timing_tables
+from analysis.verification import history
 
 RUNS = pd.DataFrame(
     {
         "method": ["Autoregressive", "Strict greedy", "Strict greedy"],
         "drafter": ["none", "model", "model"],
+        "sampling": [None] * 3,
         "rule": [None, "greedy", "greedy"],
         "draft_length": [0, 2, 3],
         "temperature": [0.0] * 3,
@@ -48,6 +50,7 @@ def made() -> Decoded:
                 | {
                     "position": position,
                     "drafted": drafted,
+                    "reach": drafted,
                     "tested": tested,
                     "accepted": accepted,
                     "emitted": emitted,
@@ -129,7 +132,10 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     assert found["rate"].iloc[1] == pytest.approx(3 / 5)  # 2 + 0 + 1 of 2 + 1 + 2
     assert np.isnan(found["rate"].iloc[0])
     assert found["tokens_per_call"].tolist() == pytest.approx([1, 8 / 5, 8 / 4])
-    assert found["closed_form"].iloc[1] == pytest.approx(1 + 0.6 + 0.36)
+    # of five calls three drafted two tokens, one a single token, one none
+    assert found["drafted_per_call"].iloc[1] == pytest.approx(7 / 5)
+    assert found["closed_form"].iloc[1] == pytest.approx((3 * 1.96 + 1.6 + 1) / 5)
+    assert found["closed_form"].iloc[0] == 1
     # 10 tokens an all; run 2 loses one nat more a prompt than run 1, run 1 than the baseline
     assert found["given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
     assert found["agreement"].tolist() == [1.0, 1.0, 0.5]
@@ -217,7 +223,10 @@ def test_speed_costs_and_predictions() -> None:
     assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
     assert table["rho"].iloc[1] == pytest.approx(0.1)
     assert table["verify_ratio"].iloc[1] == pytest.approx(1.2)
-    assert table["predicted"].iloc[1] == pytest.approx(1.6 / 1.2)
+    # a call drafts 7/5 tokens of 1 ms and verifies for 12 ms; the target alone takes 10 a token
+    assert table["predicted"].iloc[1] == pytest.approx(1.6 / (1 + 1.4 * 0.1))
+    assert table["predicted_costs"].iloc[1] == pytest.approx(1.6 * 10 / (1.4 + 12))
+    assert np.isnan(table["predicted"].iloc[0])
     alone, drafted = 0.04 + 8 * 0.010, 0.04 + 5 * 0.012 + 7 * 0.001
     assert table["speedup"].tolist()[:2] == pytest.approx([1.0, alone / drafted])
     assert table["low"].iloc[1] <= table["speedup"].iloc[1] <= table["high"].iloc[1]
@@ -225,10 +234,10 @@ def test_speed_costs_and_predictions() -> None:
     assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["memory"].iloc[1] == 100 + 2 * 16
-    best = speed.draft_lengths(table)
+    best = speed.draft_lengths(made(), table)
     assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
-    assert speed.draft_lengths(table[::-1])["tried"].tolist() == ["2, 3"]
+    assert speed.draft_lengths(made(), table[::-1])["tried"].tolist() == ["2, 3"]
 
 
 def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> None:
@@ -255,7 +264,7 @@ def test_the_legend_of_draft_lengths_names_both_predictions() -> None:
         for text, line in zip(shown.get_texts(), shown.legend_handles, strict=True)
         if isinstance(line, Line2D)
     }
-    assert styles == {"predicted, τ/(1 + γρ)": ":", "predicted from the costs": "--"}
+    assert styles == {"predicted, τ/(1 + dρ)": ":", "predicted from the costs": "--"}
 
 
 def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
@@ -304,3 +313,65 @@ def test_all_tables_and_figures_print() -> None:
         "decoding_ratio_histograms",
     }
     assert timing_figures([decoded], speeds) == {}
+
+
+def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() -> None:
+    """Drafts of 5 tokens, answers of 12: every test succeeds with 0.7; the nominal form is off."""
+    generator = np.random.default_rng(0)
+    calls = [
+        {"run": 0, "reach": call.drafted, "tested": min(call.accepted + 1, call.drafted)}
+        | {"accepted": call.accepted}
+        for _ in range(4000)
+        for call in history((generator.random(12) < 0.7).tolist(), 5)
+    ]
+    table = pd.DataFrame(calls)
+    measured = 1 + table["accepted"].mean()
+    rate = pd.Series([table["accepted"].sum() / table["tested"].sum()])
+    # about 14,000 calls, each with a standard deviation below 2: four standard errors are 0.07
+    assert decoding.closed_form(table, rate)[0] == pytest.approx(measured, abs=0.07)
+    assert speed_laws.tokens_per_call(rate[0], 5) > measured + 0.2
+
+
+def test_the_closed_form_of_nothing_tested_and_of_certain_acceptance() -> None:
+    calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
+    found = decoding.closed_form(calls, pd.Series([np.nan, 1.0]))
+    assert found.tolist() == [1.0, 3.0]
+
+
+def test_the_best_draft_length_is_from_measured_costs_and_may_be_none() -> None:
+    """A call of 0, 2 and 3 drafted tokens takes 10, 14 and 15 ms; answers end before."""
+    made_up = made()
+    table = speed.speed(made_up, 20, 0.9, 0)
+    assert speed.call_costs(made_up, table[1:]) == pytest.approx([0.010, 0.012, 0.014, 0.015])
+    best = speed.draft_lengths(made_up, table).iloc[0]
+    rate = 7 / 10  # 3 of 5 and 4 of 5 tested tokens
+    gains = [1, 1.7 / 1.2, (1 + rate + rate**2) / 1.4, (1 + rate + rate**2 + rate**3) / 1.5]
+    assert best["rate"] == pytest.approx(rate)
+    assert best["predicted"] == int(np.argmax(gains))
+    assert best["predicted_speedup"] == pytest.approx(max(gains))
+    slow = table.assign(speedup=[1.0, 0.99, 1.0])  # not above the target alone
+    assert speed.draft_lengths(made_up, slow)["found"].tolist() == [0]
+    assert speed.draft_lengths(made_up, slow)["found_speedup"].tolist() == [1.0]
+
+
+def test_intervals_of_few_prompts_carry_a_warning() -> None:
+    made_up = made()
+    table = acceptance_table([made_up], 20, 0.9, 0)
+    assert any("intervals come from 2 prompts" in note for note in table.notes)
+    assert table.data["few_prompts"].all()
+    speeds = [speed.speed(made_up, 20, 0.9, 0)]
+    compared = comparison_table([made_up], speeds)
+    assert any("intervals come from 2 prompts" in note for note in compared.notes)
+    assert compared.data["few_prompts"].all()
+
+
+def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
+    runs = pd.DataFrame(
+        {
+            "drafter": ["none", "none", "none", "model", "model", "model"],
+            "sampling": [None, None, "races", "speculative", "races", None],
+            "temperature": [0.0, 1.0, 1.0, 1.0, 1.0, 0.0],
+        }
+    )
+    decoded = replace(made(), runs=runs)
+    assert [decoded.baseline(run) for run in range(6)] == [0, 1, 2, 1, 2, 0]

@@ -36,25 +36,34 @@ def test_tokens_per_call_is_the_mean_of_independent_tests_and_has_its_limits() -
     assert speed_laws.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
 
 
+def linear(rho: float, longest: int = 200) -> list[float]:
+    """Costs of a call when a verification costs what a token of the target alone costs."""
+    return [1 + gamma * rho for gamma in range(longest + 1)]
+
+
 @pytest.mark.parametrize(("a", "rho"), [(0.8, 0.05), (0.9, 0.02), (0.6, 0.2), (0.95, 0.3)])
 def test_optimal_draft_length_lies_at_the_root_of_the_derivative(a: float, rho: float) -> None:
     def slope(gamma: float) -> float:
         return -(a ** (gamma + 1)) * math.log(a) * (1 + gamma * rho) - rho * (1 - a ** (gamma + 1))
 
     root = brentq(slope, 0, 200)
-    assert speed_laws.optimal_draft_length(a, rho) in {math.floor(root), math.ceil(root)}
+    best, speedup = speed_laws.optimal_draft_length(a, linear(rho))
+    assert best in {math.floor(root), math.ceil(root)}
+    assert speedup == pytest.approx(speed_laws.tokens_per_call(a, best) / (1 + best * rho))
 
 
 def test_drafting_does_not_pay_when_the_drafter_is_as_slow_as_it_is_right() -> None:
-    assert speed_laws.optimal_draft_length(0.3, 0.3) == 0
-    assert speed_laws.optimal_draft_length(0.3, 0.29) == 1
-    assert speed_laws.optimal_draft_length(0.5, 0.0, limit=9) == 9
+    assert speed_laws.optimal_draft_length(0.3, linear(0.3)) == (0, 1.0)
+    assert speed_laws.optimal_draft_length(0.3, linear(0.29))[0] == 1
+    assert speed_laws.optimal_draft_length(0.5, linear(0.0, 9))[0] == 9
+    assert speed_laws.optimal_draft_length(0.9, [2.0]) == (0, 1.0)
 
 
-def test_the_two_predictions_agree_when_a_verification_costs_a_target_pass() -> None:
-    assert speed_laws.speedup(3.0, 5, 0.1) == pytest.approx(
-        speed_laws.measured_cost_speedup(3.0, 2.0, 5 * 0.2, 2.0)
-    )
+def test_a_verification_that_costs_more_with_more_tokens_shortens_the_best_draft() -> None:
+    free = linear(0.05, 7)
+    dear = [cost + 0.4 * (gamma > 3) for gamma, cost in enumerate(free)]
+    assert speed_laws.optimal_draft_length(0.8, free)[0] == 7
+    assert speed_laws.optimal_draft_length(0.8, dear)[0] == 3
 
 
 def test_out_of_range_is_refused() -> None:

@@ -44,8 +44,17 @@ def node(label: str, upstream: tuple[Node, ...] = (), **config: Any) -> Node:
     return Node("prompts", label, config, {"above": upstream} if upstream else {}, settings)
 
 
-def record(folder: Path, stage: str, **facts: Any) -> None:
+def record(folder: Path, stage: str, config: dict[str, Any] | None = None, **facts: Any) -> None:
     """Write a record that makes `folder` readable as an artifact of `stage`."""
     (folder / "record.json").write_text(
-        json.dumps({"stage": stage, "content": "", "files": {}, "upstream": [], "facts": facts})
+        json.dumps(
+            {
+                "stage": stage,
+                "config": config or {},
+                "content": "",
+                "files": {},
+                "upstream": [],
+                "facts": facts,
+            }
+        )
     )

@@ -23,7 +23,9 @@ from tests.pipeline.fakes import record
 VOCAB, K, LENGTHS = 20, 8, (30, 12, 30)
 
 
-def drafts(folder: Path, z: np.ndarray, w: np.ndarray, **changed: np.ndarray) -> Artifact:
+def drafts(
+    folder: Path, z: np.ndarray, w: np.ndarray, sampled: float | None = 0.5, **changed: np.ndarray
+) -> Artifact:
     """Publish target logits z beside draft logits w, as the stage drafts does."""
     folder.mkdir()
     schema = columns.schema("drafts", k=K)
@@ -36,6 +38,7 @@ def drafts(folder: Path, z: np.ndarray, w: np.ndarray, **changed: np.ndarray) ->
         "top_ids": stored["top_ids"].tolist(),
         "top_logits": stored["top_logits"].tolist(),
         **vars(divergences.compare(z, w)),
+        **at_sampling(z, w, sampled),
         **changed,
     }
     draft = Draft(folder, "drafts")
@@ -43,8 +46,18 @@ def drafts(folder: Path, z: np.ndarray, w: np.ndarray, **changed: np.ndarray) ->
         "data",
         pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
     )
-    record(folder, "drafts", vocab_size=VOCAB, temperature=1.0)
+    record(folder, "drafts", vocab_size=VOCAB, temperature=1.0, sampled_temperature=sampled)
     return Artifact(folder)
+
+
+def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str, np.ndarray]:
+    """The laws of stochastic verification at the temperature of the answers."""
+    names = ("tv", "erss_acceptance", "harmonic_mean")
+    t = sampled or np.nan
+    found = divergences.compare(z / t, w / t) if sampled else None
+    laws = {f"sampled_{name}": getattr(found, name, np.full(len(z), t)) for name in names}
+    p = np.exp(divergences.log_softmax(z / t))
+    return laws | {"sampled_draft_prob": p[range(len(z)), w.argmax(1)]}
 
 
 def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
@@ -94,10 +107,14 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         assert values[rule, "certified"] == pytest.approx(part["certified"].mean())
         assert not (part["certified"] & ~part["accepted"]).any()
     assert 0 < values["greedy", "certified"] < values["greedy", "acceptance"] < 1
-    p, q = (np.exp(divergences.log_softmax(x)) for x in (z, w))
+    p, q = (np.exp(divergences.log_softmax(x / 0.5)) for x in (z, w))  # as the text was sampled
     assert values["speculative sampling", "acceptance"] == pytest.approx(
         np.minimum(p, q).sum(axis=1).mean()
     )
+    assert values["argmax drafted, speculative sampling", "acceptance"] == pytest.approx(
+        p[range(len(p)), q.argmax(axis=1)].mean()
+    )
+    assert facts["sampled_temperature"] == 0.5
     # greedy, two of the study, one preset, two more settings of the dial
     assert (facts["rules"], facts["steps"], facts["violations"]) == (7, 72, 0)
     assert set(found.read("listing")["group"].to_pylist()) == {
@@ -106,6 +123,16 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         "preset",
         "dial",
     }
+
+
+def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
+    tmp_path: Path,
+) -> None:
+    found, facts = run(tmp_path / "out", drafts(tmp_path / "in", *logits(0.3), sampled=None))
+    rules = set(found.read("statistics")["rule"].to_pylist())
+    assert "speculative sampling" not in rules
+    assert "greedy" in rules
+    assert facts["sampled_temperature"] is None
 
 
 def test_the_tightest_slacks_are_printed(

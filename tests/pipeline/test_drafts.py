@@ -14,7 +14,7 @@ import torch
 from analysis import divergences
 from pipeline import columns, drafts, shards, vocabulary
 from pipeline.artifacts import Artifact, Draft
-from pipeline.drafts.compare import compare
+from pipeline.drafts.compare import Comparison, compare
 from pipeline.drafts.forced import Batch, Pair, teacher_force
 from pipeline.errors import PipelineError
 from pipeline.measure import Stopwatch
@@ -64,7 +64,7 @@ def test_all_columns_equal_plain_forward_passes(block: int) -> None:
         z, w = plain(both.target, name), plain(both.drafter, name)
         wanted = divergences.compare(z, w)
         # float32 passes with another batch and cache: logits agree to about 1e-5
-        for field, values in found.pair._asdict().items():
+        for field, values in own(found.pair).items():
             np.testing.assert_allclose(
                 values[row, :n], getattr(wanted, field), rtol=2e-4, atol=1e-6, err_msg=field
             )
@@ -90,6 +90,40 @@ def test_device_formulas_equal_the_numpy_ones() -> None:
     np.testing.assert_allclose(
         tempered.kl, divergences.compare(z / 2, w / 2).kl, rtol=1e-11, atol=1e-15
     )
+
+
+def own(found: Comparison) -> dict[str, torch.Tensor]:
+    """The columns at the certified temperature: those of analysis.divergences."""
+    columns_of = found._asdict().items()
+    return {name: values for name, values in columns_of if not name.startswith("sampled_")}
+
+
+def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
+    rng = np.random.default_rng(0)
+    z, w = (torch.from_numpy(2 * rng.standard_normal((30, 50), dtype=np.float32)) for _ in range(2))
+    found = compare(z, w, 1.0, 0.5)
+    wanted = divergences.compare(z.numpy() / 0.5, w.numpy() / 0.5)
+    for name in ("tv", "erss_acceptance", "harmonic_mean"):
+        law = getattr(found, f"sampled_{name}")
+        np.testing.assert_allclose(law, getattr(wanted, name), rtol=1e-11)
+        assert not np.allclose(law, getattr(found, name))
+    drafted = torch.softmax(z.double() / 0.5, 1)[range(30), w.argmax(1)]
+    np.testing.assert_allclose(found.sampled_draft_prob, drafted, rtol=1e-11)
+    same = compare(z, w, 0.5, 0.5)
+    assert torch.equal(same.sampled_tv, same.tv)
+    unknown = compare(z, w, 1.0)._asdict()
+    assert all(t.isnan().all() for name, t in unknown.items() if name.startswith("sampled_"))
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k", "found"),
+    [(0.5, 1.0, 0, 0.5), (0.0, 1.0, 0, None), (0.5, 0.9, 0, None), (0.5, 1.0, 5, None)],
+)
+def test_answers_have_a_temperature_when_drawn_from_the_whole_distribution(
+    temperature: float, top_p: float, top_k: int, found: float | None
+) -> None:
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    assert drafts.sampled_temperature(sampling) == found
 
 
 def test_a_drafter_equal_to_the_target_has_kl_zero() -> None:
@@ -138,7 +172,8 @@ def dump(folder: Path) -> Artifact:
         )
     draft = Draft(folder, "distributions")
     draft.write("data", pa.concat_tables(tables))
-    record(folder, "distributions", k=K, tokens_per_second=100.0)
+    sampling = {"temperature": 0.5, "top_p": 1.0, "top_k": 0}
+    record(folder, "distributions", sampling, k=K, tokens_per_second=100.0)
     return Artifact(folder)
 
 
@@ -219,6 +254,9 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     )
     assert again.facts["drift"]["max_logit_difference"] == pytest.approx(0.5, abs=1e-3)
     assert again.facts["drift"]["changed_argmax"] == 0
+    assert again.facts["sampled_temperature"] == 0.5
+    found = table["sampled_tv"].to_numpy()
+    assert ((found > 0) & (found < 1)).all()
     assert again.facts["seconds_per_thousand_steps"] > 0
 
 

@@ -17,6 +17,7 @@ from analysis.speed import speed
 from pipeline.artifacts import Artifact, Store
 from pipeline.errors import PipelineError
 from pipeline.report import index
+from pipeline.report.acceptance import left_out
 from pipeline.report.decoding import extent, warning
 from pipeline.runner import ensure
 from tests.analysis.test_decoding_metrics import made as answers
@@ -226,3 +227,18 @@ def test_the_page_on_speed_warns_of_a_busy_machine_only() -> None:
     assert line.startswith("**The machine was busy while this was measured (large, Strict greedy")
     assert "0.50 of the time" in line
     assert line.endswith("run it again on an idle machine.**")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "why"),
+    [
+        ((0.0, 1.0, 0), "decoded greedily (distributions.temperature=0)"),
+        ((0.5, 0.9, 20), "(distributions.top_p=0.9, top_k=20)"),
+    ],
+)
+def test_a_report_without_stochastic_verification_says_why(
+    sampling: tuple[float, float, int], why: str
+) -> None:
+    line = left_out(dict(zip(("temperature", "top_p", "top_k"), sampling, strict=True)))
+    assert why in line
+    assert "\n" not in line

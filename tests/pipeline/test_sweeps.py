@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 
+from analysis.statistics import PromptBootstrap, summarise
 from analysis.sweep_figure import sweep_figure
 from pipeline import sweeps
 from pipeline.artifacts import Store
 from pipeline.runner import ensure
-from tests.pipeline.studies import EPS, MadeUp
+from tests.pipeline.studies import EPS, STATISTICS, MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored
 
@@ -24,7 +28,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     made = MadeUp(store, RULES)
     dump, nodes = made.target("T", 0)
     for node, rule in zip(nodes, made.rules, strict=True):
-        node.settings["rule"] = rule
+        node.settings.update(rule=rule, **STATISTICS)  # type: ignore[attr-defined]
     dump.settings["label"] = "T"
     found = ensure(nodes, store)
     lengths = made.run_lengths("T", nodes)
@@ -62,16 +66,33 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
 ) -> None:
     table = rows["certificates"]
     sweeps.print_table(table.to_dict("records"))
-    header, greedy, absolute = capsys.readouterr().out.splitlines()[:3]
+    header, greedy, absolute, *after = capsys.readouterr().out.splitlines()
     assert "optimistic" not in header
+    assert "low" not in header
     assert "–" not in greedy
     ends = table.set_index("rule").loc["absolute theta=0.01"]
-    assert f" {ends['mean']:.4g}–{ends['mean_optimistic']:.4g} " in absolute
-    exact = table[table["rule"] == "greedy"]
-    assert list(sweeps.in_ranges(exact)) == [
-        *("target", "rule", "steps", "mean", "median", "p5", "p25", "empty", "inexact")
+    interval = f"[{ends['mean_low']:.3g}, {ends['mean_high']:.3g}]"
+    assert f" {ends['mean']:.4g}–{ends['mean_optimistic']:.4g} {interval} " in absolute
+    assert after[1:] == [
+        "In brackets: intervals over prompts.",
+        "Few prompts: intervals come from 6 prompts, fewer than 30, and are too narrow "
+        "(few_prompts in the CSV file).",
     ]
-    assert sweeps.in_ranges(exact)["mean"].dtype == np.float64
+    names = ("target", "rule", "steps", "prompts", "mean", "median", "p5", "p25")
+    exact = table[table["rule"] == "greedy"]
+    assert list(sweeps.in_cells(exact)) == [*names, "empty", "inexact"]
+    assert sweeps.in_cells(exact)["empty"].dtype == np.float64
+
+
+def test_intervals_are_those_of_the_bootstrap_over_prompts(rows: dict[str, pd.DataFrame]) -> None:
+    steps = rows["greedy"]
+    made = np.repeat(np.arange(6), (128, 128, 70, 128, 9, 128))
+    bootstrap = PromptBootstrap(made, *STATISTICS.values())
+    wanted = summarise(*(steps[end].to_numpy() for end in ("lo", "hi")), np.log(2), bootstrap)
+    row = rows["certificates"].set_index("rule").loc["greedy"]
+    for name, estimate in wanted.items():
+        assert (row[f"{name}_low"], row[f"{name}_high"]) == (estimate.low, estimate.high)
+    assert row["p5_low"] < row["p5"] < row["p5_high"]
 
 
 def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are_named(
@@ -95,6 +116,7 @@ def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are
 def test_the_plot_shades_between_the_ends(rows: dict[str, pd.DataFrame], tmp_path: Path) -> None:
     for rule, shaded in (("greedy", 0), ("absolute theta=0.01", 1)):
         one = rows["certificates"][rows["certificates"]["rule"] == rule]
+        one = one.drop(columns=[c for c in one if c.endswith(("_low", "_high"))])
         table = pd.concat([one.assign(x=0), one.assign(x=1)])
         figure = sweep_figure(table, ["x"])
         assert figure is not None
@@ -127,3 +149,95 @@ def test_a_plot_of_many_rules_says_how_many_are_drawn_and_none_looks_like_anothe
     few = sweep_figure(table[table["rule"].isin(rules[:12])], ["x"])
     assert few is not None
     assert few.get_suptitle() == ""
+
+
+def decoded(**swept: list[Any]) -> pd.DataFrame:
+    """Rows of a decoding sweep: the target alone and two methods at every point."""
+    [(key, values)] = swept.items()
+    return pd.DataFrame(
+        [
+            {
+                "decoding." + key: value,
+                "target": "large",
+                "method": method,
+                "draft_length": 0 if method == "Autoregressive" else value,
+                "temperature": 0.0,
+                "tokens_per_call": 1.0 + at + drawn,
+                "tokens_per_call_low": 0.5 + at + drawn,
+                "tokens_per_call_high": 3.0 + at + drawn,
+                "speedup": 1.0 + at,
+            }
+            for at, value in enumerate(values)
+            for drawn, method in enumerate(("Autoregressive", "Strict greedy", "Additive"))
+        ]
+    )
+
+
+def test_numbers_are_drawn_as_lines_with_intervals_over_prompts() -> None:
+    figure = sweep_figure(decoded(draft_length=[1, 3, 5]), ["decoding.draft_length"])
+    assert figure is not None
+    tokens, speedup = figure.axes
+    assert tokens.get_ylabel() == "tokens a target call"
+    assert speedup.get_ylabel() == "speedup over the target alone"
+    lines = {str(line.get_label()): line for line in tokens.lines}
+    assert set(lines) == {"Strict greedy", "Additive"}  # the target alone is swept over nothing
+    assert np.asarray(lines["Strict greedy"].get_xdata()).tolist() == [1, 3, 5]
+    assert lines["Strict greedy"].get_linestyle() != "None"
+    [bars, _] = [c for c in tokens.collections if isinstance(c, LineCollection)]
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert ends == [[1.5 + at, 4.0 + at] for at in range(3)]
+
+
+def test_names_are_drawn_as_points_side_by_side() -> None:
+    table = pd.DataFrame(
+        [
+            {"criteria": rule, "target": "large", "rule": rule, "mean": 0.1 * at, "p5": 0.01}
+            for at, rule in enumerate(("greedy", "mars", "typical"))
+        ]
+    )
+    figure = sweep_figure(table, ["criteria"])
+    assert figure is not None
+    [axis] = figure.axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["greedy", "mars", "typical"]
+    assert {line.get_linestyle() for line in axis.lines} == {"None"}
+    mean, p5 = (np.asarray(line.get_xdata(), dtype=float) for line in axis.lines)
+    assert (mean < p5).all()
+    assert (np.abs(np.concatenate([mean, p5]) - np.tile(np.arange(3), 2)) < 0.5).all()
+
+
+def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
+    (directory / str(number)).mkdir()
+    found = {"overrides": overrides, "stage": "decoding", "rows": rows}
+    (directory / str(number) / "point.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [(["1", "3"], [1, 3]), (["null", "3"], ["null", "3"]), (["0.5", "1"], [0.5, 1.0])],
+)
+def test_a_sweep_is_named_after_what_is_swept(
+    tmp_path: Path, values: list[str], read: list[Any]
+) -> None:
+    for number, value in enumerate(values):
+        row = decoded(draft_length=[1]).to_dict("records")[1]
+        del row["decoding.draft_length"]
+        overrides = ["study=mini", "~acceptance.dials", f"decoding.draft_length={value}"]
+        point(tmp_path, number, overrides, [row])
+    assert sweeps.collect(tmp_path) == 0
+    name = "decoding_by_decoding.draft_length"
+    for kind in ("csv", "parquet", "pdf", "png"):
+        assert (tmp_path / f"{name}.{kind}").is_file()
+    table = pd.read_parquet(tmp_path / f"{name}.parquet")
+    assert table["decoding.draft_length"].tolist() == read
+
+
+def test_a_key_swept_with_a_plus_or_quotes_has_its_values(tmp_path: Path) -> None:
+    jobs = [sweeps.values_of(["+a.b='x y'", f"c={at}", "~d"]) for at in (1, 2)]
+    assert sweeps.swept_keys(jobs) == ["c"]
+    assert jobs[0] == {"a.b": "x y", "c": "1", "~d": ""}
+
+
+def test_the_point_that_begins_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["-m", "study=mini", "criteria=additive", "criteria.t=0.1,0.2"]
+    sweeps.announce(1, ["study=mini", "criteria=additive", "criteria.t=0.2"], line)
+    assert capsys.readouterr().out == "point 2: criteria.t=0.2\n"

@@ -124,3 +124,32 @@ def test_mars_above_zero_adds_rank_two_in_the_low_margin(target: LanguageModel) 
     assert not SpeculativeSampling(1.0, noise).verify(z, drafted, 0).path
     assert not SpeculativeSampling(1.0, noise, Mars(0.96)).verify(z, drafted, 0).path
     assert SpeculativeSampling(1.0, noise, Mars(0.9)).verify(z, drafted, 0).path == (0,)
+
+
+def test_mars_above_zero_tests_a_drafted_argmax_like_any_token() -> None:
+    """The rule accepts the argmax at temperature 0; above it, that would bend the law."""
+    z = torch.zeros((2, V))
+    z[:, 4], z[:, 6] = 10.0, 9.5  # ratio 0.95: in the low margin, p of the argmax is 0.62
+    q = torch.full((1, V), 1e-9, dtype=torch.float64)
+    q[0, 4] = 1.0
+    drafted = Draft(torch.tensor([4]), q)
+    noise = Noise(0, "a", 3, CPU, 1)
+    for uniform, accepted in ((0.999, ()), (0.6, (0,))):
+        noise.uniforms[:] = uniform
+        for rule in (None, Mars(0.9), Mars(0.99)):
+            assert SpeculativeSampling(1.0, noise, rule).verify(z, drafted, 0).path == accepted
+
+
+def test_mars_that_relaxes_nothing_decodes_what_speculative_sampling_decodes() -> None:
+    differ = 0
+    for seed in range(40):
+        model, smaller = (Markov(0), Markov(1)) if seed % 2 else (Markov(6), Markov(16))
+        noise = Noise(seed, "p", 12, CPU, 3)
+        source = ModelDrafter(smaller, Inversion(1.3, noise, DRAFT))  # type: ignore[arg-type]
+        plain, same, other = (
+            decode(model, source, SpeculativeSampling(1.3, noise, rule), [3, 5], 3, 12).tokens  # type: ignore[arg-type]
+            for rule in (None, Mars(1 - 1e-9), Mars(0.5))
+        )
+        assert same == plain
+        differ += other != plain
+    assert differ > 3  # and a threshold that relaxes something is seen

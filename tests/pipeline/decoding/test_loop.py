@@ -122,6 +122,22 @@ def test_an_answer_stops_at_its_end_token(target: LanguageModel, drafter: Langua
         assert all(c.accepted <= c.tested <= c.drafted for c in answer.calls)
 
 
+def test_a_call_reaches_no_further_than_a_drafted_token_that_ends_the_answer(
+    target: LanguageModel,
+) -> None:
+    """The target drafts for itself: every draft is accepted, and a call emits its reach and one."""
+    tokens = plain_greedy(target, PROMPTS[1])
+    end = tokens[4]
+    at = tokens.index(end)  # the call at position 1 meets it `at - 1` tokens into its draft
+    ended = replace(target, eos=(end,))
+    for gamma in (1, 2, 5, 8):
+        calls = greedy(ended, ModelDrafter(target, Greedy()), PROMPTS[1], gamma).calls
+        assert [call.drafted for call in calls] == [gamma] * len(calls)
+        assert [call.reach for call in calls[:-1]] == [gamma] * (len(calls) - 1)
+        assert calls[-1].reach == min(gamma, at - calls[-1].position)
+        assert [call.emitted for call in calls] == [call.reach + 1 for call in calls]
+
+
 def test_the_history_of_an_answer_that_a_token_ended_is_the_walk(
     target: LanguageModel, drafter: LanguageModel
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.methods import build_methods
+from pipeline.methods import build_methods, with_baselines
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 
@@ -54,3 +54,31 @@ def test_sampling_needs_heat_and_lists_multiply() -> None:
     assert len(set(methods)) == 6
     with pytest.raises(PipelineError, match="at least one"):
         build_methods([])
+
+
+def test_one_draft_length_for_all_takes_the_place_of_each() -> None:
+    entries = [
+        GOOD | {"draft_length": [1, 2, 7]},
+        {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 1.0},
+    ]
+    found = build_methods(entries, 5)
+    assert [(method.name, method.draft_length) for method in found] == [
+        ("greedy", 5),  # three methods became one
+        ("exponential races", 5),
+    ]
+    assert build_methods(entries, None) == build_methods(entries)
+    with pytest.raises(PipelineError, match="draft_length=3, temperature=0 is given twice"):
+        build_methods([GOOD | {"draft_length": [3, 3]}], 5)  # as without it
+
+
+def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
+    sampled = {"drafter": "model", "sampling": ["speculative", "races"], "draft_length": [1, 3]}
+    mars = {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3}
+    methods = build_methods([mars | {"temperature": [1.0, 0]}, sampled | {"temperature": 0.5}])
+    alone = [(one.name, one.temperature) for one in with_baselines(methods)[: -len(methods)]]
+    assert alone == [
+        ("autoregressive", 0.0),
+        ("autoregressive", 0.5),
+        ("autoregressive (exponential races)", 0.5),
+        ("autoregressive", 1.0),
+    ]

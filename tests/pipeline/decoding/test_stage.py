@@ -25,6 +25,7 @@ METHODS = [
     {"drafter": "prompt_lookup", "rule": "greedy", "draft_length": 3, "temperature": 0},
     {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3, "temperature": 0},
     {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0},
+    {"drafter": "model", "sampling": "races", "draft_length": [1, 3], "temperature": 1.0},
 ]
 
 
@@ -94,12 +95,34 @@ def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
     assert draft.facts["failed_prompts"] == 1
     assert {row["prompt_id"] for row in found["data"]} == {"0", "2"}
     runs = draft.facts["runs"]
-    assert [run["method"] for run in runs[:2]] == ["autoregressive", "autoregressive"]
+    assert [run["method"] for run in runs if run["drafter"] == "none"] == [
+        "autoregressive",
+        "autoregressive",
+        "autoregressive (exponential races)",
+    ]
     for row in found["data"]:
         if runs[row["run"]]["lossless"] and row["temperature"] == 0:
             assert row["agreement"] == 1.0
     with pytest.raises(PipelineError, match="no prompt can be decoded: the prompt is empty"):
         stage([[], []], "none")
+
+
+def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> None:
+    draft = stage(PROMPTS)
+    runs, rows = draft.facts["runs"], content(draft)["data"]
+    answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in rows}
+    plain, race = (
+        next(at for at, run in enumerate(runs) if run["method"] == name and run["temperature"] == 1)
+        for name in ("autoregressive", "autoregressive (exponential races)")
+    )
+    races = [at for at, run in enumerate(runs) if run["method"] == "exponential races"]
+    assert len(races) == 2
+    for row in rows:
+        if row["run"] in races:
+            assert row["token_ids"] == answers[row["prompt_id"], race]
+            assert (row["agreement"], row["common_prefix"]) == (1.0, row["n_tokens"])
+    # and it is a baseline of its own: the other noise gives other answers
+    assert any(answers[prompt, plain] != answers[prompt, race] for prompt in "012")
 
 
 def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
