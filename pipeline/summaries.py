@@ -83,7 +83,8 @@ def _decoding(node: Node, artifact: Artifact) -> list[Row]:
     from analysis import decoding, speed
     from pipeline.decoded import read
 
-    found = decoding.acceptance(one := read(node.settings["target"]["label"], artifact))
+    target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
+    found = decoding.acceptance(one := read(target, drafter, artifact))
     found = found.join(speed.speedups(one, 1, 0.5, 0)[["tokens_per_second", "speedup"]])
     shown = [
         "method",
