@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -126,7 +127,7 @@ def dial_figure(pairs: Pairs) -> Figure | None:
     for row, target in zip(axes, pairs.targets, strict=True):
         for axis, cost in zip(row, costs, strict=True):
             for (color, _), (name, part) in zip(
-                LINES, listing.groupby("name", sort=False), strict=False
+                cycle(LINES), listing.groupby("name", sort=False), strict=False
             ):
                 _dial(axis, pairs, target, part, cost, color, str(name))
             axis.set_title(target)
@@ -271,6 +272,5 @@ def _text(
                     fontsize=6.2,
                     ha="center",
                     va="center",
-                    parse_math=False,
                 )
             x += len(shown)

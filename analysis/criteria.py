@@ -284,8 +284,7 @@ def _plain(mapping: Any) -> dict[str, Any]:
 
 def to_mapping(rule: Rule) -> dict[str, Any]:
     """Return the plain configuration that `build` makes this rule from."""
-    module = type(rule).__module__
-    own = {} if module.startswith("analysis.") else {"module": module}
+    own = {"module": type(rule).__module__} if rule.own else {}
     return {**own, "rule": rule.name, **rule.parameters}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def all_figures(
         "figure3": figure3(panels),
         "figure4": figure4(panels),
         "figure5": figure5(panels),
+        "own": own_figure(panels),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -107,31 +109,38 @@ def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure
 
 def figure3(panels: Panels) -> Figure | None:
     """Compare additive certificates across t."""
-    return _family(panels, "additive", limit=SINGLE)
+    return _family(panels, lambda rule: rule.name == "additive", limit=SINGLE)
 
 
 def figure4(panels: Panels) -> Figure | None:
     """Compare multiplicative certificates across alpha."""
-    return _family(panels, "multiplicative", limit=SINGLE)
+    return _family(panels, lambda rule: rule.name == "multiplicative", limit=SINGLE)
 
 
 def figure5(panels: Panels) -> Figure | None:
     """Compare tree certificates across m."""
-    ceilings = [
-        item.rule.ceiling for items in panels.values() for item in items if item.rule.name == "tree"
-    ]
-    return _family(panels, "tree", limit=1.06 * max(ceilings, default=1.0))
+    return _family(panels, lambda rule: rule.name == "tree")
 
 
-def _family(panels: Panels, name: str, limit: float) -> Figure | None:
-    """Draw strict greedy, as the reference, and all rules of one family."""
+def own_figure(panels: Panels) -> Figure | None:
+    """Compare the certificates of a user's own rules."""
+    return _family(panels, lambda rule: rule.own)
+
+
+def _family(
+    panels: Panels, of_family: Callable[[Rule], bool], limit: float | None = None
+) -> Figure | None:
+    """Draw strict greedy, as the reference, and all rules of one family, up to their ceilings."""
     chosen = {
-        target: [item for item in items if item.rule.name in ("greedy", name)]
+        target: [item for item in items if item.rule.name == "greedy" or of_family(item.rule)]
         for target, items in panels.items()
     }
-    if not any(item.rule.name == name for items in chosen.values() for item in items):
+    ceilings = [
+        item.rule.ceiling for items in chosen.values() for item in items if of_family(item.rule)
+    ]
+    if not ceilings:
         return None
-    return _survival(chosen, limit)
+    return _survival(chosen, 1.06 * max(ceilings) if limit is None else limit)
 
 
 @styled
@@ -181,12 +190,10 @@ def _legend_columns(panels: int) -> int:
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
-    """Draw the ceilings of the shown rules: log(m+1) of each tree, log 2 of all others."""
-    names = {
-        rule.ceiling: f"log {rule.parameters['m'] + 1}" if rule.name == "tree" else "log 2"
-        for rule in rules
-    }
-    for ceiling, name in names.items():
+    """Draw the ceilings of the shown rules: log(m+1) of each tree, log 2 of most others."""
+    for ceiling in dict.fromkeys(rule.ceiling for rule in rules):
+        whole = round(math.exp(ceiling))
+        name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"
         axis.axvline(ceiling, **LEVEL)
         axis.annotate(
             name,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.printing import latex
+from analysis.printing import latex, markdown
 
 PUBLISHED = "as published"
 
@@ -110,22 +110,24 @@ class Table:
 
     def markdown(self) -> str:
         """Return a table of GitHub's Markdown with its notes."""
-        spans = [title for title, span in self.groups for _ in range(span)]
+        spans = [markdown(title) for title, span in self.groups for _ in range(span)]
         names = [
             f"{span}<br>{name}" if span else name
-            for span, name in zip(spans, self.columns, strict=True)
+            for span, name in zip(spans, map(markdown, self.columns), strict=True)
         ]
         lines = [
-            "| " + " | ".join([self.stub, *names]) + " |",
+            "| " + " | ".join([markdown(self.stub), *names]) + " |",
             "|---|" + "---:|" * len(self.columns),
         ]
         for section in self.sections:
             if section.title:
-                lines.append(f"| **{section.title}** |" + " |" * len(self.columns))
+                title = f"**{markdown(section.title)}**"
+                lines.append(f"| {title} |" + " |" * len(self.columns))
             for name, texts, published in _rows(section):
-                shown = [f"*{text}*" if text and published else text for text in (name, *texts)]
+                shown = [markdown(text) for text in (name, *texts)]
+                shown = [f"*{text}*" if text and published else text for text in shown]
                 lines.append("| " + " | ".join(shown) + " |")
-        return "\n".join([*lines, "", *(f"{note}\n" for note in self.notes)])
+        return "\n".join([*lines, "", *(f"{markdown(note)}\n" for note in self.notes)])
 
 
 def _rows(section: Section) -> Iterator[tuple[str, list[str], bool]]:

@@ -78,6 +78,11 @@ class Rule:
             object.__setattr__(self, spec.name, _typed(self.name, spec, value))
 
     @property
+    def own(self) -> bool:
+        """Whether a user's module defines the rule: it is shown wherever a rule can be."""
+        return not type(self).__module__.startswith("analysis.")
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """The rule's parameters, by name."""
         return {spec.name: getattr(self, spec.name) for spec in fields(self)}
@@ -163,10 +168,15 @@ def register(name: str) -> Callable[[R], R]:
     """Make a rule available as `rule: <name>` in configuration; a class decorator.
 
     Raises:
-        ValueError: another rule has this name.
+        ValueError: another rule has this name, or it can't be printed.
     """
 
     def enter(cls: R) -> R:
+        if not name[:1].isalpha() or not name.isprintable():
+            raise ValueError(
+                f"the rule name {name!a} is not allowed: give one on one line that begins "
+                "with a letter"
+            )
         known = REGISTRY.get(name)
         if known is not None and known.__qualname__ != cls.__qualname__:
             raise ValueError(
@@ -209,6 +219,8 @@ def _typed(rule: str, spec: Any, value: Any) -> Any:
     if kind is not None and (isinstance(value, bool) or not isinstance(value, kind)):
         raise problem
     if isinstance(value, float) and not math.isfinite(value):
+        raise problem
+    if isinstance(value, str) and not value.isprintable():  # labels stand on one line
         raise problem
     if "test" in spec.metadata and not spec.metadata["test"](value):
         raise problem

@@ -104,9 +104,9 @@ def estimator_table(measured: Measured) -> Table:
 
 
 def _shown(measured: Measured) -> list[Rule]:
-    """Return the rules of the paper's tables, or all in a study that has none of them."""
-    paper = [rule for rule in measured.rules if rule.label in published.TABLE2]
-    return paper or list(measured.rules)
+    """Return the rules of the paper's tables and a user's own; all where the paper has none."""
+    paper = {rule.label for rule in measured.rules if rule.label in published.TABLE2}
+    return [rule for rule in measured.rules if not paper or rule.label in paper or rule.own]
 
 
 def _published(row: dict[Any, Any]) -> str:

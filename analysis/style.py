@@ -8,6 +8,7 @@ software version.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a text
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
-    "mathtext.fontset": "dejavusans",
+    "text.parse_math": False,  # names of models and rules are shown as they are, $ included
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -80,7 +81,9 @@ styled = matplotlib.rc_context(STYLE)  # decorates the functions that draw a fig
 def render(figure: Figure, kind: str) -> bytes:
     """Return the file of a figure; `kind` is pdf or png."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, metadata=ANONYMOUS[kind])
+    with warnings.catch_warnings():  # a name's character that the font lacks is a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(buffer, format=kind, metadata=ANONYMOUS[kind])
     return buffer.getvalue()
 
 

@@ -47,10 +47,28 @@ def _optional_at_least(low: int) -> Any:
     return _ranged(f"null or an integer of at least {low}", lambda v: v is None or v >= low)
 
 
-def _name() -> Any:
+LONGEST_NAME = 100  # bytes: a file name has at most 255, a part of which is ours
+
+
+def is_name(value: str) -> bool:
+    """Whether a value may name a study or a model, in what is printed and in file names."""
+    return (
+        re.fullmatch(r"[^\W_][^/]*", value) is not None
+        and value.isprintable()  # on one line, without control characters
+        and len(value.encode()) <= LONGEST_NAME
+    )
+
+
+A_NAME = (
+    "a name that begins with a letter or digit, on one line, without / and of at most "
+    f"{LONGEST_NAME} bytes"
+)
+
+
+def _name(*, optional: bool = False) -> Any:
     return _ranged(
-        "a name that begins with a letter or digit and holds no /",
-        lambda value: re.fullmatch(r"[^\W_][^/]*", value) is not None,
+        f"{'null or ' if optional else ''}{A_NAME}",
+        lambda value: (optional and value is None) or is_name(value),
     )
 
 
@@ -164,8 +182,9 @@ class Config:
     """The whole configuration of a run."""
 
     study: str = _name()
+    study_name: str | None = _name(optional=True)
     stage: str = _one_of(*STAGES)
-    outputs: str = MISSING
+    outputs: str = _ranged("a directory", lambda value: value.strip() != "")
     targets: dict[str, Model] = field(default_factory=dict)
     drafter: Model | None = MISSING
     prompts: Prompts = MISSING
@@ -202,10 +221,13 @@ def check(config: Any, key: str = "") -> None:
     for spec in fields(config):
         name, value = f"{key}{spec.name}", getattr(config, spec.name)
         if "test" in spec.metadata and not (_finite(value) and spec.metadata["test"](value)):
-            raise ConfigError(f"{name}={value} is not allowed: give {spec.metadata['allowed']}")
+            shown = value if str(value).isprintable() else ascii(value)
+            raise ConfigError(f"{name}={shown} is not allowed: give {spec.metadata['allowed']}")
         if is_dataclass(value):
             check(value, f"{name}.")
         elif isinstance(value, dict):
             for item, content in value.items():
                 if is_dataclass(content):
+                    if not is_name(item):
+                        raise ConfigError(f"{name}: {item!a} is not allowed: give {A_NAME}")
                     check(content, f"{name}.{item}.")

@@ -1,5 +1,8 @@
 """``python -m pipeline``: see pipeline.cli."""
 
-from pipeline.cli import main
+from pipeline.console import terminal
 
-main()
+with terminal():
+    from pipeline.cli import main
+
+    main()

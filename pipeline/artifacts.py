@@ -264,7 +264,7 @@ def content_digest(files: Mapping[str, str]) -> str:
 
 def slug(label: str) -> str:
     """Return `label` as a file name."""
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)[:100]  # a file name has at most 255 bytes
 
 
 def _sync(path: Path) -> None:

@@ -6,10 +6,12 @@ the asked stage up to date. A multirun ends with one table and one plot of all i
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf import schema
 from pipeline.artifacts import Artifact, Store
-from pipeline.composition import EXPECTED, explain, settings_of
+from pipeline.composition import EXPECTED, explain, given, quoted, report_name, settings_of
+from pipeline.console import terminal
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import fingerprint
 from pipeline.paths import CONF, OUTPUTS, ROOT
@@ -29,26 +32,35 @@ OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 schema.register()
 
 
+TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
 def main() -> None:
     """Run the command line."""
-    traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
-    try:
+    with _told():
         if {"-m", "--multirun"} & set(sys.argv[1:]):
             _multirun()
         else:
             _decorated(_single)()
-    except EXPECTED as error:
-        if traceback:
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """End with one line for an error of a user's making, or of the machine's.
+
+    Around jobs as well as around the whole: Hydra prints a line of its own about a failed job.
+    """
+    with terminal():
+        try:
+            yield
+        except BrokenPipeError:
             raise
-        raise SystemExit(f"error: {explain(error)}") from None
-    except OSError as error:  # outputs that can't be written, a full disk
-        if traceback or not error.filename:
-            raise
-        raise SystemExit(f"error: {error.filename}: {error.strerror}") from None
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        raise SystemExit(130) from None
+        except EXPECTED as error:
+            if TRACEBACK:
+                raise
+            raise SystemExit(f"error: {explain(error)}") from None
 
 
 def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -59,17 +71,17 @@ def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
 def _multirun() -> None:
     from pipeline import sweeps
 
-    def given(key: str) -> str | None:
-        values = [a.split("=", 1)[1] for a in sys.argv[1:] if a.startswith(f"{key}=")]
-        return values[-1].strip("'\"") if values else None
-
+    outputs = given(sys.argv[1:], "outputs")
+    if outputs is not None and not outputs.strip():
+        raise PipelineError("outputs is empty: give a directory")
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-    outputs = Path(given("outputs") or OUTPUTS)
-    directory = Path(given("hydra.sweep.dir") or outputs / "sweeps" / now)
+    place = given(sys.argv[1:], "hydra.sweep.dir")
+    directory = Path(place or Path(outputs or OUTPUTS) / "sweeps" / now)
     flags = ("-m", "--multirun")  # first, since argparse takes none between overrides
     rest = [argument for argument in sys.argv[1:] if argument not in flags]
     # the directory is given, so that the sweep can be collected
-    sys.argv[1:] = ["-m", *rest, f"hydra.sweep.dir='{directory}'"]
+    noted = [f"hydra.sweep.dir={quoted(str(directory))}", "hydra.output_subdir=.hydra"]
+    sys.argv[1:] = ["-m", *rest, *noted]
     try:
         _decorated(_swept)()
     finally:  # Hydra has no hook for the end of a sweep in which a job failed
@@ -81,12 +93,10 @@ def _multirun() -> None:
 def _single(config: DictConfig) -> None:
     from pipeline import sweeps
 
-    try:
-        artifacts, nodes = run(config)
+    with _told():
+        artifacts, nodes = run(config, note=True)
         if artifacts[0].record["stage"] in ("certificates", "acceptance", "decoding"):
             sweeps.print_table(sweeps.rows_of(nodes, artifacts))
-    except EXPECTED as error:  # here, since Hydra prints a line of its own about a failed job
-        raise SystemExit(f"error: {explain(error)}") from None
 
 
 def _swept(config: DictConfig) -> None:
@@ -97,18 +107,23 @@ def _swept(config: DictConfig) -> None:
     overrides = list(hydra_config.overrides.task)
     directory = Path(hydra_config.runtime.output_dir)
     sweeps.announce(int(hydra_config.job.num), overrides, sys.argv)
-    try:
-        artifacts, nodes = run(config)
-    except Exception as error:  # listed at the end, and the exit status of the sweep
-        sweeps.write_failure(directory, overrides, explain(error) or type(error).__name__)
-        if not isinstance(error, EXPECTED):
+    with terminal():
+        try:
+            artifacts, nodes = run(config)
+        except BrokenPipeError:
             raise
-    else:
-        sweeps.write_point(directory, overrides, nodes, artifacts)
+        except Exception as error:  # listed at the end, and the exit status of the sweep
+            sweeps.write_failure(directory, overrides, explain(error) or type(error).__name__)
+            if not isinstance(error, EXPECTED):
+                raise
+        else:
+            sweeps.write_point(directory, overrides, nodes, artifacts)
 
 
-def run(config: DictConfig) -> tuple[list[Artifact], list]:
+def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list]:
     """Bring the asked stage up to date and return its artifacts and nodes.
+
+    `note` keeps the composed configuration in runs/, where nothing else does.
 
     Raises:
         PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
@@ -122,15 +137,25 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
             f"stage={settings.stage} has nothing to do: add a drafter, for "
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
+    name = report_name(config) if settings.stage == "report" else ""
     if settings.device.name.startswith("cuda") and runner.runs_models(wanted, store):
         from pipeline.devices import choose_device
 
         choose_device(settings.device.name)  # an error now rather than after the prompts
+    if note:
+        _note(config, Path(settings.outputs) / "runs")
     artifacts = runner.ensure(wanted, store)
-    if settings.stage == "report":
-        with store.lock("report", "report: another process copies its report, waiting"):
-            _show(artifacts[0], Path(settings.outputs) / "report" / settings.study)
+    if name:
+        _serve(artifacts[0], Path(settings.outputs) / "report" / name, store)
     return artifacts, wanted
+
+
+def _note(config: DictConfig, runs: Path) -> None:
+    """Keep the composed configuration of a run, where that can be written."""
+    directory = runs / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    with suppress(OSError):
+        directory.mkdir(parents=True)
+        (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
 
 
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
@@ -146,6 +171,23 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     nodes = plan(settings, rules, identities)
     identities.save()
     return settings, nodes, store
+
+
+def _serve(report: Artifact, place: Path, store: Store) -> None:
+    """Show a report at `place`, or where it is when nothing can be written there."""
+    from pipeline import runner
+
+    try:
+        with store.lock("report", "report: another process copies its report, waiting"):
+            _show(report, place)
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        print(
+            f"{runner.shown(place)} can't be written ({error.strerror}); "
+            f"report: {runner.shown(report.directory / 'index.md')}",
+            flush=True,
+        )
 
 
 def _show(report: Artifact, place: Path) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import CompactHydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from conf.schema import Config, ConfigError, check
+from pipeline.artifacts import slug
 from pipeline.errors import PipelineError
+from pipeline.fingerprint import fingerprint
 
-# errors of a user's making: printed without a traceback
-EXPECTED = (PipelineError, ConfigError, CompactHydraException, OmegaConfBaseException)
+# errors of a user's making, or of the machine's: printed without a traceback
+EXPECTED = (PipelineError, ConfigError, CompactHydraException, OmegaConfBaseException, OSError)
+NOT_CONTENT = ("study", "study_name", "stage", "outputs", "device")  # of no report
+READABLE = 60  # characters that say how a report differs from its study's
 
 
 def settings_of(config: DictConfig) -> Config:
@@ -31,6 +39,72 @@ def settings_of(config: DictConfig) -> Config:
     assert isinstance(settings, Config)
     check(settings)
     return settings
+
+
+def report_name(config: DictConfig) -> str:
+    """Return the name of the directory of a report: that of its study and of nothing else.
+
+    A configuration that differs from the study's own in what is content has a name that says
+    how, and a hash of all that differs. `study_name` decides before anything else.
+
+    Raises:
+        PipelineError: the study is not named as its file.
+    """
+    if config.study_name is not None:
+        return str(config.study_name)
+    study = str(config.study)
+    try:
+        plain = compose("config", [f"study={quoted(study)}"])
+    except MissingConfigException:
+        raise PipelineError(
+            f"study: {study} is set in a file of another name: name the file {study}.yaml, or "
+            "call the report with study_name=NAME"
+        ) from None
+    ours, theirs = _content(config), _content(plain)
+    given = {key: ours[key] for key in ours if key not in theirs or ours[key] != theirs[key]}
+    taken = sorted(set(theirs) - set(ours))
+    if not given and not taken:
+        return study
+    parts = [study]
+    for key, value in given.items():  # the first ones, as far as they fit; the hash is of all
+        text = slug(f"{key}={value}")
+        if sum(map(len, parts[1:])) + len(text) <= READABLE:
+            parts.append(text)
+    return "-".join([*parts, fingerprint([given, taken])[:8]])
+
+
+def _content(config: DictConfig) -> dict[str, Any]:
+    """Return what a report may show, by full key: numbers, texts and lists."""
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    return dict(_leaves({key: values[key] for key in values if key not in NOT_CONTENT}))
+
+
+def _leaves(node: Mapping[Any, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
+
+
+def given(arguments: Sequence[str], key: str) -> str | None:
+    """Return the value that command-line arguments give `key`, None where they give no one text."""
+    found = [argument for argument in arguments if argument.lstrip("+").startswith(f"{key}=")]
+    override = OverridesParser.create().parse_override(found[-1]) if found else None
+    if override is None or override.is_sweep_override() or override.value() is None:
+        return None
+    return str(OmegaConf.create({"value": override.value()})["value"])
+
+
+def quoted(text: str) -> str:
+    r"""Return a text as the value of an override, whatever characters it has.
+
+    >>> print(quoted("/home/o'brien/outputs"))
+    '/home/o\'brien/outputs'
+    """
+    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
+    return QuotedString(literal, Quote.single).with_quotes()
 
 
 def _deleted(node: DictConfig, at: str = "") -> Iterator[str]:
@@ -58,7 +132,12 @@ def explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         return f"{_first_line(error)}: give one of {', '.join(error.options)}"
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} can't be read as an override: {_first_line(error)}"
+        return (
+            f"{error.override!r} can't be read as an override: {_first_line(error)} (a value with "
+            "other characters than letters, digits and /-+.,:%@_ is quoted: \"key='VALUE'\")"
+        )
+    if isinstance(error, OSError):  # outputs that can't be written, a full disk
+        return f"{error.filename}: {error.strerror}" if error.filename else _first_line(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if not isinstance(cause, OmegaConfBaseException):
         return str(error)
@@ -67,9 +146,27 @@ def explain(error: BaseException) -> str:
         parent = cause.parent_node
         if isinstance(parent, DictConfig):
             known = f": known there are {', '.join(sorted(map(str, parent)))}"
+        known += _rules_with(cause.full_key or "")
     place = f" at {cause.full_key}" if cause.full_key else ""
     said = "" if cause is error else f"{_first_line(error).rstrip('.')}: "
     return f"{said}{_first_line(cause)}{place}{known}"
+
+
+def _rules_with(key: str) -> str:
+    """Return which criteria take a key of `criteria` that those at hand do not, as a hint."""
+    group, _, parameter = key.partition(".")
+    if group != "criteria":
+        return ""
+    import analysis.criteria  # noqa: F401  registers the built-in rules
+    from analysis.rule import REGISTRY
+
+    takers = {name: [spec.name for spec in fields(rule)] for name, rule in REGISTRY.items()}
+    takers = {name: keys for name, keys in takers.items() if parameter in keys}
+    if not takers:
+        return ""
+    first = min(takers, key=lambda name: len(takers[name]))
+    others = [name for name in takers if name != first]
+    return f"; add criteria={first}" + (f" (or {', '.join(others)})" if others else "")
 
 
 def _allowed(key: str) -> str:

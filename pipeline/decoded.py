@@ -14,8 +14,8 @@ from analysis.printing import rule_text
 from pipeline.artifacts import Artifact
 
 
-def read(target: str, artifact: Artifact) -> Decoded:
-    """Read what a target decoded."""
+def read(target: str, drafter: str, artifact: Artifact) -> Decoded:
+    """Read what a target decoded with a drafter, both given by their printed names."""
     facts = artifact.record["facts"]
 
     def frame(name: str) -> pd.DataFrame:
@@ -36,7 +36,7 @@ def read(target: str, artifact: Artifact) -> Decoded:
     )
     return Decoded(
         target,
-        facts["drafter"],
+        drafter,
         runs,
         frame("data").drop(
             columns=["token_ids", "method", "drafter", "draft_length", "temperature"]

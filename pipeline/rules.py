@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import criteria
 from analysis.dials import Dial, build_dial
+from analysis.printing import macro
 from pipeline.errors import PipelineError
 
 
@@ -16,6 +17,8 @@ def build_rules(config: Any, key: str = "criteria") -> list[criteria.Rule]:
     Raises:
         PipelineError: there is none, a rule, key, type or range is wrong, or two are the same.
     """
+    if not key.isprintable():  # the name of a preset is printed
+        raise PipelineError(f"{key!a} is not allowed: give a name on one line")
     if not isinstance(config, Mapping) or not ({"rule", "rules"} & set(config)):
         raise PipelineError(
             f"{key}={config!r} is not allowed: give one rule, {{rule: additive, t: 0.1}}, "
@@ -33,6 +36,30 @@ def build_rules(config: Any, key: str = "criteria") -> list[criteria.Rule]:
     if twice:
         raise PipelineError(f"{key}: {', '.join(twice)} is given twice")
     return rules
+
+
+def check_names(targets: Sequence[str], rules: Sequence[criteria.Rule]) -> None:
+    """Check that a report can tell everything apart by its printed name.
+
+    Raises:
+        PipelineError: two targets have one name, or two numbers one name as LaTeX macros.
+    """
+    twice = next((label for label in targets if targets.count(label) > 1), None)
+    if twice is not None:
+        raise PipelineError(
+            f"targets.*.label={twice} is given to two targets: the report needs different names"
+        )
+    known: dict[str, str] = {}
+    for target in targets:
+        for rule in rules:
+            name, printed = macro(target, rule.label), f"{target}, {rule.label}"
+            if name in known:
+                raise PipelineError(
+                    f"{known[name]!r} and {printed!r} have the same letters a to z and digits, "
+                    "and so one name as LaTeX macros of the report: change targets.*.label, or "
+                    "the rule"
+                )
+            known[name] = printed
 
 
 def build_dials(config: list[Any]) -> list[Dial]:

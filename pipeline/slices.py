@@ -39,10 +39,9 @@ def rule_slice(rule: Any) -> dict[str, Any]:
     """What determines a rule: its parameters and, of a user's own, its source."""
     from analysis.criteria import to_mapping
 
-    module = inspect.getmodule(type(rule))
-    if module is None or module.__name__.startswith("analysis."):
+    if not rule.own:
         return {"rule": to_mapping(rule)}
-    return {"rule": to_mapping(rule), "source": file_digest(Path(str(module.__file__)))}
+    return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
 
 
 def statistics_slice(config: Config) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from conf.schema import Config, Model
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import fingerprint
 from pipeline.identity import Identities
+from pipeline.rules import check_names
 from pipeline.slices import model_slice, rule_slice, run_settings, statistics_slice
 from pipeline.vocabulary import check_pair
 
@@ -86,6 +87,8 @@ def plan(config: Config, rules: list[Any], identities: Identities) -> dict[str, 
         )
     check_k(rules, config.distributions.k)
     check_prompts(config)
+    if config.stage == "report":
+        check_names([target.label for target in config.targets.values()], rules)
     targets = list(config.targets.items())
     nodes: dict[str, list[Node]] = {name: [] for name in VERSIONS}
     certificates: list[tuple[Node, ...]] = []
@@ -306,8 +309,9 @@ def report_node(config: Config, rules: list[Any], nodes: Mapping[str, list[Node]
         "report",
         config.study,
         {
-            "study": config.study,
+            "study": config.study_name or config.study,
             "targets": [target.label for target in config.targets.values()],
+            "drafter": None if config.drafter is None else config.drafter.label,
             "rules": [to_mapping(rule) for rule in rules],
             **statistics_slice(config),
         },

@@ -119,7 +119,8 @@ def _decoding(node: Node, artifact: Artifact) -> list[Row]:
     from analysis import decoding, speed
     from pipeline.decoded import read
 
-    one = read(node.settings["target"]["label"], artifact)
+    target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
+    one = read(target, drafter, artifact)
     speeds = speed.speedups(one, *_statistics(node))
     found = decoding.acceptance(one).join(decoding.acceptance_intervals(one, *_statistics(node)))
     found = found.join(

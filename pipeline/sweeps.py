@@ -55,7 +55,6 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from analysis.notes import few_notes
 
     table = in_cells(pd.DataFrame(rows).dropna(axis="columns", how="all"))
-    table = table.drop(columns="few_prompts", errors="ignore")
     print(table.to_string(index=False, float_format=_number, na_rep=UNDEFINED))
     if {"empty", "inexact"} <= set(table):
         print(
@@ -73,8 +72,8 @@ def in_cells(table: Any) -> Any:
 
     A column stays numbers where nothing of the three is there.
     """
-    shown = table.copy()
-    for column in list(table):
+    shown = table.drop(columns="few_prompts", errors="ignore")
+    for column in list(shown):
         if column not in shown:  # an upper end, a mark or a limit of one before
             continue
         texts = None

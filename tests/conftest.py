@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     "study=mini",
+    "study_name=mini",
     "prompts.count=6",
     "distributions.steps=16",
     "distributions.k=64",

@@ -103,8 +103,9 @@ def load_pair(node: Node, tokens: int) -> Pair:
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
     methods: list[Method] = settings["methods"]
     return Pair(
-        replace(target, vocab_size=rows),
-        replace(drafter, vocab_size=rows),
+        # reasons of failures are kept, and outlive the labels of today
+        replace(target, vocab_size=rows, label="the target"),
+        replace(drafter, vocab_size=rows, label="the drafter"),
         with_baselines(methods),
         config["steps"],
         config["seed"],
@@ -244,8 +245,6 @@ def facts(pair: Pair) -> dict[str, Any]:
             }
             for method in pair.runs
         ],
-        "target": pair.target.label,
-        "drafter": pair.drafter.label,
         "bytes": {
             name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
             for name, model in (("target", pair.target), ("drafter", pair.drafter))

@@ -18,6 +18,7 @@ from analysis.measured import Pairs
 from analysis.printing import UNDEFINED, rule_text, share_text
 from analysis.run_lengths import CENSORED
 from pipeline.artifacts import Artifact
+from pipeline.report import shown
 from pipeline.report.shown import sections, setup_table
 from pipeline.stages import Node
 
@@ -86,11 +87,13 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
     if not found:
         return None
     targets = node.config["targets"]
-    pairs = read_pairs(targets, found)
+    pairs = read_pairs(targets, node.config["drafter"], found)
     tables = acceptance_tables(pairs)
     profile = together(targets, found, "profile")
-    available = [rule for rule in SHOWN if rule in set(profile["rule"])]
-    shown = available or list(profile["rule"].unique())[: len(SHOWN)]
+    measured = list(profile["rule"].unique())
+    own = [rule.label for rule in rules_of(found[0]) if rule.own]
+    known = dict.fromkeys(rule for rule in (*own, *SHOWN) if rule in measured)
+    shown = list(known or measured)[: len(SHOWN)]
     drawn = {
         "acceptance_rules": rules_figure(pairs),
         "acceptance_profile": profile_figure(
@@ -104,26 +107,26 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
     return Part(text(pairs, tables, figures, drafts, found, sampling), tables, figures)
 
 
-def read_pairs(targets: Sequence[str], found: Sequence[Artifact]) -> Pairs:
+def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) -> Pairs:
     """Read the statistics of every pair."""
-    config = found[0].record["config"]
-    mappings = [
-        *config["rules"],
-        *config["presets"].values(),
-        *config["dials"],
-        {"rule": {"rule": "greedy"}},
-    ]
-    rules = [criteria.build(entry["rule"]) for entry in mappings]
     return Pairs(
-        drafter=found[0].record["facts"]["drafter"],
+        drafter=drafter,
         targets=targets,
-        names={rule.label: rule_text(rule) for rule in rules},
+        names={rule.label: rule_text(rule) for rule in rules_of(found[0])},
         listing=found[0].read("listing").to_pandas(),
         statistics=together(targets, found, "statistics"),
         needed=together(targets, found, "needed"),
         reached=together(targets, found, "reached"),
         sampled=found[0].record["facts"]["sampled_temperature"],
     )
+
+
+def rules_of(acceptance: Artifact) -> list[criteria.Rule]:
+    """Return every rule that was measured: of the study, of presets, of dials, and greedy."""
+    config = acceptance.record["config"]
+    mappings = [entry["rule"] for entry in config["rules"]]
+    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["dials"])]
+    return [criteria.StrictGreedy(), *map(criteria.build, mappings)]
 
 
 def together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd.DataFrame:
@@ -169,7 +172,7 @@ def text(
 ) -> str:
     """Return the part in Markdown."""
     parts = [
-        f"# Will {pairs.drafter} be accepted?",
+        shown.heading(f"Will {pairs.drafter} be accepted?"),
         setup(pairs, drafts, found),
         *([left_out(sampling)] if pairs.sampled is None else []),
         *sections(ORDER, tables, figures, TITLES.__getitem__, CAPTIONS),

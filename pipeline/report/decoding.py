@@ -15,6 +15,7 @@ from analysis.decoding import Decoded
 from analysis.decoding_figures import TESTED, content_figures
 from analysis.decoding_tables import content_tables
 from analysis.layout import Table
+from analysis.printing import markdown
 from analysis.speed import signs_of_load, speed
 from analysis.speed_figures import timing_figures
 from analysis.speed_tables import timing_tables
@@ -66,7 +67,7 @@ def decoding_part(
     if not found:
         return {}, ""
     decoded = [
-        read(target, artifact)
+        read(target, node.config["drafter"], artifact)
         for target, artifact in zip(node.config["targets"], found, strict=True)
     ]
     statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]
@@ -74,10 +75,10 @@ def decoding_part(
         speed(one, *statistics).assign(theta=thetas(artifact))
         for one, artifact in zip(decoded, found, strict=True)
     ]
-    heading = f"# How it decodes with {decoded[0].drafter}"
+    title = f"How it decodes with {node.config['drafter']}"
     files, content = section(content_tables(decoded, *statistics), content_figures(decoded))
     timings, timed = section(timing_tables(decoded, speeds), timing_figures(decoded, speeds))
-    opening = [heading + ": speed", setup(decoded, found), *warning(decoded, speeds)]
+    opening = [shown.heading(f"{title}: speed"), setup(decoded, found), *warning(decoded, speeds)]
     text = "\n\n".join([*opening, *timed]) + "\n"
     files |= {f"timings/{name}": file for name, file in timings.items()}
     files["timings/decoding.md"] = text.encode()
@@ -85,7 +86,8 @@ def decoding_part(
         "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
         "machine and the moment, so it stands apart from what two builds have in common."
     )
-    return files, "\n" + "\n\n".join([heading, extent(decoded, found), link, *content]) + "\n"
+    parts = [shown.heading(title), extent(decoded, found), link, *content]
+    return files, "\n" + "\n\n".join(parts) + "\n"
 
 
 def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:
@@ -97,10 +99,11 @@ def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[
     ]
     if not signs:
         return []
-    return [
-        f"**The machine was busy while this was measured ({'; '.join(signs)}): do not use these "
-        "speeds; run it again on an idle machine.**"
-    ]
+    said = (
+        f"The machine was busy while this was measured ({'; '.join(signs)}): do not use these "
+        "speeds; run it again on an idle machine."
+    )
+    return [f"**{markdown(said)}**"]
 
 
 def section(
@@ -122,12 +125,12 @@ def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
         failed = artifact.record["facts"]["failed_prompts"]
         least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
         lines.append(
-            f"- {one.target}: every method decoded the same {count} prompts"
+            f"{one.target}: every method decoded the same {count} prompts"
             + (f" ({failed} more failed{_first_reason(artifact)})" if failed else "")
             + f", up to {artifact.record['config']['steps']} tokens each: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
-    return "\n".join(lines)
+    return shown.listing(lines)
 
 
 def _first_reason(artifact: Artifact) -> str:
@@ -142,8 +145,8 @@ def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
         facts, config = artifact.record["facts"], artifact.record["config"]
         failed = f", {facts['failed_prompts']} failed" if facts["failed_prompts"] else ""
         lines.append(
-            f"- {one.target} with {one.drafter}: {config['prompts']} prompts{failed}, up to "
+            f"{one.target} with {one.drafter}: {config['prompts']} prompts{failed}, up to "
             f"{config['steps']} tokens each, batch size 1, on {facts['device']} with "
             f"{facts['torch_threads']} CPU threads."
         )
-    return "\n".join(lines)
+    return shown.listing(lines)

@@ -7,6 +7,7 @@ from typing import Any
 
 from analysis.layout import PUBLISHED, Table
 from analysis.published import CERTIFICATES
+from pipeline.report import shown
 from pipeline.report.shown import sections, setup_table
 
 INTRODUCTION = """\
@@ -35,6 +36,8 @@ CAPTIONS = {
     "figure4": "Multiplicative relaxed certificates across α.",
     "figure5": "Tree certificates across m. Dashed: the ceilings log(m+1) (Theorem 5.3), reached "
     "only in the limit.",
+    "own": "Certificates of the rules that this study defines itself, with strict greedy where it "
+    "is among the rules. Dashed: their ceilings.",
     "extremal": "A made-up target p over eight tokens and, for three criteria, the draft q* of "
     "least KL(p‖q) that can be rejected (Lemma 4.2, Theorem 5.1). Level (dashed) on the active "
     "tokens, equal to p elsewhere. Strict greedy: the second token ties with the first. Additive: "
@@ -61,6 +64,7 @@ ORDER = (
     "table6",
     "estimators",
     "table7",
+    "own",
     "determined",
     "bounds",
     "margins",
@@ -71,6 +75,7 @@ TITLES = {
     "bounds": "Certificates and their bounds",
     "margins": "What the margin alone says",
     "extremal": "The closest draft that can be rejected",
+    "own": "Rules of the study's own",
 }
 
 
@@ -95,7 +100,7 @@ def page(
     introduction = INTRODUCTION.format(
         confidence=100 * statistics["confidence"], resamples=statistics["resamples"]
     )
-    parts = [f"# Study {study}", introduction]
+    parts = [shown.heading(f"Study {study}"), introduction]
     if set(setups) & set(CERTIFICATES):
         parts.append(PAPER.format(row=PUBLISHED))
     parts += ["## Set-up", setup_table(setups)]

@@ -16,7 +16,6 @@ from analysis.run_lengths import Trajectories
 from analysis.statistics import Floats, PromptBootstrap, top_probability
 from pipeline import dump
 from pipeline.artifacts import Artifact
-from pipeline.errors import PipelineError
 from pipeline.stages import Node
 
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
@@ -51,17 +50,8 @@ class Target:
 
 
 def read_targets(node: Node, upstream: Mapping[str, list[Artifact]]) -> list[Target]:
-    """Read the artifacts of every target; upstream lists follow the targets.
-
-    Raises:
-        PipelineError: two targets have the same printed name.
-    """
+    """Read the artifacts of every target; upstream lists follow the targets."""
     labels = node.config["targets"]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise PipelineError(
-            f"targets.*.label={twice[0]} is given to two targets: the report needs different names"
-        )
     rules = [criteria.build(mapping) for mapping in node.config["rules"]]
     return [
         read_target(

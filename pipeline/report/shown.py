@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.layout import Table
+from analysis.printing import markdown
 from analysis.style import render
 
 
@@ -46,18 +47,28 @@ def sections(
             table = by_name[name]
             parts += [
                 f"## {title(name)}",
-                table.caption,
+                markdown(table.caption),
                 table.markdown().strip(),
                 f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
             ]
         elif name in figures:
             parts += [
                 f"## {title(name)}",
-                captions[name],
+                markdown(captions[name]),
                 f"![{title(name)}](figures/{name}.png)",
                 f"[PDF](figures/{name}.pdf)",
             ]
     return parts
+
+
+def heading(text: str) -> str:
+    """Return the heading of a part of a page."""
+    return f"# {markdown(text)}"
+
+
+def listing(lines: Iterable[str]) -> str:
+    """Return lines of plain text as a list."""
+    return "\n".join(f"- {markdown(line)}" for line in lines)
 
 
 def setup_table(setups: Mapping[str, Mapping[str, Any]]) -> str:
@@ -65,7 +76,7 @@ def setup_table(setups: Mapping[str, Mapping[str, Any]]) -> str:
     facts = next(iter(setups.values()))
     rows = [
         ["", *setups],
-        ["---"] * (1 + len(setups)),
         *([fact, *(str(known[fact]) for known in setups.values())] for fact in facts),
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [f"| {' | '.join(map(markdown, row))} |" for row in rows]
+    return "\n".join([lines[0], "|---" * (1 + len(setups)) + "|", *lines[1:]])
