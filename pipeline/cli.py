@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf import schema
 from pipeline.artifacts import Artifact, Store
-from pipeline.composition import EXPECTED, explain, settings_of
+from pipeline.composition import EXPECTED, check_groups, explain, settings_of
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import fingerprint
 from pipeline.paths import CONF, OUTPUTS, ROOT
@@ -34,6 +34,7 @@ def main() -> None:
     traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     try:
+        check_groups(sys.argv[1:])
         if {"-m", "--multirun"} & set(sys.argv[1:]):
             _multirun()
         else:
@@ -113,6 +114,7 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
         PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline import runner
+    from pipeline.stages import RESUMABLE
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -121,10 +123,11 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
             f"stage={settings.stage} has nothing to do: add a drafter, for "
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
-    if settings.device.name.startswith("cuda") and runner.runs_models(wanted, store):
-        from pipeline.devices import choose_device
+    pending = runner.pending(wanted, store)
+    if any(node.stage in RESUMABLE for node in pending):
+        from pipeline import preflight
 
-        choose_device(settings.device.name)  # an error now rather than after the prompts
+        preflight.check(pending)  # an error now rather than after the prompts
     artifacts = runner.ensure(wanted, store)
     if settings.stage == "report":
         with store.lock("report", "report: another process copies its report, waiting"):

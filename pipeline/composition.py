@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -12,9 +12,23 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from conf.schema import Config, ConfigError, check
 from pipeline.errors import PipelineError
+from pipeline.paths import CONF
 
 # errors of a user's making: printed without a traceback
 EXPECTED = (PipelineError, ConfigError, CompactHydraException, OmegaConfBaseException)
+
+
+def check_groups(overrides: Iterable[str]) -> None:
+    """Check that no group of configuration files is overridden by null: Hydra ends in a traceback.
+
+    Raises:
+        PipelineError: one is; names it and its files.
+    """
+    for override in overrides:
+        name, _, value = override.partition("=")
+        files = sorted(path.stem for path in (CONF / name.lstrip("+")).glob("*.yaml"))
+        if value == "null" and name and files:
+            raise PipelineError(f"{override} is not allowed: give one of {', '.join(files)}")
 
 
 def settings_of(config: DictConfig) -> Config:
