@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,8 @@ from pipeline.measure import Stopwatch
 from pipeline.models import LanguageModel, load_model, load_tokenizer
 from pipeline.moments import summarise
 from pipeline.paths import ROOT
-from pipeline.prompts import read, sample
+from pipeline.prompts import sample
+from pipeline.sources import Source
 
 K = 256
 QUANTILES = (0.01, 0.05, 0.25, 0.5)
@@ -40,9 +40,8 @@ def trajectories(
     """Return prompt and answer (tokens) of `count` embedded prompts, by prompt_id."""
     tokenizer = load_tokenizer(str(folder), None, "--model")
     wanted = {"count": count, "min_tokens": 64, "max_tokens": 512, "seed": 0,
-              "enable_thinking": False}  # fmt: skip
-    with tempfile.TemporaryDirectory() as cache:
-        table, _ = sample(read([ROOT / "assets/mini/prompts.jsonl"], cache), tokenizer, wanted)
+              "template": "chat", "enable_thinking": False}  # fmt: skip
+    table, _ = sample(Source([ROOT / "assets/mini/prompts.jsonl"]), tokenizer, wanted, "mini")
     prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
     decoding = Decoding(steps, 1, 1.0, Sampling(temperature, 1.0, 0, 0))
     out = decode(model, prompts, decoding, GrowingBatch, Stopwatch(model.device), lambda _: None)

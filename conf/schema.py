@@ -95,6 +95,7 @@ class Prompts:
     min_tokens: int = _at_least(1)
     max_tokens: int = _at_least(1)
     seed: int = _at_least(0)
+    template: str = _one_of("chat", "none")
     enable_thinking: bool = MISSING
 
 

@@ -22,7 +22,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf import schema
 from pipeline.artifacts import Artifact, Store
-from pipeline.composition import EXPECTED, explain, given, quoted, report_name, settings_of
+from pipeline.composition import (
+    EXPECTED,
+    check_groups,
+    explain,
+    given,
+    quoted,
+    report_name,
+    settings_of,
+)
 from pipeline.console import terminal
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import fingerprint
@@ -40,6 +48,7 @@ def main() -> None:
     """Run the command line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     with _told():
+        check_groups(sys.argv[1:])
         if {"-m", "--multirun"} & set(sys.argv[1:]):
             _multirun()
         else:
@@ -129,6 +138,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
         PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline import runner
+    from pipeline.stages import RESUMABLE
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -138,10 +148,11 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
     name = report_name(config) if settings.stage == "report" else ""
-    if settings.device.name.startswith("cuda") and runner.runs_models(wanted, store):
-        from pipeline.devices import choose_device
+    pending = runner.pending(wanted, store)
+    if any(node.stage in RESUMABLE for node in pending):
+        from pipeline import preflight
 
-        choose_device(settings.device.name)  # an error now rather than after the prompts
+        preflight.check(pending)  # an error now rather than after the prompts
     if note:
         _note(config, Path(settings.outputs) / "runs")
     artifacts = runner.ensure(wanted, store)

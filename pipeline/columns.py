@@ -50,6 +50,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "source": pa.string(),
         "source_row": pa.int64(),
         "text": pa.string(),
+        "later_turns": pa.list_(pa.string()),  # of the user, after the answer to text
         "token_ids": pa.list_(pa.int32()),
         "n_tokens": pa.int32(),
     },

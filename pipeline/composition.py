@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -18,11 +18,25 @@ from conf.schema import Config, ConfigError, check
 from pipeline.artifacts import slug
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import fingerprint
+from pipeline.paths import CONF
 
 # errors of a user's making, or of the machine's: printed without a traceback
 EXPECTED = (PipelineError, ConfigError, CompactHydraException, OmegaConfBaseException, OSError)
 NOT_CONTENT = ("study", "study_name", "stage", "outputs", "device")  # of no report
 READABLE = 60  # characters that say how a report differs from its study's
+
+
+def check_groups(overrides: Iterable[str]) -> None:
+    """Check that no group of configuration files is overridden by null: Hydra ends in a traceback.
+
+    Raises:
+        PipelineError: one is; names it and its files.
+    """
+    for override in overrides:
+        name, _, value = override.partition("=")
+        files = sorted(path.stem for path in (CONF / name.lstrip("+")).glob("*.yaml"))
+        if value == "null" and name and files:
+            raise PipelineError(f"{override} is not allowed: give one of {', '.join(files)}")
 
 
 def settings_of(config: DictConfig) -> Config:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from pipeline.errors import PipelineError
@@ -23,11 +25,29 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def check_threads(threads: int | None) -> None:
+    """Check the configuration key device.threads: torch crashes with far more than there are cores.
+
+    Raises:
+        PipelineError: it exceeds the processors of this machine.
+    """
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise PipelineError(
+            f"device.threads={threads} exceeds the {cores} processors of this machine: give "
+            f"device.threads={cores} or less, or null"
+        )
+
+
 def set_up(device: torch.device, threads: int | None) -> None:
     """Make `device` current, set the CPU threads (None leaves torch's choice), and keep TF32 off.
 
     With TF32, products of a float32 head (or of a float32 model) would keep 10 bits.
+
+    Raises:
+        PipelineError: there are fewer processors than threads.
     """
+    check_threads(threads)
     if threads is not None:
         torch.set_num_threads(threads)
     if device.type == "cuda" and device.index is not None:

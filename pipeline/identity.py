@@ -27,10 +27,10 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "vocab.txt",
 )
-READERS = {".jsonl": "json", ".parquet": "parquet"}  # of prompts: the `datasets` reader by suffix
+READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.sources
 EXPECTED = {
     "model": "config.json, model*.safetensors and the tokenizer's files",
-    "dataset": "its .parquet or .jsonl files, with prompt, prompt_id and messages",
+    "dataset": "its .parquet, .jsonl or .txt files (docs/reproduce.md)",
 }
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_SECONDS = 8.0  # to wait for an answer
@@ -72,7 +72,7 @@ class Identities:
             return {"hub": path, "commit": hub_commit(path, revision, "dataset", key)}
         if local.is_file():
             return {"content": self._hash(local)}
-        return {"content": self._digest(local, ("*.parquet", "*.jsonl"), key)}
+        return {"content": self._digest(local, tuple(f"*{suffix}" for suffix in READERS), key)}
 
     def save(self) -> None:
         """Write the memo when something was hashed."""
@@ -160,11 +160,12 @@ def hub_files(
 ) -> Path:
     """Return a local snapshot of a hub model (or dataset) with the files of `patterns`.
 
-    Fetched only when the local cache lacks one of them.
+    Fetched only when the local cache lacks them: a snapshot may hold a tokenizer alone.
     """
     from huggingface_hub import HfApi, snapshot_download
 
     commit = hub_commit(name, revision, kind, key)
+    needed = [pattern for pattern in patterns if pattern == "*.safetensors"] or patterns
     for only_cached in (True, False):
         try:
             if not only_cached:  # asked first: the download itself waits for minutes
@@ -183,9 +184,9 @@ def hub_files(
             if not only_cached:
                 raise unreachable(name, kind, ", ".join(patterns), key, error) from error
             continue
-        if any(next(path.glob(pattern), None) for pattern in patterns):
+        if any(next(path.glob(pattern), None) for pattern in needed):
             return path
-    raise PipelineError(f"{key}={name}: the repository has none of {', '.join(patterns)}")
+    raise PipelineError(f"{key}={name}: the repository has none of {', '.join(needed)}")
 
 
 def unreachable(name: str, kind: str, wanted: str, key: str, error: Exception) -> PipelineError:

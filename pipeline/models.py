@@ -1,4 +1,4 @@
-"""Loads causal language models and their tokenizers. The only module that imports transformers.
+"""Loads causal language models and their tokenizers.
 
 Models come from a local directory or, fetched once, from the hub: safetensors only, and no code
 of a repository is ever run.
@@ -6,186 +6,35 @@ of a repository is ever run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 from transformers import logging as transformers_logging
-from transformers.cache_utils import DynamicLayer
 
+from pipeline import caches
+from pipeline.cache_check import check_cached_steps
 from pipeline.devices import choose_device, set_up
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.heads import Head
 from pipeline.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
-
-
-class PreallocatedLayer(DynamicLayer):
-    """Keys and values of one layer in buffers of full length: a growing cache copies itself."""
-
-    def __init__(self, capacity: int) -> None:
-        """Make room for `capacity` tokens a sequence, when the first ones come."""
-        super().__init__()
-        self._capacity = capacity
-        self._columns: Tensor | None = None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the buffers, whose shape is known only now."""
-        super().lazy_initialization(key_states, value_states)
-        self._buffers = [
-            states.new_empty((*states.shape[:2], self._capacity, states.shape[3]))
-            for states in (key_states, value_states)
-        ]
-
-    def fix(self, columns: Tensor) -> None:
-        """Keep all shapes from now on: attention sees the whole buffers.
-
-        What is appended goes to the columns that the tensor `columns` (n,) holds at that time; the
-        caller changes it, and masks the columns that are not in use.
-        """
-        used = self.get_seq_length()
-        for buffer in self._buffers:
-            buffer[:, :, used:] = 0  # masked, but 0 times the NaN of unused memory is NaN
-        self._columns = columns
-        self._show(self._capacity)
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append the states (B, heads, n, d); return all that are in use."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if self._columns is not None:
-            for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-                buffer.index_copy_(2, self._columns, states)
-            return self.keys, self.values
-        begin = self.get_seq_length()
-        end = begin + key_states.shape[2]
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, begin:end] = states
-        self._show(end)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only the sequences `indices`."""
-        self._buffers = [buffer[indices] for buffer in self._buffers]
-        self._show(self.get_seq_length())
-
-    def _show(self, length: int) -> None:
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
-
-
-@dataclass(frozen=True)
-class LanguageModel:
-    """A loaded model, ready to be run."""
-
-    module: Any
-    label: str
-    device: torch.device
-    vocab_size: int  # the length of a row of logits
-    eos: tuple[int, ...]  # tokens that end an answer
-
-    @property
-    def context(self) -> float:
-        """The longest sequence it was made for, in tokens; infinite where it does not say."""
-        limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
-        return math.inf if limit is None else limit
-
-    def check_context(self, longest: int, key: str) -> None:
-        """Check that the longest prompt and its answer fit.
-
-        Raises:
-            PipelineError: they don't; advises to lower `key`, the number of steps.
-        """
-        if longest > self.context:
-            raise PipelineError(
-                f"{self.label} takes {self.context} tokens, the longest prompt and its answer "
-                f"have {longest}: lower prompts.max_tokens or {key}"
-            )
-
-    def new_cache(self, capacity: int) -> DynamicCache:
-        """Return an empty key-value cache for sequences of at most `capacity` tokens."""
-        cache = DynamicCache(config=self.module.config)
-        cache.layers = [
-            PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer
-            for layer in cache.layers
-        ]
-        return cache
-
-    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """Return the logits after the last of `ids`.
-
-        Args:
-            ids: (B, n) tokens that are not in the cache yet.
-            mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
-                what is added to the attention scores.
-            positions: (B, n) positions of `ids` within their sequence, from 0.
-            cache: keys and values of what came before; grown in place.
-
-        Returns:
-            (B, V) logits in the dtype of the head.
-        """
-        return self.forward_each(ids, mask, positions, cache, keep=1)[:, -1]
-
-    def forward_each(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, keep: int
-    ) -> Tensor:
-        """Return the (B, keep, V) logits after each of the last `keep` of `ids`; see `forward`."""
-        out = self.module(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return out.logits
-
-    def static_refusal(self) -> str | None:
-        """Return why decoding steps of this model can't all have the same shapes, or None."""
-        attention = self.module.config._attn_implementation
-        if attention not in ("sdpa", "eager"):
-            return f"attention: {attention} takes no mask of the scores"
-        if any(type(layer) is not PreallocatedLayer for layer in self.new_cache(1).layers):
-            return "it has layers that are no full attention"
-        return None
-
-    @torch.inference_mode()
-    def cache_bytes(self) -> int:
-        """Bytes the key-value cache holds for one token of one sequence."""
-        one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-        cache = self.new_cache(1)
-        self.forward(one, torch.ones_like(one), one, cache)
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a decoding step reads: embeddings only where they are the head."""
-        head = self.module.get_output_embeddings()
-        looked_up = self.module.get_input_embeddings()
-        read = {parameter.data_ptr(): parameter.nbytes for parameter in self.module.parameters()}
-        if head is not None and head.weight is not looked_up.weight:
-            read.pop(looked_up.weight.data_ptr(), None)
-        return sum(read.values())
-
-    def memory_bytes(self) -> int:
-        """Bytes of all parameters and buffers."""
-        return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
+from pipeline.language_model import LanguageModel
 
 
 def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:
-    """Load a model for inference.
+    """Load a model for inference, and check its weights and that it can be run a token at a time.
 
     Args:
         config: what determines its numbers: commit (of a hub model), dtype, head_dtype, attention.
@@ -193,13 +42,15 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
         key: its configuration key, for errors; "targets.mini_large" for instance.
 
     Raises:
-        PipelineError: the model can't be fetched, or is no causal language model in safetensors.
+        PipelineError: the model can't be fetched, is no causal language model in safetensors, has
+            damaged weights, or can't be run with a key-value cache.
     """
     device = choose_device(settings["device"])
     set_up(device, settings["threads"])
-    transformers_logging.disable_progress_bar()
+    skeleton(config, settings, key)
     path = settings["path"]
     folder = _folder(path, config.get("commit"), MODEL_FILES, f"{key}.path")
+    transformers_logging.disable_progress_bar()
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -210,11 +61,10 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise PipelineError(
-            f"{key}.path={path} can't be loaded: {_first_line(error)}. Wanted: a causal language "
-            "model that transformers knows, with config.json and model*.safetensors"
-        ) from error
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # libraries raise many kinds; all mean the same to a user
+        raise _unusable(path, key, error) from error
     absent = sorted(report["missing_keys"]) + sorted(str(x) for x in report["mismatched_keys"])
     if absent:
         raise PipelineError(
@@ -224,14 +74,79 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
     eos = module.generation_config.eos_token_id
     if eos is None:
         eos = load_tokenizer(path, config.get("commit"), key).eos_token_id
-    return wrap(
-        module,
-        settings["label"],
-        device,
-        config["head_dtype"],
-        tuple(eos) if isinstance(eos, list) else (eos,),
-        key,
+    eos = tuple(eos) if isinstance(eos, list) else (eos,)
+    model = wrap(module, settings["label"], device, config["head_dtype"], eos, key)
+    _check_weights(model, key)
+    check_cached_steps(model, key)
+    return model
+
+
+def skeleton(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:
+    """Return a model without weights, for what can be asked before they are read.
+
+    Raises:
+        PipelineError: as `load_model`, as far as its config.json tells.
+    """
+    path, attention = settings["path"], config["attention"]
+    shape, kind = _architecture(path, config.get("commit"), key)
+    refusal = caches.cache_refusal(kind)
+    if refusal:
+        raise PipelineError(
+            f"{key}.path={path}: {refusal}, and would read every token as the first: take a model "
+            "with attention layers"
+        )
+    try:
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(
+                shape, dtype=getattr(torch, config["dtype"]), attn_implementation=attention
+            )
+    except Exception as error:  # as above
+        if "attention implementation" in str(error) or isinstance(error, ImportError):
+            raise PipelineError(
+                f"{key}.attention={attention}: {kind.__name__} does not run with it here: give "
+                f"{key}.attention=eager"
+            ) from error
+        raise _unusable(path, key, error) from error
+    meta = torch.device("meta")
+    return wrap(module, settings["label"], meta, config["head_dtype"], (), f"{key}.path={path}")
+
+
+def _architecture(path: str, commit: str | None, key: str) -> tuple[Any, type]:
+    """Return the config.json of a model, and the class that it names."""
+    folder = _folder(path, commit, MODEL_FILES, f"{key}.path")
+    transformers_logging.set_verbosity_error()
+    try:
+        shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # as above
+        raise _unusable(path, key, error) from error
+    if type(shape) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise PipelineError(
+            f"{key}.path={path}: a model of type {shape.model_type} is no causal language model "
+            "that transformers knows: take another model"
+        )
+    return shape, MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
+
+
+def _unusable(path: str, key: str, error: Exception) -> PipelineError:
+    return PipelineError(
+        f"{key}.path={path} can't be loaded: {type(error).__name__}: {first_line(error)}. Wanted: "
+        "a causal language model that transformers knows, with config.json and model*.safetensors"
     )
+
+
+def _check_weights(model: LanguageModel, key: str) -> None:
+    broken = [
+        name
+        for name, weight in model.module.named_parameters()
+        # the sum is finite or tells that one may not be; it takes one pass and no memory
+        if not weight.sum(dtype=torch.float32).isfinite() and not weight.isfinite().all()
+    ]
+    if broken:
+        raise PipelineError(
+            f"{key}: {model.label} has NaN or infinite weights ({broken[0]}"
+            + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")
+            + f"): fetch or export the model again, or give {key}.dtype=float32"
+        )
 
 
 def wrap(
@@ -259,20 +174,15 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
     folder = _folder(path, commit, (*TOKENIZER_FILES, "config.json"), f"{key}.path")
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except Exception as error:  # libraries raise many kinds; all mean the same to a user
         raise PipelineError(
-            f"{key}.path={path}: its tokenizer can't be loaded: "
-            f"{_first_line(error)}. Wanted: tokenizer.json and "
-            "tokenizer_config.json"
+            f"{key}.path={path}: its tokenizer can't be loaded: {type(error).__name__}: "
+            f"{first_line(error)}. Wanted: tokenizer.json and tokenizer_config.json"
         ) from error
 
 
 def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) -> Path:
     return local_path(path) or hub_files(path, commit, list(patterns), key)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def random_qwen3(

@@ -37,22 +37,16 @@ def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
     What an up-to-date artifact was made from is not looked for: it may have been deleted.
     """
     wanted = list(nodes)
-    todo = _missing(wanted, store)
+    todo = pending(wanted, store)
     for stage in VERSIONS:
-        pending = [node for node in todo if node.stage == stage]
-        for group in _groups(pending):
+        for group in _groups([node for node in todo if node.stage == stage]):
             _compute(group, store)
         _say_cached([node for node in wanted if node.stage == stage], todo, store)
     found = [store.find(node) for node in wanted]
     return [artifact for artifact in found if artifact is not None]
 
 
-def runs_models(nodes: Iterable[Node], store: Store) -> bool:
-    """Whether a stage that runs models must be computed for `nodes`."""
-    return any(node.stage in RESUMABLE for node in _missing(list(nodes), store))
-
-
-def _missing(wanted: list[Node], store: Store) -> list[Node]:
+def pending(wanted: list[Node], store: Store) -> list[Node]:
     """All nodes that must be computed for `wanted`, each once, upstream first."""
     known: dict[str, bool] = {}
     order: dict[str, Node] = {}

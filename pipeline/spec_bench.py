@@ -1,9 +1,10 @@
 """Spec-Bench's formats: question files as prompts, answer files from decoded answers.
 
-A question is {"question_id", "category", "turns"}; the first turn is the prompt. An answer is
-{"question_id", "answer_id", "model_id", "choices", "tstamp"}, its choice holding for each turn
-the text, decoding_steps, new_tokens, wall_time and accept_lengths (tokens emitted by each call).
-The tstamp is 0: files of this project carry no dates.
+A question is {"question_id", "category", "turns"}; the first turn is the prompt, the others are
+asked after the answers. An answer is {"question_id", "category", "answer_id", "model_id",
+"choices", "tstamp"}, its choice holding the text, decoding_steps, new_tokens and wall_time of each
+turn, and accept_lengths, the tokens that each call of all turns emitted. The tstamp is 0: files
+of this project carry no dates. Spec-Bench's evaluation/speed.py reads these files.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import Any
 from pipeline.artifacts import slug
 
 
-def as_chat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a question in UltraChat's schema: prompt, prompt_id, messages; and its category."""
-    first = row["turns"][0] if row["turns"] else None
-    return {
-        "prompt": first,
-        "prompt_id": str(row["question_id"]),
-        "messages": [{"role": "user", "content": first}],
-        "category": row.get("category") or "question",
-    }
+def is_question(row: Mapping[str, Any]) -> bool:
+    """Whether a row is a question of Spec-Bench."""
+    return {"question_id", "turns"} <= set(row)
+
+
+def read_question(row: Mapping[str, Any]) -> tuple[Any, list[Any], str]:
+    """Return id, turns and category of a question."""
+    turns = row["turns"] if isinstance(row["turns"], list) else []
+    return row["question_id"], turns, str(row.get("category") or "question")
 
 
 def write_answers(
@@ -39,7 +40,8 @@ def write_answers(
     Args:
         folder: made when it is missing.
         runs: names of the runs.
-        shards: of each prompt its rows of "data", "calls" and "timings/runs".
+        shards: of each prompt, in the order of its source, its rows of "data", "calls" and
+            "timings/runs", and of "later turns" (see `pipeline.decoding.turns`).
         decode: turns tokens into text.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,21 +57,27 @@ def write_answers(
 def _answer(
     shard: Mapping[str, Any], run: int, name: str, decode: Callable[[list[int]], str]
 ) -> dict[str, Any]:
-    data, timing = shard["data"][run], shard["timings/runs"][run]
-    calls = [call for call in shard["calls"] if call["run"] == run]
+    data = shard["data"][run]
+    first = {
+        "token_ids": data["token_ids"],
+        "seconds": shard["timings/runs"][run]["seconds"],
+        "emitted": [call["emitted"] for call in shard["calls"] if call["run"] == run],
+    }
+    turns = [first, *(turn for turn in shard.get("later turns", []) if turn["run"] == run)]
     question = data["prompt_id"]
     return {
         "question_id": int(question) if question.isdecimal() else question,
+        "category": data["source"],
         "answer_id": hashlib.sha256(f"{question}\n{name}".encode()).hexdigest()[:22],
         "model_id": name,
         "choices": [
             {
                 "index": 0,
-                "turns": [decode(data["token_ids"])],
-                "decoding_steps": [len(calls)],
-                "new_tokens": [data["n_tokens"]],
-                "wall_time": [timing["seconds"]],
-                "accept_lengths": [call["emitted"] for call in calls],
+                "turns": [decode(turn["token_ids"]) for turn in turns],
+                "decoding_steps": [len(turn["emitted"]) for turn in turns],
+                "new_tokens": [len(turn["token_ids"]) for turn in turns],
+                "wall_time": [turn["seconds"] for turn in turns],
+                "accept_lengths": [count for turn in turns for count in turn["emitted"]],
             }
         ],
         "tstamp": 0.0,

@@ -31,6 +31,8 @@ VERSIONS = {
 }
 MODULES = {name: f"pipeline.{name}" for name in VERSIONS}
 RESUMABLE = {"distributions", "drafts", "decoding"}  # what a killed run leaves is completed
+NEED_DRAFTER = {"drafts", "acceptance", "decoding", "report"}
+DRAFTING = {"drafts", "decoding"}  # load a target and a drafter
 JOINT = {"certificates"}  # all nodes on one upstream are computed in one pass, under one lock
 
 
@@ -148,6 +150,7 @@ def prompts_node(config: Config, key: str, target: Model, identities: Identities
             "min_tokens": prompts.min_tokens,
             "max_tokens": prompts.max_tokens,
             "seed": prompts.seed,
+            "template": prompts.template,
             "enable_thinking": prompts.enable_thinking,
             "tokenizer": identities.tokenizer(target.path, target.revision, f"targets.{key}.path"),
         },
@@ -206,10 +209,12 @@ def drafts_node(
     """The drafter beside a target, on the target's trajectories.
 
     Raises:
-        PipelineError: the two have different tokenizers.
+        PipelineError: the stage that is asked for needs the drafter, and the two have different
+            tokenizers.
     """
-    target = config.targets[key]
-    check_pair((f"targets.{key}", target), ("drafter", drafter), identities)
+    if config.stage in NEED_DRAFTER:
+        target = config.targets[key]
+        check_pair((f"targets.{key}", target), ("drafter", drafter), identities)
     return Node(
         "drafts",
         key,

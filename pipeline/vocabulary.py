@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conf.schema import Model
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.identity import TOKENIZER_FILES, Identities, hub_files, local_path
 
 SHOWN = 3  # differing tokens that are named
@@ -40,7 +40,7 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
         raise PipelineError(
             f"{pair}: their tokenizers differ in {len(wrong)} tokens ({named}). A KL divergence "
             "and a rank compare probabilities of the same token: take a drafter with the "
-            "target's tokenizer"
+            "target's tokenizer, or none at all: drafter=none"
         )
 
 
@@ -80,15 +80,25 @@ def check_pair(
 
 
 def read_tokens(folder: Path) -> dict[str, int] | None:
-    """Return token to id of the tokenizer.json in `folder`, or None when there is none."""
+    """Return token to id of the tokenizer.json in `folder`, or None when there is none.
+
+    Raises:
+        PipelineError: it can't be read.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    read = json.loads(path.read_text(encoding="utf-8"))
-    vocab = read["model"]["vocab"]
-    if isinstance(vocab, list):  # of a unigram model: token and score, in the order of the ids
-        vocab = {token: index for index, (token, _) in enumerate(vocab)}
-    return vocab | {added["content"]: added["id"] for added in read.get("added_tokens", [])}
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        vocab = read["model"]["vocab"]
+        if isinstance(vocab, list):  # of a unigram model: token and score, in the order of the ids
+            vocab = {token: index for index, (token, _) in enumerate(vocab)}
+        return vocab | {added["content"]: added["id"] for added in read.get("added_tokens", [])}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PipelineError(
+            f"{path} is no tokenizer that can be read: {type(error).__name__}: "
+            f"{first_line(error)}. Fetch or export it again"
+        ) from error
 
 
 def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
@@ -96,7 +106,8 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
 
     Models pad their logits beyond the tokenizer. Rows that both have are compared like any
     other: either model may give them probability. Rows that one of two padded models has alone
-    are left out of its softmax; the stage records how much probability they had.
+    are left out of its softmax; the stage records how much probability they had. Tokens beyond the
+    rows of both (Gemma 3 has one, for images) are given probability by neither.
 
     Args:
         target: length of a row of the target's logits.
@@ -105,15 +116,17 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
         pair: the two models, for the error.
 
     Raises:
-        PipelineError: a model has fewer rows than the tokenizer, or only one of two models of
-            different length is padded.
+        PipelineError: the models have different numbers of rows, and one has fewer than the
+            tokenizer, or only one is padded.
     """
+    if target == drafter:
+        return target
     if min(target, drafter) < tokens:
         raise PipelineError(
             f"{pair}: their logits have {target} and {drafter} rows and the "
             f"tokenizer {tokens} tokens: a model lacks some of its tokens"
         )
-    if target != drafter and min(target, drafter) == tokens:
+    if min(target, drafter) == tokens:
         raise PipelineError(
             f"{pair}: their logits have {target} and {drafter} rows; rows beyond the tokenizer's "
             f"{tokens} tokens are allowed when both models have them. Resize the embeddings of "

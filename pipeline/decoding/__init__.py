@@ -28,7 +28,9 @@ from pipeline.decoding import records
 from pipeline.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
 from pipeline.decoding.drafters import Drafter, ModelDrafter, Nothing, PromptLookup
 from pipeline.decoding.loop import Answer, check_prompt, decode
+from pipeline.decoding.turns import decode_later_turns
 from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
+from pipeline.encoding import encode
 from pipeline.errors import PipelineError
 from pipeline.measure import describe_device
 from pipeline.methods import RACES, Method, with_baselines
@@ -58,7 +60,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     config = node.config
     tokenizer = same_tokenizer(node)
     pair = load_pair(node, 1 + max(tokenizer.get_vocab().values()))
-    rows = upstream["prompts"][0].read().slice(0, config["prompts"]).to_pylist()
+    source = upstream["prompts"][0]
+    rows = source.read().slice(0, config["prompts"]).to_pylist()
     warm_up(pair, rows)
     folder = draft.directory / "shards"
     folder.mkdir(exist_ok=True)
@@ -67,14 +70,17 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     ):
         path = folder / f"{at:05}.json"
         if not path.exists():
-            _write(path, decode_prompt(pair, row, at))
+            shard = decode_prompt(pair, row, at)
+            if row["later_turns"]:
+                shard |= later_turns(pair, row, shard, tokenizer, source.record["config"])
+            _write(path, shard)
     shards = [json.loads((folder / f"{at:05}.json").read_text()) for at in range(len(rows))]
     assemble(draft, shards, node)
     draft.facts |= facts(pair)
     spec_bench.write_answers(
         draft.directory / "timings" / "answers",
         [run_name(method) for method in pair.runs],
-        shards,
+        in_order_of_source(rows, shards),
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
     )
     shutil.rmtree(folder)
@@ -170,6 +176,47 @@ def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
 
     rows, reason = attempt(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
+
+
+def later_turns(
+    pair: Pair,
+    row: dict[str, Any],
+    shard: Mapping[str, Any],
+    tokenizer: Any,
+    prompts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what the answer files hold of a prompt's later turns; no table has them.
+
+    `prompts` is the configuration of the prompts: how a conversation becomes tokens.
+    """
+
+    def decode_turn(at: int, turn: dict[str, Any]) -> Answer:
+        check_fits(pair, turn)
+        return run(pair, pair.runs[at], turn, pair.steps)[0]
+
+    def encode_turns(turns: list[str]) -> list[int]:
+        thinking = prompts["enable_thinking"]
+        return encode(tokenizer, turns, prompts["template"], enable_thinking=thinking)
+
+    def decode_all() -> list[dict[str, Any]]:
+        text = partial(tokenizer.decode, skip_special_tokens=True)
+        answers = [data["token_ids"] for data in shard["data"]]
+        return decode_later_turns(row, answers, decode_turn, encode_turns, text)
+
+    if "data" not in shard:
+        return {}
+    rows, reason = attempt(decode_all, pair.target.device)
+    if rows is None:
+        print(f"prompt {row['prompt_id']}: answers hold its first turn only: {reason}", flush=True)
+    return {"later turns": rows or []}
+
+
+def in_order_of_source(
+    rows: list[dict[str, Any]], shards: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the shards of `rows` in the order in which their rows stand in the source."""
+    order = sorted(range(len(rows)), key=lambda at: rows[at]["source_row"])
+    return [shards[at] for at in order]
 
 
 def run(

@@ -45,6 +45,12 @@ class Answer:
     begin_seconds: float = 0.0  # the drafter's pass over the prompt
     ended: bool = False  # by the model, not by the limit
 
+    @property
+    def seconds(self) -> float:
+        """All the time it took."""
+        calls = (c.draft_seconds + c.verify_seconds + c.other_seconds for c in self.calls)
+        return self.first_seconds + self.begin_seconds + sum(calls)
+
 
 @dataclass
 class Run:
@@ -90,7 +96,7 @@ def decode(
 
     Raises:
         PipelineError: the prompt is empty, or does not fit into the target's context with the
-            answer, or the logits are not finite.
+            answer, or has tokens that the target lacks, or the logits are not finite.
     """
     check_prompt(target, prompt, limit)
     run = Run(
@@ -173,9 +179,10 @@ def _shifted(parents: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 
 def check_prompt(model: LanguageModel, prompt: Sequence[int], limit: int) -> None:
-    """Check that prompt and answer fit into the context of a target or drafter."""
+    """Check that a target or drafter has the prompt's tokens, and room for prompt and answer."""
     if not len(prompt):
         raise PipelineError("the prompt is empty: give at least one token")
+    model.check_tokens(prompt, "a prompt")
     if len(prompt) + limit > model.context:
         raise PipelineError(
             f"a prompt of {len(prompt)} tokens and an answer of {limit} exceed the context of "

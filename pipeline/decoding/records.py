@@ -61,9 +61,7 @@ def shard(
             | {
                 "first_seconds": answer.first_seconds,
                 "begin_seconds": answer.begin_seconds,
-                "seconds": answer.first_seconds
-                + answer.begin_seconds
-                + sum(c.draft_seconds + c.verify_seconds + c.other_seconds for c in answer.calls),
+                "seconds": answer.seconds,
                 "peak_bytes": peak,
             }
         )

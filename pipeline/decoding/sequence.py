@@ -24,14 +24,13 @@ class CachedSequence:
         Raises:
             PipelineError: a layer of the model can't be rolled back.
         """
+        model.check_drafts("decoding")
         self.model = model
         self.cache = model.new_cache(capacity)
         self.length = 0
-        if any(getattr(layer, "is_sliding", False) for layer in self.cache.layers):
-            raise PipelineError(
-                f"{model.label} has sliding-window layers, whose cache can't be "
-                "rolled back: take a model with full attention in all layers"
-            )
+        self._windows = [layer for layer in self.cache.layers if layer.is_sliding]
+        for layer in self._windows:  # until the next roll-back they keep more than their window
+            layer.activate_past_recording()
 
     def read(self, ids: Tensor, keep: int = 1) -> Tensor:
         """Read tokens (n,) and return the logits (keep, V) after the last of them."""
@@ -47,6 +46,11 @@ class CachedSequence:
         """
         if parents is None:
             return self._forward(ids)
+        if self._windows:
+            raise PipelineError(
+                f"{self.model.label} has sliding-window layers, which read chains of tokens and "
+                "no trees: take a model with full attention in all layers"
+            )
         ancestors = torch.eye(len(parents), dtype=torch.bool)
         for at, parent in enumerate(parents):
             if parent >= 0:
@@ -59,11 +63,11 @@ class CachedSequence:
         return self._forward(ids, attention_mask=bias[None, None], position_ids=positions[None])
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens; none when there are not more."""
-        if length < self.length:
-            for layer in self.cache.layers:
-                layer.crop(length - self.length)
-            self.length = length
+        """Forget all but the first `length` tokens for good; none when there are not more."""
+        kept = min(length, self.length)
+        for layer in self.cache.layers if kept < self.length else self._windows:
+            layer.crop(kept - self.length)  # by 0: a window drops what it kept for this
+        self.length = kept
 
     def keep(self, length: int, path: Tokens[int]) -> None:
         """Keep the first `length` tokens and, of the ones read after them, those of `path`."""

@@ -22,7 +22,7 @@ from pipeline.distributions.running import PaddedBatch, StaticBatch, running_bat
 from pipeline.distributions.sampling import Sampling
 from pipeline.errors import PipelineError
 from pipeline.measure import Stopwatch, copy_bandwidth, describe_device, peak_memory, throughput
-from pipeline.models import LanguageModel, load_model
+from pipeline.models import LanguageModel, load_model, skeleton
 from pipeline.shards import Compute, Plan, Shard, assemble, write_groups
 from pipeline.stages import Node
 
@@ -33,9 +33,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
     prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
     settings, decoding = node.settings, decoding_of(node.config)
-    model = load_model(node.config["model"], settings, f"targets.{node.label}")
-    longest = max(map(len, prompts.values())) + decoding.steps
-    model.check_context(longest, "distributions.steps")
+    key = f"targets.{node.label}"
+    check_prompts(skeleton(node.config["model"], settings, key), prompts, decoding.steps)
+    model = load_model(node.config["model"], settings, key)
     path = draft.directory / "plan.json"
     plan = Plan.load(path) or Plan.make(
         path,
@@ -44,7 +44,15 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     )
     dump(model, prompts, decoding, running_batch(settings["cache"], model), plan, draft)
     draft.facts |= facts(node, model, plan)
-    draft.facts["enable_thinking"] = source.record["config"]["enable_thinking"]
+    for name in ("template", "enable_thinking"):
+        draft.facts[name] = source.record["config"][name]
+
+
+def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: int) -> None:
+    """Check, before its weights are read, that a model has room and the tokens for all prompts."""
+    model.check_context(max(map(len, prompts.values())) + steps, "distributions.steps")
+    for name, ids in prompts.items():
+        model.check_tokens(ids, f"prompt {name}")
 
 
 def decoding_of(config: Mapping[str, Any]) -> Decoding:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pipeline.caches import select
 from pipeline.errors import PipelineError
 from pipeline.models import LanguageModel
 from pipeline.shards import out_of_memory
@@ -70,7 +71,7 @@ class GrowingBatch(PaddedBatch):
     def keep(self, running: Tensor) -> None:
         """Keep only the sequences `running` (B,), a mask."""
         self.mask, self.lengths = self.mask[running], self.lengths[running]
-        self.cache.batch_select_indices(running)
+        select(self.cache, running)
 
 
 class StaticBatch(PaddedBatch):

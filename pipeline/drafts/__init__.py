@@ -106,6 +106,8 @@ def load_pair(node: Node, tokens: int, dump: Artifact) -> Pair:
     """Load both models and decide over which rows they are compared."""
     target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
     drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
+    for model, key in ((target, f"targets.{node.label}"), (drafter, "drafter")):
+        model.check_drafts(key)
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
     return Pair(
         target,

@@ -155,7 +155,7 @@ def setup(target: Target) -> dict[str, Any]:
     chosen = target.prompts.read(columns=["source", "n_tokens"]).to_pandas()
     return {
         "prompts": f"{len(lengths)} of {', '.join(chosen['source'].unique())}",
-        "prompt tokens, after the chat template": (
+        "prompt tokens, as the model reads them": (
             f"{chosen['n_tokens'].min()} to {chosen['n_tokens'].max()} "
             f"(allowed: {prompts['config']['min_tokens']} to {prompts['config']['max_tokens']})"
         ),
@@ -164,6 +164,7 @@ def setup(target: Target) -> dict[str, Any]:
         "steps a prompt": f"at most {config['steps']}; {np.sum(lengths < config['steps'])} prompts "
         "end earlier",
         "decoding": decoding,
+        "chat template": "used" if prompts["config"]["template"] == "chat" else "none: plain text",
         "enable_thinking": str(prompts["config"]["enable_thinking"]).lower(),
         "temperature of the certified distribution": f"{config['certified_temperature']:g}",
         "stored top tokens": f"{facts['k']} of {facts['vocab_size']}",

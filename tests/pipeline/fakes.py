@@ -22,6 +22,7 @@ def table(text: str) -> pa.Table:
         "source": "s",
         "source_row": 0,
         "text": text,
+        "later_turns": [],
         "token_ids": [1],
         "n_tokens": 1,
     }

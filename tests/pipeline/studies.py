@@ -38,7 +38,9 @@ class MadeUp:
         self.prompt_id = np.repeat(names, lengths)
         self.position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
         self.prompts = Node(
-            "prompts", "made-up", {"min_tokens": 64, "max_tokens": 384, "enable_thinking": False}
+            "prompts",
+            "made-up",
+            {"min_tokens": 64, "max_tokens": 384, "template": "chat", "enable_thinking": False},
         )
         self._publish(
             self.prompts,
@@ -47,6 +49,7 @@ class MadeUp:
                 "source": ["made-up.jsonl"] * len(names),
                 "source_row": range(len(names)),
                 "text": names,
+                "later_turns": [[]] * len(names),
                 "token_ids": [[1, 2]] * len(names),
                 "n_tokens": [2] * len(names),
             },

@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline import distributions
+from pipeline import distributions, models
 from pipeline.artifacts import Artifact
 from pipeline.distributions.running import StaticBatch
 from pipeline.distributions.sampling import Sampling, choose, uniforms
@@ -271,11 +271,21 @@ def test_out_of_memory_halves_the_shard(
         dump(model, source, tmp_path / "never", batch=1)
 
 
-def test_broken_weights_are_named(source: Path, tmp_path: Path) -> None:
+def test_broken_weights_are_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny.write_model(tmp_path / "model")
     plain = AutoModelForCausalLM.from_pretrained(model)
     plain.model.norm.weight.data[0] = float("nan")
     plain.save_pretrained(model)
+    with pytest.raises(
+        PipelineError, match=r"^targets.tiny: tiny has NaN or infinite weights \(mod"
+    ):
+        dump(model, source, tmp_path / "store")
+    monkeypatch.setattr(models, "_check_weights", lambda *_: None)
+    with pytest.raises(PipelineError, match=r"^targets.tiny: tiny gives NaN or infinite logits: "):
+        dump(model, source, tmp_path / "store")
+    monkeypatch.setattr(models, "check_cached_steps", lambda *_: None)  # and if they come later
     with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits for prompt id\d at st"):
         dump(model, source, tmp_path / "store")
 

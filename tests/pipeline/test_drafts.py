@@ -273,6 +273,7 @@ def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> Non
             "source": ["s"],
             "source_row": [0],
             "text": [""],
+            "later_turns": [[]],
             "token_ids": [[1]],
             "n_tokens": [1],
         }

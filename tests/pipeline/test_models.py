@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from pipeline.caches import select
+from pipeline.encoding import encode
 from pipeline.errors import PipelineError
 from pipeline.identity import hub_commit
 from pipeline.models import LanguageModel, load_model, load_tokenizer
-from pipeline.prompts import encode_chat
 from tests.pipeline import tiny
 
 
@@ -69,7 +70,7 @@ def test_preallocated_cache_equals_transformers(directory: Path) -> None:
     for cache in (model.new_cache(9), DynamicCache(config=model.module.config)):
         with torch.inference_mode():
             model.forward(ids[:, :7], torch.ones_like(ids[:, :7]), torch.arange(7)[None], cache)
-            cache.batch_select_indices(keep)
+            select(cache, keep)
             steps = [model.forward(ids[keep, i : i + 1], torch.ones_like(ids[keep, : i + 1]),
                                    torch.tensor([[i]]), cache) for i in (7, 8)]  # fmt: skip
         results.append(torch.stack(steps))
@@ -132,4 +133,4 @@ def test_fetched_model_needs_no_hub(directory: Path, monkeypatch: pytest.MonkeyP
     assert hub_commit("some-one/a-model", None, "model", "key") == commit
     assert load("some-one/a-model", commit=commit).eos == (2,)
     tokenizer = load_tokenizer("some-one/a-model", commit, "targets.tiny")
-    assert encode_chat(tokenizer, "", enable_thinking=True) == [1, 3]
+    assert encode(tokenizer, [""], "chat", enable_thinking=True) == [1, 3]

@@ -109,7 +109,7 @@ def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are
         assert ("≥" in line) == (row["censored_optimistic"] and np.isfinite(row["value"]))
         if row["censored"]:
             assert f"≥ {row['value']:.4g}" in line
-    assert "from 6 prompts, fewer than 30" in lines[len(table)]
+    assert "from 6 prompts, fewer than 30" in lines[len(table) + 1]
     assert table["few_prompts"].all()
 
 

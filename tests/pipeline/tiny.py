@@ -76,7 +76,8 @@ def prompts_node(model: Path, source: Path, split: str | None = None, **changes:
     content = [file_digest(file) for file in sorted(files) if file.is_file()]
     config: dict[str, Any] = {
         "source": {"content": content}, "split": split, "count": 6, "min_tokens": 3,
-        "max_tokens": 100, "seed": 0, "enable_thinking": False, "tokenizer": {},
+        "max_tokens": 100, "seed": 0, "template": "chat", "enable_thinking": False,
+        "tokenizer": {},
     }  # fmt: skip
     settings = {"source": str(source), "revision": None,
                 "model": str(model), "model_revision": None}  # fmt: skip

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipeline import decoding, spec_bench
+from pipeline import decoding
 from pipeline.artifacts import Artifact, Draft, content_digest
 from pipeline.errors import PipelineError
 from pipeline.methods import build_methods
@@ -47,7 +47,13 @@ def stage(
 
     def run(prompts: list[list[int]], name: str = "draft") -> Draft:
         rows = [
-            {"prompt_id": str(at), "source": "s", "token_ids": ids}
+            {
+                "prompt_id": str(at),
+                "source": "s",
+                "source_row": -at,
+                "token_ids": ids,
+                "later_turns": [],
+            }
             for at, ids in enumerate(prompts)
         ]
         upstream = SimpleNamespace(read=lambda: pa.Table.from_pylist(rows))
@@ -195,20 +201,16 @@ def test_a_killed_stage_resumes_and_ends_with_the_same_content(
     assert done == [0, 1, 2]
 
 
-def test_answers_have_spec_benchs_format_and_questions_become_prompts(stage: Any) -> None:
+def test_answers_have_spec_benchs_format(stage: Any) -> None:
     draft = stage([PROMPTS[0]])
     path = draft.directory / "timings/answers/greedy_draft_length=3_temperature=0.jsonl"
     [answer] = [json.loads(line) for line in path.read_text().splitlines()]
     [choice] = answer["choices"]
-    assert answer["question_id"] == 0
+    assert (answer["question_id"], answer["category"]) == (0, "s")
     assert choice["new_tokens"] == [12]
     assert sum(choice["accept_lengths"]) == 11
     assert choice["decoding_steps"] == [len(choice["accept_lengths"])]
     assert choice["wall_time"][0] > 0
-    question = {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}
-    assert spec_bench.as_chat(question)["messages"] == [{"role": "user", "content": "Write."}]
-    assert spec_bench.as_chat(question)["prompt_id"] == "81"
-    assert spec_bench.as_chat(question)["category"] == "writing"
 
 
 def test_seconds_are_no_content() -> None:

@@ -1,0 +1,58 @@
+"""Texts as the tokens that a model reads: by its tokenizer's chat template, or as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.errors import PipelineError, first_line
+
+ROLES = ("user", "assistant")
+
+
+def encode(
+    tokenizer: Any, turns: Sequence[str], template: str, *, enable_thinking: bool
+) -> list[int]:
+    """Return the tokens of a conversation, up to where the next answer begins.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        turns: of the user and the model in turn, the user's first and last.
+        template: "chat", the tokenizer's own; or "none", plain text, turns a blank line apart.
+        enable_thinking: passed to the chat template.
+
+    Raises:
+        PipelineError: the tokenizer has no chat template, or it does not work.
+    """
+    if template == "none":
+        return _plain(tokenizer, "\n\n".join(turns))
+    if tokenizer.chat_template is None:
+        raise PipelineError(
+            f"{tokenizer.name_or_path}: its tokenizer has no chat template. Give "
+            "prompts.template=none (plain text, for base models), take an instruction-tuned "
+            "model, or add a chat_template.jinja to it"
+        )
+    try:
+        return tokenizer.apply_chat_template(
+            [{"role": ROLES[at % 2], "content": turn} for at, turn in enumerate(turns)],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            enable_thinking=enable_thinking,
+        )
+    except Exception as error:  # a template is a program: it can raise anything
+        line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
+        raise PipelineError(
+            f"{tokenizer.name_or_path}: its chat template fails: {type(error).__name__}: "
+            f"{first_line(error)}{line}. Correct its chat_template, or give prompts.template=none"
+        ) from error
+
+
+def _plain(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text, after what the tokenizer begins a text with (BOS)."""
+    ids, bare = tokenizer(text)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]
+    added = len(ids) - len(bare)
+    for begin in range(added + 1):  # some end a text, too, after which no answer is to come
+        if ids[begin : begin + len(bare)] == bare:
+            return ids[: begin + len(bare)]
+    return ids

@@ -1,0 +1,137 @@
+"""A causal language model as the stages run it: logits, its key-value cache, what it can't do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pipeline import caches
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
+
+KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A loaded model, ready to be run."""
+
+    module: Any
+    label: str
+    device: torch.device
+    vocab_size: int  # the length of a row of logits
+    eos: tuple[int, ...]  # tokens that end an answer
+
+    @property
+    def context(self) -> float:
+        """The longest sequence it was made for, in tokens; infinite where it does not say."""
+        limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
+        return math.inf if limit is None else limit
+
+    def check_context(self, longest: int, key: str) -> None:
+        """Check that the longest prompt and its answer fit.
+
+        Raises:
+            PipelineError: they don't; advises to lower `key`, the number of steps.
+        """
+        if longest > self.context:
+            raise PipelineError(
+                f"{self.label} takes {self.context} tokens, the longest prompt and its answer "
+                f"have {longest}: lower prompts.max_tokens or {key}"
+            )
+
+    def new_cache(self, capacity: int) -> DynamicCache:
+        """Return an empty key-value cache for sequences of at most `capacity` tokens."""
+        return caches.new_cache(self.module, capacity)
+
+    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Return the logits after the last of `ids`.
+
+        Args:
+            ids: (B, n) tokens that are not in the cache yet.
+            mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
+                what is added to the attention scores.
+            positions: (B, n) positions of `ids` within their sequence, from 0.
+            cache: keys and values of what came before; grown in place.
+
+        Returns:
+            (B, V) logits in the dtype of the head.
+        """
+        return self.forward_each(ids, mask, positions, cache, keep=1)[:, -1]
+
+    def forward_each(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, keep: int
+    ) -> Tensor:
+        """Return the (B, keep, V) logits after each of the last `keep` of `ids`; see `forward`."""
+        out = self.module(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        return out.logits[:, -keep:]  # a model without logits_to_keep gives all
+
+    def static_refusal(self) -> str | None:
+        """Return why decoding steps of this model can't all have the same shapes, or None."""
+        return caches.static_refusal(self.module)
+
+    def draft_refusal(self) -> str | None:
+        """Return why drafted tokens can't be taken back from its cache, or None."""
+        return caches.draft_refusal(self.module)
+
+    def check_drafts(self, key: str) -> None:
+        """Check that the model can read drafts and take them back.
+
+        Raises:
+            PipelineError: it can't; `key` is its configuration key.
+        """
+        refusal = self.draft_refusal()
+        if refusal:
+            raise PipelineError(
+                f"{key}: {self.label} can't be used with drafts: {refusal}. Take a model with "
+                "attention in all layers, or leave the drafter out with drafter=none"
+            )
+
+    def check_tokens(self, ids: Sequence[int], prompt: str) -> None:
+        """Check that the model has the tokens `ids` of a prompt.
+
+        Raises:
+            PipelineError: its tokenizer gave one that it lacks.
+        """
+        rows = self.module.get_input_embeddings().weight.shape[0]
+        if max(ids) >= rows:
+            raise PipelineError(
+                f"the tokenizer of {self.label} is larger than its vocabulary: {prompt} has token "
+                f"{max(ids)}, the model has {rows}. Take the tokenizer that belongs to the model"
+            )
+
+    @torch.inference_mode()
+    def cache_bytes(self) -> int:
+        """Bytes the key-value cache holds for one token of one sequence."""
+        one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        cache = self.new_cache(1)
+        self.forward(one, torch.ones_like(one), one, cache)
+        states = (getattr(layer, name, None) for layer in cache.layers for name in KEPT)
+        return sum(state.nbytes for state in states if state is not None)
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a decoding step reads: embeddings only where they are the head."""
+        head = self.module.get_output_embeddings()
+        looked_up = self.module.get_input_embeddings()
+        read = {parameter.data_ptr(): parameter.nbytes for parameter in self.module.parameters()}
+        if head is not None and head.weight is not looked_up.weight:
+            read.pop(looked_up.weight.data_ptr(), None)
+        return sum(read.values())
+
+    def memory_bytes(self) -> int:
+        """Bytes of all parameters and buffers."""
+        return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))

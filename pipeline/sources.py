@@ -1,0 +1,206 @@
+"""The rows of a source of prompts: JSON Lines, Parquet or plain text, each file by its exact path.
+
+Rows are read when they are asked for: of a large data set few are looked at. A .txt file is one
+row, the whole text of which is the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import PipelineError, first_line
+from pipeline.identity import READERS, hub_files, local_path, split_patterns
+
+GROUPS = 16  # row groups of a Parquet file that are held
+
+
+class Rows(Protocol):
+    """The rows of one file."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def read(self, at: int) -> tuple[Any, str]:
+        """Return row `at`, and where it stands, for errors."""
+        ...
+
+
+def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
+    """Return the files of a source, fetched from the hub when it is not local.
+
+    Args:
+        path: a file, a directory or a hub id.
+        commit: the commit of a hub data set.
+        split: a part of it: files `<split>.*`, `<split>-*` or below `<split>/`; None is all.
+
+    Raises:
+        PipelineError: there is no such file, or the files are not all of one format.
+    """
+    root = local_path(path)
+    if root is None:
+        root = hub_files(path, commit, split_patterns(split), "prompts.source", "dataset")
+    found = (
+        [root]
+        if root.is_file()
+        else sorted(
+            file
+            for file in root.rglob("*")
+            if file.suffix in READERS
+            and (split is None or _in_split(file.relative_to(root), split))
+        )
+    )
+    kinds = {file.suffix for file in found}
+    if len(kinds) != 1 or not kinds <= set(READERS):
+        raise PipelineError(
+            f"prompts.source={path}: expected {' or '.join(READERS)} files, all of one kind"
+            + (f", of the split prompts.split={split}" if split else "")
+            + f"; found {', '.join(sorted(kinds)) or 'none'}"
+        )
+    return found
+
+
+def _in_split(file: Path, split: str) -> bool:
+    return file.parent.name == split or re.match(rf"{re.escape(split)}[-.]", file.name) is not None
+
+
+class Source(Sequence[Mapping[str, Any]]):
+    """The rows of all files of a source, in their order."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Open `files`, all of one kind.
+
+        Raises:
+            PipelineError: one can't be read, or there are no rows.
+        """
+        kinds = {".jsonl": JsonLines, ".parquet": Parquet, ".txt": Text}
+        self._files: list[Rows] = [kinds[file.suffix](file) for file in files]
+        self._ends = list(accumulate(len(rows) for rows in self._files))
+        if not len(self):
+            raise PipelineError(f"prompts.source: {files[0]} holds no rows")
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._ends[-1]
+
+    def __getitem__(self, at: Any) -> Mapping[str, Any]:
+        """Return row `at`, from 0.
+
+        Raises:
+            PipelineError: it can't be read, or is no mapping.
+        """
+        file = bisect_right(self._ends, at)
+        row, place = self._files[file].read(at - (self._ends[file - 1] if file else 0))
+        if not isinstance(row, Mapping):
+            raise PipelineError(f'prompts.source: {place}: expected an object, as {{"text": "Hi"}}')
+        return row
+
+
+class JsonLines:
+    """The rows of a .jsonl file; empty lines are none."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, of which no line is parsed yet."""
+        self._path = path
+        lines = read_text(path).split("\n")
+        self._lines = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._lines)
+
+    def read(self, at: int) -> tuple[Any, str]:
+        """Return row `at`, and where it stands."""
+        number, line = self._lines[at]
+        place = f"{self._path}, line {number}"
+        try:
+            return json.loads(line), place
+        except (ValueError, RecursionError) as error:
+            raise PipelineError(
+                f"prompts.source: {place} is no JSON: {first_line(error)}. Expected is one object "
+                'a line, as {"text": "Hi"}'
+            ) from error
+
+
+class Parquet:
+    """The rows of a .parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file's metadata."""
+        self._path = path
+        try:
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise self._unreadable(error) from error
+        about = self._file.metadata
+        sizes = (about.row_group(group).num_rows for group in range(about.num_row_groups))
+        self._ends = list(accumulate(sizes))
+        self._group = lru_cache(GROUPS)(self._file.read_row_group)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, at: int) -> tuple[Any, str]:
+        """Return row `at`, and where it stands."""
+        group = bisect_right(self._ends, at)
+        begin = self._ends[group - 1] if group else 0
+        try:
+            [row] = self._group(group).slice(at - begin, 1).to_pylist()
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(error) from error
+        return row, f"{self._path}, row {at}"
+
+    def _unreadable(self, error: Exception) -> PipelineError:
+        return PipelineError(
+            f"prompts.source: {self._path} is no Parquet file that can be read: "
+            f"{first_line(error)}. Fetch or write it again"
+        )
+
+
+class Text:
+    """A .txt file: one row, without the newlines at its end."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file."""
+        self._path, self._text = path, read_text(path).rstrip("\r\n")
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def read(self, at: int) -> tuple[Any, str]:  # noqa: ARG002
+        """Return the row, and where it stands."""
+        return {"text": self._text}, str(self._path)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises:
+        PipelineError: it is of another encoding, or no text.
+    """
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        wrong = f"byte 0x{data[error.start]:02x} of line {line} is no UTF-8"
+    else:
+        if "\0" not in text:
+            return text
+        wrong = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1} holds a NUL byte"
+    raise PipelineError(
+        f"prompts.source: {path}: {wrong}. Save it as UTF-8 text (of Latin-1, for instance: "
+        f"iconv -f latin1 -t utf8 {path.name})"
+    )

@@ -1,0 +1,159 @@
+"""Random models of many architectures: stored logits equal a plain pass, or one line refuses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import ModelDrafter, PromptLookup
+from pipeline.distributions.running import StaticBatch
+from pipeline.errors import PipelineError
+from pipeline.models import load_model, save_model, skeleton
+from tests.pipeline import tiny
+from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
+
+SHAPE = {
+    "vocab_size": tiny.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = SHAPE | {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
+WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+MADE: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the configuration, and attention
+    "gpt2": ("GPT2Config", SHAPE, "sdpa"),
+    "mistral": ("MistralConfig", GROUPED | {"sliding_window": 4}, "sdpa"),
+    "gemma2": ("Gemma2Config", GROUPED | WINDOWS, "eager"),
+    "gemma3": ("Gemma3TextConfig", GROUPED | WINDOWS, "sdpa"),
+    "neox": ("GPTNeoXConfig", SHAPE, "sdpa"),
+    "opt": ("OPTConfig", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 32}, "sdpa"),
+    "bloom": ("BloomConfig", SHAPE, "eager"),
+    "phi": ("PhiConfig", SHAPE, "sdpa"),
+    "qwen2": ("Qwen2Config", SHAPE | {"num_key_value_heads": 1}, "sdpa"),
+    "mamba": ("MambaConfig", SHAPE | {"state_size": 4}, "eager"),
+}
+LINEAR = ("Qwen3NextConfig", GROUPED | {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1,
+    "linear_num_value_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16}, "eager")  # fmt: skip
+LIMIT = 24
+
+
+def write(directory: Path, kind: str, shape: dict[str, Any], attention: str) -> Path:
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**shape)
+    module = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.3)
+    directory.mkdir()
+    tiny.write_tokenizer(directory / "trained.json")
+    save_model(module, directory / "trained.json", directory, tiny.TEMPLATE, "<|end|>", "<|pad|>")
+    return directory
+
+
+def settings(directory: Path) -> dict[str, Any]:
+    return {"path": str(directory), "label": "made", "device": "cpu", "threads": 1}
+
+
+def plain_logits(plain: Any, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """The logits (n, V) of the answer's steps, in one pass without padding or cache."""
+    with torch.inference_mode():
+        found = plain(torch.tensor([prompt + answer]), use_cache=False).logits[0]
+    return found[len(prompt) - 1 : -1].numpy()
+
+
+def check_dump(directory: Path, root: Path, attention: str, atol: float) -> dict[str, Any]:
+    """Check that the logits stored for three padded prompts are plain ones; return both texts."""
+    prompts = tiny.prompts_node(directory, tiny.write_prompts(root / "p.jsonl", 3), count=3)
+    node = tiny.dump_node(directory, prompts, attention=attention, steps=LIMIT)
+    table = tiny.built(node, root).read().to_pandas()
+    texts = tiny.built(prompts, root).read().to_pandas().set_index("prompt_id")["token_ids"]
+    plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention)
+    found = {}
+    assert len({len(prompt) for prompt in texts}) == 3
+    for name, rows in table.groupby("prompt_id"):
+        prompt, answer = list(texts[name]), list(rows["token_id"])
+        logits = plain_logits(plain, prompt, answer)
+        ids, stored = (np.stack(rows[column]) for column in ("top_ids", "top_logits"))
+        np.testing.assert_allclose(stored, np.take_along_axis(logits, ids, 1), atol=atol)
+        found[name] = (prompt, answer, logits)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(MADE) - {"mamba"}))
+def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
+    name: str, tmp_path: Path
+) -> None:
+    """Answers of 24 tokens: windows of 4 are passed many times."""
+    attention = MADE[name][2]
+    directory = write(tmp_path / "model", *MADE[name])
+    texts = check_dump(directory, tmp_path, attention, 1e-4)
+    model, drafter = (
+        replace(load_model(tiny.MODEL | {"attention": attention}, settings(directory), key), eos=())
+        for key in ("targets.made", "drafter")
+    )
+    assert bool(model.static_refusal()) == (name in {"mistral", "gemma2", "gemma3", "bloom"})
+    if not model.static_refusal():  # what CUDA runs
+        batch = StaticBatch(model, [prompt for prompt, _, _ in texts.values()], 4)
+        with torch.inference_mode():
+            steps = [batch.prefill()]
+            for step in range(3):
+                tokens = torch.tensor([answer[step] for _, answer, _ in texts.values()])
+                steps.append(batch.step(tokens, step).clone())
+        wanted = np.stack([logits[:4] for _, _, logits in texts.values()], axis=1)
+        np.testing.assert_allclose(torch.stack(steps).numpy(), wanted, atol=1e-4)
+
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in drafter.module.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    accepted, drafted = 0, 0
+    for prompt, _, _ in texts.values():
+        wanted = plain_greedy(model, prompt)
+        for proposer in (PromptLookup(2, CPU), ModelDrafter(drafter, Greedy())):
+            answer = greedy(model, proposer, prompt, 4)
+            assert answer.tokens == wanted
+        accepted += sum(call.accepted for call in answer.calls)
+        drafted += sum(call.drafted for call in answer.calls)
+    assert 0 < accepted < drafted  # caches were rolled back
+
+
+def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model", *MADE["mamba"])
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(
+        PipelineError,
+        match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
+        r"value cache \(past_key_values\), and would read every token as the first",
+    ):
+        skeleton(tiny.MODEL, settings(directory), "targets.made")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "bloom"])
+def test_an_attention_that_a_model_lacks_is_named(name: str, tmp_path: Path) -> None:
+    directory = write(tmp_path / "model", *MADE[name])
+    with pytest.raises(PipelineError, match=r"^targets.made.attention=sdpa: .*attention=eager$"):
+        load_model(tiny.MODEL, settings(directory), "targets.made")
+
+
+def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model", *LINEAR)
+    config = tiny.MODEL | {"attention": "eager"}
+    made = skeleton(config, settings(directory), "targets.made")
+    with pytest.raises(
+        PipelineError,
+        match=r"^targets.made: made can't be used with drafts: its "
+        r"layers \(LinearAttentionLayer\) keep a state from which no token",
+    ):
+        made.check_drafts("targets.made")
+    check_dump(directory, tmp_path, "eager", 1e-3)
