@@ -7,9 +7,9 @@ the asked stage up to date. A multirun ends with one table and one plot of all i
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from conf import schema
 from pipeline.artifacts import Artifact, Store
 from pipeline.composition import EXPECTED, explain, settings_of
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import fingerprint
 from pipeline.paths import CONF, OUTPUTS, ROOT
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
@@ -37,15 +36,17 @@ def main() -> None:
         if {"-m", "--multirun"} & set(sys.argv[1:]):
             _multirun()
         else:
+            sys.argv += _unlogged()
             _decorated(_single)()
     except EXPECTED as error:
         if traceback:
             raise
         raise SystemExit(f"error: {explain(error)}") from None
     except OSError as error:  # outputs that can't be written, a full disk
-        if traceback or not error.filename:
+        if traceback:
             raise
-        raise SystemExit(f"error: {error.filename}: {error.strerror}") from None
+        where = f"{error.filename}: " if error.filename else ""
+        raise SystemExit(f"error: {where}{error.strerror or error}") from None
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         raise SystemExit(130) from None
@@ -59,13 +60,9 @@ def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
 def _multirun() -> None:
     from pipeline import sweeps
 
-    def given(key: str) -> str | None:
-        values = [a.split("=", 1)[1] for a in sys.argv[1:] if a.startswith(f"{key}=")]
-        return values[-1].strip("'\"") if values else None
-
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-    outputs = Path(given("outputs") or OUTPUTS)
-    directory = Path(given("hydra.sweep.dir") or outputs / "sweeps" / now)
+    outputs = Path(_given("outputs") or OUTPUTS)
+    directory = Path(_given("hydra.sweep.dir") or outputs / "sweeps" / now)
     flags = ("-m", "--multirun")  # first, since argparse takes none between overrides
     rest = [argument for argument in sys.argv[1:] if argument not in flags]
     # the directory is given, so that the sweep can be collected
@@ -76,6 +73,19 @@ def _multirun() -> None:
         failed = sweeps.collect(directory)
     if failed:
         raise SystemExit(1)
+
+
+def _unlogged() -> list[str]:
+    """Overrides that keep Hydra's logs out of outputs that can't be written."""
+    outputs = Path(_given("outputs") or OUTPUTS)
+    if outputs.is_dir() and not os.access(outputs, os.W_OK):
+        return ["hydra.run.dir=.", "hydra.output_subdir=null"]
+    return []
+
+
+def _given(key: str) -> str | None:
+    values = [a.split("=", 1)[1] for a in sys.argv[1:] if a.startswith(f"{key}=")]
+    return values[-1].strip("'\"") if values else None
 
 
 def _single(config: DictConfig) -> None:
@@ -113,6 +123,7 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
         PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline import runner
+    from pipeline.stages import RESUMABLE
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -121,15 +132,29 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
             f"stage={settings.stage} has nothing to do: add a drafter, for "
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
-    if settings.device.name.startswith("cuda") and runner.runs_models(wanted, store):
+    models_run = any(node.stage in RESUMABLE for node in runner.pending(wanted, store))
+    if settings.device.name.startswith("cuda") and models_run:
         from pipeline.devices import choose_device
 
         choose_device(settings.device.name)  # an error now rather than after the prompts
+    _refer(wanted, store)
     artifacts = runner.ensure(wanted, store)
     if settings.stage == "report":
-        with store.lock("report", "report: another process copies its report, waiting"):
-            _show(artifacts[0], Path(settings.outputs) / "report" / settings.study)
+        from pipeline.serve import serve
+
+        serve(artifacts[0], Path(settings.outputs) / "report" / settings.study, store)
     return artifacts, wanted
+
+
+def _refer(nodes: list, store: Store) -> None:
+    """Note what this command, or this point of a sweep, needs to be kept."""
+    from pipeline.gc import refer
+
+    if HydraConfig.initialized():
+        overrides = HydraConfig.get().overrides.task
+        command = " ".join(o for o in overrides if not o.startswith(("outputs=", "device.")))
+        with suppress(OSError):  # outputs that can't be written serve what they hold
+            refer(command, nodes, store)
 
 
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
@@ -145,20 +170,3 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     nodes = plan(settings, rules, identities)
     identities.save()
     return settings, nodes, store
-
-
-def _show(report: Artifact, place: Path) -> None:
-    """Copy a report to where people look for it, unless it is there already."""
-    from pipeline import runner
-
-    marker, state = place / ".artifact", fingerprint(report.record["files"])  # timings included
-    if not (marker.is_file() and marker.read_text() == state):
-        beside = place.with_name(f".{place.name}.{os.getpid()}")
-        shutil.rmtree(beside, ignore_errors=True)
-        shutil.copytree(report.directory, beside, ignore=shutil.ignore_patterns("record.json"))
-        (beside / ".artifact").write_text(state)
-        if place.exists():
-            print(f"{runner.shown(place)}: replaces the report that was there", flush=True)
-            shutil.rmtree(place)
-        beside.rename(place)
-    print(f"report: {runner.shown(place / 'index.md')}", flush=True)

@@ -7,6 +7,7 @@ The prompt is the first message of the user.
 
 from __future__ import annotations
 
+import glob
 import re
 import tempfile
 from collections.abc import Mapping
@@ -128,7 +129,7 @@ def read(files: list[Path], cache: str) -> Any:
             READERS[files[0].suffix],
             split="train",
             cache_dir=cache,
-            data_files=[str(file) for file in files],
+            data_files=[glob.escape(str(file)) for file in files],  # read as patterns
         )
     except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
         raise PipelineError(

@@ -9,8 +9,6 @@ are kept apart in timings/, which no digest covers.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +17,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import torch
-from tqdm import tqdm
 
 from analysis.criteria import to_mapping
 from pipeline import columns, spec_bench
@@ -33,7 +30,7 @@ from pipeline.errors import PipelineError
 from pipeline.measure import describe_device
 from pipeline.methods import Method, baseline
 from pipeline.models import LanguageModel, load_model, load_tokenizer
-from pipeline.shards import out_of_memory
+from pipeline.shards import Plan, Shard, compute_pending, out_of_memory
 from pipeline.stages import Node
 from pipeline.vocabulary import check_same_tokens, common_rows
 
@@ -60,15 +57,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     pair = load_pair(node, 1 + max(tokenizer.get_vocab().values()))
     rows = upstream["prompts"][0].read().slice(0, config["prompts"]).to_pylist()
     warm_up(pair, rows)
-    folder = draft.directory / "shards"
-    folder.mkdir(exist_ok=True)
-    for at, row in enumerate(
-        tqdm(rows, desc=f"decoding {node.label}", unit="prompt", disable=not sys.stderr.isatty())
-    ):
-        path = folder / f"{at:05}.json"
-        if not path.exists():
-            _write(path, decode_prompt(pair, row, at))
-    shards = [json.loads((folder / f"{at:05}.json").read_text()) for at in range(len(rows))]
+    shards = decode_prompts(pair, rows, draft, f"decoding {node.label}")
     assemble(draft, shards, node)
     draft.facts |= facts(pair)
     spec_bench.write_answers(
@@ -77,7 +66,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         shards,
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
     )
-    shutil.rmtree(folder)
 
 
 def same_tokenizer(node: Node) -> Any:
@@ -150,6 +138,23 @@ def check_fits(pair: Pair, row: Mapping[str, Any]) -> None:
     drafts = any(method.drafter == "model" for method in pair.runs)
     for model in [pair.target, pair.drafter] if drafts else [pair.target]:
         check_prompt(model, row["token_ids"], pair.steps)
+
+
+def decode_prompts(
+    pair: Pair, rows: list[dict[str, Any]], draft: Draft, label: str
+) -> list[dict[str, Any]]:
+    """Decode every prompt, each a shard of its own; return their rows by table, in order."""
+    turns = {row["prompt_id"]: at for at, row in enumerate(rows)}
+    plan = Plan.open(draft, dict.fromkeys(turns, 1), lambda _: 1, ".json")
+
+    def decode_shard(shard: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
+        at = turns[shard.prompts[0]]
+        path.write_text(json.dumps(decode_prompt(pair, rows[at], at)))
+        return {}
+
+    device = pair.target.device
+    compute_pending(plan, decode_shard, steps=1, label=label, device=device, unit="prompt")
+    return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
 def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
@@ -258,9 +263,3 @@ def facts(pair: Pair) -> dict[str, Any]:
 def run_name(method: Method) -> str:
     """Return the name of a run's answer file."""
     return f"{method.name} draft_length={method.draft_length} temperature={method.temperature:g}"
-
-
-def _write(path: Path, shard: dict[str, Any]) -> None:
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(shard))
-    beside.replace(path)

@@ -36,9 +36,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     model = load_model(node.config["model"], settings, f"targets.{node.label}")
     longest = max(map(len, prompts.values())) + decoding.steps
     model.check_context(longest, "distributions.steps")
-    path = draft.directory / "plan.json"
-    plan = Plan.load(path) or Plan.make(
-        path,
+    plan = Plan.open(
+        draft,
         {name: len(ids) for name, ids in prompts.items()},
         batch_limit(model, settings["batch"], settings["memory_share"], decoding),
     )

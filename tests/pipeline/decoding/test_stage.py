@@ -190,5 +190,5 @@ def test_answers_have_spec_benchs_format_and_questions_become_prompts(stage: Any
 
 def test_seconds_are_no_content() -> None:
     assert content_digest({"data.parquet": "x", "timings/runs.parquet": "y"}) == content_digest(
-        {"data.parquet": "x", "timings/runs.parquet": "z", "plan.json": "w"}
+        {"data.parquet": "x", "timings/runs.parquet": "z"}
     )
