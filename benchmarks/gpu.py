@@ -73,7 +73,7 @@ def ours(
     with tempfile.TemporaryDirectory() as folder:
         draft = Draft(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.make(draft.directory / "plan.json", lengths, lambda _: batch)
+        plan = Plan.open(draft, lengths, lambda _: batch)
         begun = time.perf_counter()
         dump(model, prompts, decoding, running, plan, draft)
         whole = time.perf_counter() - begun

@@ -37,7 +37,7 @@ def measure(count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         draft = Draft(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.make(draft.directory / "plan.json", lengths, lambda _: BATCH)
+        plan = Plan.open(draft, lengths, lambda _: BATCH)
         dump(model, prompts, decoding, GrowingBatch, plan, draft)
         written = (draft.directory / "data.parquet").stat().st_size
     found = {"before": before, "peak": peak_memory(device), "written": written}

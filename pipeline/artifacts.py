@@ -1,108 +1,58 @@
 """The artifact store: directories that are found by what they mean and published whole.
 
-An artifact is ``<store>/<stage>/<label>-<hash12>/`` with Parquet files and ``record.json``.
-It is written in ``.<hash12>.partial`` beside its place, synced, and renamed; the record is
-written last. A stage that can be resumed keeps its finished shards in the partial directory.
+An artifact is ``<store>/<stage>/<label>-<hash12>/`` with Parquet files and ``record.json``, which
+holds a checksum of every file and of itself. It is made in ``.<hash12>.partial/artifact``, synced,
+and renamed to its place. A stage that can be resumed keeps its finished shards in the partial
+directory. What is damaged is set aside in ``quarantine/`` and made anew.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError
+from pipeline.durable import put, sync, write_sealed
+from pipeline.errors import DamagedError
 from pipeline.fingerprint import file_digest
+from pipeline.published import RECORD, Artifact, content_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.stages import Node
 
-RECORD = "record.json"
-SCHEMA_VERSION = 1  # of record.json and of the columns
-NOT_CONTENT = {RECORD, "plan.json", "timings"}  # what depends on the machine, not on the inputs
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A published artifact."""
-
-    directory: Path
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """The record written when the artifact was published."""
-        try:
-            record = json.loads((self.directory / RECORD).read_text())
-            lacking = {"stage", "content", "files", "upstream", "facts"} - set(record)
-            if lacking:
-                raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
-        except (OSError, ValueError, TypeError) as error:
-            raise PipelineError(
-                f"{self.directory / RECORD} can't be read ({error}): delete the directory "
-                "and run the same command again"
-            ) from error
-        return dict(record)
-
-    @property
-    def content(self) -> str:
-        """Digest of the artifact's content, timings and machine aside."""
-        return str(self.record["content"])
-
-    def read(self, name: str = "data", columns: list[str] | None = None) -> pa.Table:
-        """Read a Parquet file of the artifact, its schema checked.
-
-        Raises:
-            PipelineError: the file is missing, damaged, or has other columns than its stage writes.
-        """
-        with self._open(name) as file:
-            return file.read(columns=columns)
-
-    def batches(
-        self, name: str = "data", columns: list[str] | None = None, rows: int = 8192
-    ) -> Iterator[pa.RecordBatch]:
-        """Stream a Parquet file in batches of at most `rows` rows; errors are those of `read`."""
-        with self._open(name) as file:
-            # one row group at a time: over all of them, what was read is kept until the end
-            for group in range(file.num_row_groups):
-                yield from file.iter_batches(rows, row_groups=[group], columns=columns)
-
-    @contextmanager
-    def _open(self, name: str) -> Iterator[Any]:
-        """Open a Parquet file, its schema checked; damage found while reading is named."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        from pipeline import columns as known
-
-        path = self.directory / f"{name}.parquet"
-        try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                known.check(self.record["stage"], name, file.schema_arrow, path)
-                yield file
-        except (OSError, pa.ArrowException) as error:
-            raise PipelineError(
-                f"{path} can't be read ({error}): run `make verify`, delete what it names, "
-                "and run the same command again"
-            ) from error
+__all__ = ["RECORD", "Artifact", "Draft", "Store", "content_digest", "slug"]
+QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
+SCHEMA_VERSION = 2  # of record.json and of the columns
 
 
 class Draft:
     """An artifact in the making."""
 
-    def __init__(self, directory: Path, stage: str) -> None:
-        """Write below `directory`, which exists."""
+    def __init__(
+        self,
+        directory: Path,
+        stage: str,
+        workspace: Path | None = None,
+        made_from: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the artifact into `directory`, which exists.
+
+        Args:
+            directory: all that is in it is published.
+            stage: whose columns the files have.
+            workspace: for what outlives an interruption, finished shards; default `directory`.
+            made_from: the stage's version and the contents that the artifact is made from.
+        """
         self.directory = directory
         self.stage = stage
+        self.workspace = workspace or directory
+        self.made_from = dict(made_from or {})
         self.facts: dict[str, Any] = {}  # for the record: device, throughput, exclusions, ...
         self.rows: dict[str, int] = {}
 
@@ -124,6 +74,13 @@ class Draft:
         with self.writer(name, table.schema) as writer:
             writer.write_table(table)
 
+    def drop(self) -> None:
+        """Remove what is half-written; finished shards stay for the next run."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shards = self.workspace / "shards"
+        if not (shards.is_dir() and any(path.suffix != ".tmp" for path in shards.iterdir())):
+            shutil.rmtree(self.workspace, ignore_errors=True)
+
 
 class Store:
     """All artifacts below one directory."""
@@ -137,7 +94,7 @@ class Store:
         folder = self.root / node.stage
         if folder.is_dir():
             for path in folder.iterdir():
-                if path.name.endswith(f"-{node.hash12}") and (path / RECORD).exists():
+                if path.name.endswith(f"-{node.hash12}"):
                     return Artifact(path)
         return None
 
@@ -146,6 +103,9 @@ class Store:
 
         An upstream that was deleted does not make an artifact stale: its fingerprint still
         says what it was made from.
+
+        Raises:
+            DamagedError: the record of `node` or of one above is damaged.
         """
         known = {} if known is None else known
         if node.fingerprint not in known:
@@ -156,6 +116,8 @@ class Store:
         artifact = self.find(node)
         if artifact is None:
             return False
+        if artifact.record["fingerprint"] != node.fingerprint:
+            raise DamagedError(artifact.directory, f"{artifact.directory / RECORD} is of another")
         used = {item["fingerprint"]: item["content"] for item in artifact.record["upstream"]}
         for above in node.upstream_nodes:
             found = self.find(above)
@@ -166,7 +128,7 @@ class Store:
         return True
 
     @contextmanager
-    def lock(self, name: str, announce: str) -> Iterator[None]:
+    def lock(self, name: str, announce: str = "") -> Iterator[None]:
         """Hold the store's lock `name`; say `announce` when another process holds it."""
         from filelock import FileLock, Timeout
 
@@ -176,31 +138,53 @@ class Store:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            print(announce, flush=True)
+            if announce:
+                print(announce, flush=True)
             lock.acquire()
         try:
             yield
         finally:
             lock.release()
 
-    def draft(self, node: Node, resumable: bool) -> Draft:
-        """Open the working directory of `node`, with what a killed run left if resumable."""
-        folder = self.root / node.stage
-        directory = folder / f".{node.hash12}.partial"
-        for leftover in folder.glob(f".{node.hash12}.old-*"):
-            shutil.rmtree(leftover)
-        if not resumable and directory.exists():
+    def moving(self) -> Any:
+        """Hold the lock under which directories are moved to their place or away from it."""
+        return self.lock("moving")
+
+    def workspace(self, node: Node) -> Path:
+        """Where `node` is made."""
+        return self.root / node.stage / f".{node.hash12}.partial"
+
+    def draft(self, node: Node, upstream: Mapping[str, Artifact] | None = None) -> Draft:
+        """Open the working directory of `node`, with the shards that a killed run left.
+
+        Args:
+            node: what is made.
+            upstream: what it is made from, by fingerprint; by default what is found now.
+        """
+        if upstream is None:
+            found = {above.fingerprint: self.find(above) for above in node.upstream_nodes}
+            upstream = {name: artifact for name, artifact in found.items() if artifact is not None}
+        workspace = self.workspace(node)
+        directory = workspace / "artifact"
+        if directory.exists():
             shutil.rmtree(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        return Draft(directory, node.stage)
+        directory.mkdir(parents=True)
+        contents = {name: artifact.content for name, artifact in upstream.items()}
+        return Draft(
+            directory,
+            node.stage,
+            workspace,
+            {"fingerprint": node.fingerprint, "version": node.version, "upstream": contents},
+        )
 
     def publish(self, node: Node, draft: Draft, environment: Mapping[str, Any]) -> Artifact:
         """Record, sync and rename a finished draft to its place."""
         files = {}
         for path in sorted(draft.directory.rglob("*")):
-            if path.is_file() and path.name != RECORD:
+            if path.is_file():
                 files[path.relative_to(draft.directory).as_posix()] = file_digest(path)
-                _sync(path)
+            sync(path)
+        contents = draft.made_from["upstream"]
         record = {
             "stage": node.stage,
             "label": node.label,
@@ -213,7 +197,7 @@ class Store:
                     "stage": above.stage,
                     "label": above.label,
                     "fingerprint": above.fingerprint,
-                    "content": self._content(above),
+                    "content": contents[above.fingerprint],
                 }
                 for name, nodes in node.upstream.items()
                 for above in nodes
@@ -225,53 +209,40 @@ class Store:
             "facts": draft.facts,
             **environment,
         }
-        beside = draft.directory / RECORD
-        beside.write_text(json.dumps(record, indent=1) + "\n")
-        _sync(beside)
-        _sync(draft.directory)
-        place = draft.directory.parent / f"{slug(node.label)}-{node.hash12}"
-        self._retire(node)
-        draft.directory.rename(place)
-        _sync(place.parent)
+        write_sealed(draft.directory / RECORD, record)
+        place = self.root / node.stage / f"{slug(node.label)}-{node.hash12}"
+        with self.moving():
+            for at, old in enumerate(self._all(node)):
+                old.rename(draft.workspace / f"replaced-{at}")
+            put(draft.directory, place)
+        shutil.rmtree(draft.workspace, ignore_errors=True)
         return Artifact(place)
 
-    def _content(self, node: Node) -> str:
-        found = self.find(node)
-        if found is None:
-            raise PipelineError(
-                f"{node.stage} {node.label} disappeared while it was in use: "
-                "run the same command again"
-            )
-        return found.content
+    def _all(self, node: Node) -> list[Path]:
+        return list((self.root / node.stage).glob(f"*-{node.hash12}"))
 
-    def _retire(self, node: Node) -> None:
-        """Remove what lies in the place of `node`, a directory without a record included."""
-        for old in (self.root / node.stage).glob(f"*-{node.hash12}"):
-            away = old.parent / f".{node.hash12}.old-{os.getpid()}"
-            old.rename(away)
-            shutil.rmtree(away)
+    def set_aside(self, directories: Sequence[Path]) -> list[Path]:
+        """Move those of `directories` that are damaged to the quarantine, and say so.
 
-
-def content_digest(files: Mapping[str, str]) -> str:
-    """Return the digest of an artifact's files, by name and checksum."""
-    lines = [
-        f"{name} {digest}\n"
-        for name, digest in sorted(files.items())
-        if name.split("/")[0] not in NOT_CONTENT
-    ]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+        Each is looked at again, since another process may have mended it meanwhile.
+        """
+        moved = []
+        with self.moving():
+            for directory in directories:
+                damage = Artifact(directory).damage() if directory.is_dir() else []
+                if not damage:
+                    continue
+                folder = self.root / QUARANTINE / directory.parent.name
+                folder.mkdir(parents=True, exist_ok=True)
+                numbered = (folder / f"{directory.name}.{number}" for number in count())
+                place = next(path for path in numbered if not path.exists())
+                directory.rename(place)
+                moved.append(directory)
+                more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
+                print(f"damaged: {damage[0]}{more}; set aside in {place}", flush=True)
+        return moved
 
 
 def slug(label: str) -> str:
     """Return `label` as a file name."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)[:100]  # a file name has at most 255 bytes
-
-
-def _sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

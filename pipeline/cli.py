@@ -6,9 +6,7 @@ the asked stage up to date. A multirun ends with one table and one plot of all i
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +31,6 @@ from pipeline.composition import (
 )
 from pipeline.console import terminal
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import fingerprint
 from pipeline.paths import CONF, OUTPUTS, ROOT
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
@@ -41,7 +38,6 @@ schema.register()
 
 
 TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
-READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def main() -> None:
@@ -155,9 +151,12 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
         preflight.check(pending)  # an error now rather than after the prompts
     if note:
         _note(config, Path(settings.outputs) / "runs")
+    _refer(wanted, store)
     artifacts = runner.ensure(wanted, store)
     if name:
-        _serve(artifacts[0], Path(settings.outputs) / "report" / name, store)
+        from pipeline.serve import serve
+
+        serve(artifacts[0], Path(settings.outputs) / "report" / name, store)
     return artifacts, wanted
 
 
@@ -167,6 +166,17 @@ def _note(config: DictConfig, runs: Path) -> None:
     with suppress(OSError):
         directory.mkdir(parents=True)
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+
+
+def _refer(nodes: list, store: Store) -> None:
+    """Note what this command, or this point of a sweep, needs to be kept."""
+    from pipeline.gc import refer
+
+    if HydraConfig.initialized():
+        overrides = HydraConfig.get().overrides.task
+        command = " ".join(o for o in overrides if not o.startswith(("outputs=", "device.")))
+        with suppress(OSError):  # outputs that can't be written serve what they hold
+            refer(command, nodes, store)
 
 
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
@@ -182,37 +192,3 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     nodes = plan(settings, rules, identities)
     identities.save()
     return settings, nodes, store
-
-
-def _serve(report: Artifact, place: Path, store: Store) -> None:
-    """Show a report at `place`, or where it is when nothing can be written there."""
-    from pipeline import runner
-
-    try:
-        with store.lock("report", "report: another process copies its report, waiting"):
-            _show(report, place)
-    except OSError as error:
-        if error.errno not in READ_ONLY:
-            raise
-        print(
-            f"{runner.shown(place)} can't be written ({error.strerror}); "
-            f"report: {runner.shown(report.directory / 'index.md')}",
-            flush=True,
-        )
-
-
-def _show(report: Artifact, place: Path) -> None:
-    """Copy a report to where people look for it, unless it is there already."""
-    from pipeline import runner
-
-    marker, state = place / ".artifact", fingerprint(report.record["files"])  # timings included
-    if not (marker.is_file() and marker.read_text() == state):
-        beside = place.with_name(f".{place.name}.{os.getpid()}")
-        shutil.rmtree(beside, ignore_errors=True)
-        shutil.copytree(report.directory, beside, ignore=shutil.ignore_patterns("record.json"))
-        (beside / ".artifact").write_text(state)
-        if place.exists():
-            print(f"{runner.shown(place)}: replaces the report that was there", flush=True)
-            shutil.rmtree(place)
-        beside.rename(place)
-    print(f"report: {runner.shown(place / 'index.md')}", flush=True)

@@ -212,16 +212,10 @@ def check(stage: str, name: str, found: pa.Schema, path: Path) -> None:
         return
     wanted = SCHEMAS[stage, name]
     if found.names != list(wanted):
-        raise PipelineError(
-            f"{path} has the columns {found.names}, expected {list(wanted)}: "
-            "delete its directory and run the same command again"
-        )
+        raise PipelineError(f"{path} has the columns {found.names}, expected {list(wanted)}")
     for column, kind in wanted.items():
         actual = found.field(column).type
         if pa.types.is_fixed_size_list(actual):
             actual = pa.list_(actual.value_type)
         if actual != kind:
-            raise PipelineError(
-                f"{path}: column {column} is {actual}, expected {kind}: "
-                "delete its directory and run the same command again"
-            )
+            raise PipelineError(f"{path}: column {column} is {actual}, expected {kind}")

@@ -1,8 +1,22 @@
-"""The error a user can do something about; printed without a traceback."""
+"""The errors a user can do something about; printed without a traceback."""
+
+from pathlib import Path
 
 
 class PipelineError(Exception):
     """What was wrong, which key or file, what is allowed, what to do."""
+
+
+class DamagedError(PipelineError):
+    """An artifact is not what was published. The runner sets it aside and makes it anew."""
+
+    def __init__(self, directory: Path, reason: str) -> None:
+        """Name the artifact's `directory`, and the file and its damage as `reason`."""
+        super().__init__(
+            f"{reason}: the command that made this artifact sets it aside and makes it anew"
+        )
+        self.directory = directory
+        self.reason = reason
 
 
 def first_line(error: BaseException) -> str:

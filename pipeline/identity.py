@@ -6,11 +6,14 @@ files are remembered by size, modification time and inode.
 
 from __future__ import annotations
 
-import json
+import glob
 import os
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 
+from pipeline.durable import read_sealed, seal
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import file_digest, fingerprint
 from pipeline.paths import ROOT
@@ -33,6 +36,7 @@ EXPECTED = {
     "dataset": "its .parquet, .jsonl or .txt files (docs/reproduce.md)",
 }
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+SETTLED = 2_000_000_000  # ns; a file written since may change again without another time
 HUB_SECONDS = 8.0  # to wait for an answer
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -43,10 +47,9 @@ class Identities:
     def __init__(self, memo: Path) -> None:
         """Use the memo file `memo`, which need not exist."""
         self._path = memo
-        try:
-            self._memo: dict[str, str] = json.loads(memo.read_text())
-        except (OSError, ValueError):
-            self._memo = {}
+        self._memo: dict[str, str] = {}
+        with suppress(OSError, ValueError):  # a damaged one is made anew
+            self._memo = read_sealed(memo)
         self._grown = False
 
     def model(self, path: str, revision: str | None, key: str) -> dict[str, str]:
@@ -75,12 +78,16 @@ class Identities:
         return {"content": self._digest(local, tuple(f"*{suffix}" for suffix in READERS), key)}
 
     def save(self) -> None:
-        """Write the memo when something was hashed."""
+        """Write the memo when something was hashed; where it can't be, it is done without."""
         if self._grown:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            beside.write_text(json.dumps(self._memo, indent=1, sort_keys=True) + "\n")
-            beside.replace(self._path)
+            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                beside.write_text(seal(self._memo))
+                beside.replace(self._path)
+            except OSError:
+                with suppress(OSError):
+                    beside.unlink()
             self._grown = False
 
     def _digest(self, directory: Path, patterns: tuple[str, ...], key: str) -> str:
@@ -96,11 +103,15 @@ class Identities:
 
     def _hash(self, path: Path) -> str:
         state = path.stat()
-        key = f"{path.resolve()}:{state.st_size}:{state.st_mtime_ns}:{state.st_ino}"
-        if key not in self._memo:
-            self._memo[key] = file_digest(path)
+        times = (state.st_mtime_ns, state.st_ctime_ns)
+        key = f"{path.resolve()}:{state.st_size}:{':'.join(map(str, times))}:{state.st_ino}"
+        if key in self._memo:
+            return self._memo[key]
+        digest = file_digest(path)
+        if time.time_ns() - max(times) > SETTLED:
+            self._memo[key] = digest
             self._grown = True
-        return self._memo[key]
+        return digest
 
 
 def local_path(path: str, key: str = "") -> Path | None:
@@ -121,7 +132,7 @@ def local_path(path: str, key: str = "") -> Path | None:
 
 def split_patterns(split: str | None) -> list[str]:
     """Return the patterns of the files of a hub data set that hold `split`."""
-    part = split or "*"
+    part = glob.escape(split) if split else "*"
     return [f"*{part}{rest}{suffix}" for rest in ("", "-*", "/*") for suffix in READERS]
 
 

@@ -30,8 +30,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         if not table.select(["prompt_id", "position"]).equals(steps):
             raise PipelineError(
                 f"{artifact.directory} and {upstream['certificates'][0].directory} "
-                "certify different steps: delete both and run the same command "
-                "again"
+                "certify different steps"
             )
         frame = run_lengths(
             table["lo"].to_numpy(),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Artifact, Store
-from pipeline.errors import PipelineError
+from pipeline.artifacts import Artifact, Draft, Store
+from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
-from pipeline.stages import JOINT, MODULES, RESUMABLE, VERSIONS, Node
+from pipeline.stages import JOINT, MODULES, VERSIONS, Node, with_upstream
 
 RECORDED_PACKAGES = (
     "numpy",
@@ -29,24 +33,94 @@ RECORDED_PACKAGES = (
     "matplotlib",
     "hydra-core",
 )
+ATTEMPTS = 3  # to make an artifact that is damaged again and again
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
-    """Bring `nodes` and what they need up to date; return their artifacts in order.
+    """Bring `nodes` and what they need up to date; return their artifacts, checked, in order.
 
-    What an up-to-date artifact was made from is not looked for: it may have been deleted.
+    What an up-to-date artifact was made from is not looked for: it may have been deleted. What is
+    found damaged is set aside and made anew.
+
+    Raises:
+        PipelineError: a stage says what is wrong, or the disk is full or loses what it is given.
     """
-    wanted = list(nodes)
-    todo = pending(wanted, store)
-    for stage in VERSIONS:
-        for group in _groups([node for node in todo if node.stage == stage]):
-            _compute(group, store)
-        _say_cached([node for node in wanted if node.stage == stage], todo, store)
-    found = [store.find(node) for node in wanted]
-    return [artifact for artifact in found if artifact is not None]
+    wanted, computed, damages = list(nodes), set[str](), Counter[Path]()
+    while True:
+        # again after each group: an upstream rebuilt with other content makes more nodes stale
+        try:
+            if group := _next_group(wanted, store):
+                damaged = _compute(group, store)
+                computed |= set() if damaged else {node.fingerprint for node in group}
+            else:
+                found = {node.fingerprint: store.find(node) for node in wanted}
+                artifacts = [found[node.fingerprint] for node in wanted]
+                damaged = _damaged(found.values())
+                if not damaged and None not in artifacts:
+                    break
+        except DamagedError as error:
+            damaged = [error]
+        _set_aside(damaged, damages, store)
+    _tidy(wanted, store)
+    there = [artifact for artifact in artifacts if artifact is not None]
+    _say_cached({
+        artifact.directory: node for node, artifact in zip(wanted, there, strict=True)
+        if node.fingerprint not in computed
+    })  # fmt: skip
+    return there
 
 
-def pending(wanted: list[Node], store: Store) -> list[Node]:
+def _tidy(nodes: list[Node], store: Store) -> None:
+    """Remove what a run left that was killed after it had published one of `nodes`."""
+    for node in with_upstream(nodes).values():
+        left = store.workspace(node)
+        if left.exists() and os.access(left, os.W_OK):
+            with store.lock(_lock_name(node)):  # not held by who makes it anew
+                if store.fresh(node):
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def _damaged(artifacts: Iterable[Artifact | None]) -> list[DamagedError]:
+    """The damage of each damaged one of `artifacts`, every file of which is read."""
+    return [
+        DamagedError(artifact.directory, damage[0])
+        for artifact in artifacts
+        if artifact is not None and (damage := artifact.damage())
+    ]
+
+
+def pending(nodes: Iterable[Node], store: Store) -> list[Node]:
+    """All nodes that must be computed for `nodes`, each once, upstream first."""
+    wanted, damages = list(nodes), Counter[Path]()
+    while True:
+        try:
+            return _missing(wanted, store)
+        except DamagedError as damage:
+            _set_aside([damage], damages, store)
+
+
+def _set_aside(damaged: list[DamagedError], damages: Counter[Path], store: Store) -> None:
+    """Set what is damaged aside; give up when it was made anew several times already."""
+    for damage in damaged:
+        if damages[damage.directory] == ATTEMPTS:
+            raise PipelineError(
+                f"{damage.reason}, and was made anew {ATTEMPTS} times: check the disk"
+            ) from damage
+        damages[damage.directory] += 1
+    store.set_aside([damage.directory for damage in damaged])
+
+
+def _next_group(wanted: list[Node], store: Store) -> list[Node]:
+    """The nodes that are computed next, together; none when all is up to date."""
+    todo = _missing(wanted, store)
+    if not todo:
+        return []
+    first = min(todo, key=lambda node: list(VERSIONS).index(node.stage))
+    return [node for node in todo if _lock_name(node) == _lock_name(first)]
+
+
+def _missing(wanted: list[Node], store: Store) -> list[Node]:
     """All nodes that must be computed for `wanted`, each once, upstream first."""
     known: dict[str, bool] = {}
     order: dict[str, Node] = {}
@@ -60,15 +134,26 @@ def pending(wanted: list[Node], store: Store) -> list[Node]:
 
     for node in wanted:
         visit(node)
+    if torn := _disagreed(list(order.values()), store):
+        order.clear()
+        for node in [*torn, *wanted]:
+            visit(node)
     return list(order.values())
 
 
-def _groups(nodes: list[Node]) -> list[list[Node]]:
-    """Nodes of a joint stage with the same upstream are computed in one pass, others alone."""
-    groups: dict[str, list[Node]] = {}
-    for node in nodes:
-        groups.setdefault(_lock_name(node), []).append(node)
-    return list(groups.values())
+def _disagreed(nodes: list[Node], store: Store) -> list[Node]:
+    """What was deleted after artifacts above `nodes` had been made from two contents of it.
+
+    They can't be told apart until it is made again.
+    """
+    above = with_upstream(nodes)
+    seen: dict[str, set[str]] = {}
+    for node in above.values():
+        artifact = store.find(node)
+        for item in [] if artifact is None else artifact.record["upstream"]:
+            seen.setdefault(item["fingerprint"], set()).add(item["content"])
+    torn = [above[name] for name, contents in seen.items() if len(contents) > 1 and name in above]
+    return [node for node in torn if store.find(node) is None]
 
 
 def _lock_name(node: Node) -> str:
@@ -76,58 +161,74 @@ def _lock_name(node: Node) -> str:
     return f"{node.stage}-{owner.hash12}"
 
 
-def _compute(group: list[Node], store: Store) -> None:
+def _compute(group: list[Node], store: Store) -> list[DamagedError]:
+    """Compute `group` and publish it; or return what it would be made from and is damaged."""
     first = group[0]
     name = f"{first.stage} {first.upstream_nodes[0].label if first.stage in JOINT else first.label}"
-    with store.lock(_lock_name(first), f"{name}: another process computes it, waiting"):
-        group = [node for node in group if not store.fresh(node)]
-        if not group:
-            print(f"{name}: computed by another process", flush=True)
-            return
-        count = f" {len(group)}" if first.stage in JOINT else ""
-        print(f"{name}: computing{count}", flush=True)
-        begun = time.monotonic()
-        published = _run(group, store)
+    try:
+        with store.lock(_lock_name(first), f"{name}: another process computes it, waiting"):
+            group = [node for node in group if not store.fresh(node)]
+            if not group:
+                print(f"{name}: computed by another process", flush=True)
+                return []
+            found = {above.fingerprint: store.find(above) for above in first.upstream_nodes}
+            upstream = {key: artifact for key, artifact in found.items() if artifact is not None}
+            damaged = _damaged(upstream.values())
+            if damaged or len(upstream) < len(found):  # or set aside by another process just now
+                return damaged
+            count = f" {len(group)}" if first.stage in JOINT else ""
+            print(f"{name}: computing{count}", flush=True)
+            begun = time.monotonic()
+            published = _run(group, upstream, store)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise PipelineError(
+            f"{name}: can't write below {store.root} ({os.strerror(error.errno)}): nothing "
+            "half-written was kept; make room and run the same command again"
+        ) from error
     place = published[0].directory.parent if first.stage in JOINT else published[0].directory
     print(f"{name}: {time.monotonic() - begun:.1f} s -> {shown(place)}", flush=True)
+    return []
 
 
-def _run(group: list[Node], store: Store) -> list[Artifact]:
+def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list[Artifact]:
     module = importlib.import_module(MODULES[group[0].stage])
-    upstream = {
-        name: [_found(node, store) for node in nodes] for name, nodes in group[0].upstream.items()
+    named = {
+        name: [upstream[node.fingerprint] for node in nodes]
+        for name, nodes in group[0].upstream.items()
     }
-    drafts = [store.draft(node, node.stage in RESUMABLE) for node in group]
+    drafts: list[Draft] = []
     begun = time.monotonic()
-    if group[0].stage in JOINT:
-        module.compute(group, upstream, drafts)
-    else:
-        module.compute(group[0], upstream, drafts[0])
-    facts = environment(time.monotonic() - begun)
-    return [store.publish(node, draft, facts) for node, draft in zip(group, drafts, strict=True)]
+    try:
+        drafts += [store.draft(node, upstream) for node in group]
+        if group[0].stage in JOINT:
+            module.compute(group, named, drafts)
+        else:
+            module.compute(group[0], named, drafts[0])
+        facts = environment(time.monotonic() - begun)
+        for node in group[0].upstream_nodes:  # files were checked before, and read by their path
+            now = store.find(node)
+            if now is not None and now.content != upstream[node.fingerprint].content:
+                raise DamagedError(now.directory, f"{now.directory} was replaced while it was read")
+        pairs = zip(group, drafts, strict=True)
+        return [store.publish(node, draft, facts) for node, draft in pairs]
+    finally:
+        for draft in drafts:
+            draft.drop()
 
 
-def _found(node: Node, store: Store) -> Artifact:
-    artifact = store.find(node)
-    if artifact is None:
-        raise PipelineError(
-            f"{node.stage} {node.label} was deleted during the run: run the same command again"
-        )
-    return artifact
-
-
-def _say_cached(wanted: list[Node], computed: list[Node], store: Store) -> None:
-    """Say which of `wanted`, nodes of one stage, were there; targets may share a node."""
-    new = {node.fingerprint for node in computed}
-    cached = {node.fingerprint: node for node in wanted if node.fingerprint not in new}
-    if not cached:
+def _say_cached(found: dict[Path, Node]) -> None:
+    """Say that these nodes of one stage were there; targets may share one."""
+    if not found:
         return
-    node, labels = next(iter(cached.values())), {node.label for node in cached.values()}
+    place, node = next(iter(found.items()))
+    labels = {node.label for node in found.values()}
     what = f"{node.stage} {node.label}" if len(labels) == 1 else node.stage
-    if len(cached) == 1:
-        print(f"{what}: cached -> {shown(_found(node, store).directory)}", flush=True)
+    if len(found) == 1:
+        print(f"{what}: cached -> {shown(place)}", flush=True)
     else:
-        print(f"{what}: {len(cached)} cached", flush=True)
+        print(f"{what}: {len(found)} cached", flush=True)
 
 
 def shown(path: Path) -> str:

@@ -1,21 +1,17 @@
-"""Shards of the long stages: batches of prompts, fixed in plan.json before any is computed.
+"""Shards of the long stages: batches of prompts, computed one after the other and kept.
 
-A finished shard is never computed again; one that runs out of memory is halved, in the plan
+The plan fixes them before any is computed. A shard that runs out of memory is halved, in the plan
 first. What a shard leaves for later, its transfer and writing, runs beside the next one. At the
 end the shards are joined in the order of the prompts.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,20 +21,10 @@ from tqdm import tqdm
 from pipeline.artifacts import Draft
 from pipeline.errors import PipelineError
 from pipeline.measure import peak_memory
+from pipeline.shard_plan import Measured, Plan, Shard
 
+__all__ = ["Measured", "Plan", "Shard"]  # with the rest of this module
 JOINED = 64  # prompts in a row group of data.parquet
-
-
-@dataclass
-class Shard:
-    """One batch, and what it took once it is finished."""
-
-    name: str
-    prompts: list[str]
-    measured: dict[str, Any] = field(default_factory=dict)
-
-
-Measured = dict[str, Any]
 
 # Computes a shard: writes a row group for each of its prompts to the path, calls the last
 # argument with the steps it has done so far, and returns what it measured. Or computes it and
@@ -48,77 +34,9 @@ Compute = Callable[
 ]  # fmt: skip
 
 
-@dataclass
-class Plan:
-    """The shards of an artifact in the order in which they are computed."""
-
-    path: Path  # plan.json; the shards lie beside it in shards/
-    shards: list[Shard]
-    assembled: bool = False  # data.parquet is complete
-
-    @classmethod
-    def load(cls, path: Path) -> Plan | None:
-        """Read a plan that a killed run left, or return None."""
-        if not path.exists():
-            return None
-        found = json.loads(path.read_text())
-        return cls(path, [Shard(**shard) for shard in found["shards"]], found["assembled"])
-
-    @classmethod
-    def make(cls, path: Path, lengths: Mapping[str, int], fits: Callable[[int], int]) -> Plan:
-        """Cut the prompts, longest first, into shards of at most `fits(length)` prompts."""
-        ordered = sorted(lengths, key=lengths.__getitem__, reverse=True)
-        shards: list[Shard] = []
-        while ordered:
-            size = fits(lengths[ordered[0]])
-            shards.append(Shard(f"{len(shards):04}", ordered[:size]))
-            ordered = ordered[size:]
-        plan = cls(path, shards)
-        plan.save()
-        return plan
-
-    @property
-    def folder(self) -> Path:
-        """Where the shards lie."""
-        return self.path.parent / "shards"
-
-    def file(self, shard: Shard) -> Path:
-        """The file of a shard; it is finished when it exists."""
-        return self.folder / f"{shard.name}.parquet"
-
-    def pending(self) -> list[Shard]:
-        """The unfinished shards, in order."""
-        return [shard for shard in self.shards if not self.file(shard).exists()]
-
-    def save(self) -> None:
-        """Write the plan in one piece."""
-        plan = {"assembled": self.assembled, "shards": [asdict(shard) for shard in self.shards]}
-        beside = self.path.with_suffix(".tmp")
-        beside.write_text(json.dumps(plan, indent=1) + "\n")
-        beside.replace(self.path)
-
-    def halve(self, too_large: int) -> None:
-        """Halve every unfinished shard of at least `too_large` prompts."""
-        large = [s.name for s in self.pending() if len(s.prompts) >= too_large]
-        self.shards = [
-            part
-            for shard in self.shards
-            for part in (_halves(shard) if shard.name in large else [shard])
-        ]
-        self.save()
-
-
-def _halves(shard: Shard) -> list[Shard]:
-    half = (len(shard.prompts) + 1) // 2
-    return [
-        Shard(f"{shard.name}a", shard.prompts[:half]),
-        Shard(f"{shard.name}b", shard.prompts[half:]),
-    ]
-
-
 def assemble(
     plan: Plan,
-    order: list[str],
+    order: Sequence[str],
     compute: Compute,
     draft: Draft,
     schema: pa.Schema,
@@ -129,34 +47,38 @@ def assemble(
 ) -> None:
     """Compute the unfinished shards of `plan`, then write data.parquet in the order `order`.
 
+    `schema` is that of the shards and of data.parquet; the rest is as in `compute_pending`.
+    """
+    compute_pending(plan, compute, steps=steps, label=label, device=device)
+    _join(plan, order, draft, schema)
+
+
+def compute_pending(
+    plan: Plan,
+    compute: Compute,
+    *,
+    steps: int,
+    label: str,
+    device: torch.device,
+    unit: str = "step",
+) -> None:
+    """Compute the unfinished shards of `plan`.
+
     Args:
         plan: which prompts are computed together.
-        order: all prompts.
         compute: computes one shard.
-        draft: what is written.
-        schema: of the shards and of data.parquet.
         steps: the most steps a prompt can have, for the progress bar.
         label: what is running, for the progress bar and errors.
         device: where it runs.
+        unit: of the progress bar.
 
     Raises:
         PipelineError: a single prompt does not fit into the memory.
     """
-    plan.folder.mkdir(exist_ok=True)
-    if not plan.assembled:
-        _compute(plan, compute, steps, label, device)
-        _join(plan, order, draft, schema)
-        plan.assembled = True
-        plan.save()
-    draft.rows["data"] = pq.read_metadata(draft.directory / "data.parquet").num_rows
-    shutil.rmtree(plan.folder)
-
-
-def _compute(plan: Plan, compute: Compute, steps: int, label: str, device: torch.device) -> None:
     todo = plan.pending()
     total = sum(len(shard.prompts) for shard in todo) * steps
     with (
-        tqdm(total=total, unit="step", desc=label, disable=not sys.stderr.isatty()) as bar,
+        tqdm(total=total, unit=unit, desc=label, disable=not sys.stderr.isatty()) as bar,
         _Writer(plan) as writer,
     ):
         while todo:
@@ -179,6 +101,7 @@ def _compute(plan: Plan, compute: Compute, steps: int, label: str, device: torch
             plan.halve(len(shard.prompts))
             todo = plan.pending()
         writer.wait()
+    plan.check()
 
 
 def _attempt(
@@ -186,7 +109,7 @@ def _attempt(
 ) -> Measured | Callable[[], Measured] | None:
     """Compute one shard; return None, and keep nothing, when memory runs out."""
     try:
-        return compute(shard, _beside(plan, shard), progress)
+        return compute(shard, plan.beside(shard), progress)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -209,24 +132,22 @@ class _Writer:
         self._thread.shutdown()  # lets the last one finish, when the run is stopped too
 
     def take(self, shard: Shard, computed: Measured | Callable[[], Measured]) -> None:
-        """Finish `shard` from now on; waits for the one before, and raises its error."""
+        """Finish `shard`: beside the next one when something was left for later, else at once.
+
+        Waits for the one before, and raises its error.
+        """
         self.wait()
-        self._last = self._thread.submit(self._finish, shard, computed)
+        if callable(computed):
+            later = computed
+            self._last = self._thread.submit(lambda: self._plan.finish(shard, later()))
+        else:
+            self._plan.finish(shard, computed)
 
     def wait(self) -> None:
         """Wait for the last shard; raise its error."""
         last, self._last = self._last, None
         if last is not None:
             last.result()
-
-    def _finish(self, shard: Shard, computed: Measured | Callable[[], Measured]) -> None:
-        shard.measured = computed() if callable(computed) else computed
-        self._plan.save()
-        _beside(self._plan, shard).replace(self._plan.file(shard))
-
-
-def _beside(plan: Plan, shard: Shard) -> Path:
-    return plan.file(shard).with_suffix(".tmp")
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -246,7 +167,7 @@ def write_groups(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> N
             writer.write_table(table)
 
 
-def _join(plan: Plan, order: list[str], draft: Draft, schema: pa.Schema) -> None:
+def _join(plan: Plan, order: Sequence[str], draft: Draft, schema: pa.Schema) -> None:
     """Write data.parquet from the shards, in the order of the prompts, a few at a time."""
     places = {
         name: (shard.name, row) for shard in plan.shards for row, name in enumerate(shard.prompts)

@@ -6,7 +6,7 @@ when what it computes changes: its artifacts, and all that hang on them, are the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -75,6 +75,18 @@ class Node:
     def hash12(self) -> str:
         """The part of the fingerprint that names the directory."""
         return self.fingerprint[:12]
+
+
+def with_upstream(nodes: Iterable[Node]) -> dict[str, Node]:
+    """Return `nodes` and all they are made from, by fingerprint."""
+    found: dict[str, Node] = {}
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node.fingerprint not in found:
+            found[node.fingerprint] = node
+            todo += node.upstream_nodes
+    return found
 
 
 def plan(config: Config, rules: list[Any], identities: Identities) -> dict[str, list[Node]]:

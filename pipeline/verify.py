@@ -1,40 +1,44 @@
-"""Re-hash every artifact: ``python -m pipeline.verify [OUTPUTS]`` (``make verify``)."""
+"""Re-hash every artifact: ``python -m pipeline.verify [OUTPUTS]`` (``make verify``).
+
+What is damaged is named and set aside; the next run that needs it makes it anew.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from pipeline.artifacts import NOT_CONTENT, RECORD, Artifact, content_digest
+from pipeline.artifacts import Artifact, Store
+from pipeline.durable import read_sealed
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import file_digest
 from pipeline.paths import OUTPUTS
+from pipeline.stages import VERSIONS
+
+PARTIAL = ".partial"
 
 
-def problems(artifact: Artifact) -> list[str]:
-    """Return what is wrong with an artifact, an empty list when nothing is."""
+def damaged_shards(partial: Path) -> list[str]:
+    """Return what is damaged of the shards that an interrupted run left.
+
+    The run that goes on discards them and computes them again.
+    """
+    path = partial / "plan.json"
     try:
-        recorded = artifact.record["files"]
-        content = artifact.record["content"]
-    except (PipelineError, KeyError) as error:
-        return [str(error)]
-    found = []
-    for name, digest in recorded.items():
-        path = artifact.directory / name
-        if not path.is_file():
-            found.append(f"{path} is missing")
-        elif file_digest(path) != digest:
-            found.append(f"{path} differs from its checksum in {RECORD}")
-    present = {
-        path.relative_to(artifact.directory).as_posix()
-        for path in artifact.directory.rglob("*")
-        if path.is_file()
+        plan = read_sealed(path)
+    except FileNotFoundError:
+        return []  # nothing is taken from this directory
+    except ValueError as error:
+        return [f"{path} {error}"]
+    files = {
+        partial / "shards" / f"{shard['name']}{plan['suffix']}": shard["checksum"]
+        for shard in plan["shards"]
     }
-    unknown = sorted(present - set(recorded) - {RECORD} - NOT_CONTENT)
-    found += [f"{artifact.directory / name} is not in {RECORD}" for name in unknown]
-    if content_digest(recorded) != content:
-        found.append(f"{artifact.directory / RECORD} contradicts itself")
-    return found
+    return [
+        f"{file} differs from its checksum in plan.json"
+        for file, checksum in files.items()
+        if file.is_file() and checksum is not None and file_digest(file) != checksum
+    ]
 
 
 def main(arguments: list[str]) -> int:
@@ -45,29 +49,33 @@ def main(arguments: list[str]) -> int:
             f"error: {root} does not exist: nothing was computed there. Another place: "
             "python -m pipeline.verify OUTPUTS"
         )
-    directories = sorted(
-        path.parent for path in root.glob(f"*/*/{RECORD}") if not path.parent.name.startswith(".")
-    )
-    damaged = 0
-    for directory in directories:
-        found = problems(Artifact(directory))
-        damaged += bool(found)
-        for problem in found:
+    directories = [path for stage in VERSIONS for path in sorted((root / stage).glob("*"))]
+    artifacts = [Artifact(path) for path in directories if not path.name.startswith(".")]
+    damaged, failed = [], 0
+    for artifact in artifacts:
+        try:
+            problems = artifact.damage()
+            if problems and artifact.directory.is_dir():  # replaced meanwhile, perhaps
+                problems = Artifact(artifact.directory).damage()
+        except PipelineError as error:  # not readable for this user
+            problems, failed = [str(error)], failed + 1
+        else:
+            damaged += [artifact.directory] if problems else []
+        for problem in problems:
             print(problem, file=sys.stderr)
-        if found:
-            print(f"  -> delete {directory} and run the same command again", file=sys.stderr)
-    unrecorded = sorted(
-        path
-        for path in root.glob("*/*")
-        if path.is_dir() and not path.name.startswith(".") and not (path / RECORD).exists()
+    try:
+        Store(root).set_aside(damaged)
+    except OSError as error:
+        print(f"not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
+    partials = [path for path in directories if path.name.endswith(PARTIAL)]
+    shards = [problem for partial in partials for problem in damaged_shards(partial)]
+    for problem in shards:
+        print(f"{problem}: the run that goes on discards it", file=sys.stderr)
+    print(
+        f"{len(artifacts)} artifacts verified, {len(damaged) + failed} damaged; "
+        f"{len(partials)} unfinished, {len(shards)} of their shards and plans damaged"
     )
-    for path in unrecorded:
-        print(
-            f"{path} has no {RECORD}\n  -> delete it and run the same command again",
-            file=sys.stderr,
-        )
-    print(f"{len(directories)} artifacts verified, {damaged + len(unrecorded)} damaged")
-    return 1 if damaged or unrecorded else 0
+    return 1 if damaged or failed or shards else 0
 
 
 if __name__ == "__main__":

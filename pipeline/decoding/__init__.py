@@ -9,8 +9,6 @@ are kept apart in timings/, which no digest covers.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +17,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import torch
-from tqdm import tqdm
 
 from analysis.criteria import to_mapping
 from pipeline import columns, spec_bench
@@ -35,7 +32,7 @@ from pipeline.errors import PipelineError
 from pipeline.measure import describe_device
 from pipeline.methods import RACES, Method, with_baselines
 from pipeline.models import LanguageModel, load_model, load_tokenizer
-from pipeline.shards import out_of_memory
+from pipeline.shards import Plan, Shard, compute_pending, out_of_memory
 from pipeline.stages import Node
 from pipeline.vocabulary import check_same_tokens, common_rows
 
@@ -63,18 +60,11 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     source = upstream["prompts"][0]
     rows = source.read().slice(0, config["prompts"]).to_pylist()
     warm_up(pair, rows)
-    folder = draft.directory / "shards"
-    folder.mkdir(exist_ok=True)
-    for at, row in enumerate(
-        tqdm(rows, desc=f"decoding {node.label}", unit="prompt", disable=not sys.stderr.isatty())
-    ):
-        path = folder / f"{at:05}.json"
-        if not path.exists():
-            shard = decode_prompt(pair, row, at)
-            if row["later_turns"]:
-                shard |= later_turns(pair, row, shard, tokenizer, source.record["config"])
-            _write(path, shard)
-    shards = [json.loads((folder / f"{at:05}.json").read_text()) for at in range(len(rows))]
+
+    def later(row: dict[str, Any], shard: dict[str, Any]) -> dict[str, Any]:
+        return later_turns(pair, row, shard, tokenizer, source.record["config"])
+
+    shards = decode_prompts(pair, rows, draft, f"decoding {node.label}", later)
     assemble(draft, shards, node)
     draft.facts |= facts(pair)
     spec_bench.write_answers(
@@ -83,7 +73,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         in_order_of_source(rows, shards),
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
     )
-    shutil.rmtree(folder)
 
 
 def same_tokenizer(node: Node) -> Any:
@@ -156,6 +145,33 @@ def check_fits(pair: Pair, row: Mapping[str, Any]) -> None:
     drafts = any(method.drafter == "model" for method in pair.runs)
     for model in [pair.target, pair.drafter] if drafts else [pair.target]:
         check_prompt(model, row["token_ids"], pair.steps)
+
+
+def decode_prompts(
+    pair: Pair,
+    rows: list[dict[str, Any]],
+    draft: Draft,
+    label: str,
+    later: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Decode every prompt, each a shard of its own; return their rows by table, in order.
+
+    `later` gives what a shard holds of the turns after a prompt's first.
+    """
+    turns = {row["prompt_id"]: at for at, row in enumerate(rows)}
+    plan = Plan.open(draft, dict.fromkeys(turns, 1), lambda _: 1, ".json")
+
+    def decode_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
+        at = turns[planned.prompts[0]]
+        shard = decode_prompt(pair, rows[at], at)
+        if rows[at]["later_turns"]:
+            shard |= later(rows[at], shard)
+        path.write_text(json.dumps(shard))
+        return {}
+
+    device = pair.target.device
+    compute_pending(plan, decode_shard, steps=1, label=label, device=device, unit="prompt")
+    return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
 def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
@@ -303,9 +319,3 @@ def facts(pair: Pair) -> dict[str, Any]:
 def run_name(method: Method) -> str:
     """Return the name of a run's answer file."""
     return f"{method.name} draft_length={method.draft_length} temperature={method.temperature:g}"
-
-
-def _write(path: Path, shard: dict[str, Any]) -> None:
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(shard))
-    beside.replace(path)

@@ -36,9 +36,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     key = f"targets.{node.label}"
     check_prompts(skeleton(node.config["model"], settings, key), prompts, decoding.steps)
     model = load_model(node.config["model"], settings, key)
-    path = draft.directory / "plan.json"
-    plan = Plan.load(path) or Plan.make(
-        path,
+    plan = Plan.open(
+        draft,
         {name: len(ids) for name, ids in prompts.items()},
         batch_limit(model, settings["batch"], settings["memory_share"], decoding),
     )

@@ -52,8 +52,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
             f"{describe(node)}: the target emitted token {largest}, beyond the "
             f"{pair.rows} rows that both models have: take another drafter"
         )
-    plan = Plan.load(draft.directory / "plan.json") or Plan.make(
-        draft.directory / "plan.json",
+    plan = Plan.open(
+        draft,
         {name: len(prompts[name]) for name in answers},
         lambda _: node.settings["target"]["batch"] or BATCH,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import pyarrow as pa
 
 from pipeline import columns
 from pipeline.artifacts import Artifact, Draft
+from pipeline.durable import write_sealed
+from pipeline.fingerprint import file_digest
 from pipeline.stages import Node
 
 calls: list[str] = []
@@ -46,16 +47,11 @@ def node(label: str, upstream: tuple[Node, ...] = (), **config: Any) -> Node:
 
 
 def record(folder: Path, stage: str, config: dict[str, Any] | None = None, **facts: Any) -> None:
-    """Write a record that makes `folder` readable as an artifact of `stage`."""
-    (folder / "record.json").write_text(
-        json.dumps(
-            {
-                "stage": stage,
-                "config": config or {},
-                "content": "",
-                "files": {},
-                "upstream": [],
-                "facts": facts,
-            }
-        )
-    )
+    """Write a record that makes `folder`, complete but for it, readable as artifact of `stage`."""
+    files = {
+        path.relative_to(folder).as_posix(): file_digest(path)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    content = {"stage": stage, "config": config or {}, "content": "", "files": files}
+    write_sealed(folder / "record.json", content | {"upstream": [], "facts": facts})

@@ -147,7 +147,7 @@ class MadeUp:
         )
 
     def _publish(self, node: Node, values: dict[str, Any], **facts: Any) -> Artifact:
-        draft = self.store.draft(node, resumable=False)
+        draft = self.store.draft(node)
         draft.facts |= facts
         schema = columns.schema(node.stage, k=facts.get("k"))
         arrays = [_array(values[field.name], field.type) for field in schema]

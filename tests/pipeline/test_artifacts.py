@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline import runner, stages, verify
 from pipeline.artifacts import Store
-from pipeline.errors import PipelineError
+from pipeline.errors import DamagedError, PipelineError
 from pipeline.fingerprint import fingerprint
 from tests.pipeline import fakes
 
@@ -49,15 +50,22 @@ def test_computed_once_and_found_under_another_label(store: Store) -> None:
     assert first.record["rows"] == {"data": 1}
 
 
-def test_failure_leaves_nothing_published_and_a_later_run_starts_clean(store: Store) -> None:
+def test_failure_leaves_nothing(store: Store) -> None:
     with pytest.raises(RuntimeError):
         runner.ensure([fakes.node("a", fail=True)], store)
-    assert store.find(fakes.node("a", fail=True)) is None
-    partial = list((store.root / "prompts").glob(".*.partial"))
-    assert len(partial) == 1
-    (partial[0] / "leftover.parquet").write_bytes(b"old")
-    draft = store.draft(fakes.node("a", fail=True), resumable=False)
-    assert not list(draft.directory.iterdir())
+    assert not list((store.root / "prompts").iterdir())
+
+
+def test_what_a_kill_left_is_removed_by_the_next_run(store: Store) -> None:
+    node = fakes.node("a")
+    draft = store.draft(node)  # killed while it was made
+    (draft.directory / "leftover.parquet").write_bytes(b"old")
+    artifact = runner.ensure([node], store)[0]
+    assert set(artifact.record["files"]) == {"data.parquet"}
+    store.workspace(node).mkdir()  # killed when it had just been published
+    runner.ensure([node], store)
+    assert list((store.root / "prompts").iterdir()) == [artifact.directory]
+    assert fakes.calls == ["a"]
 
 
 def test_rebuilt_upstream_with_other_content_makes_downstream_stale(store: Store) -> None:
@@ -79,66 +87,189 @@ def test_rebuilt_upstream_with_other_content_makes_downstream_stale(store: Store
     assert fakes.calls == ["low", "top", "low", "low", "top"]
 
 
-def test_reading_checks_the_schema(store: Store) -> None:
-    artifact = runner.ensure([fakes.node("a")], store)[0]
-    assert artifact.read(columns=["n_tokens"]).num_rows == 1
-    path = artifact.directory / "data.parquet"
-    pq.write_table(pa.table({"prompt_id": ["a"]}), path)
-    with pytest.raises(PipelineError, match="has the columns"):
-        artifact.read()
-    path.write_bytes(b"PAR1 not parquet")
-    for reading in (artifact.read, lambda: list(artifact.batches())):
-        with pytest.raises(PipelineError, match="make verify"):
-            reading()
+def test_upstream_seen_in_two_contents_is_made_again(store: Store) -> None:
+    """Deleted and rebuilt with other content between two readers, then deleted again: which of
+    the two contents the readers should agree on is not known."""
+    first = fakes.node("low", t=1)
+    top = fakes.node("top", (fakes.node("left", (first,), t=2), fakes.node("right", (first,), t=3)))
+    left, right = top.upstream["above"]
+    runner.ensure([left], store)
+    shutil.rmtree(store.find(first).directory)  # type: ignore[union-attr]
+    runner.ensure([fakes.node("low", t=1, noise="other BLAS")], store)
+    runner.ensure([right], store)
+    shutil.rmtree(store.find(first).directory)  # type: ignore[union-attr]
+    runner.ensure([top], store)
+    used = {
+        item["content"]
+        for node in (left, right)
+        for item in store.find(node).record["upstream"]  # type: ignore[union-attr]
+    }
+    assert used == {store.find(first).content}  # type: ignore[union-attr]
+    assert fakes.calls.count("low") == 3
+    assert fakes.calls.count("right") == 2
 
 
-def test_a_changed_value_is_noticed_when_it_is_read(store: Store) -> None:
-    path = runner.ensure([fakes.node("a")], store)[0].directory / "data.parquet"
-    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
+def test_an_upstream_rebuilt_with_other_content_in_this_run_reaches_all_its_readers(
+    store: Store,
+) -> None:
+    low = fakes.node("low", t=1)
+    runner.ensure([fakes.node("left", (low,), t=2)], store)
+    shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
+    other = fakes.node("low", t=1, noise="other BLAS")
+    nodes = [fakes.node("left", (other,), t=2), fakes.node("right", (other,), t=3)]
+    runner.ensure([fakes.node("top", tuple(nodes))], store)
+    assert fakes.calls == ["low", "left", "low", "left", "right", "top"]
+
+
+def flip(path: Path, at: int | None = None) -> None:
+    """Change one bit in the middle of a file, or at a place; its times and inode stay."""
+    state = path.stat()
     content = bytearray(path.read_bytes())
-    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
-    path.write_bytes(content)
-    artifact = store.find(fakes.node("a"))
-    assert artifact is not None
-    with pytest.raises(PipelineError, match=r"data\.parquet can't be read"):
-        list(artifact.batches())
+    content[len(content) // 2 if at is None else at] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"stage": "prompts"}'])
-def test_a_damaged_record_is_named(store: Store, content: str) -> None:
-    artifact = runner.ensure([fakes.node("a")], store)[0]
-    (artifact.directory / "record.json").write_text(content)
-    with pytest.raises(PipelineError, match=r"record\.json can't be read"):
+def damages(directory: Path) -> dict[str, Any]:
+    data, record = directory / "data.parquet", directory / "record.json"
+    return {
+        "first byte": lambda: flip(data, 0),
+        "a byte": lambda: flip(data),
+        "footer": lambda: flip(data, -20),
+        "truncated": lambda: data.write_bytes(data.read_bytes()[:-9]),
+        "empty": lambda: data.write_bytes(b""),
+        "missing": data.unlink,
+        "longer": lambda: data.write_bytes(data.read_bytes() + b"\n"),
+        "other rows": lambda: pq.write_table(fakes.table("other"), data),
+        "a stranger": lambda: (directory / "plan.json").write_text("{}"),
+        "record: a byte": lambda: flip(record),
+        "record: a blank": lambda: record.write_text(record.read_text() + "\n"),
+        "record: a number": lambda: record.write_text(record.read_text().replace("1", "2", 1)),
+        "record: empty": lambda: record.write_text(""),
+        "record: no object": lambda: record.write_text("[]"),
+        "record: no text": lambda: record.write_bytes(b"\xff\xfe"),
+        "record: old": lambda: record.write_text('{"stage": "prompts"}'),
+        "record: missing": record.unlink,
+    }
+
+
+@pytest.mark.parametrize("kind", damages(Path()))
+def test_damage_is_found_set_aside_and_mended(
+    store: Store, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low = fakes.node("low", t=1)
+    top = fakes.node("top", (low,), t=2)
+    root = tmp_path / "artifacts"
+    store = Store(root)
+    made = {node.label: runner.ensure([node], store)[0] for node in (low, top)}
+    assert verify.main([str(tmp_path)]) == 0
+    for found_by in ("the run that asks for it", "the run that reads it", "verify"):
+        damages(made["low"].directory)[kind]()
+        calls = len(fakes.calls)
+        capsys.readouterr()
+        if found_by == "verify":
+            assert verify.main([str(tmp_path)]) == 1
+            assert verify.main([str(tmp_path)]) == 0
+            runner.ensure([top], store)  # cached, and valid
+            assert len(fakes.calls) == calls
+        if found_by == "the run that reads it":
+            fresh = fakes.node("fresh", (low,), at=calls)
+            runner.ensure([fresh], store)
+            assert fakes.calls[calls:] == ["low", "fresh"]
+        else:
+            runner.ensure([low], store)
+            assert fakes.calls[calls:] == ["low"]
+        said = [line for line in capsys.readouterr().out.splitlines() if "set aside" in line]
+        assert len(said) == 1
+        assert str(made["low"].directory) in said[0]
+        assert store.find(low).content == made["low"].content  # type: ignore[union-attr]
+        assert store.fresh(top)
+        assert verify.main([str(tmp_path)]) == 0
+    assert len(list((root / "quarantine/prompts").iterdir())) == 3
+
+
+def test_records_that_changed_places_are_damaged(store: Store) -> None:
+    nodes = [fakes.node("a", t=1), fakes.node("b", t=2)]
+    places = [artifact.directory for artifact in runner.ensure(nodes, store)]
+    wanted = [artifact.content for artifact in runner.ensure(nodes, store)]
+    places[0].rename(store.root / "third")
+    places[1].rename(places[0])
+    (store.root / "third").rename(places[1])
+    assert [artifact.content for artifact in runner.ensure(nodes, store)] == wanted
+
+
+def test_a_disk_that_damages_all_it_is_given_is_named(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Store.publish
+
+    def damaging(*arguments: Any) -> Any:
+        artifact = publish(*arguments)
+        flip(artifact.directory / "data.parquet")
+        return artifact
+
+    monkeypatch.setattr(Store, "publish", damaging)
+    with pytest.raises(PipelineError, match=r"made anew 3 times: check the disk"):
         runner.ensure([fakes.node("top", (fakes.node("a"),))], store)
 
 
-def test_a_directory_that_lost_its_record_is_replaced(store: Store) -> None:
+def test_damage_done_after_the_check_is_found_by_the_checksums_of_pages(store: Store) -> None:
+    """Bits that change on the disk change neither size nor times: pages are checked as well."""
     artifact = runner.ensure([fakes.node("a")], store)[0]
-    (artifact.directory / "record.json").unlink()
-    assert runner.ensure([fakes.node("a")], store)[0].record["rows"] == {"data": 1}
-    assert fakes.calls == ["a", "a"]
+    path = artifact.directory / "data.parquet"
+    batches = artifact.batches(rows=1)
+    assert artifact.read().num_rows == 1  # checked
+    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
+    flip(path, column.data_page_offset + column.total_compressed_size - 3)
+    with pytest.raises(DamagedError, match=r"data\.parquet can't be read"):
+        artifact.read()
+    with pytest.raises(DamagedError, match=r"data\.parquet can't be read"):
+        list(batches)
 
 
-def test_verify_finds_flipped_bytes_missing_files_and_strangers(
+def test_all_is_on_the_disk_before_it_gets_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file counts as synced when fsync saw its inode after its last change."""
+    synced: dict[int, tuple[int, int]] = {}
+    renamed: list[Path] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def state(path: Path) -> tuple[int, int]:
+        return path.stat().st_size, path.stat().st_mtime_ns
+
+    def seen_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        found = os.fstat(descriptor)
+        synced[found.st_ino] = (found.st_size, found.st_mtime_ns)
+
+    def seen_rename(self: Path, target: Path) -> Any:
+        for path in [self, *self.rglob("*")] if self.is_dir() else [self]:
+            assert synced.get(path.stat().st_ino) == state(path), path
+        renamed.append(target)
+        synced.pop(target.parent.stat().st_ino, None)
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", seen_fsync)
+    monkeypatch.setattr(Path, "rename", seen_rename)
+    artifact = runner.ensure([fakes.node("a")], store)[0]
+    assert renamed[-1] == artifact.directory
+    assert synced[artifact.directory.parent.stat().st_ino]
+
+
+def test_verify_names_what_is_damaged(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = tmp_path / "artifacts"
-    artifact = runner.ensure([fakes.node("a")], Store(root))[0]
-    assert verify.main([str(tmp_path)]) == 0
+    artifact = runner.ensure([fakes.node("a")], Store(tmp_path / "artifacts"))[0]
     with pytest.raises(SystemExit, match="elsewhere/artifacts does not exist"):
         verify.main([str(tmp_path / "elsewhere")])
-    path = artifact.directory / "data.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(artifact.directory / "data.parquet")
+    (artifact.directory / "stranger").write_text("")
     assert verify.main([str(tmp_path)]) == 1
     message = capsys.readouterr().err
-    assert str(path) in message
-    assert "delete" in message
-    path.unlink()
-    assert any("missing" in problem for problem in verify.problems(artifact))
-    (artifact.directory / "stranger").write_text("")
-    assert any("stranger" in problem for problem in verify.problems(artifact))
+    assert f"{artifact.directory}/data.parquet differs from its checksum" in message
+    assert f"{artifact.directory}/stranger is not in record.json" in message
 
 
 def _slow(root: Path, done: Path) -> None:

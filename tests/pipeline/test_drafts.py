@@ -261,7 +261,9 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> None:
-    plan = shards.Plan.make(tmp_path / "plan.json", dict.fromkeys("abcd", 1), lambda n: 4)
+    (tmp_path / "draft").mkdir()
+    draft = Draft(tmp_path / "draft", "prompts")
+    plan = shards.Plan.open(draft, dict.fromkeys("abcd", 1), lambda n: 4)
     done: list[list[str]] = []
 
     def compute(shard: shards.Shard, path: Path, progress: Any) -> dict[str, Any]:
@@ -281,8 +283,6 @@ def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> Non
         shards.write_groups(path, iter([pa.table(rows, schema=schema)]), schema)
         return {"rows": 1}
 
-    (tmp_path / "draft").mkdir()
-    draft = Draft(tmp_path / "draft", "prompts")
     shards.assemble(
         plan,
         list("dcba"),

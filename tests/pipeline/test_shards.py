@@ -29,8 +29,7 @@ def table(name: str) -> pa.Table:
 def run(folder: Path, compute: Compute) -> list[str]:
     folder.mkdir(exist_ok=True)
     draft = Draft(folder, "prompts")
-    path = folder / "plan.json"
-    plan = Plan.load(path) or Plan.make(path, dict.fromkeys(PROMPTS, 1), lambda _: 1)
+    plan = Plan.open(draft, dict.fromkeys(PROMPTS, 1), lambda _: 1)
     assemble(plan, sorted(PROMPTS), compute, draft, SCHEMA, steps=1, label="test",
              device=torch.device("cpu"))  # fmt: skip
     return pq.read_table(folder / "data.parquet")["prompt_id"].to_pylist()

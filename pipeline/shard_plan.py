@@ -1,0 +1,192 @@
+"""The plan of a long stage: which prompts are a shard, and which shards are finished.
+
+A plan belongs to one version of the stage and one content of everything upstream; what an
+interrupted run left of another is discarded. It holds the checksum of every finished shard: such a
+one is never computed again, a damaged or half-written one is.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import Draft
+from pipeline.durable import put, read_sealed, write_sealed
+from pipeline.errors import PipelineError
+from pipeline.fingerprint import file_digest
+
+PLAN = "plan.json"
+
+Measured = dict[str, Any]
+
+
+@dataclass
+class Shard:
+    """One batch, and what it took once it is finished."""
+
+    name: str
+    prompts: list[str]
+    measured: dict[str, Any] = field(default_factory=dict)
+    checksum: str | None = None  # of its file, when it is finished
+
+
+@dataclass
+class Plan:
+    """The shards of an artifact in the order in which they are computed."""
+
+    path: Path  # plan.json; the shards lie beside it in shards/
+    made_from: dict[str, Any]
+    shards: list[Shard]
+    suffix: str = ".parquet"
+
+    @classmethod
+    def open(
+        cls,
+        draft: Draft,
+        lengths: Mapping[str, int],
+        fits: Callable[[int], int],
+        suffix: str = ".parquet",
+    ) -> Plan:
+        """Take up the plan that an interrupted run left of the same, or make one.
+
+        Args:
+            draft: what is made, and from what.
+            lengths: tokens of every prompt, by prompt_id.
+            fits: how many prompts, of which the longest has that many tokens, fit together.
+            suffix: of the shards' files.
+        """
+        path = draft.workspace / PLAN
+        try:
+            plan = cls.load(path)
+        except FileNotFoundError:
+            return cls.make(path, draft.made_from, lengths, fits, suffix)
+        except ValueError as error:
+            reason = f"{path} {error}"
+        else:
+            if plan.made_from == draft.made_from:
+                for file in plan.clean():
+                    print(f"damaged: {file}: computed again", flush=True)
+                return plan
+            reason = f"{path} is of an interrupted run on other inputs"
+        print(f"{reason}: its shards are computed again", flush=True)
+        shutil.rmtree(path.parent / "shards", ignore_errors=True)
+        return cls.make(path, draft.made_from, lengths, fits, suffix)
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read a plan that an interrupted run left.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is damaged; says how, without the path.
+        """
+        found = read_sealed(path)
+        shards = [Shard(**shard) for shard in found["shards"]]
+        return cls(path, found["made_from"], shards, found["suffix"])
+
+    @classmethod
+    def make(
+        cls,
+        path: Path,
+        made_from: dict[str, Any],
+        lengths: Mapping[str, int],
+        fits: Callable[[int], int],
+        suffix: str = ".parquet",
+    ) -> Plan:
+        """Cut the prompts, longest first, into shards of at most `fits(length)` prompts."""
+        ordered = sorted(lengths, key=lengths.__getitem__, reverse=True)
+        shards: list[Shard] = []
+        while ordered:
+            size = fits(lengths[ordered[0]])
+            shards.append(Shard(f"{len(shards):04}", ordered[:size]))
+            ordered = ordered[size:]
+        plan = cls(path, made_from, shards, suffix)
+        plan.folder.mkdir(exist_ok=True)
+        plan.save()
+        return plan
+
+    @property
+    def folder(self) -> Path:
+        """Where the shards lie."""
+        return self.path.parent / "shards"
+
+    def file(self, shard: Shard) -> Path:
+        """The file of a shard."""
+        return self.folder / f"{shard.name}{self.suffix}"
+
+    def pending(self) -> list[Shard]:
+        """The unfinished shards, in order."""
+        return [shard for shard in self.shards if shard.checksum is None]
+
+    def finish(self, shard: Shard, measured: Measured) -> None:
+        """Keep the shard's file that was written beside its place."""
+        beside = self.beside(shard)
+        shard.measured, shard.checksum = measured, file_digest(beside)
+        self.save()
+        put(beside, self.file(shard))
+
+    def beside(self, shard: Shard) -> Path:
+        """Where a shard's file is written."""
+        return self.file(shard).with_suffix(".tmp")
+
+    def clean(self) -> list[Path]:
+        """Remove what is no finished shard; return those that were finished and are damaged."""
+        self.folder.mkdir(exist_ok=True)
+        kept, damaged = set(), []
+        for shard in self.shards:
+            file = self.file(shard)
+            if shard.checksum is not None and file.is_file():
+                if file_digest(file) == shard.checksum:
+                    kept.add(file)
+                    continue
+                damaged.append(file)
+            shard.checksum = None
+        for file in set(self.folder.iterdir()) - kept:
+            file.unlink()
+        return damaged
+
+    def check(self) -> None:
+        """Check every shard before it is read.
+
+        Raises:
+            PipelineError: one is not what was written in this run.
+        """
+        for shard in self.shards:
+            file = self.file(shard)
+            if not file.is_file() or file_digest(file) != shard.checksum:
+                raise PipelineError(
+                    f"{file} is not what was written a moment ago: check the disk, and run the "
+                    "same command again, which computes this shard again"
+                )
+
+    def save(self) -> None:
+        """Write the plan in one piece."""
+        write_sealed(
+            self.path,
+            {
+                "made_from": self.made_from,
+                "suffix": self.suffix,
+                "shards": [asdict(shard) for shard in self.shards],
+            },
+        )
+
+    def halve(self, too_large: int) -> None:
+        """Halve every unfinished shard of at least `too_large` prompts."""
+        large = [s.name for s in self.pending() if len(s.prompts) >= too_large]
+        self.shards = [
+            part
+            for shard in self.shards
+            for part in (_halves(shard) if shard.name in large else [shard])
+        ]
+        self.save()
+
+
+def _halves(shard: Shard) -> list[Shard]:
+    half = (len(shard.prompts) + 1) // 2
+    return [
+        Shard(f"{shard.name}a", shard.prompts[:half]),
+        Shard(f"{shard.name}b", shard.prompts[half:]),
+    ]
