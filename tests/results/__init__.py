@@ -22,13 +22,14 @@ from pipeline.stages import VERSIONS
 FOLDER = Path(__file__).parent
 Tolerance = tuple[float, float]
 # (relative, absolute). Of fixed arrays: exp and log differ in the last bit between processors.
-# Of models: so do the long sums of float32.
+# Of models: so do the sums of float32; weights moved by 1e-6 stay within it. A number inside a text
+# may also differ by one in its last digit.
 TOLERANCES = {
     "prompts": (0.0, 0.0),
-    "distributions": (1e-5, 1e-5),
+    "distributions": (1e-4, 1e-5),
     "certificates": (1e-11, 0.0),
     "run_lengths": (1e-12, 0.0),
-    "drafts": (1e-5, 1e-5),
+    "drafts": (1e-4, 1e-5),
     "acceptance": (1e-11, 1e-14),
     "decoding": (1e-4, 1e-5),
     "report": (1e-3, 1e-5),
@@ -73,8 +74,10 @@ def moved(stage: str, old: dict[str, int], new: dict[str, int]) -> bool:
     """
     for name in old.keys() & new.keys():
         if new[name] < old[name]:
-            raise ValueError(f"{stage}: the version of {name} went back from {old[name]} to "
-                             f"{new[name]}, which old caches have: give it a higher one")  # fmt: skip
+            raise ValueError(
+                f"{stage}: the version of {name} went back from {old[name]} to {new[name]}, which "
+                "old caches have: give it a higher one"
+            )
     return old != new
 
 
@@ -107,12 +110,21 @@ def _same(old: Any, new: Any, tolerance: Tolerance) -> bool:
         relative, absolute = tolerance
         close = math.isclose(old, new, rel_tol=relative, abs_tol=absolute)
         return close or (math.isnan(old) and math.isnan(new))
-    if isinstance(old, str):  # a line of text: its words, and its numbers
-        numbers = [[float(number) for number in NUMBER.findall(text)] for text in (old, new)]
+    if isinstance(old, str):
+        texts = zip(NUMBER.findall(old), NUMBER.findall(new), strict=False)
         return NUMBER.sub("#", old) == NUMBER.sub("#", new) and all(
-            _same(before, after, tolerance) for before, after in zip(*numbers, strict=True)
+            _same_number(before, after, tolerance) for before, after in texts
         )
     return bool(old == new)
+
+
+def _same_number(old: str, new: str, tolerance: Tolerance) -> bool:
+    """Compare printed numbers: integers exactly, others up to one in the last digit."""
+    mantissa, _, exponent = old.lower().partition("e")
+    if "." not in mantissa and not exponent:
+        return old == new
+    digit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+    return abs(float(old) - float(new)) < 1.5 * digit or _same(float(old), float(new), tolerance)
 
 
 def verdict(stage: str, versions: dict[str, int], results: Any) -> str | None:
@@ -121,7 +133,10 @@ def verdict(stage: str, versions: dict[str, int], results: Any) -> str | None:
     if committed is None:
         return f"{stage} has no committed results: run python -m tests.results {stage}"
     found = differences(stage, committed["results"], results)
-    changed = moved(stage, committed["versions"], versions)
+    try:
+        changed = moved(stage, committed["versions"], versions)
+    except ValueError as error:
+        return str(error)
     if found and not changed:
         return (
             f"{stage} computes other results under the same version, so old caches would be served "

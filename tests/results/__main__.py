@@ -15,26 +15,36 @@ from tests.results.study import FixedStudy
 
 
 def main(stages: list[str]) -> int:
-    """Accept the named stages, or show the state of all; return the exit status."""
+    """Accept the named stages, or say how all of them stand; return the exit status."""
     unknown = sorted(set(stages) - set(VERSIONS))
     if unknown:
         raise SystemExit(f"no stage {', '.join(unknown)}; stages: {', '.join(VERSIONS)}")
-    refused = False
     with tempfile.TemporaryDirectory() as folder:
         study = FixedStudy(Path(folder))
-        for stage in VERSIONS:
-            if not stages or stage in stages:
-                versions, results = study.versions(stage), study.results(stage)
-                reason = refusal(stage, versions, results) if stages else None
-                if not stages:
-                    print(verdict(stage, versions, results) or f"{stage}: as committed")
-                elif reason is not None:
-                    print(reason)
-                    refused = True
-                else:
-                    save(stage, versions, results)
-                    print(f"{stage}: accepted as version {versions[stage]}")
-    return int(refused)
+        if stages:
+            accepted = [accept(study, stage) for stage in VERSIONS if stage in stages]
+            return int(not all(accepted))
+        acceptable = [stage for stage in VERSIONS if show(study, stage)]
+    if acceptable:
+        print(f"to accept: python -m tests.results {' '.join(acceptable)}")
+    return 0
+
+
+def accept(study: FixedStudy, stage: str) -> bool:
+    """Write what a stage computes, unless it is refused; return whether it was written."""
+    versions, results = study.versions(stage), study.results(stage)
+    reason = refusal(stage, versions, results)
+    if reason is None:
+        save(stage, versions, results)
+    print(reason or f"{stage}: accepted as version {versions[stage]}")
+    return reason is None
+
+
+def show(study: FixedStudy, stage: str) -> bool:
+    """Print how a stage stands; return whether there is something that can be accepted."""
+    versions, results = study.versions(stage), study.results(stage)
+    print(verdict(stage, versions, results) or f"{stage}: as committed")
+    return refusal(stage, versions, results) is None
 
 
 def refusal(stage: str, versions: dict[str, int], results: object) -> str | None:

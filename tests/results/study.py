@@ -79,7 +79,9 @@ OVERRIDES = [
     "statistics.resamples=200",
     "device={name: cpu, threads: 1, batch: 3}",
 ]
-CONTENT = re.compile("content [0-9a-f]{12}")  # of the model's files, which name transformers' version
+CONTENT = re.compile(
+    "content [0-9a-f]{12}"
+)  # of the model's files, which name transformers' version
 FILES = {"report": ("*.md", "*.tex", "tables/*.csv")}  # figures change with the font renderer
 
 
