@@ -13,8 +13,10 @@ from tests import results
 from tests.results import __main__ as command
 from tests.results.study import FixedStudy
 
-RESULTS: dict[str, Any] = {"data": {"position": [0, 1], "accepted": [True, None], "lo": [0.25, float("inf")]},
-                           "page": ["mean 0.125 of 3 steps", "p5 -1.5e-07"]}  # fmt: skip
+RESULTS: dict[str, Any] = {
+    "data": {"position": [0, 1], "accepted": [True, None], "lo": [0.25, float("inf")]},
+    "page": ["mean 0.125 of 3 steps", "p5 -1.5e-07"],
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.stages import MODULES
+from tests.conftest import HEAVY
 from tests.imports import closure, imported, source
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
-HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")
 
 
 def files(folder: str) -> list[Path]:
