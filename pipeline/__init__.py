@@ -1,1 +1,9 @@
 """Everything that touches disk, models, devices or the clock; one module a stage."""
+
+import os
+
+# Before torch is imported, since its thread library reads it then: how long an idle thread waits
+# without giving up its core. By default that is about a millisecond, which costs a process that
+# shares its cores nearly all its speed; docs/decoding.md, "Threads", has the measurements.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")

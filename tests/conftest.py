@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")  # to import
 SMALL = [
     "study=mini",
     "study_name=mini",

@@ -1,21 +1,19 @@
-"""What the tree promises: import directions, lazy imports, stage versions."""
+"""What the tree promises: import directions and lazy imports."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline.stages import MODULES, VERSIONS
-from tests import stage_versions
-from tests.stage_versions import imported
+from pipeline.stages import MODULES
+from tests.conftest import HEAVY
+from tests.imports import closure, imported, source
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
-HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")
 
 
 def files(folder: str) -> list[Path]:
@@ -61,8 +59,8 @@ def test_only_models_and_their_caches_import_transformers() -> None:
 def test_stages_do_not_import_each_other() -> None:
     for stage in MODULES:
         others = {other for name, other in MODULES.items() if name != stage}
-        for used in stage_versions.closure(stage):
-            path = stage_versions.source(used)
+        for used in closure(stage):
+            path = source(used)
             assert path is not None
             for name in imported(path):
                 assert not any(name == other or name.startswith(f"{other}.") for other in others), (
@@ -80,14 +78,3 @@ def test_a_cached_run_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_a_changed_computation_has_a_new_version() -> None:
-    accepted = json.loads(stage_versions.ACCEPTED.read_text())
-    assert set(accepted) == set(VERSIONS)
-    for stage, state in stage_versions.current().items():
-        assert state == accepted[stage], (
-            f"the code behind stage {stage} changed: bump its version in pipeline/stages.py and "
-            "run python -m tests.stage_versions; when every result stays as it was, run "
-            f"python -m tests.stage_versions --same-results {stage}"
-        )

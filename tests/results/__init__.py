@@ -1,0 +1,152 @@
+"""What every stage computes on small fixed inputs, committed with the version that computed it.
+
+An artifact is found by its stage's version and those of the stages above it. Were other results
+to come from the same versions, an old cache would be served in their place: so a stage whose
+results changed gets a new version in pipeline/stages.py, and ``python -m tests.results STAGE``
+then accepts its results. It refuses where none of these versions moved.
+
+Integers, booleans and text are compared exactly, numbers within the stage's tolerance.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.stages import VERSIONS
+
+FOLDER = Path(__file__).parent
+Tolerance = tuple[float, float]
+# (relative, absolute). Of fixed arrays: exp and log differ in the last bit between processors.
+# Of models: so do the sums of float32; weights moved by 1e-6 stay within it. A number inside a text
+# may also differ by one in its last digit.
+TOLERANCES = {
+    "prompts": (0.0, 0.0),
+    "distributions": (1e-4, 1e-5),
+    "certificates": (1e-11, 0.0),
+    "run_lengths": (1e-12, 0.0),
+    "drafts": (1e-4, 1e-5),
+    "acceptance": (1e-11, 1e-14),
+    "decoding": (1e-4, 1e-5),
+    "report": (1e-3, 1e-5),
+}
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
+
+
+def path(stage: str) -> Path:
+    """Return the file of a stage's committed results."""
+    return FOLDER / f"{stage}.json"
+
+
+def load(stage: str) -> dict[str, Any] | None:
+    """Return a stage's committed versions and results, None if there are none."""
+    return json.loads(path(stage).read_text()) if path(stage).is_file() else None
+
+
+def save(stage: str, versions: dict[str, int], results: dict[str, Any]) -> None:
+    """Write a stage's results, a column or a line of text a line."""
+
+    def block(content: Any) -> str:
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+        named = isinstance(content, dict)
+        lines = [(f"{json.dumps(key)}: " if named else "") + _line(value) for key, value in items]
+        return ("{\n   %s\n  }" if named else "[\n   %s\n  ]") % ",\n   ".join(lines)
+
+    files = ",\n".join(f"  {json.dumps(name)}: {block(part)}" for name, part in results.items())
+    path(stage).write_text(
+        f'{{\n "versions": {json.dumps(versions)},\n "results": {{\n{files}\n }}\n}}\n'
+    )
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def moved(stage: str, old: dict[str, int], new: dict[str, int]) -> bool:
+    """Whether artifacts of a stage have another fingerprint under `new` versions than under `old`.
+
+    Raises:
+        ValueError: a version went back, to one that may stand for other results.
+    """
+    for name in old.keys() & new.keys():
+        if new[name] < old[name]:
+            raise ValueError(
+                f"{stage}: the version of {name} went back from {old[name]} to {new[name]}, which "
+                "old caches have: give it a higher one"
+            )
+    return old != new
+
+
+def differences(stage: str, old: Any, new: Any) -> list[str]:
+    """Return where the results of a stage differ by more than its tolerance, and how."""
+    return list(_differ(old, new, stage, TOLERANCES[stage]))
+
+
+def _differ(old: Any, new: Any, at: str, tolerance: Tolerance) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            if key not in new or key not in old:
+                yield f"{at}/{key}: {'was not there' if key in new else 'is no longer there'}"
+            else:
+                yield from _differ(old[key], new[key], f"{at}/{key}", tolerance)
+    elif isinstance(old, list) and isinstance(new, list):
+        if len(old) != len(new):
+            yield f"{at}: {len(new)} values, were {len(old)}"
+            return
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _differ(before, after, f"{at}[{index}]", tolerance)
+    elif not _same(old, new, tolerance):
+        yield f"{at}: {new!r}, was {old!r}"
+
+
+def _same(old: Any, new: Any, tolerance: Tolerance) -> bool:
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, float):
+        relative, absolute = tolerance
+        close = math.isclose(old, new, rel_tol=relative, abs_tol=absolute)
+        return close or (math.isnan(old) and math.isnan(new))
+    if isinstance(old, str):
+        texts = zip(NUMBER.findall(old), NUMBER.findall(new), strict=False)
+        return NUMBER.sub("#", old) == NUMBER.sub("#", new) and all(
+            _same_number(before, after, tolerance) for before, after in texts
+        )
+    return bool(old == new)
+
+
+def _same_number(old: str, new: str, tolerance: Tolerance) -> bool:
+    """Compare printed numbers: integers exactly, others up to one in the last digit."""
+    mantissa, _, exponent = old.lower().partition("e")
+    if "." not in mantissa and not exponent:
+        return old == new
+    digit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+    return abs(float(old) - float(new)) < 1.5 * digit or _same(float(old), float(new), tolerance)
+
+
+def verdict(stage: str, versions: dict[str, int], results: Any) -> str | None:
+    """Return what is wrong with a stage's results, and what to do; None if nothing is."""
+    committed = load(stage)
+    if committed is None:
+        return f"{stage} has no committed results: run python -m tests.results {stage}"
+    found = differences(stage, committed["results"], results)
+    try:
+        changed = moved(stage, committed["versions"], versions)
+    except ValueError as error:
+        return str(error)
+    if found and not changed:
+        return (
+            f"{stage} computes other results under the same version, so old caches would be served "
+            f"in their place ({len(found)} differ):\n  " + "\n  ".join(found[:10]) + "\nIf that is "
+            f"not meant, mend it. If it is, raise VERSIONS[{stage!r}] (now {VERSIONS[stage]}) in "
+            f"pipeline/stages.py and run python -m tests.results {stage}"
+        )
+    if changed:
+        return (
+            f"{stage} has new versions, {versions} after {committed['versions']}: look at what "
+            f"changed ({len(found)} values differ), then run python -m tests.results {stage}"
+        )
+    return None
