@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from analysis import speed_laws
 from analysis.decoding import Decoded, acceptance, by_prompt
-from analysis.statistics import PromptBootstrap
+from analysis.statistics import PromptBootstrap, few
 
 Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
@@ -36,7 +36,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         k c_p / (c_draft + c_verify + c_other), k the measured tokens a call; `first_token`
         median; gaps between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that
         arrive with the token before them; `memory` bytes beside the target's at the longest
-        answer.
+        answer; `prompts`, and `few_prompts` where they are too few for the intervals.
     """
     table = acceptance(decoded)
     spans = decoded.spans.groupby("run")[
@@ -59,6 +59,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
     table["itl_zero"] = [np.mean(gap == 0) if len(gap) else np.nan for gap in gaps]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
+    table = table.assign(prompts=decoded.prompts, few_prompts=few(decoded.prompts))
     return table.join(speedups(decoded, resamples, confidence, seed))
 
 

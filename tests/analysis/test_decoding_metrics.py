@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.lines import Line2D
 
 from analysis import decoding, speed, speed_laws
 from analysis.decoding import Decoded
@@ -200,46 +199,6 @@ def test_acceptance_on_the_baseline_counts_the_token_by_which_an_answer_leaves_i
     assert decoding.forced(changed)["on_baseline"].iloc[0] == pytest.approx(3 / 4)
 
 
-def test_the_first_gap_of_an_answer_holds_the_drafters_pass_over_the_prompt() -> None:
-    made_up = made()
-    before = speed.token_gaps(made_up, 1)
-    answers = made_up.answers.assign(begin_seconds=[0.0, 0.0, 0.5, 0.25, 0.0, 0.0])
-    after = speed.token_gaps(replace(made_up, answers=answers), 1)
-    gained = after - before
-    assert gained[gained > 0].tolist() == pytest.approx([0.5, 0.25])
-    assert gained[0] == pytest.approx(0.5)
-    assert gained[5] == pytest.approx(0.25)  # 3 + 1 + 1 tokens of answer a come before
-
-
-def test_memory_on_a_gpu_counts_the_weights_that_lie_beside_both() -> None:
-    made_up = made()
-    peaks = made_up.answers.assign(peak_bytes=[5000.0, 5000.0, 5040.0, 5030.0, 5010.0, 5000.0])
-    changed = replace(made_up, answers=peaks)
-    assert [speed.memory_overhead(changed, run) for run in range(3)] == [0, 140, 110]
-
-
-def test_speed_costs_and_predictions() -> None:
-    table = speed.speed(made(), 20, 0.9, 0)
-    assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
-    assert table["rho"].iloc[1] == pytest.approx(0.1)
-    assert table["verify_ratio"].iloc[1] == pytest.approx(1.2)
-    # a call drafts 7/5 tokens of 1 ms and verifies for 12 ms; the target alone takes 10 a token
-    assert table["predicted"].iloc[1] == pytest.approx(1.6 / (1 + 1.4 * 0.1))
-    assert table["predicted_costs"].iloc[1] == pytest.approx(1.6 * 10 / (1.4 + 12))
-    assert np.isnan(table["predicted"].iloc[0])
-    alone, drafted = 0.04 + 8 * 0.010, 0.04 + 5 * 0.012 + 7 * 0.001
-    assert table["speedup"].tolist()[:2] == pytest.approx([1.0, alone / drafted])
-    assert table["low"].iloc[1] <= table["speedup"].iloc[1] <= table["high"].iloc[1]
-    assert table["tokens_per_second"].iloc[0] == pytest.approx(10 / alone)
-    assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
-    assert table["itl_50"].iloc[0] == pytest.approx(0.010)
-    assert table["memory"].iloc[1] == 100 + 2 * 16
-    best = speed.draft_lengths(made(), table)
-    assert best["found"].tolist() == [3]
-    assert best["tried"].tolist() == ["2, 3"]
-    assert speed.draft_lengths(made(), table[::-1])["tried"].tolist() == ["2, 3"]
-
-
 def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> None:
     figure = content_figures([made()])["decoding_ratios"]
     drawn = {
@@ -252,34 +211,6 @@ def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> No
     shown = {text.get_text() for text in figure.legends[0].get_texts()}
     assert {name for name, _ in drawn} <= shown
     assert {"logit ratio up to 0.9", "logit ratio above 0.9"} <= shown
-
-
-def test_the_legend_of_draft_lengths_names_both_predictions() -> None:
-    table = speed.speed(made(), 20, 0.9, 0).assign(theta=np.nan)
-    table = pd.concat([table, table[1:2].assign(draft_length=5)], ignore_index=True)
-    figure = timing_figures([made()], [table])["decoding_lengths"]
-    shown = figure.legends[0]
-    styles = {
-        text.get_text(): line.get_linestyle()
-        for text, line in zip(shown.get_texts(), shown.legend_handles, strict=True)
-        if isinstance(line, Line2D)
-    }
-    assert styles == {"predicted, τ/(1 + dρ)": ":", "predicted from the costs": "--"}
-
-
-def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
-    table = speed.speed(made(), 20, 0.9, 0)
-    assert speed.signs_of_load(table) == []
-    # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
-    interrupted = made()
-    interrupted.spans.loc[interrupted.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
-    gap, verification = speed.signs_of_load(speed.speed(interrupted, 20, 0.9, 0))
-    assert gap.startswith("Autoregressive at T = 0: 1 % of the gaps")
-    assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
-    assert "Strict greedy at T = 0, γ = 2: a verification took 0.51 of" in verification
-    # the limits themselves are no sign
-    limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9)
-    assert speed.signs_of_load(limit) == []
 
 
 def test_teacher_forced_beside_realised() -> None:
@@ -338,22 +269,6 @@ def test_the_closed_form_of_nothing_tested_and_of_certain_acceptance() -> None:
     assert found.tolist() == [1.0, 3.0]
 
 
-def test_the_best_draft_length_is_from_measured_costs_and_may_be_none() -> None:
-    """A call of 0, 2 and 3 drafted tokens takes 10, 14 and 15 ms; answers end before."""
-    made_up = made()
-    table = speed.speed(made_up, 20, 0.9, 0)
-    assert speed.call_costs(made_up, table[1:]) == pytest.approx([0.010, 0.012, 0.014, 0.015])
-    best = speed.draft_lengths(made_up, table).iloc[0]
-    rate = 7 / 10  # 3 of 5 and 4 of 5 tested tokens
-    gains = [1, 1.7 / 1.2, (1 + rate + rate**2) / 1.4, (1 + rate + rate**2 + rate**3) / 1.5]
-    assert best["rate"] == pytest.approx(rate)
-    assert best["predicted"] == int(np.argmax(gains))
-    assert best["predicted_speedup"] == pytest.approx(max(gains))
-    slow = table.assign(speedup=[1.0, 0.99, 1.0])  # not above the target alone
-    assert speed.draft_lengths(made_up, slow)["found"].tolist() == [0]
-    assert speed.draft_lengths(made_up, slow)["found_speedup"].tolist() == [1.0]
-
-
 def test_intervals_of_few_prompts_carry_a_warning() -> None:
     made_up = made()
     table = acceptance_table([made_up], 20, 0.9, 0)
@@ -363,6 +278,7 @@ def test_intervals_of_few_prompts_carry_a_warning() -> None:
     compared = comparison_table([made_up], speeds)
     assert any("intervals come from 2 prompts" in note for note in compared.notes)
     assert compared.data["few_prompts"].all()
+    assert speeds[0]["few_prompts"].all()
 
 
 def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
