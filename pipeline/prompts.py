@@ -161,7 +161,7 @@ def read_row(row: Mapping[str, Any], at: int) -> Prompt:
             raise PipelineError(
                 f"prompts.source: row {at} (from 0) has no text; it has "
                 f"{', '.join(row) or 'nothing'}. Expected is text or prompt, or UltraChat's "
-                "messages (a list of role and content), or Spec-Bench's question_id, category, turns"
+                "messages (a list of role and content), or Spec-Bench's question_id and turns"
             )
         name, turns = row.get("prompt_id", row.get("id")), [row[key]]
     if not turns or not all(_is_text(turn) for turn in turns):

@@ -15,10 +15,11 @@ from omegaconf import OmegaConf
 
 from conf import schema
 from pipeline import cli
-from pipeline.composition import EXPECTED, explain, settings_of
+from pipeline.composition import EXPECTED, check_groups, explain, settings_of
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
 from pipeline.rules import build_rules
+from tests.pipeline import tiny
 
 GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "device")
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
@@ -179,3 +180,43 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
     assert {method["draft_length"] for method in three.config["methods"]} == {3}
     with pytest.raises(schema.ConfigError, match=r"decoding\.draft_length=0 is not allowed"):
         planned("decoding.draft_length=0")
+
+
+def test_a_foreign_tokenizer_is_refused_only_where_a_drafter_is_needed(tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model")
+    wanted = ["target=local", f"targets.local.path={model}", f"outputs={tmp_path}"]
+    for stage in ("prompts", "distributions", "certificates", "run_lengths"):
+        assert cli.prepare(compose("config", [*wanted, f"stage={stage}"]))[1][stage]
+    for stage in ("drafts", "acceptance", "decoding", "report"):
+        with pytest.raises(PipelineError, match=r"^targets.local.path=.* and drafter=.*: their tokeni.*"
+                           r"differ in \d+ tokens .*, or none at all: drafter=none$"):  # fmt: skip
+            cli.prepare(compose("config", [*wanted, f"stage={stage}"]))
+    assert cli.prepare(compose("config", [*wanted, "stage=report", "drafter=none"]))[1]["report"]
+
+
+def test_models_are_looked_at_before_any_work(tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model")
+    wanted = ["target=local", f"targets.local.path={model}", f"outputs={tmp_path}", "drafter=none",
+              "prompts.count=2"]  # fmt: skip
+    (model / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(
+        PipelineError, match=r"^targets.local.path=.*: MambaForCausalLM takes no key"
+    ):
+        cli.run(compose("config", [*wanted, "stage=certificates"]))
+    with pytest.raises(PipelineError, match=r"^device.threads=1000000 exceeds the \d+ processors"):
+        cli.run(compose("config", [*wanted, "device.threads=1000000"]))
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("override", ["device=null", "drafter=null", "+prompts=null"])
+def test_a_group_is_not_null(override: str) -> None:
+    with pytest.raises(
+        PipelineError, match=rf"^{re.escape(override)} is not allowed: give one of "
+    ):
+        check_groups([override])
+    check_groups(["device=auto", "targets.a.revision=null", "device.threads=null", "-m"])
+
+
+def test_fewer_prompts_than_decoding_wants_are_enough_for_other_stages(tmp_path: Path) -> None:
+    wanted = ["prompts.count=2", "stage=acceptance", f"outputs={tmp_path}"]
+    assert cli.prepare(compose("config", wanted))[1]["acceptance"]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
 
+from pipeline.cache_check import relative_error
 from pipeline.caches import select
+from pipeline.devices import check_threads
 from pipeline.encoding import encode
 from pipeline.errors import PipelineError
 from pipeline.identity import hub_commit
 from pipeline.models import LanguageModel, load_model, load_tokenizer
+from pipeline.vocabulary import read_tokens
 from tests.pipeline import tiny
 
 
@@ -134,3 +138,108 @@ def test_fetched_model_needs_no_hub(directory: Path, monkeypatch: pytest.MonkeyP
     assert load("some-one/a-model", commit=commit).eos == (2,)
     tokenizer = load_tokenizer("some-one/a-model", commit, "targets.tiny")
     assert encode(tokenizer, [""], "chat", enable_thinking=True) == [1, 3]
+
+
+def test_an_incomplete_snapshot_is_not_taken_for_the_model(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer was fetched alone: the weights are asked for, not missed by a loader."""
+    from huggingface_hub import constants
+
+    commit = "0123456789" * 4
+    snapshot = directory.parent / "hub/models--some-one--a-model/snapshots" / commit
+    snapshot.parent.mkdir(parents=True)
+    directory.rename(snapshot)
+    (snapshot / "model.safetensors").unlink()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(directory.parent / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(PipelineError, match=r"the hub did not give .*\.safetensors"):
+        load("some-one/a-model", commit=commit)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", b"not weights at all", "SafetensorError: .*[Hh]eader"),
+        ("model.safetensors", 0.5, "SafetensorError: .*incomplete"),
+        ("config.json", b"{", "config file .* is not a valid JSON file"),
+        ("config.json", b'{"model_type": "clip"}', "model of type clip is no causal language"),
+        ("config.json", b'{"model_type": "no-such"}', "no-such"),
+        ("config.json", b'{"model_type": "qwen3", "hidden_size": "wide"}', "hidden_size"),
+    ],
+)
+def test_damaged_files_are_named_in_one_line(
+    directory: Path, name: str, content: bytes | float, message: str
+) -> None:
+    path = directory / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * content)] if isinstance(content, float) else content)
+    with pytest.raises(PipelineError, match=rf"^targets.tiny.path=.*{message}") as error:
+        load(directory)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": {}}', b"\xff", b'{"model": null}'])
+def test_a_damaged_tokenizer_is_named_in_one_line(directory: Path, content: bytes) -> None:
+    (directory / "tokenizer.json").write_bytes(content)
+    for read in (lambda: load_tokenizer(str(directory), None, "drafter"),
+                 lambda: read_tokens(directory)):  # fmt: skip
+        with pytest.raises(PipelineError, match="tokenizer") as error:
+            read()
+        assert "\n" not in str(error.value)
+
+
+def test_a_model_that_ignores_its_cache_is_found_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Qwen3ForCausalLM.forward
+
+    def forgets(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+        if past_key_values is None:
+            return real(self, **rest)
+        rest["attention_mask"] = rest["attention_mask"][:, -rest["input_ids"].shape[1] :]
+        return real(self, **rest | {"use_cache": False})
+
+    def counts_padding(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+        if past_key_values is not None:
+            rest["attention_mask"] = torch.ones_like(rest["attention_mask"])
+        return real(self, past_key_values=past_key_values, **rest)
+
+    def misreads_chunks(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+        chunk = past_key_values is not None and 1 < rest["input_ids"].shape[1] < 8
+        if chunk:
+            rest["input_ids"] = rest["input_ids"].flip(1)
+        return real(self, past_key_values=past_key_values, **rest)
+
+    for wrong in (forgets, counts_padding, misreads_chunks):
+        for dtype in ("float32", "bfloat16"):
+            monkeypatch.setattr(Qwen3ForCausalLM, "forward", wrong)
+            with pytest.raises(
+                PipelineError, match=r"^targets.tiny: tiny gives other logits a tok"
+            ):
+                load(directory, dtype=dtype)
+            monkeypatch.setattr(Qwen3ForCausalLM, "forward", real)
+            assert load(directory, dtype=dtype)
+
+
+def test_how_far_passes_differ_is_measured_in_spreads() -> None:
+    plain = torch.randn(2, 6, 50, generator=torch.Generator().manual_seed(0)).double()
+    assert relative_error(plain, plain) == 0
+    assert relative_error(plain, plain.roll(1, 2)) == pytest.approx(2**0.5, rel=0.2)
+    assert relative_error(plain + 100, plain + 100.1) == pytest.approx(0.1, rel=0.2)
+    masked = plain.clone()
+    masked[..., 7] = -torch.inf
+    assert relative_error(masked, masked) == 0
+    assert relative_error(masked, plain) == float("inf")
+    assert relative_error(torch.zeros(2, 6, 9), torch.zeros(2, 6, 9)) == 0
+    one_step = plain.clone()
+    one_step[0, 1] = 0  # a token routed otherwise
+    assert relative_error(plain, one_step) == 0
+
+
+def test_more_threads_than_processors_are_refused() -> None:
+    cores = os.cpu_count() or 1
+    check_threads(cores)
+    check_threads(None)
+    with pytest.raises(PipelineError, match=rf"device.threads={cores + 1} exceeds the {cores} pro"):
+        check_threads(cores + 1)

@@ -1,7 +1,8 @@
-"""Stage prompts on files in UltraChat's schema, read by the real `datasets`."""
+"""Stage prompts: what rows are accepted, in which files, and as which tokens."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from pipeline.encoding import encode
 from pipeline.errors import PipelineError
 from tests.pipeline import tiny
 
@@ -125,23 +128,158 @@ def test_values_of_mixed_types(model: Path, tmp_path: Path) -> None:
         tiny.built(tiny.prompts_node(model, source, count=9), tmp_path / "store")
 
 
-def test_lacking_column_is_named(model: Path, tmp_path: Path) -> None:
-    source = tmp_path / "prompts.jsonl"
-    source.write_text(json.dumps({"prompt": "x", "id": "1"}) + "\n")
-    with pytest.raises(PipelineError, match="no column messages, prompt_id; it has prompt, id"):
-        tiny.built(tiny.prompts_node(model, source), tmp_path / "store")
+def build(model: Path, source: Path, root: Path, **changes: Any) -> list[dict[str, Any]]:
+    """The prompts of a source in the order of its rows."""
+    artifact = tiny.built(tiny.prompts_node(model, source, **changes), root)
+    return sorted(artifact.read().to_pylist(), key=lambda found: found["source_row"])
 
 
-def test_broken_file_is_named(model: Path, tmp_path: Path) -> None:
-    source = tmp_path / "prompts.jsonl"
-    source.write_text('{"prompt": "x"\n')
-    with pytest.raises(PipelineError, match=r"prompts\.jsonl .*can't be read"):
-        tiny.built(tiny.prompts_node(model, source), tmp_path / "store")
+def refused(model: Path, source: Path, root: Path, message: str, **changes: Any) -> None:
+    with pytest.raises(PipelineError, match=message) as error:
+        build(model, source, root, **changes)
+    assert "\n" not in str(error.value)
 
 
-def test_tokenizer_without_template(tmp_path: Path) -> None:
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))  # empty lines are no rows
+    return path
+
+
+def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_path: Path) -> None:
+    rows = [{"text": "a text of mine"}, {"prompt": "a prompt of mine"}, row("x", "a chat of mine"),
+            {"text": "a text with a number", "id": 7},
+            {"prompt": "a\nb", "prompt_id": None, "text": "not this"}, {"text": "a text of mine"},
+            {"text": "half a letter \ud800"}, {"text": "a number of its own", "id": 1.5}]  # fmt: skip
+    found = build(model, lines(tmp_path / "p.jsonl", *rows), tmp_path / "a", count=5, seed=1)
+    texts = ["a text of mine", "a prompt of mine", "a chat of mine", "a text with a number", "a\nb"]
+    assert sorted(r["text"] for r in found) == sorted(texts)
+    ids = {r["text"]: r["prompt_id"] for r in found}
+    assert (ids["a chat of mine"], ids["a text with a number"]) == ("x", "7")
+    assert ids["a\nb"] == hashlib.sha256(b"a\nb").hexdigest()[:16]
+    refused(model, tmp_path / "p.jsonl", tmp_path / "b",
+            r"only 5 prompts .* 2 not a string \(row \d, \d\), 1 duplicate id \(row \d\)\): lower "
+            "prompts.count$", count=6)  # fmt: skip
+    lines(tmp_path / "p.jsonl", *rows[::-1])
+    again = build(model, tmp_path / "p.jsonl", tmp_path / "c", count=5)
+    assert {r["text"]: r["prompt_id"] for r in again} == ids  # of content, not of place
+
+
+def test_a_text_file_is_a_prompt_whole(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "more").mkdir(parents=True)
+    texts = ["one paragraph\n\nand another", " indented,\r\nwith returns", "\ufefffirst"]
+    for at, text in enumerate(texts):
+        (folder / ("more" if at else ".") / f"{at}.txt").write_bytes(f"{text}\n\n".encode())
+    found = build(model, folder, tmp_path / "store", count=3, template="none")
+    assert [r["text"] for r in found] == [texts[0], texts[1], "first"]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert [r["token_ids"] for r in found] == [tokenizer.encode(r["text"]) for r in found]
+    assert {r["source"] for r in found} == {"texts"}
+    message = (
+        r"only 1 prompts .*: lower prompts.count, or give .jsonl rows .*\(a .txt file is one\)"
+    )
+    refused(model, folder / "0.txt", tmp_path / "one", message, count=2)
+
+
+def test_a_path_is_no_pattern(model: Path, tmp_path: Path) -> None:
+    for name in ("p1", "p2", "p[12]", "p*"):
+        lines(tmp_path / f"{name}.jsonl", {"text": f"the text of {name}"})
+    for name in ("p[12]", "p*"):
+        [found] = build(model, tmp_path / f"{name}.jsonl", tmp_path / "store", count=1)
+        assert found["text"] == f"the text of {name}"
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b'{"text": "x"}\n{"text": "caf\xe9"}\n', r"p.jsonl: byte 0xe9 of line 2 is no UTF-8. Save it"),
+    (b'{"text": "x"}\n{"text": "\0"}\n', "p.jsonl: line 2 holds a NUL byte"),
+    ('{"text": "x"}'.encode("utf-16"), "p.jsonl: byte 0xff of line 1 is no UTF-8"),
+    (b'{"text": "a b c d"}\n\n{"text": "a"\n', r"p.jsonl, line 3 is no JSON: .* one object a line"),
+    (b'["x"]', r"p.jsonl, line 1: expected an object, as {\"text\": \"Hi\"}"),
+    (b'{"question": "x"}', r"row 0 \(from 0\) has no text; it has question. Expected is text or"),
+    (b"{}", "row 0 .* it has nothing"),
+    (b"", "holds no rows"),
+    (b"\n \n", "holds no rows"),
+    (b"[" * 100_000, "line 1 is no JSON"),
+])  # fmt: skip
+def test_files_that_hold_no_prompts_are_named(
+    model: Path, tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "p.jsonl").write_bytes(content)
+    refused(model, tmp_path / "p.jsonl", tmp_path / "store", message)
+
+
+def test_a_damaged_parquet_file_is_named(model: Path, ultrachat: Path, tmp_path: Path) -> None:
+    path = ultrachat / "data/test_sft-00000-of-00001-3c.parquet"
+    whole = path.read_bytes()
+    flipped = b"PAR1" + whole[4:60].swapcase() + whole[60:]
+    for damaged in (b"", whole[:100], b"PAR1" + b"x" * 200 + b"PAR1", flipped):
+        path.write_bytes(damaged)
+        refused(model, path, tmp_path / "store", r"3c.parquet is no Parquet file that can be read")
+
+
+def test_limits_that_exclude_are_named_with_their_keys(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": "a b " * n} for n in (1, 1, 2, 20, 20, 300)]
+    for at, item in enumerate(rows):
+        item["text"] += str(at)
+    source = lines(tmp_path / "p.jsonl", *rows)
+    build(model, source, tmp_path / "a", count=2, min_tokens=20)
+    told = capsys.readouterr().out
+    assert (
+        "of 4 rows that were looked at 1 too short for prompts.min_tokens=20 (row 2), 1 too "
+        in told
+    )
+    assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
+    message = ("only 2 prompts of 20 to 100 tokens .*: lower prompts.count, or lower "
+               "prompts.min_tokens, or raise prompts.max_tokens$")  # fmt: skip
+    refused(model, source, tmp_path / "b", message, min_tokens=20)
+
+
+def test_questions_of_spec_bench(model: Path, tmp_path: Path) -> None:
+    rows = [{"question_id": 81, "category": "writing", "turns": ["Write it.", "Write it again."]},
+            {"question_id": 200, "category": "qa", "turns": ["Who asks?"], "reference": ["You."]},
+            {"question_id": 201, "category": "qa", "turns": []},
+            {"question_id": 202, "category": "qa", "turns": ["What", 3]}]  # fmt: skip
+    found = build(model, lines(tmp_path / "question.jsonl", *rows), tmp_path / "store", count=2)
+    assert [(r["prompt_id"], r["source"], r["text"], r["later_turns"]) for r in found] == [
+        ("81", "writing", "Write it.", ["Write it again."]), ("200", "qa", "Who asks?", []),
+    ]  # fmt: skip
+
+
+def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model")
     (model / "chat_template.jinja").unlink()
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
-    with pytest.raises(PipelineError, match="no chat template"):
-        tiny.built(tiny.prompts_node(model, source), tmp_path / "store")
+    refused(model, source, tmp_path / "store", "no chat template. Give prompts.template=none")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for found in build(model, source, tmp_path / "store", template="none"):
+        assert found["token_ids"] == tokenizer.encode(found["text"])
+
+
+@pytest.mark.parametrize(("single", "begins"), [
+    ("$A", []), ("<|user|> $A", [1]), ("$A <|end|>", []), ("<|user|> $A <|end|>", [1]),
+])  # fmt: skip
+def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(
+    model: Path, single: str, begins: list[int]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    bare = tokenizer.encode("a b\n\nc\n\nd")
+    special = [("<|user|>", 1), ("<|end|>", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=single, special_tokens=special
+    )
+    assert encode(tokenizer, ["a b", "c", "d"], "none", enable_thinking=False) == begins + bare
+
+
+@pytest.mark.parametrize(("template", "message"), [
+    ("{% for x in messages %}", r"TemplateSyntaxError: .* \(line 1\). Correct its chat_template"),
+    ("{{ raise_exception('roles\nmust alternate') }}", "TemplateError: roles"),
+    ("{{ messages[9].content }}", "UndefinedError: "),
+    ("{{ messages + 1 }}", "TypeError: "),
+])  # fmt: skip
+def test_a_template_that_fails_is_named(tmp_path: Path, template: str, message: str) -> None:
+    model = tiny.write_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(template)
+    source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
+    refused(model, source, tmp_path / "store", f"its chat template fails: {message}")

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.methods import build_methods
 from pipeline.models import LanguageModel
 from pipeline.stages import Node
-from tests.pipeline.decoding.pair import PROMPTS, V, logits
+from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
 
 METHODS = [
@@ -37,6 +37,10 @@ def stage(
     tokenizer = SimpleNamespace(
         get_vocab=lambda: {str(i): i for i in range(V)},
         decode=lambda ids, **_: " ".join(map(str, ids)),
+        chat_template="numbers",
+        apply_chat_template=lambda turns, **_: [
+            int(n) for t in turns for n in t["content"].split()
+        ],
     )
     monkeypatch.setattr(decoding, "load_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(
@@ -45,18 +49,22 @@ def stage(
         lambda _, settings, key: {"a": target, "b": drafter}[settings["label"]],
     )
 
-    def run(prompts: list[list[int]], name: str = "draft") -> Draft:
+    def run(prompts: list[list[int]], name: str = "draft", **later: list[str]) -> Draft:
         rows = [
             {
                 "prompt_id": str(at),
                 "source": "s",
                 "source_row": -at,
                 "token_ids": ids,
-                "later_turns": [],
+                "text": " ".join(map(str, ids)),
+                "later_turns": later.get(f"turns_{at}", []),
             }
             for at, ids in enumerate(prompts)
         ]
-        upstream = SimpleNamespace(read=lambda: pa.Table.from_pylist(rows))
+        upstream = SimpleNamespace(
+            read=lambda: pa.Table.from_pylist(rows),
+            record={"config": {"template": "chat", "enable_thinking": False}},
+        )
         node = Node(
             "decoding",
             "tiny",
@@ -211,6 +219,48 @@ def test_answers_have_spec_benchs_format(stage: Any) -> None:
     assert sum(choice["accept_lengths"]) == 11
     assert choice["decoding_steps"] == [len(choice["accept_lengths"])]
     assert choice["wall_time"][0] > 0
+
+
+def test_later_turns_go_on_from_each_runs_own_answers(
+    stage: Any, target: LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Spec-Bench's speed.py reads: category, new_tokens, wall_time, accept_lengths, turns."""
+    asked = ["5 6 7", "8"]
+    folder = stage([PROMPTS[0], PROMPTS[1]], turns_0=asked).directory / "timings/answers"
+    files = {file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+             for file in folder.iterdir()}  # fmt: skip
+    assert len(files) == 6
+    for name, (second, first) in files.items():  # in the order of the source
+        assert (first["question_id"], second["question_id"]) == (0, 1)
+        assert first["category"] == "s"
+        [choice] = first["choices"]
+        assert choice["new_tokens"] == [12, 12, 12]
+        assert all(seconds > 0 for seconds in choice["wall_time"])
+        assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+        assert sum(choice["accept_lengths"]) == 33
+        assert len(second["choices"][0]["turns"]) == 1
+        text = list(PROMPTS[0])
+        for answer, turn in zip(choice["turns"], [*asked, ""], strict=True):
+            tokens = [int(token) for token in answer.split()]
+            if name.startswith(("greedy", "autoregressive_draft_length=0_temperature=0")):
+                assert tokens == plain_greedy(target, text)[:12]
+            text += tokens + [int(token) for token in turn.split()]
+    assert "first turn only" not in capsys.readouterr().out
+
+
+def test_later_turns_that_do_not_fit_are_left_out_and_named(
+    stage: Any,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(target.module.config, "max_position_embeddings", 30)
+    folder = stage([PROMPTS[0]], turns_0=["5 6"]).directory / "timings/answers"
+    for file in folder.iterdir():
+        assert len(json.loads(file.read_text())["choices"][0]["turns"]) == 1
+    assert (
+        "prompt 0: answers hold its first turn only: a prompt of 19 tok" in capsys.readouterr().out
+    )
 
 
 def test_seconds_are_no_content() -> None:
