@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf import schema
 from pipeline.artifacts import Artifact, Store
 from pipeline.composition import EXPECTED, explain, given, quoted, report_name, settings_of
-from pipeline.console import terminal
+from pipeline.console import interrupts, terminal
 from pipeline.errors import PipelineError
 from pipeline.fingerprint import fingerprint
 from pipeline.paths import CONF, OUTPUTS, ROOT
@@ -33,12 +34,15 @@ schema.register()
 
 
 TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
+OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def main() -> None:
     """Run the command line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    # options first, since argparse takes none between overrides
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: bool(OVERRIDE.match(argument)))
     with _told():
         if {"-m", "--multirun"} & set(sys.argv[1:]):
             _multirun()
@@ -58,9 +62,18 @@ def _told() -> Iterator[None]:
         except BrokenPipeError:
             raise
         except EXPECTED as error:
+            if interrupts(error):
+                raise KeyboardInterrupt from None
             if TRACEBACK:
                 raise
             raise SystemExit(f"error: {explain(error)}") from None
+        except ValueError as error:
+            if TRACEBACK or not str(error).startswith("Config group override must be"):
+                raise
+            raise SystemExit(
+                "error: a group (study, target, drafter, prompts, criteria, ...) takes the name of "
+                "one of its options, for instance drafter=none"
+            ) from None
 
 
 def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -77,11 +90,8 @@ def _multirun() -> None:
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     place = given(sys.argv[1:], "hydra.sweep.dir")
     directory = Path(place or Path(outputs or OUTPUTS) / "sweeps" / now)
-    flags = ("-m", "--multirun")  # first, since argparse takes none between overrides
-    rest = [argument for argument in sys.argv[1:] if argument not in flags]
     # the directory is given, so that the sweep can be collected
-    noted = [f"hydra.sweep.dir={quoted(str(directory))}", "hydra.output_subdir=.hydra"]
-    sys.argv[1:] = ["-m", *rest, *noted]
+    sys.argv += [f"hydra.sweep.dir={quoted(str(directory))}", "hydra.output_subdir=.hydra"]
     try:
         _decorated(_swept)()
     finally:  # Hydra has no hook for the end of a sweep in which a job failed
