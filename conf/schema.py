@@ -72,11 +72,15 @@ def _name(*, optional: bool = False) -> Any:
     )
 
 
+def _text(allowed: str) -> Any:
+    return _ranged(allowed, lambda value: value.strip() != "")
+
+
 @dataclass
 class Model:
     """A causal language model in a directory or on the hub."""
 
-    path: str = MISSING
+    path: str = _text("a directory or a hub id")
     revision: str | None = MISSING
     label: str = _name()
     dtype: str = _one_of("float32", "bfloat16", "float16")
@@ -88,7 +92,7 @@ class Model:
 class Prompts:
     """Which prompts are sampled, and from where."""
 
-    source: str = MISSING
+    source: str = _text("a file, a directory or a hub id")
     revision: str | None = MISSING
     split: str | None = MISSING
     count: int = _at_least(1)
@@ -185,7 +189,7 @@ class Config:
     study: str = _name()
     study_name: str | None = _name(optional=True)
     stage: str = _one_of(*STAGES)
-    outputs: str = _ranged("a directory", lambda value: value.strip() != "")
+    outputs: str = _text("a directory")
     targets: dict[str, Model] = field(default_factory=dict)
     drafter: Model | None = MISSING
     prompts: Prompts = MISSING

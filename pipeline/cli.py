@@ -7,6 +7,7 @@ the asked stage up to date. A multirun ends with one table and one plot of all i
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from pipeline.composition import (
     report_name,
     settings_of,
 )
-from pipeline.console import terminal
+from pipeline.console import interrupts, terminal
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 
@@ -38,11 +39,14 @@ schema.register()
 
 
 TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
+OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 
 
 def main() -> None:
     """Run the command line."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    # options first, since argparse takes none between overrides
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: bool(OVERRIDE.match(argument)))
     with _told():
         check_groups(sys.argv[1:])
         if {"-m", "--multirun"} & set(sys.argv[1:]):
@@ -63,9 +67,18 @@ def _told() -> Iterator[None]:
         except BrokenPipeError:
             raise
         except EXPECTED as error:
+            if interrupts(error):
+                raise KeyboardInterrupt from None
             if TRACEBACK:
                 raise
             raise SystemExit(f"error: {explain(error)}") from None
+        except ValueError as error:
+            if TRACEBACK or not str(error).startswith("Config group override must be"):
+                raise
+            raise SystemExit(
+                "error: a group (study, target, drafter, prompts, criteria, ...) takes the name of "
+                "one of its options, for instance drafter=none"
+            ) from None
 
 
 def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -82,11 +95,8 @@ def _multirun() -> None:
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     place = given(sys.argv[1:], "hydra.sweep.dir")
     directory = Path(place or Path(outputs or OUTPUTS) / "sweeps" / now)
-    flags = ("-m", "--multirun")  # first, since argparse takes none between overrides
-    rest = [argument for argument in sys.argv[1:] if argument not in flags]
     # the directory is given, so that the sweep can be collected
-    noted = [f"hydra.sweep.dir={quoted(str(directory))}", "hydra.output_subdir=.hydra"]
-    sys.argv[1:] = ["-m", *rest, *noted]
+    sys.argv += [f"hydra.sweep.dir={quoted(str(directory))}", "hydra.output_subdir=.hydra"]
     try:
         _decorated(_swept)()
     finally:  # Hydra has no hook for the end of a sweep in which a job failed

@@ -154,7 +154,7 @@ def explain(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else _first_line(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if not isinstance(cause, OmegaConfBaseException):
-        return str(error)
+        return " ".join(str(error).split())  # some of Hydra's have several lines
     known = _allowed(cause.full_key or "")
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         parent = cause.parent_node

@@ -5,12 +5,14 @@ Imports nothing of weight, so that an interruption while the rest is imported is
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+DASHES = str.maketrans("–−", "--")
 INTERRUPTED, CLOSED = 130, 141  # 128 and the number of the signal, as shells have it
 
 
@@ -18,15 +20,16 @@ INTERRUPTED, CLOSED = 130, 141  # 128 and the number of the signal, as shells ha
 def terminal(hint: str = "the same command goes on from here") -> Iterator[None]:
     """Run a command: no traceback for an interruption or a reader that has gone (``| head``).
 
-    Characters that the output can't encode are printed as escapes. `hint` is said when the
-    command is interrupted.
+    Dashes that the output can't encode are printed as hyphens, other characters as escapes. `hint`
+    is said when the command is interrupted.
 
     Raises:
         SystemExit: with the status of an interrupted or a cut-off command.
     """
+    codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="plain")
     try:
         yield
         print(end="", flush=True)
@@ -36,6 +39,22 @@ def terminal(hint: str = "the same command goes on from here") -> Iterator[None]
     except KeyboardInterrupt:
         print(f"interrupted: {hint}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
+
+
+def interrupts(error: BaseException | None) -> bool:
+    """Whether an error arose while an interruption was on its way: a library took it for its own."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__context__
+    return False
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Stand in for what an output can't encode, a handler of codecs."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(DASHES)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def _discard_output() -> None:

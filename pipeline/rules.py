@@ -68,7 +68,18 @@ def build_dials(config: list[Any]) -> list[Dial]:
     Raises:
         PipelineError: one is not a rule with a list of values for one key.
     """
+    for mapping in config:
+        if not isinstance(mapping, Mapping):
+            raise PipelineError(
+                f"acceptance.dials: {mapping!r} is no dial: give a mapping, for instance "
+                "{rule: additive, t: [0.1, 0.2]}"
+            )
     try:
-        return [build_dial(mapping) for mapping in config]
+        dials = [build_dial(mapping) for mapping in config]
     except (ValueError, TypeError, ImportError) as error:
         raise PipelineError(f"acceptance.dials: {error}") from error
+    names = [f"{dial.name}, {dial.parameter}" for dial in dials]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PipelineError(f"acceptance.dials: {twice} is given twice: give it one list of values")
+    return dials

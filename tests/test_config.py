@@ -13,12 +13,21 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from analysis.rule import Rule, register
 from conf import schema
 from pipeline import cli
-from pipeline.composition import EXPECTED, check_groups, explain, settings_of
+from pipeline.composition import (
+    EXPECTED,
+    check_groups,
+    explain,
+    given,
+    quoted,
+    report_name,
+    settings_of,
+)
 from pipeline.errors import PipelineError
-from pipeline.paths import CONF
-from pipeline.rules import build_rules
+from pipeline.paths import CONF, ROOT
+from pipeline.rules import build_dials, build_rules
 from tests.pipeline import tiny
 
 GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "device")
@@ -77,6 +86,17 @@ def test_studies() -> None:
         ("targets.mini_large.label=../x", "label=../x is not allowed: give a name that begins"),
         ("certificates.temperature=1e-320", "give a number of at least 0.01"),
         ("targets.mini_large.dtype=int8", "targets.mini_large.dtype=int8 is not allowed: give one"),
+        (
+            "targets.mini_large.label='a\nb'",
+            r"label='a\nb' is not allowed: give a name that begins",
+        ),
+        ("drafter.label='a\x07b'", r"drafter.label='a\x07b' is not allowed"),
+        (f"drafter.label={'ä' * 51}", "and of at most 100 bytes"),
+        ("+targets.'a\tb'={path: x,label: x,dtype: float32}", r"targets: 'a\tb' is not allowed"),
+        ("study_name=a/b", "study_name=a/b is not allowed: give null or a name"),
+        ("outputs=", "outputs= is not allowed: give a directory"),
+        ("outputs=' '", "outputs=  is not allowed: give a directory"),
+        ("prompts.source=", "prompts.source= is not allowed: give a file, a directory or a hub id"),
         ("run_lengths.eps=[]", "run_lengths.eps"),
         ("device.name=tpu", "device.name=tpu is not allowed: give auto, cpu, cuda"),
         ("stage=nothing", "stage=nothing is not allowed: give one of prompts"),
@@ -102,6 +122,9 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
         ("run_lengths.eps=0.1", "run_lengths.eps=0.1: .*: give a non-empty list of differ"),
         ("prompts=none", "'prompts/none': give one of default, mini, ultrachat"),
         ("distributions.k=[", r"'distributions.k=\[' can't be read as an override"),
+        ("outputs=o'brien", "can't be read as an override.*is quoted: \"key='VALUE'\""),
+        ("criteria.t=0.1", r"'criteria.t'.*; add criteria=additive \(or topm_additive\)"),
+        ("criteria.eps0=0.1", "'criteria.eps0'.*; add criteria=typical$"),
     ],
 )
 def test_typos_are_named_in_one_line_with_what_is_known(override: str, message: str) -> None:
@@ -114,6 +137,99 @@ def test_typos_are_named_in_one_line_with_what_is_known(override: str, message: 
 def test_missing_values_are_named() -> None:
     with pytest.raises(PipelineError, match=r"^targets\.local\.path must be given"):
         cli.prepare(compose("config", ["+target=local"]))
+
+
+def test_the_report_of_a_changed_configuration_has_a_place_of_its_own() -> None:
+    def name(*overrides: str) -> str:
+        return report_name(compose("config", list(overrides)))
+
+    plain = ["outputs=x", "stage=acceptance", "device.threads=3", "criteria=paper"]
+    assert name() == name(*plain) == "mini"
+    assert name("study=paper") == "paper"
+    changed = {
+        name(*overrides)
+        for overrides in (
+            ["prompts.count=5"],
+            ["prompts.count=6"],
+            ["criteria=additive"],
+            ["criteria=additive", "criteria.t=0.2"],
+            ["drafter=none"],
+            ["~targets.mini_small"],
+            ["targets.mini_small.label=x"],
+            ["study=paper", "prompts.count=5"],
+            ["targets.mini_small.path=/a/b"],
+            ["targets.mini_small.path=/a_b"],
+        )
+    }
+    assert len(changed) == 10
+    assert not {"mini", "paper"} & changed
+    assert all(
+        re.fullmatch(r"(mini|paper)-[\w.=-]+-[0-9a-f]{8}|mini-[0-9a-f]{8}", n) for n in changed
+    )
+    assert name("prompts.count=5").startswith("mini-prompts.count=5-")
+    both = ["prompts.count=5", "prompts.seed=1"]
+    assert name(*both) == name(*reversed(both))
+    assert name("prompts.count=5", "study_name=five") == "five"
+    every = [f"prompts.{key}=77" for key in ("count", "min_tokens", "max_tokens", "seed")]
+    assert len(name(*every, "distributions.k=77", "distributions.steps=77")) < 100
+
+
+def test_a_study_is_named_as_its_file() -> None:
+    config = compose("config")
+    config.study = "another"
+    with pytest.raises(PipelineError, match=r"name the file another\.yaml, or .*study_name=NAME"):
+        report_name(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["/a b", "/o'b", '/a"b', "/a\\b", "/a\\'b", "/${x}/y", "/\\${x}", "/a\\", "/x,y=[z]{w}"]
+)
+def test_any_path_survives_as_an_override(text: str) -> None:
+    override = f"outputs={quoted(text)}"
+    assert given([override], "outputs") == text
+    assert compose("config", [override]).outputs == text
+
+
+def test_what_is_given_on_the_command_line() -> None:
+    assert given(["a=1", "outputs=x", "outputs=y"], "outputs") == "y"
+    assert given(["outputs="], "outputs") == ""
+    assert given(["outputs=${root:}/x"], "outputs") == f"{ROOT}/x"
+    for arguments in (["a=1"], ["outputs=x,y"], ["outputs=null"]):
+        assert given(arguments, "outputs") is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["mini-large", "mini-large"], "label=mini-large is given to two targets"),
+        (["mini-large", "mini_large"], "'mini-large, greedy' and 'mini_large, greedy' have the sa"),
+        (["日本", "中国"], "have the same letters"),
+    ],
+)
+def test_a_report_can_tell_targets_apart(labels: list[str], message: str, tmp_path: Path) -> None:
+    keys = ("mini_large", "mini_small")
+    named = [f"targets.{key}.label='{label}'" for key, label in zip(keys, labels, strict=True)]
+    with pytest.raises(PipelineError, match=message):
+        cli.prepare(compose("config", [*named, f"outputs={tmp_path}"]))
+    assert cli.prepare(compose("config", [*named, f"outputs={tmp_path}", "stage=acceptance"]))
+
+
+def test_dials_are_refused_before_any_work() -> None:
+    with pytest.raises(PipelineError, match="3 is no dial: give a mapping"):
+        build_dials([3])
+    dial = {"rule": "additive", "t": [0.1, 0.2]}
+    with pytest.raises(PipelineError, match="additive, t is given twice"):
+        build_dials([dial, {**dial, "t": [0.3, 0.4]}])
+
+
+def test_names_of_presets_and_rules_stand_on_one_line() -> None:
+    with pytest.raises(PipelineError, match=r"'acceptance.presets.a\\nb' is not allowed"):
+        build_rules({"rule": "greedy"}, "acceptance.presets.a\nb")
+    with pytest.raises(PipelineError, match="convention='a.*' is not allowed"):
+        build_rules({"rule": "topm_additive", "m": 2, "t": 0.1, "convention": "a\nb"})
+    for name in ("_hidden", "two\nlines", "", "1"):
+        with pytest.raises(ValueError, match="begins with a letter"):
+            register(name)(Rule)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from conf import schema
+from pipeline.composition import quoted
 from pipeline.paths import CONF
 from tests.conftest import HEAVY, ROOT, SMALL, SmallStudy, pipeline
+
+TEXTS = ("md", "csv", "tex")  # files of a report in which names stand
 
 
 def contents(outputs: Path) -> dict[str, str]:
@@ -105,6 +109,61 @@ def test_failed_points_of_a_sweep_are_listed_with_their_reason(
         0.07,
         0.07,
     ]
+
+
+def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: SmallStudy) -> None:
+    """And nothing but the report is made anew; names may hold what markup is made of."""
+    names = ["T|$x$_<b>", "U#{a}&%", "D $^~`"]
+    keys = ["targets.mini_large", "targets.mini_small", "drafter"]
+    renamed = [f"{key}.label='{name}'" for key, name in zip(keys, names, strict=True)]
+    printed = pipeline(*small_study.overrides, *renamed, "study_name=renamed").stdout
+    assert re.findall(r"^(\w+) .*: computing", printed, re.MULTILINE) == ["report"]
+    report = small_study.outputs / "report" / "renamed"
+    texts = {path: path.read_text() for path in report.rglob("*.*") if path.suffix[1:] in TEXTS}
+    assert len(texts) > 40
+    for path, text in texts.items():
+        assert not re.search("mini-(large|small|drafter)", text), path
+    plain = re.sub(r"\\([!-/:-@[-`{-~])", r"\1", texts[report / "index.md"])
+    assert "# Study renamed" in plain
+    for heading in (f"# Will {names[2]} be accepted?", f"# How it decodes with {names[2]}"):
+        assert heading in plain
+    assert names[2] in (report / "timings/decoding.md").read_text().replace("\\", "")
+    sweep = pipeline(*small_study.overrides, *renamed, "stage=acceptance").stdout
+    assert "computing" not in sweep
+    assert all(name in sweep for name in names)
+    assert "mini-" not in sweep
+
+
+def test_a_sweep_into_a_directory_of_any_name(small_study: SmallStudy, tmp_path: Path) -> None:
+    outputs = tmp_path / "o'b ${x}"
+    outputs.symlink_to(small_study.outputs)
+    wanted = [
+        *SMALL,
+        "stage=run_lengths",
+        "run_lengths.window=64,64",
+        f"outputs={quoted(str(outputs))}",
+    ]
+    done = pipeline("-m", *wanted)
+    assert f"sweep: {outputs}/sweeps/" in done.stdout
+
+
+def test_what_cannot_be_written_is_served_where_it_is(
+    small_study: SmallStudy, tmp_path: Path
+) -> None:
+    """A directory without write permission; the superuser may write everywhere."""
+    if os.geteuid() == 0:
+        pytest.skip("the superuser may write everywhere")
+    outputs = tmp_path / "outputs"
+    shutil.copytree(small_study.outputs, outputs)
+    folders = [outputs, *(path for path in outputs.rglob("*") if path.is_dir())]
+    for path in folders:
+        path.chmod(0o555)
+    try:
+        done = pipeline(*SMALL, f"outputs={outputs}", "study_name=other")
+    finally:
+        for path in folders:
+            path.chmod(0o755)
+    assert re.search(r"report/other can't be written \(.*\); report: .*/index\.md", done.stdout)
 
 
 def test_two_builds_from_empty_caches_are_byte_identical(

@@ -85,7 +85,7 @@ def test_the_cells_of_table_2(measured: Measured) -> None:
     mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
     assert cells(table.markdown(), "Additive (t = 0.3)")[4:] == [
         f"{mean:.3f}",
-        "0.693*",
+        r"0.693\*",
         f"{finite[13]:.3f}",
         f"{finite[69]:.3f}",
     ]

@@ -15,7 +15,6 @@ import pytest
 
 from analysis.speed import speed
 from pipeline.artifacts import Artifact, Store
-from pipeline.errors import PipelineError
 from pipeline.report import index
 from pipeline.report.acceptance import left_out
 from pipeline.report.decoding import extent, warning
@@ -161,11 +160,26 @@ def test_macros_have_letters_only_and_are_defined_once(built: tuple[MadeUp, Arti
     assert len({name[1] for name in names if name}) == len(lines)
 
 
-def test_two_targets_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_names_are_shown_as_they_are_whatever_their_characters(tmp_path: Path) -> None:
+    """Every row keeps its cells, and what was escaped reads as the label."""
     store = Store(tmp_path)
-    node = MadeUp(store, [{"rule": "greedy"}], lengths=[4, 4]).report(["same", "same"], [0, 1])
-    with pytest.raises(PipelineError, match="given to two targets"):
-        ensure([node], store)
+    label = r"9|$x$_<b>&amp;%#{a}\^~ *e* [k](u) `c`"
+    made = MadeUp(store, [{"rule": "greedy"}, {"rule": "tree", "m": 2}], lengths=(20, 30))
+    (report,) = ensure([made.report([label, "日本 $"], [0, 1])], store)
+    page = (report.directory / "index.md").read_text()
+    blocks = [block.splitlines() for block in page.split("\n\n") if block.startswith("|")]
+    assert len(blocks) > 5
+    for block in blocks:
+        rows = [re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1] for line in block]
+        assert len({len(row) for row in rows}) == 1
+    (heads,) = (block[0] for block in blocks if "Mean" in block[0] and "Criterion" in block[0])
+    assert f" {label}<br>Mean " in re.sub(r"\\([!-/:-@[-`{-~])", r"\1", heads)
+    for path in report.directory.glob("tables/*.tex"):
+        lines = [line for line in path.read_text().splitlines() if line.endswith(r"\\")]
+        for line in lines:
+            bare = re.sub(r"\\([&%$#_{}])", "", line)
+            assert bare.count("$") % 2 == bare.count("{") - bare.count("}") == 0, line
+            assert not set("|#_~") & set(re.sub(r"\$[^$]*\$", "", bare)), line
 
 
 @pytest.mark.parametrize(

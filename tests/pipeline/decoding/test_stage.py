@@ -147,7 +147,7 @@ def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
     assert {row["prompt_id"] for row in found["data"]} == {"0"}
     [failure] = found["failures"]
     assert failure["prompt_id"] == "1"
-    assert "exceed the context of tiny, 20 tokens" in failure["reason"]
+    assert "exceed the context of the drafter, 20 tokens" in failure["reason"]
 
 
 @pytest.mark.parametrize("broken", [0, 1])  # before the first prompt, methods are warmed up
