@@ -130,7 +130,7 @@ def collect(directory: Path) -> int:
         place = {key: values[at] for key, values in parsed.items()}
         rows += [{**place, **row} for row in point.get("rows", [])]
         if "failed" in point:
-            where = ", ".join(f"{key}={value}" for key, value in place.items())
+            where = ", ".join(f"{key}={jobs[at].get(key, '')}" for key in swept)
             print(f"failed: {where}: {point['failed']}")
     if rows:
         stage = next(point["stage"] for point in read if "stage" in point)

@@ -231,6 +231,18 @@ def test_a_sweep_is_named_after_what_is_swept(
     assert table["decoding.draft_length"].tolist() == read
 
 
+def test_a_failed_point_is_named_as_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point(tmp_path, 0, ["criteria.t=0.07"], [{"target": "large", "mean": 0.1}])
+    (tmp_path / "1").mkdir()
+    failed = {"overrides": ["criteria.t=7"], "failed": "t=7 is not allowed"}
+    (tmp_path / "1" / "point.json").write_text(json.dumps(failed))
+    assert sweeps.collect(tmp_path) == 1
+    assert "failed: criteria.t=7: t=7 is not allowed" in capsys.readouterr().out
+    assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.07]
+
+
 def test_a_key_swept_with_a_plus_or_quotes_has_its_values(tmp_path: Path) -> None:
     jobs = [sweeps.values_of(["+a.b='x y'", f"c={at}", "~d"]) for at in (1, 2)]
     assert sweeps.swept_keys(jobs) == ["c"]
