@@ -8,7 +8,7 @@ Run it with ``python -m pipeline stage=prompts``. A row of the source has a text
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def counted(excluded: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def sample(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, config: Mapping[str, Any], source: str
+    rows: Source, tokenizer: Any, config: Mapping[str, Any], source: str
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Return the columns of the first `count` usable rows in seeded order, and what was excluded.
 
@@ -150,7 +150,9 @@ def read_row(row: Mapping[str, Any], at: int) -> Prompt:
         ExcludedRowError: its text is missing, no string or empty, or its id is none.
         PipelineError: it is of no known schema.
     """
-    turns, category = [], None
+    name: Any
+    turns: list[Any]
+    category = None
     if spec_bench.is_question(row):
         name, turns, category = spec_bench.read_question(row)
     elif "messages" in row:

@@ -74,7 +74,7 @@ def _in_split(file: Path, split: str) -> bool:
     return file.parent.name == split or re.match(rf"{re.escape(split)}[-.]", file.name) is not None
 
 
-class Source(Sequence[Mapping[str, Any]]):
+class Source:
     """The rows of all files of a source, in their order."""
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -93,7 +93,7 @@ class Source(Sequence[Mapping[str, Any]]):
         """Return the number of rows."""
         return self._ends[-1]
 
-    def __getitem__(self, at: Any) -> Mapping[str, Any]:
+    def __getitem__(self, at: int) -> Mapping[str, Any]:
         """Return row `at`, from 0.
 
         Raises:

@@ -149,7 +149,7 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     rows = [{"text": "a text of mine"}, {"prompt": "a prompt of mine"}, row("x", "a chat of mine"),
             {"text": "a text with a number", "id": 7},
             {"prompt": "a\nb", "prompt_id": None, "text": "not this"}, {"text": "a text of mine"},
-            {"text": "half a letter \ud800"}, {"text": "a number of its own", "id": 1.5}]  # fmt: skip
+            {"text": "half a letter \ud800"}, {"text": "an odd number", "id": 1.5}]  # fmt: skip
     found = build(model, lines(tmp_path / "p.jsonl", *rows), tmp_path / "a", count=5, seed=1)
     texts = ["a text of mine", "a prompt of mine", "a chat of mine", "a text with a number", "a\nb"]
     assert sorted(r["text"] for r in found) == sorted(texts)
