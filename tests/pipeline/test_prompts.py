@@ -1,4 +1,4 @@
-"""Stage prompts on files in UltraChat's schema, read by the real `datasets`."""
+"""Stage prompts on files in UltraChat's schema, whatever their names."""
 
 from __future__ import annotations
 
@@ -145,3 +145,25 @@ def test_tokenizer_without_template(tmp_path: Path) -> None:
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
     with pytest.raises(PipelineError, match="no chat template"):
         tiny.built(tiny.prompts_node(model, source), tmp_path / "store")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "name", ["p[12]", "p*", "p?", "[!a]", "p q", "p'q\"", "ü✓", "{p1,p2}", "p#1", "p%201", "**"]
+)
+def test_a_path_is_no_pattern(model: Path, tmp_path: Path, name: str, suffix: str) -> None:
+    """Neither a file nor its directory, beside others that the pattern would find."""
+    for at, place in enumerate([f"{name}/{name}", "p1/p1", "p2/p2", f"{name}/p1", f"{name}/p2"]):
+        path = tmp_path / f"{place}{suffix}"
+        path.parent.mkdir(exist_ok=True)
+        rows = [row(f"{at}.{i}", f"question {i} of file {at}") for i in range(6)]
+        if suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+        else:
+            path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    source = tmp_path / name / f"{name}{suffix}"
+    found = tiny.built(tiny.prompts_node(model, source), tmp_path / f"store {name}")
+    assert {name.split(".")[0] for name in found.read()["prompt_id"].to_pylist()} == {"0"}
+    every = tiny.built(tiny.prompts_node(model, source.parent, count=18), tmp_path / "store")
+    ids = every.read()["prompt_id"].to_pylist()
+    assert {name.split(".")[0] for name in ids} == {"0", "3", "4"}
