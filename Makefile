@@ -20,7 +20,7 @@ STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; p
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify test check bench bench-decoding bench-gpu mini-models clean distclean
+.PHONY: help install reproduce fetch verify gc test check bench bench-decoding robustness bench-gpu mini-models clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -36,8 +36,11 @@ reproduce: install ## Compute every table and figure of a study (STUDY=mini, ARG
 fetch: install ## Download a study's models and prompts beforehand (STUDY=paper)
 	$(PY) -m pipeline.fetch study=$(STUDY) $(ARGS)
 
-verify: install ## Check every artifact in outputs/ against its record
+verify: install ## Check every artifact in outputs/ against its record, set aside what is damaged
 	$(PY) -m pipeline.verify
+
+gc: install ## List what no command refers to any more (ARGS=--delete removes it)
+	$(PY) -m pipeline.gc $(ARGS)
 
 test: install ## Run the tests (ARGS=pytest's arguments)
 	$(PY) -m pytest $(ARGS)
@@ -52,6 +55,9 @@ bench: install ## Time the certificate kernel
 
 bench-decoding: install ## Time decoding with a drafter against transformers' assisted generation
 	$(PY) -m benchmarks.decoding $(ARGS)
+
+robustness: install ## Kill, damage and crowd a small study, and look for what is lost
+	$(PY) -m benchmarks.robustness $(ARGS)
 
 bench-gpu: install ## Time decoding against the memory-bandwidth bound
 	$(PY) -m benchmarks.gpu $(ARGS)

@@ -1,4 +1,4 @@
-"""Does anything get lost? ``python -m benchmarks.robustness --kills 200 --rounds 20 --damages 600``.
+"""Does anything get lost? ``python -m benchmarks.robustness --kills 200 --damages 600``.
 
 A study of tiny random models, all stages and the report, is
 
@@ -76,7 +76,7 @@ class Trial:
             with self.log.open("a") as log, redirect_stdout(log), redirect_stderr(log):
                 try:
                     self._note_shards()
-                    shown.render = lambda figure, kind: kind.encode()  # drawing writes nothing
+                    shown.render = _undrawn
                     if prepare is not None:
                         prepare()
                     run([*self.overrides, f"outputs='{self.outputs}'", f"stage={stage}"])
@@ -144,7 +144,12 @@ class Trial:
         stages = [self.outputs / "artifacts" / stage for stage in VERSIONS]
         places = [*stages, self.outputs / "report"]
         hidden = [path for place in places for path in place.glob(".*")]
-        return hidden + [path for path in self.outputs.rglob("*.tmp")]
+        return [*hidden, *self.outputs.rglob("*.tmp")]
+
+
+def _undrawn(_: object, kind: str) -> bytes:
+    """Stand in for the drawing of figures, which takes most of the time and writes nothing."""
+    return kind.encode()
 
 
 def run(overrides: list[str]) -> None:

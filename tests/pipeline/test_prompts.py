@@ -181,14 +181,6 @@ def test_a_text_file_is_a_prompt_whole(model: Path, tmp_path: Path) -> None:
     refused(model, folder / "0.txt", tmp_path / "one", message, count=2)
 
 
-def test_a_path_is_no_pattern(model: Path, tmp_path: Path) -> None:
-    for name in ("p1", "p2", "p[12]", "p*"):
-        lines(tmp_path / f"{name}.jsonl", {"text": f"the text of {name}"})
-    for name in ("p[12]", "p*"):
-        [found] = build(model, tmp_path / f"{name}.jsonl", tmp_path / "store", count=1)
-        assert found["text"] == f"the text of {name}"
-
-
 @pytest.mark.parametrize(("content", "message"), [
     (b'{"text": "x"}\n{"text": "caf\xe9"}\n', r"p.jsonl: byte 0xe9 of line 2 is no UTF-8. Save it"),
     (b'{"text": "x"}\n{"text": "\0"}\n', "p.jsonl: line 2 holds a NUL byte"),
@@ -283,3 +275,25 @@ def test_a_template_that_fails_is_named(tmp_path: Path, template: str, message: 
     (model / "chat_template.jinja").write_text(template)
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
     refused(model, source, tmp_path / "store", f"its chat template fails: {message}")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "name", ["p[12]", "p*", "p?", "[!a]", "p q", "p'q\"", "ü✓", "{p1,p2}", "p#1", "p%201", "**"]
+)
+def test_a_path_is_no_pattern(model: Path, tmp_path: Path, name: str, suffix: str) -> None:
+    """Neither a file nor its directory, beside others that the pattern would find."""
+    for at, place in enumerate([f"{name}/{name}", "p1/p1", "p2/p2", f"{name}/p1", f"{name}/p2"]):
+        path = tmp_path / f"{place}{suffix}"
+        path.parent.mkdir(exist_ok=True)
+        rows = [row(f"{at}.{i}", f"question {i} of file {at}") for i in range(6)]
+        if suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+        else:
+            path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    source = tmp_path / name / f"{name}{suffix}"
+    found = tiny.built(tiny.prompts_node(model, source), tmp_path / f"store {name}")
+    assert {name.split(".")[0] for name in found.read()["prompt_id"].to_pylist()} == {"0"}
+    every = tiny.built(tiny.prompts_node(model, source.parent, count=18), tmp_path / "store")
+    ids = every.read()["prompt_id"].to_pylist()
+    assert {name.split(".")[0] for name in ids} == {"0", "3", "4"}

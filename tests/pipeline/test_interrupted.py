@@ -1,0 +1,284 @@
+"""Interrupted, damaged and unwritable: real stages on tiny models against undisturbed runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hydra import compose, initialize_config_dir
+
+from benchmarks import robustness
+from pipeline import cli, runner, shards
+from pipeline.artifacts import Artifact, Draft, Store
+from pipeline.durable import read_sealed
+from pipeline.errors import PipelineError
+from pipeline.paths import CONF, ROOT
+from pipeline.stages import RESUMABLE, VERSIONS, Node, with_upstream
+
+LONG = sorted(RESUMABLE)
+FULL = Path("/dev/full")
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return robustness.study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Node]:
+    outputs = tmp_path_factory.mktemp("outputs")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [*overrides, f"outputs='{outputs}'"])
+    return {stage: found[0] for stage, found in cli.prepare(config)[1].items()}
+
+
+@pytest.fixture(scope="module")
+def whole(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Everything but the report, undisturbed."""
+    store = Store(tmp_path_factory.mktemp("whole"))
+    runner.ensure([nodes["acceptance"], nodes["run_lengths"], nodes["decoding"]], store)
+    return store
+
+
+def copied(whole: Store, root: Path, node: Node) -> Store:
+    """A store with what `node` is made from."""
+    for above in with_upstream(node.upstream_nodes).values():
+        directory = found(whole, above).directory
+        shutil.copytree(directory, root / above.stage / directory.name)
+    return Store(root)
+
+
+def found(store: Store, node: Node) -> Artifact:
+    artifact = store.find(node)
+    assert artifact is not None
+    return artifact
+
+
+def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> shards.Plan:
+    """Stop a long stage when two of its shards are finished."""
+    finish, count = shards.Plan.finish, 0
+
+    def stopping(*arguments: Any) -> None:
+        nonlocal count
+        finish(*arguments)
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Plan, "finish", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            runner.ensure([node], store)
+    plan = shards.Plan.load(store.workspace(node) / "plan.json")
+    assert len(plan.pending()) == 1
+    return plan
+
+
+def attempted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that are computed from now on."""
+    attempt, names = shards._attempt, list[str]()
+
+    def noting(plan: shards.Plan, shard: shards.Shard, *rest: Any) -> Any:
+        assert not plan.file(shard).exists()
+        names.append(shard.name)
+        computed = attempt(plan, shard, *rest)
+        assert not plan.file(shard).exists()  # written beside its place
+        return computed
+
+    monkeypatch.setattr(shards, "_attempt", noting)
+    return names
+
+
+@pytest.mark.parametrize("stage", LONG)
+def test_finished_shards_are_kept_and_damaged_ones_are_not(
+    stage: str, whole: Store, nodes: dict[str, Node], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    node = nodes[stage]
+    store = copied(whole, tmp_path, node)
+    plan = interrupt(node, store, monkeypatch)
+    shutil.copytree(store.workspace(node), tmp_path / "kept")
+    first, second, _ = plan.shards
+    names = attempted(monkeypatch)
+
+    def cut(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-1])
+
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    beside = plan.beside(plan.shards[2])
+    changes: dict[str, tuple[Callable[[], object], list[str]]] = {
+        "nothing": (lambda: None, ["0002"]),
+        "half-written": (lambda: beside.write_bytes(b"PAR1"), ["0002"]),
+        "flipped": (lambda: flip(plan.file(first)), ["0000", "0002"]),
+        "cut": (lambda: cut(plan.file(second)), ["0001", "0002"]),
+        "empty": (lambda: plan.file(second).write_bytes(b""), ["0001", "0002"]),
+        "gone": (lambda: plan.file(first).unlink(), ["0000", "0002"]),
+        "plan flipped": (lambda: flip(plan.path), ["0000", "0001", "0002"]),
+        "plan empty": (lambda: plan.path.write_text(""), ["0000", "0001", "0002"]),
+    }
+    for kind, (change, computed) in changes.items():
+        change()
+        capsys.readouterr()
+        runner.ensure([node], store)
+        assert names == computed, kind
+        told = "computed again" in capsys.readouterr().out
+        assert told == (kind in {"flipped", "cut", "empty"} or "plan" in kind), kind
+        assert found(store, node).content == found(whole, node).content
+        assert [path.name[0] for path in (tmp_path / stage).iterdir() if path.name[0] == "."] == []
+        shutil.rmtree(found(store, node).directory)
+        shutil.copytree(tmp_path / "kept", store.workspace(node))
+        names.clear()
+
+
+def rebuilt(store: Store, node: Node) -> None:
+    """Publish `node` again with other content, as another machine would."""
+    draft = store.draft(node)
+    artifact = found(store, node)
+    draft.facts |= artifact.record["facts"]
+    table = artifact.read()
+    at = table.column_names.index("token_ids" if node.stage == "prompts" else "token_id")
+    values = table.column(at).to_pylist()
+    changed = [value[::-1] if isinstance(value, list) else (value + 7) % 290 for value in values]
+    field = table.schema.field(at)
+    draft.write("data", table.set_column(at, field, pa.array(changed, field.type)))
+    store.publish(node, draft, {})
+
+
+@pytest.mark.parametrize("stage", LONG)
+def test_shards_of_another_upstream_are_discarded(
+    stage: str, whole: Store, nodes: dict[str, Node], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    node = nodes[stage]
+    store = copied(whole, tmp_path / "resumed", node)
+    interrupt(node, store, monkeypatch)
+    rebuilt(store, node.upstream_nodes[-1])
+    fresh = Store(tmp_path / "fresh")
+    shutil.copytree(store.root, fresh.root, ignore=shutil.ignore_patterns(".*"))
+    capsys.readouterr()
+    resumed = runner.ensure([node], store)[0]
+    assert "plan.json is of an interrupted run on other inputs" in capsys.readouterr().out
+    assert resumed.content == runner.ensure([node], fresh)[0].content
+    assert resumed.content != found(whole, node).content
+
+
+def test_a_plan_names_all_that_it_was_made_from(
+    whole: Store, nodes: dict[str, Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = nodes["drafts"]
+    store = copied(whole, tmp_path, node)
+    interrupt(node, store, monkeypatch)
+    made_from = read_sealed(store.workspace(node) / "plan.json")["made_from"]
+    assert made_from == {
+        "fingerprint": node.fingerprint,
+        "version": VERSIONS["drafts"],
+        "upstream": {above.fingerprint: found(store, above).content
+                     for above in node.upstream_nodes},
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("stage", VERSIONS)
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    stage: str, whole: Store, nodes: dict[str, Node], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Every stage on a device that is always full, once in its files and, for the long ones, once
+    in their shards; then there is room again."""
+    node = nodes[stage]
+    store = copied(whole, tmp_path, node)
+
+    def plant(places: list[Path]) -> None:
+        for place in places:
+            place.symlink_to(FULL)
+
+    made = Store.draft
+
+    def full_draft(*arguments: Any) -> Draft:
+        draft = made(*arguments)
+        plant([draft.directory / "index.md" if stage == "report" else
+               draft.directory / "data.parquet"])  # fmt: skip
+        return draft
+
+    opened = shards.Plan.open
+
+    def full_plan(*arguments: Any) -> shards.Plan:
+        plan = opened(*arguments)
+        plant([plan.beside(shard) for shard in plan.pending()[1:]])
+        return plan
+
+    patches: list[tuple[Any, str, Any]] = [(Store, "draft", full_draft)]
+    if stage in RESUMABLE:
+        patches.insert(0, (shards.Plan, "open", full_plan))
+    for owner, name, patched in patches:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, patched)
+            with pytest.raises(PipelineError, match=r": can't write below .*No space left") as told:
+                runner.ensure([node], store)
+        assert "\n" not in str(told.value)
+        assert store.find(node) is None
+        left = [path for path in (tmp_path / stage).rglob("*") if path.is_file()]
+        assert {path.parent.name for path in left} <= {"shards", store.workspace(node).name}
+        assert bool(left) == (stage in RESUMABLE)
+    artifact = runner.ensure([node], store)[0]
+    assert not artifact.damage()
+    assert list((tmp_path / stage).iterdir()) == [artifact.directory]
+    if stage != "report":
+        assert artifact.content == found(whole, node).content
+
+
+def read_only(outputs: Path) -> list[str]:
+    """The beginning of a command that sees `outputs` read-only, whoever runs it."""
+    if os.geteuid() != 0:
+        for path in [outputs, *outputs.rglob("*")]:
+            path.chmod(path.stat().st_mode & ~0o222)
+        return []
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" "$0" && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", script, str(outputs)]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"]).returncode:
+        pytest.skip("can't make a directory read-only for root here")
+    return command
+
+
+def test_read_only_outputs_with_a_full_cache_serve(overrides: list[str], tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs [1] ü"
+    command = [sys.executable, "-m", "pipeline", *overrides, f"outputs='{outputs}'"]
+    for stage in ("decoding", "certificates"):
+        robustness.run([*command[3:], f"stage={stage}"])
+    for stage in ("decoding", "certificates"):
+        done = subprocess.run(
+            [*read_only(outputs), *command, f"stage={stage}"],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "cached" in done.stdout
+    missing = subprocess.run(
+        [*read_only(outputs), *command, "stage=acceptance"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("error: ")
+    assert missing.stderr.count("\n") == 1
+
+
+def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: Path) -> None:
+    """A few of what ``python -m benchmarks.robustness`` does many of."""
+    assert whole  # what forks share is compiled and imported
+
+    def trial(name: str) -> robustness.Trial:
+        return robustness.Trial(overrides, tmp_path / name)
+
+    assert robustness.kills(trial, 10)["kills"] == 10
+    assert robustness.rounds(trial, 1)["rounds"] == 1
+    assert sum(robustness.damages(trial, 8).values()) == 8
