@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ SHARED = ["artifacts", "errors", "fingerprint", "identity", "paths", "runner", "
 PLUMBING = {f"pipeline.{name}" for name in SHARED}  # no stage's own
 
 
+@cache
 def source(module: str) -> Path | None:
     """Return the file of a module of this project, None for any other."""
     if module.split(".")[0] not in ("pipeline", "analysis") or "." not in module:
@@ -23,6 +25,7 @@ def source(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Return all names that a file imports, at any depth of its code, modules or not."""
     found: set[str] = set()
