@@ -42,7 +42,7 @@ def terminal(hint: str = "the same command goes on from here") -> Iterator[None]
 
 
 def interrupts(error: BaseException | None) -> bool:
-    """Whether an error arose while an interruption was on its way: a library took it for its own."""
+    """Whether an error arose from an interruption that a library took for something else."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

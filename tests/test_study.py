@@ -135,7 +135,7 @@ def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: Sma
 
 
 def test_a_sweep_into_a_directory_of_any_name(small_study: SmallStudy, tmp_path: Path) -> None:
-    outputs = tmp_path / "o'b ${x}"
+    outputs = tmp_path / "o'b $x"
     outputs.symlink_to(small_study.outputs)
     wanted = [
         *SMALL,

@@ -54,11 +54,7 @@ def test_any_output_can_print_any_character() -> None:
 
 
 def test_an_interruption_that_a_library_turned_into_an_error_is_one() -> None:
-    try:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise ValueError("while composing")
-    except ValueError as error:
-        assert interrupts(error)
+    error = ValueError("while composing")
+    error.__context__ = KeyboardInterrupt()
+    assert interrupts(error)
     assert not interrupts(ValueError("by itself"))
