@@ -1,4 +1,34 @@
 """The pure half of the project: arrays and tables in; arrays, tables and figures out.
 
 Nothing here reads or writes files, knows of Hydra or of a model, or asks which device there is.
+What is used from a Python prompt is here by name, and is imported when it is first asked for:
+
+    from analysis import TopK, certify, certify_logits
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from analysis.certificates import certify, certify_logits
+    from analysis.distributions import TopK
+
+__all__ = ["TopK", "certify", "certify_logits"]
+
+_HOMES = {
+    "TopK": "analysis.distributions",
+    "certify": "analysis.certificates",
+    "certify_logits": "analysis.certificates",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,7 +1,7 @@
 """Certificates: the least KL(p || q) at which a drafted token can be rejected.
 
 `certify` gives them for many steps and rules at once: exact where the stored tokens determine
-them, an interval that contains them elsewhere (docs/method.md).
+them, an interval that contains them elsewhere (docs/method.md). `certify_logits` takes raw logits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from analysis.criteria import Cut, Mars, Rule, Tree, check_k
 from analysis.distributions import Floats, TopK
@@ -23,7 +23,7 @@ from analysis.truncation import intervals
 
 SPACING = 72
 
-__all__ = ["Certificates", "accepted_counts", "certify", "extremal_draft"]
+__all__ = ["Certificates", "accepted_counts", "certify", "certify_logits", "extremal_draft"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +44,12 @@ class Certificates:
     accepted_count: NDArray[np.int32]
 
 
-def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates:
+def certify(dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1) -> Certificates:
     """Compute the certificates of every step under every rule, in one pass.
 
     Args:
         dist: N steps.
-        rules: R rules.
+        rules: R rules; one rule may be given bare, R = 1 then.
         threads: the steps are split over so many threads.
 
     Returns:
@@ -58,13 +58,20 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
 
     Raises:
         ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
-            none, a rule of the user's gives an impossible count, or the ranks are not sorted.
+            none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
+            what is given is no TopK, or no rule.
 
     Example:
         >>> from analysis.criteria import StrictGreedy
-        >>> certify(TopK.from_probabilities([[0.75, 0.25]]), [StrictGreedy()]).lo.round(6).tolist()
+        >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6).tolist()
         [[0.130812]]
     """
+    if not isinstance(dist, TopK):
+        raise ValueError(
+            f"{type(dist).__name__} is no TopK: make one with TopK.from_probabilities(p) or "
+            "TopK.from_logits(logits)"
+        )
+    rules = _listed(rules)
     lo, hi, active, accepted, left = _stored(dist, rules, threads)
     if np.any(left):
         cells = [np.flatnonzero(np.isnan(lo[r])) for r in np.flatnonzero(left)]
@@ -73,6 +80,41 @@ def certify(dist: TopK, rules: Sequence[Rule], threads: int = 1) -> Certificates
             intervals(dist, rules, which, open_, accepted[which, open_])
         )
     return Certificates(lo.T, hi.T, active.T, accepted.T)
+
+
+def certify_logits(
+    logits: ArrayLike, rules: Rule | Sequence[Rule], temperature: float = 1.0
+) -> Certificates:
+    """Compute the certificates of raw logits, exactly: the whole vocabulary is sorted.
+
+    Where it is large and the steps are many, `certify(TopK.from_logits(logits, k=256), rules)` is
+    faster and gives intervals at few steps.
+
+    Args:
+        logits: (N, V) or one row (V,), of NumPy or PyTorch; -inf is a masked token.
+        rules: R rules, or one.
+        temperature: above 0; of the distribution whose certificates are wanted.
+
+    Raises:
+        ValueError: as `TopK.from_logits` and `certify` say.
+
+    Example:
+        >>> from analysis.criteria import StrictGreedy
+        >>> certify_logits([1.0, 0.0, -np.inf], StrictGreedy()).lo.round(6).tolist()
+        [[0.110944]]
+    """
+    return certify(TopK.from_logits(logits, temperature=temperature), rules)
+
+
+def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
+    if isinstance(rules, Rule):
+        return [rules]
+    try:
+        return list(rules)
+    except TypeError:
+        raise ValueError(
+            f"{rules!r} is no rule: give one, for instance StrictGreedy(), or a list of them"
+        ) from None
 
 
 def accepted_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
@@ -204,12 +246,12 @@ def _columns(
 def _run(dist: TopK, rules: Rules, found: Found, first: int, last: int) -> NDArray[np.int64]:
     values: Any = dist.stored_probs if dist.logits is None else dist.logits
     by_logit = dist.logits is not None
-    steps = Steps(values, by_logit, 1.0 / dist.temperature, dist.logsumexp, dist.vocab_size)
+    steps = Steps(values, by_logit, 1.0 / dist.temperature, dist.top_probability, dist.vocab_size)
     left = np.zeros(len(rules.kind), dtype=np.int64)
     bad = certify_rows(steps, rules, scratch(dist.k), found, left, first, last)
     if bad >= 0:
         raise ValueError(
             f"step {bad}: the stored tokens are not numbers by decreasing value, or "
-            "the logsumexp does not belong to them"
+            "the largest probability is not in (0, 1]"
         )
     return left

@@ -204,7 +204,7 @@ class Mars(Rule):
         if dist.logits is None:
             raise ValueError(
                 f"rule {self.label!r} compares raw logits, and this distribution is "
-                "given by probabilities only: build it with TopK.from_columns"
+                "given by probabilities only: build it with TopK.from_logits"
             )
         return dist.logits
 

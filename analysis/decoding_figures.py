@@ -110,13 +110,13 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure:
 
 def _ratios(trajectory: pd.DataFrame) -> pd.DataFrame:
     z1, z2 = (trajectory[name].to_numpy(np.float64) for name in ("z1", "z2"))
-    total = trajectory["logsumexp"].to_numpy()
+    p1 = np.exp(-trajectory["top_surprisal"].to_numpy())
     ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
     return trajectory.assign(
         ratio=ratio,
         low=ratio > THRESHOLD,
-        p1=np.exp(z1 - total),
-        p2=np.exp(z2 - total),
+        p1=p1,
+        p2=p1 * np.exp(z2 - z1),
         probability_ratio=np.exp(z2 - z1),
     )
 

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.consistency import check_columns
+from analysis.ranked import as_rows, check_size, is_integer, summarise, top
+
 Floats = NDArray[np.float64]
 
 SUM_TOLERANCE = 1e-6  # probabilities may come from float32; they are never renormalised
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +22,15 @@ class TopK:
     """The K most probable tokens of N steps, and what is known of the V - K others.
 
     Ranks are by decreasing probability, ties by token id; column 0 is the argmax. Build it with
-    `from_probabilities` or `from_columns`.
+    `from_probabilities`, `from_logits` or `from_columns`.
 
     Attributes:
         ids: (N, K) int32, token ids.
-        logits: (N, K) float32 raw logits, or None when only probabilities are known.
-        logsumexp: (N,) float64, log of the sum of exp(logit / temperature) over all V tokens.
+        logits: (N, K) float32 (float64 where such were given) raw logits, -inf for masked tokens,
+            or None when only probabilities are known.
+        top_surprisal: (N,) float64, -log p0: the log of the sum of exp(logit / temperature) over
+            all V tokens, less the largest. All probabilities follow from it, without a loss where
+            logits are large.
         log_tail: (N,) float64, log of the mass outside the top K; -inf when there is none.
         entropy: (N,) float64, nats, over all V tokens.
         vocab_size: V.
@@ -39,8 +41,8 @@ class TopK:
     """
 
     ids: NDArray[np.int32]
-    logits: NDArray[np.float32] | None
-    logsumexp: Floats
+    logits: NDArray[np.floating[Any]] | None
+    top_surprisal: Floats
     log_tail: Floats
     entropy: Floats
     vocab_size: int
@@ -53,7 +55,8 @@ class TopK:
         """Describe full probability vectors by their k most probable tokens (all by default).
 
         Args:
-            p: (N, V), rows that sum to one; zeros are allowed.
+            p: (N, V), rows that sum to one, of NumPy or PyTorch; zeros are allowed. (V,) is one
+                step.
             k: how many tokens to store, at most V.
 
         Raises:
@@ -64,41 +67,64 @@ class TopK:
             >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
             [[1, 2]]
         """
-        if np.iscomplexobj(p):
-            raise ValueError("p holds complex numbers: give probabilities")
-        full = np.asarray(p, dtype=np.float64)
-        if full.ndim != 2 or full.shape[1] == 0:
-            raise ValueError(f"p has shape {full.shape}: give (steps, vocabulary)")
+        full = as_rows("p", p).astype(np.float64)
         if not np.all(np.isfinite(full)) or np.any(full < 0):
-            raise ValueError("p holds a negative or non-finite number: give probabilities")
-        if np.any(np.abs(full.sum(axis=1) - 1.0) > SUM_TOLERANCE):
-            row = int(np.argmax(np.abs(full.sum(axis=1) - 1.0)))
-            raise ValueError(f"row {row} of p sums to {full[row].sum():.9g}: rows must sum to 1")
-        size = full.shape[1]
-        k = size if k is None else k
-        if not _is_integer(k) or not 1 <= k <= size:
-            raise ValueError(f"k={k!r} is not allowed: give an integer in [1, {size}]")
-        order = np.argsort(-full, axis=1, kind="stable").astype(np.int32)
-        ranked = np.take_along_axis(full, order, axis=1)
+            raise ValueError(
+                "p holds a negative or non-finite number: give probabilities, or logits to "
+                "TopK.from_logits"
+            )
+        off = np.abs(full.sum(axis=1) - 1.0)
+        if np.any(off > SUM_TOLERANCE):
+            row = int(np.argmax(off))
+            raise ValueError(
+                f"row {row} of p sums to {full[row].sum():.9g}: rows must sum to 1; logits are "
+                "for TopK.from_logits"
+            )
+        k = check_size(k, full.shape[1])
+        order, ranked = top(full, full.shape[1])
         with np.errstate(divide="ignore", invalid="ignore"):
             surprise = np.where(ranked > 0, -ranked * np.log(ranked), 0.0)
             log_tail = np.log(ranked[:, k:].sum(axis=1))
         return cls(
             ids=np.ascontiguousarray(order[:, :k]),
             logits=None,
-            logsumexp=np.zeros(len(full)),
+            top_surprisal=-np.log(ranked[:, 0]),
             log_tail=log_tail,
             entropy=surprise.sum(axis=1),
-            vocab_size=size,
+            vocab_size=full.shape[1],
             stored_probs=np.ascontiguousarray(ranked[:, :k]),
         )
+
+    @classmethod
+    def from_logits(cls, logits: ArrayLike, k: int | None = None, temperature: float = 1.0) -> TopK:
+        """Describe full rows of logits by their k most probable tokens (all by default).
+
+        Args:
+            logits: (N, V), raw, of NumPy or PyTorch on any device; (V,) is one step. -inf is a
+                masked token, of probability 0. Half precision is read as float32, which is exact.
+            k: how many tokens to store, at most V.
+            temperature: above 0; of the distribution that is meant.
+
+        Raises:
+            ValueError: logits are not (N, V), hold NaN or +inf, or a row of them is masked
+                throughout; k is not in [1, V]; or the temperature is not above 0.
+
+        Example:
+            >>> dist = TopK.from_logits([1.0, -np.inf, 1.0])
+            >>> dist.ids.tolist(), dist.probs.round(3).tolist()
+            ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
+        """
+        full = as_rows("logits", logits)
+        size = full.shape[1]
+        found = summarise(full, check_size(k, size), _above_zero(temperature))
+        return cls(*found, vocab_size=size, temperature=float(temperature))
 
     @classmethod
     def from_columns(
         cls,
         top_ids: ArrayLike,
         top_logits: ArrayLike,
-        logsumexp: ArrayLike,
+        top_surprisal: ArrayLike,
         log_tail: ArrayLike,
         entropy: ArrayLike,
         vocab_size: int,
@@ -108,31 +134,31 @@ class TopK:
 
         Args:
             top_ids: (N, K) int32.
-            top_logits: (N, K) float32, raw, by decreasing value, ties by id.
-            logsumexp: (N,), at the given temperature, over the full vocabulary.
-            log_tail: (N,), at the given temperature.
+            top_logits: (N, K) float32, raw, by decreasing value, ties by id; -inf for masked
+                tokens. Float64 stays float64.
+            top_surprisal: (N,), -log p0 at the given temperature, over the full vocabulary.
+            log_tail: (N,), at the given temperature, accurate to 1e-9.
             entropy: (N,) nats, at the given temperature, accurate to `entropy_error`.
             vocab_size: V >= K.
             temperature: above 0; of the distribution whose certificates are wanted.
 
         Raises:
-            ValueError: shapes disagree, K > V, the temperature is not above 0, or a number is
-                none that a distribution has; the message names the column.
+            ValueError: shapes disagree, K > V, the temperature is not above 0, or columns
+                contradict each other (masses that do not sum to 1, an entropy that they cannot
+                have, ...); the message names the column and the step.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
-        logits = np.ascontiguousarray(top_logits, dtype=np.float32)
-        if logits.ndim != 2 or logits.shape[1] == 0 or ids.shape != logits.shape:
+        logits = np.ascontiguousarray(as_rows("top_logits", top_logits))
+        if ids.shape != logits.shape:
             raise ValueError(
                 f"top_ids {ids.shape} and top_logits {logits.shape}: "
                 "both must have the same shape (steps, K), K at least 1"
             )
-        if not _is_integer(vocab_size) or logits.shape[1] > vocab_size:
+        if not is_integer(vocab_size) or logits.shape[1] > vocab_size:
             raise ValueError(
                 f"K={logits.shape[1]} tokens are stored of a vocabulary of {vocab_size!r}: "
                 "give an integer that K does not exceed"
             )
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature} is not allowed: give a number above 0")
 
         def column(name: str, value: ArrayLike) -> Floats:
             array = np.ascontiguousarray(value, dtype=np.float64)
@@ -143,32 +169,14 @@ class TopK:
         dist = cls(
             ids,
             logits,
-            column("logsumexp", logsumexp),
+            column("top_surprisal", top_surprisal),
             column("log_tail", log_tail),
             column("entropy", entropy),
-            vocab_size,
-            float(temperature),
+            int(vocab_size),
+            _above_zero(temperature),
         )
-        dist._check()
+        check_columns(dist)
         return dist
-
-    def _check(self) -> None:
-        """Check what can be seen in one look at a step: that it can describe a distribution."""
-        most = 1.0 + SUM_TOLERANCE
-
-        def check(name: str, values: NDArray[Any], right: NDArray[np.bool_], allowed: str) -> None:
-            if not right.all():
-                row = int(np.argmin(right))
-                raise ValueError(f"{name} of step {row} is {values[row]}: give {allowed}")
-
-        for name in ("logsumexp", "entropy"):
-            values = getattr(self, name)
-            check(name, values, np.isfinite(values), "a finite number")
-        check("entropy", self.entropy, self.entropy >= -SUM_TOLERANCE, "at least 0")
-        tail = self.log_tail
-        check("log_tail", tail, tail <= np.log(most), "the logarithm of a mass of at most 1")
-        p0 = self.top_probability
-        check("the largest probability", p0, p0 <= most, "a logsumexp not below the largest logit")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -183,7 +191,7 @@ class TopK:
             self,
             ids=self.ids[steps],
             logits=cut(self.logits),
-            logsumexp=self.logsumexp[steps],
+            top_surprisal=self.top_surprisal[steps],
             log_tail=self.log_tail[steps],
             entropy=self.entropy[steps],
             stored_probs=cut(self.stored_probs),
@@ -201,8 +209,8 @@ class TopK:
             assert self.stored_probs is not None
             with np.errstate(divide="ignore"):
                 return np.asarray(np.log(self.stored_probs))
-        scaled = self.logits.astype(np.float64) / self.temperature
-        return np.asarray(scaled - self.logsumexp[:, None])
+        below = (self.logits - self.logits[:, :1].astype(np.float64)) / self.temperature
+        return np.asarray(below - self.top_surprisal[:, None])
 
     @cached_property
     def probs(self) -> Floats:
@@ -213,7 +221,11 @@ class TopK:
     def top_probability(self) -> Floats:
         """(N,) float64, p0, the probability of the argmax."""
         if self.stored_probs is not None:
-            return self.stored_probs[:, 0]
-        assert self.logits is not None
-        first = self.logits[:, 0].astype(np.float64) / self.temperature
-        return np.asarray(np.exp(first - self.logsumexp))
+            return np.ascontiguousarray(self.stored_probs[:, 0])
+        return np.asarray(np.exp(-self.top_surprisal))
+
+
+def _above_zero(temperature: Any) -> float:
+    if not isinstance(temperature, int | float | np.number) or not 0 < temperature < np.inf:
+        raise ValueError(f"temperature={temperature!r} is not allowed: give a number above 0")
+    return float(temperature)

@@ -48,11 +48,12 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
             f"V={len(ranked)}): there is no draft to show"
         )
     active = (_tree_active if isinstance(rule, Tree) else _single_active)(ranked, accepted)
-    level = float(ranked[active].mean())
+    e = (ranked[active] - ranked[0]) / ranked[0]  # p / p0 - 1: nothing is lost at near-ties
+    mean = float(e.mean())
+    level = float(ranked[0] * (1.0 + mean))
     q = np.asarray(p, dtype=np.float64).copy()
     q[dist.ids[0][active]] = level
-    u = ranked[active] / level - 1.0
-    return q, float(level * np.sum(phi(u)))
+    return q, float(level * np.sum(phi((e - mean) / (1.0 + mean))))
 
 
 def _single_active(ranked: Floats, token: int) -> NDArray[np.intp]:

@@ -46,12 +46,12 @@ M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 
 class Steps(NamedTuple):
-    """N steps: `analysis.distributions.TopK`, with values (N, K) float32 logits or float64 p."""
+    """N steps: `analysis.distributions.TopK`, with values (N, K) of logits or of float64 p."""
 
     values: NDArray[Any]
     by_logit: bool
     scale: float  # 1 / temperature
-    logsumexp: Floats
+    p0: Floats
     size: int  # V
 
 
@@ -247,8 +247,7 @@ def begin(steps: Steps, block: Block, start: int, count: int) -> int:
     """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
     s = block.s
     for i in range(count):
-        first, base = np.float64(steps.values[start + i, 0]), i * block.width
-        p0 = math.exp(first * steps.scale - steps.logsumexp[start + i]) if steps.by_logit else first
+        base, p0 = i * block.width, steps.p0[start + i]
         s[base + P], s[base + W], s[base + SW], block.p0[i], block.have[i] = p0, 1.0, 1.0, p0, 1
         if not 0.0 < p0 < 1.0 + 1e-6:
             return start + i
@@ -324,7 +323,11 @@ def by_threshold(
 def by_ratio(steps: Steps, theta: float, block: Block, start: int, count: int) -> int:
     """List the steps of a block at which MARS accepts rank 2: z1 > 0 and z2 / z1 > theta."""
     listed = 0
-    for i in range(count if steps.values.shape[1] > 1 else 0):
+    if steps.size == 1:  # x0 is all there is, and is accepted
+        for i in range(count):
+            block.listed[i], block.n[i] = i, 1
+        return count
+    for i in range(count):
         top, second = np.float64(steps.values[start + i, 0]), steps.values[start + i, 1]
         block.listed[listed], block.n[listed] = i, 2
         listed += 1 if top > 0.0 and np.float64(second) / top > theta else 0

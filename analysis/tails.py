@@ -157,7 +157,8 @@ def largest_rejected(tails: Tails) -> Floats:
 def _spread(mass: Floats, tokens: Floats | float) -> Floats:
     """Return the greatest entropy of a mass on so many tokens, mass log(tokens / mass)."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where((mass > 0) & (tokens > 0), mass * np.log(tokens / mass), 0.0)
+        value = mass * (np.log(tokens) - np.log(mass))  # the quotient can overflow
+        return np.where((mass > 0) & (tokens > 0), value, 0.0)
 
 
 def _filled(mass: Floats, size: Floats) -> Floats:

@@ -6,6 +6,9 @@ unseen token might be active, the upper end has to allow for it: M is convex and
 other tokens' probabilities, as KL(p || q) is jointly convex and its derivative is log(p/q) >= 0. So
 it is largest at a vertex: of those that are accepted, as others are not active, as many are at p_K
 as T - b_min allows, and one has the remainder.
+
+As in the kernel, tokens are kept by e = p / p0 - 1, from exact differences of logits: M falls with
+the square of small e, so that what is lost there is lost of M.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from analysis.rule import Counts, Rule
 from analysis.tails import TAIL_ERROR, Tails, rejected_range
 
 MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
+# exp of a stored logarithm is good to about 1e-16 (1 + |logarithm|), relative
+ROUNDING = 16 * float(np.finfo(np.float64).eps)
+TINY = 1e-300  # masses below it are no longer told apart
 ENTRIES = 2**17  # probabilities held at a time
 
 Intervals = tuple[Floats, Floats, NDArray[np.int32], Counts]
@@ -61,7 +67,7 @@ def intervals(
     for entries in (np.flatnonzero(~by_count), np.flatnonzero(by_count)):
         for start in range(0, len(entries), size):
             rows = entries[start : start + size]
-            part = dist[steps[rows]]
+            part = Stored(dist[steps[rows]])
             if by_count[rows[0]]:
                 values = _by_count(part, counts[rows])
             else:
@@ -72,84 +78,160 @@ def intervals(
     return lo, hi, active, accepted
 
 
-def _by_threshold(dist: TopK, theta: Floats) -> Intervals:
-    p, n, tail = dist.probs, dist.vocab_size - dist.k, np.exp(dist.log_tail)
-    p_k = p[:, -1]
-    h = dist.entropy + (p * np.where(p > 0, dist.log_probs, 0.0)).sum(axis=1)
-    error = dist.entropy_error * (1.0 + dist.entropy)
-    # the cases that need no inequality come last, as they overrule
-    usual = (theta > 0) & (tail > 0)
-    tails = Tails.of(
-        n,
-        np.where(usual, theta, 0.5),
-        np.where(usual, p_k, 1.0),
-        np.where(usual, tail, 1.0),
-        h,
-        error,
-    )
-    low, high, most = rejected_range(tails)
-    known = (tail == 0) | (n == 1)  # the first rejected token
-    at = np.minimum(tail, p_k)
-    low, high = np.where(usual, low, 0.0), np.where(usual, high, 0.0)
-    low, high = np.where(known, at, low), np.where(known, at, high)
-    lo, active = stored_mode_cost(p, high)
-    hi = np.where(known, lo, _upper_end(p, low, tail, most) * (1.0 + MARGIN))
-    hi = np.where(~known & ~(usual & (most < n)), np.inf, hi)
-    lo = np.where(known, lo, lo * (1.0 - MARGIN))
-    accepted = np.where(known | (usual & (most == 0)), dist.k, -1)
-    least = tail if n == 1 else tail * (1.0 - TAIL_ERROR) - (n - 1) * p_k  # of the tail tokens
+class Stored:
+    """What is known of N steps, as the ends of an interval need it.
+
+    Attributes:
+        dist: the steps.
+        others: V - K, how many tokens are not stored.
+        p0: (N,), of rank 1, and
+        p_k: (N,), of rank K, rounded up.
+        p0_error: (N,), by what share p0 may be off; 0 where it is given.
+        e: (N, K), p / p0 - 1.
+        tail: (N,), T, and
+        tail_error: (N,), by what share it may be off. Of a single token that is the rounding of
+            its logarithm, and more of several.
+    """
+
+    def __init__(self, dist: TopK) -> None:
+        self.dist, self.others = dist, dist.vocab_size - dist.k
+        self.p0, self.p_k, self.tail = (
+            dist.top_probability,
+            dist.probs[:, -1],
+            np.exp(dist.log_tail),
+        )
+        if dist.logits is None:
+            self.p0_error = np.zeros(len(dist))
+            self.e = (dist.probs - self.p0[:, None]) / self.p0[:, None]
+        else:
+            self.p0_error = ROUNDING * (1.0 + dist.top_surprisal)
+            below = dist.logits - dist.logits[:, :1].astype(np.float64)
+            self.e = np.expm1(below / dist.temperature)
+            # what passed a threshold in the kernel, rounded otherwise, is not below it here
+            self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
+        logarithm = np.where(self.tail > 0, dist.log_tail, 0.0)
+        one = self.others == 1
+        self.tail_error = ROUNDING * (1.0 - logarithm) if one else np.full(len(dist), TAIL_ERROR)
+
+    def excess(self, b: Floats) -> Floats:
+        """Return b / p0 - 1 of an unseen token, which is that of p_K at most."""
+        last = self.e[:, -1]
+        return np.where(b < self.p_k, np.minimum((b - self.p0) / self.p0, last), last)
+
+
+def _by_threshold(stored: Stored, theta: Floats) -> Intervals:
+    dist, n = stored.dist, stored.others
+    low, high, most = (_one_left if n == 1 else _several_left)(stored, theta)
+    lo, hi, active = _ends(stored, low, high, most)
+    least = low if n == 1 else stored.tail * (1.0 - TAIL_ERROR) - (n - 1) * stored.p_k
     everything = (theta < 0) | (least > theta)
+    accepted = np.where(most == 0, dist.k, -1)
     return (
         np.where(everything, np.inf, lo),
-        np.where(everything, np.inf, hi),
+        np.where(everything, np.inf, np.where(most == n, np.inf, hi)),
         np.where(everything, 0, active).astype(np.int32),
         np.where(everything, dist.vocab_size, accepted).astype(np.int32),
     )
 
 
-def _by_count(dist: TopK, counts: Counts) -> Intervals:
+def _one_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return b_min, b_max, and 1 where rounding leaves open whether the only token is accepted."""
+    tail, error = stored.tail, stored.tail_error
+    high = np.minimum(tail * (1.0 + error), stored.p_k)
+    underflown = (tail < TINY) & (stored.dist.log_tail > -np.inf)
+    high = np.where(underflown, np.minimum(TINY, stored.p_k), high)
+    low = np.where(underflown, 0.0, tail * (1.0 - error))
+    return low, np.minimum(high, np.maximum(theta, 0.0)), np.where(high > theta, 1.0, 0.0)
+
+
+def _several_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return b_min, b_max, and the largest number of unseen tokens that can be accepted."""
+    dist, n, tail = stored.dist, stored.others, stored.tail
+    stored_surprise = -(dist.probs * np.where(dist.probs > 0, dist.log_probs, 0.0)).sum(axis=1)
+    usual = (theta >= TINY) & (tail >= TINY)
+    tails = Tails.of(
+        n,
+        np.where(usual, theta, 0.5),
+        np.where(usual, np.maximum(stored.p_k, theta), 1.0),
+        np.where(usual, tail, 1.0),
+        dist.entropy - stored_surprise,
+        dist.entropy_error * (1.0 + dist.entropy),
+    )
+    low, high, most = rejected_range(tails)
+    none = (dist.log_tail == -np.inf) | (theta >= TINY)  # is accepted, where T is next to nothing
+    return (
+        np.where(usual, low, 0.0),
+        np.where(usual, high, 0.0),
+        np.where(usual, most, np.where(none, 0.0, n)),
+    )
+
+
+def _by_count(stored: Stored, counts: Counts) -> Intervals:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
-    p, n, tail = dist.probs, dist.vocab_size - dist.k, np.exp(dist.log_tail)
-    more = np.maximum(0, counts - dist.k)
-    high = np.minimum(p[:, -1], tail * (1.0 + TAIL_ERROR) / (more + 1))
-    least = (tail * (1.0 - TAIL_ERROR) - more * p[:, -1]) / (n - more)
-    lo, active = stored_mode_cost(p, high)
-    hi = _upper_end(p, np.clip(least, 0.0, high), tail, more) * (1.0 + MARGIN)
-    return lo * (1.0 - MARGIN), np.where(counts < 0, np.inf, hi), active, counts
+    tail, error, p_k = stored.tail, stored.tail_error, stored.p_k
+    more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
+    high = np.minimum(p_k, tail * (1.0 + error) / (more + 1.0))
+    least = (tail * (1.0 - error) - more * p_k) / (stored.others - more)
+    lo, hi, active = _ends(stored, np.clip(least, 0.0, high), high, more)
+    return lo, np.where(counts < 0, np.inf, hi), active, counts
 
 
-def stored_mode_cost(p: Floats, b: Floats) -> tuple[Floats, NDArray[np.int32]]:
-    """Lemma 4.2 among the stored tokens: M of a token of probability b beside them, and |A|.
+def _ends(
+    stored: Stored, low: Floats, high: Floats, most: Floats
+) -> tuple[Floats, Floats, NDArray[np.int32]]:
+    """Return M of a b in [low, high] that at most so many unseen tokens exceed: lo, hi, |A|.
+
+    They are equal where b is known, unless M falls so fast there that its rounding shows.
+    """
+    cost, active = mode_cost(stored.e, stored.excess(high * (1.0 + stored.p0_error)))
+    lo = stored.p0 * cost * (1.0 - MARGIN)
+    hi = stored.p0 * _upper_end(stored, low * (1.0 - stored.p0_error), most) * (1.0 + MARGIN)
+    known = (stored.others == 1) | (stored.tail < TINY)
+    exact = known & (most == 0) & (hi - lo <= 4.0 * MARGIN * lo)
+    if exact.any():
+        cost, _ = mode_cost(stored.e, stored.excess(stored.tail))
+        lo, hi = (np.where(exact, stored.p0 * cost, end) for end in (lo, hi))
+    return lo, hi, active
+
+
+def mode_cost(e: Floats, b: Floats) -> tuple[Floats, NDArray[np.int32]]:
+    """Lemma 4.2 among the stored tokens: M / p0 of one more token beside them, and |A|.
 
     Args:
-        p: (N, K), by decreasing probability.
-        b: (N,), at most p[:, -1].
+        e: (N, K), p / p0 - 1, by decreasing probability.
+        b: (N,), that of the token, at most e[:, -1].
     """
-    counts = np.arange(2, p.shape[1] + 2)
-    levels = (b[:, None] + np.cumsum(p, axis=1)) / counts
+    levels = (b[:, None] + np.cumsum(e, axis=1)) / np.arange(2, e.shape[1] + 2)
     # p falls and the level with it: once p is not above, it stays so
-    above = np.column_stack([np.ones(len(p), dtype=bool), p[:, 1:] > levels[:, :-1]])
+    above = np.column_stack([np.ones(len(e), dtype=bool), e[:, 1:] > levels[:, :-1]])
     size = np.logical_and.accumulate(above, axis=1).sum(axis=1)
     level = np.take_along_axis(levels, size[:, None] - 1, axis=1)
-    top = p[:, : int(size.max(initial=1))]
+    top = e[:, : int(size.max(initial=1))]
     active = np.arange(top.shape[1]) < size[:, None]
-    terms = np.where(active, phi(np.where(active, top / level, 1.0) - 1.0), 0.0).sum(axis=1)
-    value = level[:, 0] * (terms + phi(b / level[:, 0] - 1.0))
-    return value, (size + 1).astype(np.int32)
+    terms = np.where(active, _term(np.where(active, top, level), level), 0.0).sum(axis=1)
+    level = level[:, 0]
+    return (1.0 + level) * (terms + _term(b, level)), (size + 1).astype(np.int32)
 
 
-def _upper_end(p: Floats, b: Floats, tail: Floats, most: Floats) -> Floats:
-    """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it."""
-    value, size = stored_mode_cost(p, b)
-    rows = np.flatnonzero(size > p.shape[1])  # p_K > c: an unseen token may be active
-    p, b, p_k = p[rows], b[rows], p[rows, -1]
-    mass = np.maximum(0.0, tail[rows] * (1.0 + TAIL_ERROR) - b)
-    unseen = np.minimum(np.floor(mass / p_k), most[rows])  # at p_K, above every such level
-    rest = np.where(unseen < most[rows], mass - unseen * p_k, 0.0)
-    total, count = b + p.sum(axis=1) + unseen * p_k, p.shape[1] + 1.0 + unseen
+def _term(e: Floats, level: Floats) -> Floats:
+    """phi(p / c - 1), c the level, both relative to p0."""
+    return phi((e - level) / (1.0 + level))
+
+
+def _upper_end(stored: Stored, b: Floats, most: Floats) -> Floats:
+    """Bound M / p0 of a token of at least b, if at most `most` unseen tokens exceed it."""
+    e, last = stored.e, stored.excess(b)
+    value, size = mode_cost(e, last)
+    rows = np.flatnonzero(size > e.shape[1])  # p_K > c: an unseen token may be active
+    e, last, most, p_k = e[rows], last[rows], most[rows], stored.p_k[rows]
+    mass = np.maximum(0.0, stored.tail[rows] * (1.0 + stored.tail_error[rows]) - b[rows])
+    unseen = np.minimum(np.floor(mass / p_k), most)  # at p_K, above every such level
+    rest = np.where(unseen < most, mass - unseen * p_k, 0.0) / stored.p0[rows] - 1.0
+    total = last + e.sum(axis=1) + unseen * e[:, -1]
+    count = e.shape[1] + 1.0 + unseen
     more = rest > total / count
     level = (total + np.where(more, rest, 0.0)) / (count + more)
-    terms = phi(p / level[:, None] - 1.0).sum(axis=1) + unseen * phi(p_k / level - 1.0)
-    terms += phi(b / level - 1.0) + np.where(more, phi(np.where(more, rest / level, 1.0) - 1.0), 0)
-    value[rows] = level * terms
+    terms = _term(e, level[:, None]).sum(axis=1) + unseen * _term(e[:, -1], level)
+    terms += _term(last, level) + np.where(more, _term(np.where(more, rest, level), level), 0.0)
+    value[rows] = (1.0 + level) * terms
     return value

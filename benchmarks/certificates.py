@@ -29,7 +29,7 @@ STEPS, K, VOCABULARY, TWIN_RANKS = 64_000, 256, 151_936, 16
 def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
     """Make steps whose top probabilities are spread like those of the paper's Table 1.
 
-    p falls as rank^-a, the top 8 more slowly; T, H and logsumexp are of the whole vocabulary.
+    p falls as rank^-a, the top 8 more slowly; T, H and p0 are of the whole vocabulary.
     """
     rng = np.random.default_rng(seed)
     exponents = np.clip(7.0 * np.exp(0.75 * rng.standard_normal(256)), 1.2, 14.0)
@@ -49,7 +49,8 @@ def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
     with np.errstate(divide="ignore"):
         log_tail = np.log(tail[which] / total)
     ids = np.broadcast_to(np.arange(k, dtype=np.int32), (steps, k))
-    return TopK.from_columns(ids, stored, np.log(total), log_tail, entropy, VOCABULARY)
+    surprisal = np.log(total) - stored[:, 0]
+    return TopK.from_columns(ids, stored, surprisal, log_tail, entropy, VOCABULARY)
 
 
 def paper_rules() -> list[Rule]:
@@ -73,7 +74,8 @@ def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
     """Compute one rule in plain NumPy over the first 16 ranks, as one would write it at first."""
     logits = dist.logits
     assert logits is not None
-    p = np.exp(logits[:, :TWIN_RANKS].astype(np.float64) - dist.logsumexp[:, None])
+    top = logits[:, :TWIN_RANKS].astype(np.float64)
+    p = np.exp(top - (top[:, :1] + dist.top_surprisal[:, None]))
     rows, ranks = np.arange(len(p)), np.arange(1, TWIN_RANKS + 1)
     if isinstance(rule, Tree):
         chosen = p[:, rule.m : 0 : -1]

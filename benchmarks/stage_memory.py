@@ -53,6 +53,7 @@ def made_up(random: np.random.Generator, start: int, n: int) -> pa.RecordBatch:
         pa.FixedSizeListArray.from_arrays(np.tile(np.arange(K, dtype=np.int32), n), K),
         pa.FixedSizeListArray.from_arrays(logits.reshape(-1), K),
         pa.array(logsumexp),
+        pa.array(logsumexp - every[:, 0]),
         pa.array(np.logaddexp.reduce(tail, axis=1) - logsumexp),
         pa.array(-(np.exp(log_p) * log_p).sum(axis=1)),
     ]

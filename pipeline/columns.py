@@ -19,6 +19,7 @@ TARGET = {
     "top_ids": IDS,
     "top_logits": LOGITS,
     "logsumexp": pa.float64(),
+    "top_surprisal": pa.float64(),  # -log p of rank 1: what probabilities are computed from
     "log_tail": pa.float64(),
     "entropy": pa.float64(),
 }
@@ -38,6 +39,12 @@ PAIR = {  # target p against drafter q over the full vocabulary, analysis.diverg
     "sampled_erss_acceptance": pa.float64(),
     "sampled_harmonic_mean": pa.float64(),
     "sampled_draft_prob": pa.float64(),  # p of the drafter's argmax
+}
+DRAFT = {  # of the drafter's own distribution, with draft_entropy, so that kl and tv can be checked
+    "draft_top_ids": IDS,
+    "draft_top_logits": LOGITS,
+    "draft_top_surprisal": pa.float64(),
+    "draft_log_tail": pa.float64(),
 }
 RUN = {"prompt_id": pa.string(), "run": pa.int32()}  # run: index in the record's facts["runs"]
 COUNTED = {  # beside intervals
@@ -62,7 +69,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "active_size": pa.int32(),
         "accepted_count": pa.int32(),
     },
-    ("drafts", "data"): STEP | {"token_id": pa.int32()} | TARGET | PAIR,
+    ("drafts", "data"): STEP | {"token_id": pa.int32()} | TARGET | PAIR | DRAFT,
     ("decoding", "data"): RUN
     | {  # one row a decoded answer
         "source": pa.string(),
@@ -95,7 +102,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "draft_log_prob": pa.float64(),
         "z1": pa.float64(),
         "z2": pa.float64(),
-        "logsumexp": pa.float64(),
+        "top_surprisal": pa.float64(),
     },
     ("decoding", "indicators"): STEP
     | {  # whether a rule accepts the drafter's token there
@@ -193,12 +200,21 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
 }
 
 
-def schema(stage: str, name: str = "data", k: int | None = None) -> pa.Schema:
-    """Return the Arrow schema of a file; `k` fixes the length of the top-K lists."""
+def schema(
+    stage: str, name: str = "data", k: int | None = None, draft_k: int | None = None
+) -> pa.Schema:
+    """Return the Arrow schema of a file.
+
+    `k` fixes the length of the lists of the target's top K, `draft_k` of the drafter's.
+    """
+    lengths = {"top_ids": k, "top_logits": k}
+    lengths |= {"draft_top_ids": draft_k, "draft_top_logits": draft_k}
     fields = []
     for column, kind in SCHEMAS[stage, name].items():
-        fixed = k is not None and column in ("top_ids", "top_logits")
-        fields.append(pa.field(column, pa.list_(kind.value_type, k) if fixed else kind))
+        length = lengths.get(column)
+        fields.append(
+            pa.field(column, kind if length is None else pa.list_(kind.value_type, length))
+        )
     return pa.schema(fields)
 
 

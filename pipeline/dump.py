@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.distributions import TopK
-from pipeline import columns
 from pipeline.artifacts import Artifact
 
 ROWS = 8192  # of a chunk
+COLUMNS = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")  # as TopK takes them
 
 
 def chunks(
@@ -19,13 +19,13 @@ def chunks(
 ) -> Iterator[tuple[pa.RecordBatch, TopK]]:
     """Stream a dump as (prompt_id and position, distributions), `rows` steps at a time."""
     vocab_size = dump.record["facts"]["vocab_size"]
-    for batch in dump.batches(columns=["prompt_id", "position", *columns.TARGET], rows=rows):
+    for batch in dump.batches(columns=["prompt_id", "position", *COLUMNS], rows=rows):
         yield batch.select(["prompt_id", "position"]), top_k(batch, vocab_size, temperature)
 
 
 def read(dump: Artifact, temperature: float) -> TopK:
     """Read all steps of a dump at once."""
-    table = dump.read(columns=list(columns.TARGET)).combine_chunks()
+    table = dump.read(columns=list(COLUMNS)).combine_chunks()
     return top_k(table.to_batches()[0], dump.record["facts"]["vocab_size"], temperature)
 
 
@@ -39,9 +39,7 @@ def top_k(batch: pa.RecordBatch, vocab_size: int, temperature: float) -> TopK:
     return TopK.from_columns(
         matrix("top_ids"),
         matrix("top_logits"),
-        batch.column("logsumexp").to_numpy(),
-        batch.column("log_tail").to_numpy(),
-        batch.column("entropy").to_numpy(),
+        *(batch.column(name).to_numpy() for name in COLUMNS[2:]),
         vocab_size,
         temperature,
     )

@@ -9,14 +9,16 @@ from torch import Tensor
 
 CHUNK = 1 << 23  # float64 values held at once: 64 MB
 CUDA_CHUNK = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
+MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
 
 class Statistics(NamedTuple):
     """Statistics of B rows of logits; logits raw, the rest in nats at the certified temperature."""
 
     top_ids: Tensor  # (B, K) int64, by decreasing logit, ties by id
-    top_logits: Tensor  # (B, K) float32
-    logsumexp: Tensor  # (B,) float64
+    top_logits: Tensor  # (B, K) float32, -inf for masked tokens
+    logsumexp: Tensor  # (B,) float64, for readers: probabilities follow from the next
+    top_surprisal: Tensor  # (B,) float64, -log p0
     log_tail: Tensor  # (B,) float64, log of the mass outside the top K; -inf when K = V
     entropy: Tensor  # (B,) float64, over the full vocabulary
 
@@ -25,10 +27,11 @@ def summarise(logits: Tensor, k: int, temperature: float = 1.0) -> Statistics:
     """Return the statistics of `logits` (B, V).
 
     Everything is measured from the largest logit m, in float64, a few rows at a time:
-    with e_i = exp((z_i - m) / T) and d the sum of all e_i but the first, logsumexp is
-    m / T + log1p(d), and the entropy log1p(d) + sum e_i (m - z_i) / T / (1 + d), a sum of
-    non-negative terms. The tail's sum is taken relative to its own largest logit: it neither
-    cancels nor underflows. A NaN or an infinity in a row makes its entropy NaN.
+    with e_i = exp((z_i - m) / T) and d the sum of all e_i but the first, -log p0 is log1p(d), and
+    the entropy log1p(d) + sum e_i (m - z_i) / T / (1 + d), a sum of non-negative terms. The tail's
+    sum is taken relative to its own largest logit: it neither cancels nor underflows. -inf is a
+    masked token, of probability 0. A NaN or +inf in a row, or nothing else than masked tokens,
+    makes its entropy NaN.
     """
     top_logits, top_ids = top_k(logits, k)
     rows = max(1, (CUDA_CHUNK if logits.is_cuda else CHUNK) // logits.shape[1])
@@ -41,11 +44,11 @@ def summarise(logits: Tensor, k: int, temperature: float = 1.0) -> Statistics:
 
 
 def _moments(logits: Tensor, top_ids: Tensor, temperature: float) -> Tensor:
-    """Return (3, B) float64: logsumexp, log_tail and entropy."""
-    z = logits.double().div_(temperature)
-    top = z.gather(1, top_ids)
-    largest = top[:, :1]
-    below = top - largest
+    """Return (4, B) float64: logsumexp, top_surprisal, log_tail and entropy."""
+    z = logits.double()
+    largest = z.gather(1, top_ids[:, :1])
+    z.sub_(largest).div_(temperature).clamp_(min=MASKED)
+    below = z.gather(1, top_ids)
     weight = below.exp()
     others = weight[:, 1:].sum(1)
     spread = (weight * below).sum(1)
@@ -57,14 +60,15 @@ def _moments(logits: Tensor, top_ids: Tensor, temperature: float) -> Tensor:
         tail = z.exp()
         tail_sum = tail.sum(1)
         z.scatter_(1, top_ids, 0.0)
-        drop = (tail_largest - largest)[:, 0]
+        drop = tail_largest[:, 0]
         tail_spread = torch.linalg.vecdot(tail, z) + drop * tail_sum
         others = others + drop.exp() * tail_sum
         spread = spread + drop.exp() * tail_spread
-        log_tail = drop + tail_sum.log()
+        log_tail = torch.where(drop > MASKED, drop + tail_sum.log(), -torch.inf)
     log_sum = others.log1p()
     entropy = log_sum - spread * torch.exp(-log_sum)
-    return torch.stack([largest[:, 0] + log_sum, log_tail - log_sum, entropy])
+    logsumexp = largest[:, 0] / temperature + log_sum
+    return torch.stack([logsumexp, log_sum, log_tail - log_sum, entropy])
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

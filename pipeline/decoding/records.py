@@ -144,7 +144,7 @@ def trajectory(
             "draft_log_prob": float(log_prob[at]),
             "z1": float(dist.logits[at, 0]),
             "z2": float(dist.logits[at, 1]),
-            "logsumexp": float(dist.logsumexp[at]),
+            "top_surprisal": float(dist.top_surprisal[at]),
         }
         for at, step in enumerate(steps)
     ]

@@ -155,7 +155,7 @@ def ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, np.ndarray, np
     mine = logits.gather(1, tokens[:, None])
     before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
     rank = 1 + ((logits > mine) | ((logits == mine) & before)).sum(1)
-    log_prob = mine[:, 0].double() - found.logsumexp
-    top_ids, top_logits, logsumexp, log_tail, entropy = (part.cpu().numpy() for part in found)
-    dist = TopK.from_columns(top_ids, top_logits, logsumexp, log_tail, entropy, size)
+    log_prob = (mine[:, 0].double() - found.top_logits[:, 0]) - found.top_surprisal
+    top_ids, top_logits, _, *moments = (part.cpu().numpy() for part in found)
+    dist = TopK(top_ids.astype(np.int32), top_logits, *moments, vocab_size=size)
     return dist, rank.cpu().numpy(), log_prob.cpu().numpy()

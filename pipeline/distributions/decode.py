@@ -37,7 +37,7 @@ class Trajectories:
     token_id: Tensor  # (B, n) int32
     top_ids: Tensor  # (B, n, K) int32
     top_logits: Tensor  # (B, n, K) float32
-    moments: Tensor  # (B, n, 3) float64: logsumexp, log_tail, entropy
+    moments: Tensor  # (B, n, 4) float64: logsumexp, top_surprisal, log_tail, entropy
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
     kv_tokens: int  # cached tokens read in all decoding steps together
     forwards: int  # decoding steps, each of which reads the weights
@@ -50,7 +50,7 @@ class Trajectories:
             torch.zeros((batch, steps), dtype=torch.int32, device=device),
             torch.zeros((batch, steps, k), dtype=torch.int32, device=device),
             torch.zeros((batch, steps, k), dtype=torch.float32, device=device),
-            torch.zeros((batch, steps, 3), dtype=torch.float64, device=device),
+            torch.zeros((batch, steps, 4), dtype=torch.float64, device=device),
             torch.full((batch,), steps, device=device),
             0,
             0,

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from pipeline import columns
 from pipeline.artifacts import Artifact, Draft
@@ -28,7 +27,7 @@ from pipeline.vocabulary import check_same_tokens, common_rows
 
 BLOCK = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
-INTEGERS = ("draft_token_id", "draft_rank", "argmax_rank")
+DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
@@ -72,7 +71,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         list(answers),
         shard,
         draft,
-        columns.schema("drafts", k=pair.k),
+        columns.schema("drafts", k=pair.k, draft_k=pair.draft_k),
         steps=max(map(len, answers.values())),
         label=describe(node),
         device=pair.target.device,
@@ -114,6 +113,7 @@ def load_pair(node: Node, tokens: int, dump: Artifact) -> Pair:
         drafter,
         rows,
         min(dump.record["facts"]["k"], rows),
+        min(DRAFT_K, rows),
         node.config["temperature"],
         BLOCK,
         sampled_temperature(dump.record["config"]),
@@ -159,7 +159,8 @@ def compare_shard(
     found = teacher_force(pair, batch, watch, progress)
     with watch("write"):
         drifts: list[dict[str, Any]] = []
-        write_groups(path, tables(found, pair, answers, drifts), columns.schema("drafts", k=pair.k))
+        schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k)
+        write_groups(path, tables(found, pair, answers, drifts, schema), schema)
     return {
         "seconds": watch.seconds(),
         "rows": sum(map(len, answers.values())),
@@ -170,52 +171,49 @@ def compare_shard(
 
 
 def tables(
-    found: Steps, pair: Pair, answers: dict[str, pa.Table], drifts: list[dict[str, Any]]
+    found: Steps,
+    pair: Pair,
+    answers: dict[str, pa.Table],
+    drifts: list[dict[str, Any]],
+    schema: pa.Schema,
 ) -> Iterator[pa.Table]:
     """Yield the rows of each prompt; appends the drift of each to `drifts`."""
-    schema = columns.schema("drafts", k=pair.k)
-    top_ids, top_logits, *moments = (t.cpu() for t in found.target)
-    comparison = {name: t.cpu() for name, t in found.pair._asdict().items()}
+    values = {f"draft_{name}": t for name, t in found.draft._asdict().items()}
+    values |= found.target._asdict() | found.pair._asdict()
+    values = {name: t.cpu() for name, t in values.items() if name in schema.names}
     for row, (prompt, answer) in enumerate(answers.items()):
         n = len(answer)
-        check_finite(
-            pair,
-            prompt,
-            torch.stack(
-                [moments[0][row, :n], moments[2][row, :n], comparison["draft_entropy"][row, :n]]
-            ),
-        )
-        drifts.append(drift(answer, top_ids[row, :n].numpy(), top_logits[row, :n].numpy()))
-        lists = (top_ids[row, :n].int(), top_logits[row, :n])
-        yield pa.table(
-            [
-                pa.repeat(prompt, n),
-                pa.array(range(n), pa.int32()),
-                answer["token_id"],
-                *(pa.FixedSizeListArray.from_arrays(t.numpy().reshape(-1), pair.k) for t in lists),
-                *(t[row, :n].numpy() for t in moments),
-                *(
-                    comparison[name][row, :n]
-                    .numpy()
-                    .astype(np.int32 if name in INTEGERS else float)
-                    for name in columns.PAIR
-                ),
-            ],
-            schema=schema,
-        )
+        rows = {name: t[row, :n].numpy() for name, t in values.items()}
+        check_finite(pair, prompt, rows["entropy"], rows["draft_entropy"])
+        drifts.append(drift(answer, rows["top_ids"], rows["top_logits"]))
+        arrays = {
+            "prompt_id": pa.repeat(prompt, n),
+            "position": pa.array(range(n), pa.int32()),
+            "token_id": answer["token_id"],
+        }
+        arrays |= {name: array(part, schema.field(name).type) for name, part in rows.items()}
+        yield pa.table([arrays[name] for name in schema.names], schema=schema)
 
 
-def check_finite(pair: Pair, prompt: str, values: torch.Tensor) -> None:
-    """Check (3, n) statistics of both models.
+def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return a column of numbers, or of lists of them."""
+    if pa.types.is_fixed_size_list(kind):
+        flat = pa.array(values.reshape(-1), kind.value_type)
+        return pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
+    return pa.array(values, kind)
+
+
+def check_finite(pair: Pair, prompt: str, target: np.ndarray, draft: np.ndarray) -> None:
+    """Check the (n,) entropies of both models, which are NaN where a logit is not allowed.
 
     Raises:
         PipelineError: a logit was NaN or infinite; names the models, the prompt and the step.
     """
-    broken = (~values.isfinite().all(0)).nonzero()
+    broken = np.flatnonzero(~np.isfinite(target + draft))
     if len(broken):
         raise PipelineError(
             f"{pair.target.label} and {pair.drafter.label}: NaN or infinite logits for prompt "
-            f"{prompt} at step {int(broken[0])}: try dtype: float32 or attention: eager for both "
+            f"{prompt} at step {broken[0]}: try dtype: float32 or attention: eager for both "
             "models, and check their weights"
         )
 
@@ -229,7 +227,9 @@ def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> dict[str, An
     differences = [0.0]
     for old_ids, old, new_ids, new in zip(*stored, ids, logits, strict=True):
         _, left, right = np.intersect1d(old_ids, new_ids, assume_unique=True, return_indices=True)
-        differences.append(float(np.abs(old[left] - new[right]).max(initial=0)))
+        old, new = old[left], new[right]
+        same = old == new  # masked tokens as well
+        differences.append(float(np.abs(old[~same] - new[~same]).max(initial=0)))
     return {
         "changed_argmax": int(np.sum(stored[0][:, 0] != ids[:, 0])),
         "max_logit_difference": max(differences),

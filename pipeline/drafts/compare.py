@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from analysis.divergences import SERIES, SERIES_BELOW
-from pipeline.moments import CHUNK
+from pipeline.moments import CHUNK, MASKED
 
 
 class Comparison(NamedTuple):
@@ -52,9 +52,9 @@ def _compare(
     token, rank = _drafted(target, draft)
     # argmax leaves open which of several equal logits it takes; of booleans, the first is wanted
     first = _first(target == target.amax(1, keepdim=True))[:, None]
-    log_p = torch.log_softmax(target.double() / temperature, dim=1)
-    log_q = torch.log_softmax(draft.double() / temperature, dim=1)
-    p, q, d = log_p.exp(), log_q.exp(), log_p - log_q
+    log_p, log_q = _log_softmax(target, temperature), _log_softmax(draft, temperature)
+    p, q = log_p.exp(), log_q.exp()
+    d = _numbers(log_p - log_q)  # of a token that both mask: 0
     return Comparison(
         kl=_kl(p, q, d),
         reverse_kl=_kl(q, p, -d),
@@ -63,7 +63,7 @@ def _compare(
         draft_rank=rank,
         draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
         argmax_rank=(draft >= draft.gather(1, first)).sum(1),
-        draft_entropy=-torch.linalg.vecdot(q, log_q),
+        draft_entropy=-torch.linalg.vecdot(q, log_q.clamp(min=MASKED)),
         erss_acceptance=_erss(p, q, d),
         harmonic_mean=_ratio(p * q, p + q).sum(1),
         **_sampled(target, draft, token, sampled),
@@ -77,9 +77,9 @@ def _sampled(
     if temperature is None:
         unknown = torch.full((len(target),), torch.nan, dtype=torch.float64, device=target.device)
         return {name: unknown for name in Comparison._fields if name.startswith("sampled_")}
-    log_p, log_q = (torch.log_softmax(z.double() / temperature, dim=1) for z in (target, draft))
+    log_p, log_q = (_log_softmax(z, temperature) for z in (target, draft))
     p, q = log_p.exp(), log_q.exp()
-    d = torch.where(p + q > 0, log_p - log_q, 0.0)  # not -inf less -inf where both mask a token
+    d = _numbers(log_p - log_q)
     return {
         "sampled_tv": (p - q).abs().sum(1) / 2,
         "sampled_erss_acceptance": _erss(p, q, d),
@@ -88,13 +88,24 @@ def _sampled(
     }
 
 
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Return log-probabilities; what is above the largest logit is exact, whatever its size."""
+    z = logits.double()
+    return torch.log_softmax(z.sub_(z.amax(1, keepdim=True)).div_(temperature), dim=1)
+
+
+def _numbers(values: Tensor) -> Tensor:
+    """Put 0 for NaN, in place: 0 times an infinity, and the difference of two."""
+    return values.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+
+
 def _kl(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
     """Return sum q phi(p/q - 1) for d = log(p/q), without cancellation."""
     x = d.clamp(-SERIES_BELOW, SERIES_BELOW)
     series = torch.zeros_like(x)
     for coefficient in reversed(SERIES):
         series = series.mul_(x).add_(coefficient)
-    large = p * d - (p - q)
+    large = _numbers(p * d) - (p - q)
     return torch.where(d.abs() < SERIES_BELOW, q * x * x * series, large).sum(1)
 
 

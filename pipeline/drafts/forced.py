@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class Pair:
     drafter: LanguageModel
     rows: int  # of logits that are compared: pipeline.vocabulary.common_rows
     k: int
+    draft_k: int  # of the drafter's distribution
     temperature: float
     block: int  # logits of one model held at once
     sampled: float | None = None  # temperature of the answers, None where they are not p's own
@@ -58,6 +60,7 @@ class Steps:
     """What is known of n answer tokens of B prompts; column s is the step of answer token s."""
 
     target: Statistics  # fields (B, n, ...)
+    draft: Statistics  # fields (B, n, ...)
     pair: Comparison  # fields (B, n)
     left_out: Tensor  # (2,) most probability of rows that one model has alone: target, drafter
 
@@ -91,11 +94,15 @@ def teacher_force(
         with watch("comparison"):
             parts.append(_measure(pair, logits[0], logits[1], size))
         progress(size * (end - begin))
-    statistics, comparisons, left_out = zip(*parts, strict=True)
+    *fields, left_out = zip(*parts, strict=True)
+    target, draft, compared = (
+        [torch.cat(field, dim=1) for field in zip(*part, strict=True)] for part in fields
+    )
     inside = torch.arange(steps, device=batch.lengths.device) < batch.lengths[:, None]
     return Steps(
-        Statistics(*(torch.cat(field, dim=1) for field in zip(*statistics, strict=True))),
-        Comparison(*(torch.cat(field, dim=1) for field in zip(*comparisons, strict=True))),
+        Statistics(*target),
+        Statistics(*draft),
+        Comparison(*compared),
         torch.where(inside, torch.cat(left_out, dim=2), 0).amax((1, 2)),
     )
 
@@ -108,18 +115,17 @@ def _run(
     )
 
 
-def _measure(
-    pair: Pair, target: Tensor, draft: Tensor, size: int
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def _measure(pair: Pair, target: Tensor, draft: Tensor, size: int) -> list[Any]:
     """Measure the (B n, V) logits of a block; fields come back as (B, n, ...)."""
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
-    fields = (
+    found = (
         summarise(target, pair.k, pair.temperature),
+        summarise(draft, pair.draft_k, pair.temperature),
         compare(target, draft, pair.temperature, pair.sampled),
     )
-    statistics, comparison = ([t.unflatten(0, (size, -1)) for t in found] for found in fields)
-    return statistics, comparison, left_out.unflatten(1, (size, -1))
+    fields = [[t.unflatten(0, (size, -1)) for t in part] for part in found]
+    return [*fields, left_out.unflatten(1, (size, -1))]
 
 
 def _left_out(logits: Tensor, pair: Pair) -> Tensor:

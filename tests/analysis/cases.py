@@ -47,7 +47,7 @@ def stored_columns(z: np.ndarray, k: int, temperature: float = 1.0) -> dict[str,
     return {
         "top_ids": order[:, :k],
         "top_logits": np.take_along_axis(z, order[:, :k], axis=1),
-        "logsumexp": np.log(weight.sum(axis=1)),
+        "top_surprisal": -np.log(p.max(axis=1)),
         "log_tail": tail,
         "entropy": -(p * np.log(p)).sum(axis=1),
     }

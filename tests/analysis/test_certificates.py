@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import cvxpy
 import mpmath
@@ -165,12 +166,13 @@ def exact(z: np.ndarray, n: int | None, m: int | None = None) -> mpmath.mpf:
 
 
 def from_logits(z: np.ndarray) -> TopK:
-    """One step with all tokens stored; logsumexp and entropy at 50 digits, rounded once."""
+    """One step with all tokens stored; p0 and entropy at 50 digits, rounded once."""
     weights = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
     total = mpmath.fsum(weights)
     h = -mpmath.fsum(w / total * mpmath.log(w / total) for w in weights)
+    surprisal = float(mpmath.log(total / weights[0]))
     return TopK.from_columns(
-        np.arange(len(z))[None], z[None], [float(mpmath.log(total))], [-np.inf], [float(h)], len(z)
+        np.arange(len(z))[None], z[None], [surprisal], [-np.inf], [float(h)], len(z)
     )
 
 
@@ -264,7 +266,7 @@ def test_too_few_stored_tokens_are_refused_before_any_work() -> None:
 
 
 def test_stored_ranks_out_of_order_are_refused() -> None:
-    dist = TopK.from_columns([[0, 1]], [[1.0, 2.0]], [2.4], [-np.inf], [0.5], 2)
+    dist = replace(TopK.from_probabilities([[0.6, 0.4]]), stored_probs=np.array([[0.4, 0.6]]))
     with pytest.raises(ValueError, match=r"step 0: .* decreasing"):
         certify(dist, [StrictGreedy()])
 

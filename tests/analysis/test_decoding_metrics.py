@@ -98,7 +98,7 @@ def made() -> Decoded:
             "draft_log_prob": [-1.0] * 4,
             "z1": [10.0, 10.0, 10.0, -1.0],
             "z2": [9.5, 9.5, 5.0, -2.0],
-            "logsumexp": [11.0] * 4,
+            "top_surprisal": [1.0, 1.0, 1.0, 12.0],
         }
     )
     indicators = pd.DataFrame(

@@ -84,9 +84,10 @@ class MadeUp:
             {"prompts": (self.prompts,)},
         )
         steps = {"prompt_id": self.prompt_id, "position": self.position}
+        top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
         self._publish(
             node,
-            {**steps, "token_id": np.zeros(size), **dump},
+            {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump},
             k=self.k,
             vocab_size=self.vocab_size,
         )

@@ -20,7 +20,7 @@ from pipeline.stages import Node
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
-VOCAB, K, LENGTHS = 20, 8, (30, 12, 30)
+VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 
 
 def drafts(
@@ -28,8 +28,8 @@ def drafts(
 ) -> Artifact:
     """Publish target logits z beside draft logits w, as the stage drafts does."""
     folder.mkdir()
-    schema = columns.schema("drafts", k=K)
-    stored = stored_columns(z, K)
+    schema = columns.schema("drafts", k=K, draft_k=DRAFT_K)
+    stored, drafted = stored_columns(z, K), stored_columns(w, DRAFT_K)
     values = {
         "prompt_id": np.repeat([f"prompt-{at}" for at in range(len(LENGTHS))], LENGTHS).tolist(),
         "position": np.concatenate([np.arange(n) for n in LENGTHS]),
@@ -37,8 +37,10 @@ def drafts(
         **stored,
         "top_ids": stored["top_ids"].tolist(),
         "top_logits": stored["top_logits"].tolist(),
+        "logsumexp": z[:, 0],  # which nothing is computed from
         **vars(divergences.compare(z, w)),
         **at_sampling(z, w, sampled),
+        **{f"draft_{name}": list(values) for name, values in drafted.items()},
         **changed,
     }
     draft = Draft(folder, "drafts")

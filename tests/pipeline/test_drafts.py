@@ -39,7 +39,7 @@ def tiny(seed: int, vocab: int = VOCAB) -> LanguageModel:
 
 def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> Pair:
     rows = min(target.vocab_size, drafter.vocab_size)
-    return Pair(target, drafter, rows, K, 1.0, block)
+    return Pair(target, drafter, rows, K, min(64, rows), 1.0, block)
 
 
 def plain(model: LanguageModel, name: str, rows: int = VOCAB) -> np.ndarray:
@@ -163,9 +163,7 @@ def dump(folder: Path) -> Artifact:
                     pa.array(answer, pa.int32()),
                     pa.array(list(order.astype(np.int32)), schema[3].type),
                     pa.array(list(top), schema[4].type),
-                    zeros,
-                    zeros,
-                    zeros,
+                    *[zeros] * 4,
                 ],
                 schema=schema,
             )
