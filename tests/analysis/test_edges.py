@@ -48,10 +48,13 @@ def test_papers_gate_at_the_last_token_of_the_vocabulary_keeps_all_others() -> N
 def test_what_is_no_distribution_is_refused() -> None:
     z, one, none = np.array([[2.0, 1.0]], dtype=np.float32), np.ones(1), np.full(1, -np.inf)
     ids = np.array([[0, 1]], dtype=np.int32)
-    for logits, logsumexp in ((z, 1.9 * one), (z, one), (z * np.array([[1, np.nan]], dtype=np.float32), 3 * one),
-                              (z, np.full(1, np.inf)), (z, np.full(1, np.nan))):  # fmt: skip
+    broken = z * np.array([[1, np.nan]], dtype=np.float32)
+    for logits, logsumexp in ((z, 1.9), (z, 1.0), (z, np.inf), (z, np.nan), (broken, 3.0)):
         with pytest.raises(ValueError, match="step 0"):
-            certify(TopK.from_columns(ids, logits, logsumexp, none, one, 2), [TopMAdditive(2, 0.9)])
+            certify(
+                TopK.from_columns(ids, logits, logsumexp * one, none, one, 2),
+                [TopMAdditive(2, 0.9)],
+            )
 
 
 def test_tests_and_draws_never_take_a_token_without_probability() -> None:
