@@ -1,0 +1,73 @@
+"""Choices exactly at a boundary, and tokens that only a tokenizer's added ones name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.decoding.choices import TOKEN, Inversion, Noise
+from pipeline.decoding.drafters import Draft
+from pipeline.decoding.verifiers import SpeculativeSampling
+from pipeline.distributions.sampling import Sampling, choose
+from pipeline.errors import PipelineError
+from pipeline.identity import Identities
+from pipeline.vocabulary import check_pair, read_tokens
+
+CPU = torch.device("cpu")
+
+
+def chosen(logits: list[float], sampling: Sampling, uniform: float) -> int:
+    rows = torch.tensor([logits])
+    drawn = choose(rows, rows.argmax(1), sampling, torch.tensor([uniform], dtype=torch.float64))
+    return int(drawn[0])
+
+
+def test_nucleus_ends_where_its_mass_is_reached_exactly() -> None:
+    half = Sampling(1.0, 0.5, 0, 0)
+    assert {chosen([0.0] * 4, half, u) for u in (0.0, 0.3, 0.5, 0.9999)} == {0, 1}
+
+
+def test_a_uniform_number_of_zero_takes_no_token_without_probability() -> None:
+    assert chosen([-1e9, 0.0], Sampling(1.0, 1.0, 0, 0), 0.0) == 1
+
+
+def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position() -> None:
+    """However many drafted tokens come before it: what is chosen there does not depend on calls."""
+    noise = Noise(3, "p", 40, CPU, 4)
+    sure, flat = torch.full((3, 50), -1e9), torch.zeros((1, 50))
+    sure[:, 7] = 0.0
+    logits = torch.cat([sure, flat])
+    draft = Draft(torch.tensor([7, 7, 7]), torch.softmax(sure.double(), 1))
+    alone = Inversion(1.0, noise, TOKEN)
+    for position in range(0, 30, 3):
+        verdict = SpeculativeSampling(1.0, noise).verify(logits, draft, position)
+        assert verdict.path == (0, 1, 2)
+        assert verdict.token == int(alone(flat, position + 3)[0])
+    assert len(np.unique(noise.uniforms[:, TOKEN])) == 41
+
+
+def test_added_tokens_count_as_tokens(tmp_path: Path) -> None:
+    read = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<end>", "id": 1}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(read))
+    assert read_tokens(tmp_path) == {"a": 0, "<end>": 1}
+
+
+def test_pairs_are_compared_token_by_token_unless_their_files_are_equal(tmp_path: Path) -> None:
+    def model(name: str, vocab: dict[str, int], **other: str) -> tuple[str, Any]:
+        (tmp_path / name).mkdir()
+        text = json.dumps({"model": {"vocab": vocab}} | other)
+        (tmp_path / name / "tokenizer.json").write_text(text)
+        return name, SimpleNamespace(path=str(tmp_path / name), revision=None)
+
+    identities = Identities(tmp_path / "memo.json")
+    target = model("target", {"a": 0, "b": 1})
+    for name, other in (("equal", {}), ("rewritten", {"version": "2"})):
+        check_pair(target, model(name, {"a": 0, "b": 1}, **other), identities)
+    with pytest.raises(PipelineError, match=r"differ in 2 tokens \('a' is 0 and 1"):
+        check_pair(target, model("swapped", {"a": 1, "b": 0}), identities)
