@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from hydra import compose, initialize_config_dir
 
 from conf import schema
