@@ -75,7 +75,7 @@ def is_integer(value: Any) -> bool:
 
 def top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
     """Return ids and values of the k largest of each row, by decreasing value, ties by id."""
-    ids = np.broadcast_to(np.arange(values.shape[1]), values.shape)
+    ids: NDArray[Any] = np.broadcast_to(np.arange(values.shape[1]), values.shape)
     if k < values.shape[1]:
         least = np.partition(values, -k, axis=1)[:, -k, None]
         above, equal = values > least, values == least
@@ -84,8 +84,8 @@ def top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
         ids = np.nonzero(kept)[1].reshape(len(values), k)
     chosen = np.take_along_axis(values, ids, axis=1)
     order = np.argsort(-chosen, axis=1, kind="stable")
-    ids = np.take_along_axis(ids, order, axis=1).astype(np.int32)
-    return ids, np.take_along_axis(chosen, order, axis=1)
+    ranked = np.take_along_axis(ids, order, axis=1).astype(np.int32)
+    return ranked, np.take_along_axis(chosen, order, axis=1)
 
 
 def summarise(logits: NDArray[Any], k: int, temperature: float) -> Summary:

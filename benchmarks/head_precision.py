@@ -62,8 +62,8 @@ def rescored(
 def top_k(logits: torch.Tensor) -> TopK:
     """Return the distributions of `logits` (N, V) as a dump holds them."""
     size = logits.shape[1]
-    ids, values, _, *moments = (t.numpy() for t in summarise(logits, min(K, size)))
-    return TopK.from_columns(ids, values, *moments, vocab_size=size)
+    ids, values, _, surprisal, tail, h = (t.numpy() for t in summarise(logits, min(K, size)))
+    return TopK.from_columns(ids, values, surprisal, tail, h, vocab_size=size)
 
 
 def compared(

@@ -39,7 +39,9 @@ def top_k(batch: pa.RecordBatch, vocab_size: int, temperature: float) -> TopK:
     return TopK.from_columns(
         matrix("top_ids"),
         matrix("top_logits"),
-        *(batch.column(name).to_numpy() for name in COLUMNS[2:]),
+        batch.column("top_surprisal").to_numpy(),
+        batch.column("log_tail").to_numpy(),
+        batch.column("entropy").to_numpy(),
         vocab_size,
         temperature,
     )

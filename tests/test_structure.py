@@ -79,3 +79,21 @@ def test_a_cached_run_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_public_names_are_imported_when_asked_for() -> None:
+    script = (
+        "import sys, analysis\n"
+        f"assert not [name for name in {(*HEAVY, 'numpy')!r} if name in sys.modules]\n"
+        "from analysis import TopK\n"
+        "assert 'numba' not in sys.modules\n"
+        "from analysis import TopK, certify, certify_logits\n"
+        "from analysis.criteria import StrictGreedy\n"
+        "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[[0.130812]]"
+    assert (ROOT / "analysis/py.typed").exists()
+    assert 'analysis = ["py.typed"]' in (ROOT / "pyproject.toml").read_text()

@@ -156,6 +156,6 @@ def ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, np.ndarray, np
     before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
     rank = 1 + ((logits > mine) | ((logits == mine) & before)).sum(1)
     log_prob = (mine[:, 0].double() - found.top_logits[:, 0]) - found.top_surprisal
-    top_ids, top_logits, _, *moments = (part.cpu().numpy() for part in found)
-    dist = TopK(top_ids.astype(np.int32), top_logits, *moments, vocab_size=size)
+    top_ids, top_logits, _, surprisal, tail, entropy = (part.cpu().numpy() for part in found)
+    dist = TopK(top_ids.astype(np.int32), top_logits, surprisal, tail, entropy, size)
     return dist, rank.cpu().numpy(), log_prob.cpu().numpy()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.certificates import Certificates, certify
+from analysis.certificates import Certificates, certify, certify_logits
 from analysis.criteria import (
     AbsoluteThreshold,
     Additive,
@@ -229,6 +229,44 @@ def test_empty_rejection_regions() -> None:
     assert found.accepted_count[0].tolist() == [3] * 5 + [-1] * 2
     assert (found.active_size == 0).all()
     assert np.isinf(certify(TopK.from_probabilities([[1.0]]), [StrictGreedy()]).lo)
+
+
+@pytest.mark.parametrize("rule", [*RULES, Mars(0.9), Tree(2)])
+def test_a_vocabulary_of_one_token_rejects_nothing(rule: Rule) -> None:
+    found = certify_logits([3.0], rule)
+    assert (found.lo.tolist(), found.hi.tolist()) == ([[math.inf]], [[math.inf]])
+    assert found.accepted_count.tolist() == [[-1 if isinstance(rule, Tree) else 1]]
+
+
+def test_masked_tokens_are_zeros() -> None:
+    """Certificates of logits with -inf are those of the probabilities with zeros."""
+    rng = np.random.default_rng(5)
+    z = np.where(rng.random((200, 9)) < 0.5, -np.inf, 3 * rng.standard_normal((200, 9)))
+    z[:, 4] = 1.0
+    weight = np.exp(z)
+    p = TopK.from_probabilities(weight / weight.sum(axis=1, keepdims=True))
+    rules = [*RULES, AbsoluteThreshold(0.0), Additive(0.9), Tree(2), Tree(5)]
+    found, wanted = certify_logits(z, rules), certify(p, rules)
+    np.testing.assert_allclose(found.lo, wanted.lo, rtol=1e-11)
+    np.testing.assert_array_equal(found.accepted_count, wanted.accepted_count)
+    assert (certify_logits([1.0, -np.inf, -np.inf], Mars(0.5)).accepted_count == 1).all()
+
+
+def test_large_logits_cost_no_accuracy() -> None:
+    """The same differences at 0 and at 1e4: not a bit changes (float32 steps by 1/1024 there)."""
+    z = np.random.default_rng(6).integers(-9000, 1, (300, 12)).astype(np.float32) / 1024
+    rules = [*RULES, Tree(3)]
+    assert_same(certify_logits(z + np.float32(10_000), rules), certify_logits(z, rules))
+
+
+def test_one_rule_may_be_given_bare_and_arguments_are_checked() -> None:
+    z = np.random.default_rng(7).normal(size=(20, 6))
+    assert_same(certify_logits(z, Additive(0.2)), certify_logits(z, [Additive(0.2)]))
+    with pytest.raises(ValueError, match=r"ndarray is no TopK: .*from_logits"):
+        certify(z, [StrictGreedy()])  # type: ignore[arg-type]
+    for rules in (StrictGreedy, None, 3, "greedy", ["greedy"]):
+        with pytest.raises(ValueError, match="is no rule"):
+            certify_logits(z, rules)  # type: ignore[arg-type]
 
 
 def test_additive_at_t_equal_p0_rejects_exact_zeros() -> None:

@@ -1,8 +1,11 @@
 """Truncated distributions: the same step from probabilities and from a dump's columns."""
 
+import mpmath
 import numpy as np
 import pytest
+import torch
 
+from analysis import ranked
 from analysis.certificates import certify
 from analysis.criteria import Additive, StrictGreedy, Tree, Typical
 from analysis.distributions import TopK
@@ -40,6 +43,61 @@ def test_a_tail_below_the_rounding_of_one_is_kept() -> None:
     assert dist.log_tail[0] == pytest.approx(np.log(3e-20), rel=1e-14)
 
 
+@pytest.mark.parametrize("k", [1, 3, 8, 12])
+def test_logits_ranked_by_hand(k: int) -> None:
+    """Ties, masked tokens, offsets of 1e4 and k at their edges, against sums of 40 digits."""
+    z = np.random.default_rng(k).integers(-3, 3, (30, 12)).astype(np.float32)
+    z[:10, 3:9], z[10:20] = -np.inf, z[10:20] / 8 + 10_000
+    dist = TopK.from_logits(z, k, temperature=0.7)
+    with mpmath.workdps(40):
+        for row, x in enumerate(z):
+            order = np.lexsort((np.arange(12), -x))
+            assert dist.ids[row].tolist() == order[:k].tolist()
+            w = [mpmath.exp(mpmath.mpf(float(x[i])) / mpmath.mpf(0.7)) for i in order]
+            p = [value / mpmath.fsum(w) for value in w]
+            h = -mpmath.fsum(value * mpmath.log(value) for value in p if value)
+            tail = mpmath.fsum(p[k:])
+            assert dist.top_surprisal[row] == pytest.approx(float(-mpmath.log(p[0])), rel=1e-15)
+            assert dist.entropy[row] == pytest.approx(float(h), rel=1e-14)
+            assert np.exp(dist.log_tail[row]) == pytest.approx(float(tail), rel=1e-14)
+            np.testing.assert_allclose(dist.probs[row], np.array(p[:k], float), rtol=4e-15)
+
+
+def test_logits_of_any_kind() -> None:
+    z = np.random.default_rng(0).normal(size=(4, 9)).astype(np.float32)
+    wanted = TopK.from_logits(z, 5)
+    for other in (torch.tensor(z, requires_grad=True), z.tolist(), z.astype(np.float64)):
+        found = TopK.from_logits(other, 5)
+        np.testing.assert_array_equal(found.top_surprisal, wanted.top_surprisal)
+        np.testing.assert_array_equal(found.logits, wanted.logits)
+    half = torch.tensor(z).bfloat16()
+    exact = TopK.from_logits(half.float().numpy())
+    np.testing.assert_array_equal(TopK.from_logits(half).logits, exact.logits)
+    np.testing.assert_array_equal(TopK.from_logits(z[0]).ids, TopK.from_logits(z[:1]).ids)
+    assert len(TopK.from_logits(z[:0], 3)) == 0
+    again = TopK.from_columns(
+        wanted.ids, wanted.logits, wanted.top_surprisal, wanted.log_tail, wanted.entropy, 9
+    )
+    assert again.logits is wanted.logits
+    many = np.tile(z, (ranked.ENTRIES // 9, 1))[: ranked.ENTRIES // 9 + 3]  # in two parts
+    last = TopK.from_logits(many[-3:], 5)
+    np.testing.assert_array_equal(TopK.from_logits(many, 5).log_tail[-3:], last.log_tail)
+
+
+def test_logits_that_are_refused() -> None:
+    for z, message in [
+        ([[0.0, 1.0], [np.nan, 0.0]], "logits of step 1 hold a nan"),
+        ([np.inf, 0.0], r"logits of step 0 hold a inf"),
+        ([-np.inf, -np.inf], r"logits of step 0 hold only masked tokens"),
+        (np.zeros((2, 2, 2)), "shape"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            TopK.from_logits(z)
+    for temperature in (0, -1.0, np.nan, np.inf, "1"):
+        with pytest.raises(ValueError, match="temperature"):
+            TopK.from_logits([1.0, 0.0], temperature=temperature)  # type: ignore[arg-type]
+
+
 def test_slices_are_the_steps() -> None:
     dist = TopK.from_probabilities(dirichlet(0, 20, 9, 1.0), k=4)
     for part, rows in ((dist[3:7], slice(3, 7)), (dist[np.array([5, 1])], [5, 1])):
@@ -49,7 +107,12 @@ def test_slices_are_the_steps() -> None:
 
 def test_refusals() -> None:
     for p, message in [
-        ([0.5, 0.5], "shape"),
+        ([[[0.5, 0.5]]], "shape"),
+        ([[]], "shape"),
+        (0.5, "shape"),
+        ("half", "no rows of real numbers"),
+        ([[0.5, 0.5], [1.0]], "no rows of real numbers"),
+        ([[2.0, 1.0]], r"sums to 3: .*TopK.from_logits"),
         ([[0.5, 0.6]], "sums to 1.1"),
         ([[1.5, -0.5]], "negative"),
         ([[np.nan, 1.0]], "non-finite"),
@@ -60,17 +123,27 @@ def test_refusals() -> None:
     for k in (3, 0, 2.0, "2", True):
         with pytest.raises(ValueError, match=rf"k={k!r} is not allowed: give an integer in \[1, 2"):
             TopK.from_probabilities([[0.5, 0.5]], k=k)  # type: ignore[arg-type]
+    H = np.log(4)  # of four equal tokens, of which three are stored
     good = stored_columns(np.zeros((2, 4), dtype=np.float32), 3) | {"vocab_size": 4}
     for change, message in [
         ({"vocab_size": 2}, "K=3 tokens"),
         ({"vocab_size": 4.5}, "vocabulary of 4.5"),
-        ({"entropy": [1.0, np.nan]}, "entropy of step 1 is nan"),
-        ({"entropy": [-0.1, 1.0]}, "entropy of step 0 is -0.1: give at least 0"),
-        ({"log_tail": [-1.0, np.nan]}, "log_tail of step 1 is nan"),
-        ({"log_tail": [0.1, -1.0]}, "log_tail of step 0 is 0.1"),
-        ({"logsumexp": [np.inf, 1.0]}, "logsumexp of step 0 is inf"),
-        ({"logsumexp": [1.4, -0.1]}, "the largest probability of step 1 is 1.1"),
-        ({"temperature": 0.0}, "temperature"),
+        ({"entropy": [H, np.nan]}, "entropy of step 1: nan .* at most log V = 1.386"),
+        ({"entropy": [-0.1, H]}, "entropy of step 0: -0.1 .* at least 1.386"),
+        ({"entropy": [H, 1.4]}, "entropy of step 1: 1.4 .* at most 1.386"),
+        ({"log_tail": [-H, np.nan]}, "log_tail of step 1: nan"),
+        ({"log_tail": [0.1, -H]}, "log_tail of step 0: 0.1 .* mass of at most 1"),
+        ({"log_tail": [-H, -1.0]}, "log_tail of step 1: -1.* 1 tokens of rank K"),
+        ({"log_tail": [-np.inf, -H]}, "step 0: .* mass of 0.75 and the others 0"),
+        ({"top_surprisal": [np.inf, H]}, "top_surprisal of step 0: inf"),
+        ({"top_surprisal": [H, -0.1]}, "top_surprisal of step 1: -0.1 .* at least 0"),
+        ({"top_surprisal": [H, 1.0], "log_tail": [-H, -1.0]}, r"step 1: .* mass of 1.1036"),
+        ({"vocab_size": 3}, "log_tail of step 0: -1.38.*: give -inf, as all V tokens are stored"),
+        ({"top_logits": [[0.0, 0, 0], [0, 1, 0]]}, "top_logits of step 1: 1.0 .* values that fall"),
+        ({"top_logits": [[0.0, 0, 0], [0, np.nan, 0]]}, "top_logits of step 1: nan"),
+        ({"top_logits": [[np.inf, 0, 0], [0, 0, 0]]}, "top_logits of step 0: inf .* finite"),
+        ({"top_ids": [[0, 1, 2], [0, 4, 1]]}, r"top_ids of step 1: 4 .* in \[0, 4\)"),
+        ({"temperature": 0.0}, "temperature=0.0 is not allowed"),
         ({"entropy": np.zeros(3)}, "entropy has shape"),
         ({"top_ids": np.zeros((2, 2))}, "same shape"),
     ]:

@@ -36,3 +36,6 @@ def test_lists_of_k_have_a_fixed_length() -> None:
     schema = columns.schema("distributions", k=7)
     assert schema.field("top_logits").type == pa.list_(pa.float32(), 7)
     columns.check("distributions", "data", schema, Path("x"))
+    schema = columns.schema("drafts", k=7, draft_k=5)
+    assert schema.field("top_ids").type == pa.list_(pa.int32(), 7)
+    assert schema.field("draft_top_logits").type == pa.list_(pa.float32(), 5)

@@ -16,6 +16,7 @@ import torch
 from scipy import stats
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from analysis.distributions import TopK
 from pipeline import distributions, models
 from pipeline.artifacts import Artifact
 from pipeline.distributions.running import StaticBatch
@@ -323,6 +324,29 @@ def test_moments_against_sixty_digits(temperature: float) -> None:
         entropy = -mpmath.fsum(q * mpmath.log(q) for q in p)
         tail = mpmath.log(mpmath.fsum(p[2:]))
         assert found.logsumexp[i].item() == pytest.approx(float(total), rel=1e-14)
+        surprisal = float(-mpmath.log(p[0]))
+        assert found.top_surprisal[i].item() == pytest.approx(surprisal, rel=1e-14)
         assert found.entropy[i].item() == pytest.approx(float(entropy), rel=1e-13)
         assert found.log_tail[i].item() == pytest.approx(float(tail), rel=1e-13)
     assert found.top_logits.tolist() == rows[:, :2].tolist()  # raw at any temperature
+
+
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_moments_of_masked_and_of_large_logits(k: int) -> None:
+    """As `TopK.from_logits` has them: some, most and all but one token masked; logits of 1e4."""
+    rng = np.random.default_rng(k)
+    z = rng.normal(size=(40, 9)).astype(np.float32)
+    z[:10, :3] = z[10:20, 2:] = z[20:30, 1:] = -np.inf
+    z[30:] += 10_000
+    found, wanted = summarise(torch.from_numpy(z), k, 0.7), TopK.from_logits(z, k, 0.7)
+    np.testing.assert_array_equal(found.top_ids, wanted.ids)
+    np.testing.assert_array_equal(found.top_logits, wanted.logits)
+    for name in ("top_surprisal", "log_tail", "entropy"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-14)
+    assert (found.entropy[20:30] == 0).all()
+    TopK.from_columns(*(t.numpy() for t in (*found[:2], *found[3:])), 9, 0.7)  # none is refused
+    for broken in (np.nan, np.inf):
+        z[3, 1] = broken
+        assert summarise(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
+    z[3] = -np.inf
+    assert summarise(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]

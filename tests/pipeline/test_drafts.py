@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -124,6 +125,58 @@ def test_answers_have_a_temperature_when_drawn_from_the_whole_distribution(
 ) -> None:
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     assert drafts.sampled_temperature(sampling) == found
+
+
+def test_masked_tokens_on_the_device() -> None:
+    """-inf in both, in the target's or in the drafter's logits alone; all of it at 1e4 as well."""
+    rng = np.random.default_rng(1)
+    z, w = (rng.integers(-4000, 1, (30, 20)).astype(np.float32) / 1024 for _ in range(2))
+    z[:, 3:6] = w[:, 5:9] = -np.inf
+    w[20:, 9:] = z[20:, 9:] = -np.inf
+    w[:10, 5:9] = 0.5  # the rest have a drafter that masks what the target has: KL is infinite
+    wanted = vars(divergences.compare(z, w))
+    assert np.isposinf(wanted["kl"]).tolist() == [False] * 10 + [True] * 20
+    for shift in (np.float32(0), np.float32(10_000)):
+        found = compare(torch.from_numpy(z + shift), torch.from_numpy(w + shift), 1.0)
+        for field, values in wanted.items():
+            np.testing.assert_allclose(
+                getattr(found, field), values, rtol=1e-12, atol=1e-15, err_msg=field
+            )
+
+
+@pytest.mark.parametrize("size", [48, VOCAB])
+def test_kl_and_tv_can_be_audited_from_the_columns(size: int, tmp_path: Path) -> None:
+    """All 64 >= V tokens of q are there: both follow. Else the stored ones bound both below."""
+    target, drafter = tiny(1, size), tiny(2, size)
+    both = Pair(target, drafter, size, size, min(drafts.DRAFT_K, size), 1.0, 1 << 20)
+    prompts = {name: [token % size for token in ids] for name, ids in PROMPTS.items()}
+    answers = {
+        name: pa.table({
+            "token_id": pa.array([token % size for token in ids], pa.int32()),
+            "top_ids": pa.array([list(range(3))] * len(ids), pa.list_(pa.int32())),
+            "top_logits": pa.array([[0.0] * 3] * len(ids), pa.list_(pa.float32())),
+        })
+        for name, ids in ANSWERS.items()
+    }  # fmt: skip
+    drafts.compare_shard(both, prompts, answers, tmp_path / "shard", lambda steps: None)
+    for row in pq.read_table(tmp_path / "shard").to_pylist():
+        ids = row["draft_top_ids"]
+        assert len(ids) == min(64, size)
+        p, q = np.zeros(size), np.zeros(size)
+        for part, prefix in ((p, ""), (q, "draft_")):
+            z = np.array(row[f"{prefix}top_logits"])
+            log = (z - z[0]) - row[f"{prefix}top_surprisal"]
+            part[row[f"{prefix}top_ids"]] = np.exp(log)
+            rest = np.exp(row[f"{prefix}log_tail"])
+            assert part.sum() + rest == pytest.approx(1, abs=1e-12)
+        if size <= 64:
+            assert row["tv"] == pytest.approx(np.abs(p - q).sum() / 2, abs=1e-12)
+            assert row["kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-12)
+            assert row["draft_entropy"] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-12)
+        else:  # the tokens of q that are not stored, taken as one
+            a, b = (np.append(part[ids], 1 - part[ids].sum()) for part in (p, q))
+            assert 0.5 * row["tv"] < np.abs(a - b).sum() / 2 <= row["tv"] + 1e-12
+            assert 0.5 * row["kl"] < (a * np.log(a / b)).sum() <= row["kl"] + 1e-12
 
 
 def test_a_drafter_equal_to_the_target_has_kl_zero() -> None:
