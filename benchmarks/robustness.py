@@ -23,157 +23,19 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
-from io import StringIO
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
-from pipeline import cli, shards, verify
-from pipeline.durable import read_sealed
-from pipeline.paths import CONF
-from pipeline.report import shown
+from benchmarks.trial import Trial, run, study
+from pipeline import shards
 from pipeline.stages import RESUMABLE, VERSIONS
-from tests.pipeline import tiny
 
 OPERATIONS = ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree"))
-METHODS = "[{drafter:model,rule:greedy,draft_length:2,temperature:0}]"
-
-
-@dataclass
-class Trial:
-    """A store of the study, and where its runs write what they say."""
-
-    overrides: list[str]
-    outputs: Path
-    counts: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def log(self) -> Path:
-        """What the runs printed."""
-        return self.outputs.with_suffix(".log")
-
-    @property
-    def computed(self) -> Path:
-        """The shards that the last run computed, a line each."""
-        return self.outputs.with_suffix(".shards")
-
-    def start(self, stage: str, prepare: Callable[[], object] | None = None) -> int:
-        """Bring `stage` up to date in a process of its own; return its id."""
-        self.computed.unlink(missing_ok=True)
-        pid = os.fork()
-        if pid:
-            return pid
-        status = 1
-        try:
-            with self.log.open("a") as log, redirect_stdout(log), redirect_stderr(log):
-                try:
-                    self._note_shards()
-                    shown.render = _undrawn
-                    if prepare is not None:
-                        prepare()
-                    run([*self.overrides, f"outputs='{self.outputs}'", f"stage={stage}"])
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-        finally:
-            os._exit(status)
-
-    def _note_shards(self) -> None:
-        attempt = shards._attempt
-
-        def noting(plan: Any, shard: Any, *rest: Any) -> Any:
-            with self.computed.open("a") as file:
-                file.write(f"{plan.file(shard)}\n")
-            return attempt(plan, shard, *rest)
-
-        shards._attempt = noting
-
-    def run(self, stage: str, prepare: Callable[[], object] | None = None) -> int:
-        """Bring `stage` up to date; return the status, negative when killed."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.start(stage, prepare), 0)[1])
-
-    def complete(self, stage: str = "report") -> str:
-        """Bring `stage` up to date and return what was printed; it must succeed."""
-        begun = self.log.stat().st_size if self.log.exists() else 0
-        status = self.run(stage)
-        printed = self.log.read_text()[begun:]
-        assert status == 0, printed
-        return printed
-
-    def verified(self) -> tuple[int, str]:
-        """Run ``pipeline.verify``; return its status and what it printed."""
-        if not (self.outputs / "artifacts").exists():
-            return 0, ""
-        said = StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
-            status = verify.main([str(self.outputs)])
-        return status, said.getvalue()
-
-    def artifacts(self) -> dict[str, Path]:
-        """The published artifacts by stage and name."""
-        found = [
-            path for stage in VERSIONS for path in (self.outputs / "artifacts" / stage).glob("*")
-        ]
-        return {f"{path.parent.name}/{path.name}": path for path in found if path.name[0] != "."}
-
-    def contents(self) -> dict[str, str]:
-        """The content digest of every artifact."""
-        return {name: read_sealed(path / "record.json")["content"]
-                for name, path in self.artifacts().items()}  # fmt: skip
-
-    def finished(self) -> set[str]:
-        """The files of finished shards."""
-        found = set()
-        for path in (self.outputs / "artifacts").glob("*/.*.partial/plan.json"):
-            plan = shards.Plan.load(path)
-            found |= {
-                str(plan.file(s)) for s in plan.shards if s.checksum and plan.file(s).exists()
-            }
-        return found
-
-    def leftovers(self) -> list[Path]:
-        """What should not be there when nothing runs and all is complete."""
-        stages = [self.outputs / "artifacts" / stage for stage in VERSIONS]
-        places = [*stages, self.outputs / "report"]
-        hidden = [path for place in places for path in place.glob(".*")]
-        return [*hidden, *self.outputs.rglob("*.tmp")]
-
-
-def _undrawn(_: object, kind: str) -> bytes:
-    """Stand in for the drawing of figures, which takes most of the time and writes nothing."""
-    return kind.encode()
-
-
-def run(overrides: list[str]) -> None:
-    """Do what ``python -m pipeline`` does with `overrides`, in this process."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides)
-    cli.run(config)
-
-
-def study(folder: Path) -> list[str]:
-    """Write two tiny models and prompts; return the overrides of their study."""
-    target = tiny.write_model(folder / "target", seed=0)
-    drafter = tiny.write_model(folder / "drafter", seed=1)
-    prompts = tiny.write_prompts(folder / "prompts.jsonl", 8)
-    return [
-        "study=mini", "~targets.mini_large", "~targets.mini_small",
-        "+target=local", f"targets.local.path='{target}'", "targets.local.dtype=float32",
-        "drafter=local", f"drafter.path='{drafter}'", "drafter.dtype=float32",
-        f"prompts.source='{prompts}'", "prompts.count=6", "prompts.min_tokens=3",
-        "distributions.steps=6", "distributions.k=20", "criteria=additive", "criteria.t=0.1",
-        "run_lengths.eps=[0.1]", "statistics.resamples=20", "decoding.prompts=3",
-        "decoding.steps=4", f"decoding.methods={METHODS}", "device.batch=2", "device.threads=1",
-    ]  # fmt: skip
 
 
 def dying(at: int, after: bool) -> Callable[[], None]:
@@ -334,7 +196,7 @@ def interrupted(trial: Trial) -> dict[str, Path]:
                 if len(plan.pending()) <= 1:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            shards.Plan.finish = finish  # type: ignore[method-assign]
+            shards.Plan.finish = finish  # type: ignore[assignment, method-assign]
 
         trial.run(stage, stopping)
         found[stage] = trial.outputs.with_name(f"interrupted in {stage}")
@@ -407,11 +269,17 @@ def main(arguments: list[str]) -> None:
             base = Path(folder) / trials.__name__
             base.mkdir()
             begun = time.monotonic()
-            done = trials(lambda name, base=base: Trial(overrides, base / name),
-                          given[trials.__name__], seed)  # fmt: skip
-            seconds = time.monotonic() - begun
-            print(f"{trials.__name__}: nothing lost, nothing silent in {seconds:.0f} s: "
-                  + json.dumps(done), flush=True)  # fmt: skip
+            done = trials(partial(trial, overrides, base), given[trials.__name__], seed)
+            print(
+                f"{trials.__name__}: nothing lost, nothing silent in "
+                f"{time.monotonic() - begun:.0f} s: {json.dumps(done)}",
+                flush=True,
+            )
+
+
+def trial(overrides: list[str], base: Path, name: str) -> Trial:
+    """Return the trial `name` below `base`."""
+    return Trial(overrides, base / name)
 
 
 if __name__ == "__main__":

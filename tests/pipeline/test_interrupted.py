@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 from hydra import compose, initialize_config_dir
 
-from benchmarks import robustness
+from benchmarks import robustness, trial
 from pipeline import cli, runner, shards
 from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.durable import read_sealed
@@ -28,7 +29,7 @@ FULL = Path("/dev/full")
 
 @pytest.fixture(scope="module")
 def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return robustness.study(tmp_path_factory.mktemp("study"))
+    return trial.study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +256,7 @@ def test_read_only_outputs_with_a_full_cache_serve(overrides: list[str], tmp_pat
     outputs = tmp_path / "outputs [1] ü"
     command = [sys.executable, "-m", "pipeline", *overrides, f"outputs='{outputs}'"]
     for stage in ("decoding", "certificates"):
-        robustness.run([*command[3:], f"stage={stage}"])
+        trial.run([*command[3:], f"stage={stage}"])
     for stage in ("decoding", "certificates"):
         done = subprocess.run(
             [*read_only(outputs), *command, f"stage={stage}"],
@@ -276,9 +277,8 @@ def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: 
     """A few of what ``python -m benchmarks.robustness`` does many of."""
     assert whole  # what forks share is compiled and imported
 
-    def trial(name: str) -> robustness.Trial:
-        return robustness.Trial(overrides, tmp_path / name)
+    new = partial(robustness.trial, overrides, tmp_path)
 
-    assert robustness.kills(trial, 10)["kills"] == 10
-    assert robustness.rounds(trial, 1)["rounds"] == 1
-    assert sum(robustness.damages(trial, 8).values()) == 8
+    assert robustness.kills(new, 10)["kills"] == 10
+    assert robustness.rounds(new, 1)["rounds"] == 1
+    assert sum(robustness.damages(new, 4).values()) == 4
