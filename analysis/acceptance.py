@@ -63,6 +63,11 @@ class Steps:
         both = np.concatenate(head)
         return np.asarray(both[:, 0] - both[:, 1])
 
+    def slack(self, certificate: Floats) -> Floats:
+        """Return (N,) certificates less the KL; +inf where nothing is rejected, at any KL."""
+        endless = np.isinf(certificate)
+        return np.where(endless, np.inf, np.where(endless, 0.0, certificate) - self.kl)
+
     @cached_property
     def given_up(self) -> Floats:
         """(N,) p(x0) - p(y): target probability that emitting the drafted token y gives up."""
@@ -101,6 +106,7 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Verdict]:
 
     KL = R does not guarantee acceptance, and both are known up to rounding only: a step counts
     as certified when KL + kl_rounding(KL) < (1 - 1e-12) lo. A KL of exactly 0 has no rounding.
+    Where nothing is rejected every step is certified, also at an infinite KL.
     """
     size = (len(steps), len(rules))
     lo, hi, accepted = np.empty(size), np.empty(size), np.empty(size, dtype=bool)
@@ -113,8 +119,9 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Verdict]:
             rank = steps.argmax_rank if isinstance(rule, Tree) else steps.draft_rank
             accepted[part, at] = rule.accepts(dist, rank[part], steps.draft_log_prob[part])
     kl = (steps.kl + kl_rounding(steps.kl))[:, None]
-    certified = kl < (1 - CERTIFICATE_ROUNDING) * lo
-    certifiable = kl < (1 - CERTIFICATE_ROUNDING) * hi
+    certified, certifiable = (
+        np.isinf(end) | (kl < (1 - CERTIFICATE_ROUNDING) * end) for end in (lo, hi)
+    )
     return [
         Verdict(
             rule,

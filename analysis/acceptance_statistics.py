@@ -60,7 +60,7 @@ def rule_statistics(
         _share("inexact", verdict.lo < verdict.hi, everywhere, bootstrap),
         _gain(accepted, steps.draft_rank == 1, bootstrap),
     ]
-    slack = _quantiles(verdict.lo - steps.kl, verdict.hi - steps.kl, [0.5, 0.05], bootstrap)
+    slack = _quantiles(steps.slack(verdict.lo), steps.slack(verdict.hi), [0.5, 0.05], bootstrap)
     for name, ends in zip(("slack_median", "slack_p5"), slack.to_dict("records"), strict=True):
         rows.append(_row(name, ends["value"], ends["optimistic"], ends["low"], ends["high"]))
     for name, value, optimistic in (
@@ -125,10 +125,11 @@ def stochastic_statistics(
     ):
         calls = 1 - accepted
         calls[ends] += accepted[ends]
-        every = np.ones(len(tv))
+        every, cut = np.ones(len(tv)), accepted[ends].sum() / calls.sum()
+        length = _share("realised_per_call", every, calls, bootstrap)
         rows = [
             _share("acceptance", accepted, every, bootstrap),
-            _share("realised_per_call", every, calls, bootstrap),
+            length | {"cut": cut, "cut_optimistic": cut},
         ]
         frame = pd.DataFrame(rows)
         frame.insert(0, "rule", name)
@@ -227,10 +228,10 @@ def _association(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float
     if ahead in (0, size):
         return [("rank_correlation", np.nan, np.nan), ("ordered", np.nan, np.nan)]
     least, most = (
-        _ordered(np.where(accepted, up, down) - steps.kl, accepted)
+        _ordered(steps.slack(np.where(accepted, up, down)), accepted)
         for up, down in ((verdict.lo, verdict.hi), (verdict.hi, verdict.lo))
     )
-    share, spreads = ahead / size, _spreads(verdict.lo - steps.kl, verdict.lo == verdict.hi)
+    share, spreads = ahead / size, _spreads(steps.slack(verdict.lo), verdict.lo == verdict.hi)
     if not spreads.any():  # all steps tie
         return [("rank_correlation", np.nan, np.nan), ("ordered", least, most)]
     # the covariance of ranks and acceptance is size * share * (1 - share) * (U - 1/2)
@@ -266,7 +267,7 @@ def _spreads(slack: Floats, exact: Flags) -> Floats:
 
 def _tightest(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
     """Return how near the lower ends, which soundness is checked with, come to the KL."""
-    slack = verdict.lo - steps.kl
+    slack = steps.slack(verdict.lo)
     certified = float(slack[verdict.certified].min(initial=np.inf))
     rejected = float(-slack[~verdict.accepted].max(initial=-np.inf))
     return [("tightest_certified", certified, certified), ("tightest_rejected", rejected, rejected)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -83,7 +83,11 @@ class Source:
         Raises:
             PipelineError: one can't be read, or there are no rows.
         """
-        kinds = {".jsonl": JsonLines, ".parquet": Parquet, ".txt": Text}
+        kinds: dict[str, Callable[[Path], Rows]] = {
+            ".jsonl": JsonLines,
+            ".parquet": Parquet,
+            ".txt": Text,
+        }
         self._files: list[Rows] = [kinds[file.suffix](file) for file in files]
         self._ends = list(accumulate(len(rows) for rows in self._files))
         if not len(self):

@@ -70,6 +70,24 @@ def test_no_certified_step_is_rejected(noise: float, k: int) -> None:
     assert min(certified) > 0.5  # the promise is not empty
 
 
+def test_a_drafter_that_masks_target_tokens_has_infinite_kl_and_finite_statistics() -> None:
+    """Nothing is certified then, but where nothing can be rejected: there all is, at any KL."""
+    rng = np.random.default_rng(3)
+    z = (3 * rng.standard_normal((60, VOCAB)) + 4).astype(np.float32)
+    w = np.where(np.arange(VOCAB) % 3 == 0, -np.inf, z).astype(np.float32)
+    steps = steps_of(z, w, VOCAB, np.tile(np.arange(15, dtype=np.int32), 4))
+    assert np.isposinf(steps.kl).all()
+    everything = judge(steps, [AbsoluteThreshold(theta=0.0)])[0]
+    assert everything.certified.all()
+    assert everything.accepted.all()
+    greedy = judge(steps, [StrictGreedy()])[0]
+    assert not greedy.certified.any()
+    for rule in (*RULES, AbsoluteThreshold(theta=0.0)):
+        found = statistics(steps, rule)
+        assert not math.isnan(found["slack_median"]), rule
+        assert found["violations"] == 0
+
+
 def test_the_extremal_draft_is_at_the_border() -> None:
     """Just below R nothing can be rejected, and at R the rejected token ties."""
     p = np.array([[0.5, 0.3, 0.2]])

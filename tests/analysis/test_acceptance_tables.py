@@ -187,7 +187,8 @@ def test_stochastic_verification_is_printed_at_the_temperature_of_the_answers(pa
     assert "stochastic" not in {table.name for table in acceptance_tables(pairs)}
     law = "argmax drafted, speculative sampling"
     rows = [(TARGET, law, name, at, at) for name, at in (("acceptance", 0.46), (LENGTH, 1.8))]
-    frame = pd.DataFrame(rows, columns=list(pairs.statistics))
+    names = ["target", "rule", "statistic", "value", "optimistic"]
+    frame = pd.DataFrame(rows, columns=names)
     sampled = replace(pairs, sampled=0.5, statistics=pd.concat([pairs.statistics, frame]))
     [table] = [table for table in acceptance_tables(sampled) if table.name == "stochastic"]
     assert "at temperature 0.5, at which these answers were sampled" in table.caption
