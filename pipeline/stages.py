@@ -20,14 +20,14 @@ from pipeline.slices import model_slice, rule_slice, run_settings, statistics_sl
 from pipeline.vocabulary import check_pair
 
 VERSIONS = {
-    "prompts": 1,
-    "distributions": 1,
-    "certificates": 1,
-    "run_lengths": 1,
-    "drafts": 1,
-    "acceptance": 1,
-    "decoding": 1,
-    "report": 1,
+    "prompts": 2,
+    "distributions": 2,
+    "certificates": 2,
+    "run_lengths": 2,
+    "drafts": 2,
+    "acceptance": 2,
+    "decoding": 2,
+    "report": 2,
 }
 MODULES = {name: f"pipeline.{name}" for name in VERSIONS}
 RESUMABLE = {"distributions", "drafts", "decoding"}  # what a killed run leaves is completed

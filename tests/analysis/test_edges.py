@@ -17,11 +17,11 @@ from analysis.distributions import TopK
 def mars_steps(*logits: list[float]) -> TopK:
     z = np.array(logits, dtype=np.float32)
     x = z.astype(np.float64)
-    logsumexp = np.log(np.exp(x).sum(axis=1))
-    p = np.exp(x - logsumexp[:, None])
+    surprisal = np.log(np.exp(x - x[:, :1]).sum(axis=1))
+    p = np.exp(x - x[:, :1] - surprisal[:, None])
     ids = np.tile(np.arange(z.shape[1], dtype=np.int32), (len(z), 1))
     empty = np.full(len(z), -np.inf)
-    return TopK.from_columns(ids, z, logsumexp, empty, -(p * np.log(p)).sum(axis=1), z.shape[1])
+    return TopK.from_columns(ids, z, surprisal, empty, -(p * np.log(p)).sum(axis=1), z.shape[1])
 
 
 @pytest.mark.parametrize("u", [-0.999, -0.6, -0.26, -0.24, -1e-5, 1e-9, 0.24, 0.26, 0.6, 0.89, 5.0])
@@ -49,10 +49,10 @@ def test_what_is_no_distribution_is_refused() -> None:
     z, one, none = np.array([[2.0, 1.0]], dtype=np.float32), np.ones(1), np.full(1, -np.inf)
     ids = np.array([[0, 1]], dtype=np.int32)
     broken = z * np.array([[1, np.nan]], dtype=np.float32)
-    for logits, logsumexp in ((z, 1.9), (z, 1.0), (z, np.inf), (z, np.nan), (broken, 3.0)):
+    for logits, surprisal in ((z, -0.1), (z, -1.0), (z, np.inf), (z, np.nan), (broken, 1.0)):
         with pytest.raises(ValueError, match="step 0"):
             certify(
-                TopK.from_columns(ids, logits, logsumexp * one, none, one, 2),
+                TopK.from_columns(ids, logits, surprisal * one, none, one, 2),
                 [TopMAdditive(2, 0.9)],
             )
 

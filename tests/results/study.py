@@ -31,7 +31,8 @@ from tests.results.models import write_model, write_prompts
 INPUTS = json.loads(Path(__file__).with_name("inputs.json").read_text())
 TARGET, DRAFT = (np.array(INPUTS[name], dtype=np.float32) for name in ("target", "draft"))
 V, K = TARGET.shape[1], 8
-STORED = {"top": K, "all": V}  # how many tokens of the fixed logits are stored
+SAMPLED = 0.5  # temperature at which the fixed text is taken to be sampled
+STORED = {"top": K, "but_one": V - 1, "all": V}  # how many tokens of the fixed logits are stored
 STEPS = {
     "prompt_id": np.repeat([f"prompt-{at}" for at in range(5)], INPUTS["lengths"]),
     "position": np.concatenate([np.arange(n) for n in INPUTS["lengths"]]),
@@ -110,7 +111,11 @@ class FixedStudy:
 
     def results(self, stage: str) -> dict[str, Any]:
         """Compute a stage; return its tables by file and column, and its texts by lines."""
-        cases = {"certificates": ["all", "top"], "acceptance": ["top"], "run_lengths": ["top"]}
+        cases = {
+            "certificates": ["all", "but_one", "top"],
+            "acceptance": ["top"],
+            "run_lengths": ["top"],
+        }
         return {
             f"{case}/{name}" if case else name: content
             for case in cases.get(stage, [""])
@@ -137,15 +142,15 @@ def publish(store: Store, node: Node, k: int) -> None:
         return
     for above in node.upstream_nodes:
         publish(store, above, k)
-    draft = store.draft(node, resumable=False)
-    draft.facts |= {"vocab_size": V, "temperature": 1.0, "k": k}
+    draft = store.draft(node)
+    draft.facts |= {"vocab_size": V, "temperature": 1.0, "k": k, "sampled_temperature": SAMPLED}
     values = {
         "prompts": {name: [] for name in columns.schema("prompts").names},
         "distributions": STEPS | stored(k),
         "drafts": STEPS | stored(k) | compared(),
         "certificates": STEPS | ends(node.label),
     }[node.stage]
-    schema = columns.schema(node.stage, k=k)
+    schema = columns.schema(node.stage, k=k, draft_k=V)
     arrays = [pa.array(list(values[field.name]), field.type) for field in schema]
     draft.write("data", pa.Table.from_arrays(arrays, schema=schema))
     store.publish(node, draft, {})
@@ -153,12 +158,18 @@ def publish(store: Store, node: Node, k: int) -> None:
 
 def stored(k: int) -> dict[str, Any]:
     """Return what a dump stores of the fixed logits, by the plain formulas."""
-    return {"token_id": TARGET.argmax(axis=1)} | stored_columns(TARGET, k)
+    zeros = np.zeros(len(TARGET))  # of a column that nothing is computed from
+    return {"token_id": TARGET.argmax(axis=1), "logsumexp": zeros} | stored_columns(TARGET, k)
 
 
 def compared() -> dict[str, Any]:
     """Return what is stored of the pair of fixed logits."""
-    return asdict(divergences.compare(TARGET, DRAFT))
+    own = asdict(divergences.compare(TARGET, DRAFT))
+    law = asdict(divergences.compare(TARGET / SAMPLED, DRAFT / SAMPLED))
+    laws = {f"sampled_{name}": law[name] for name in ("tv", "erss_acceptance", "harmonic_mean")}
+    laws["sampled_draft_prob"] = np.exp(law["draft_log_prob"])
+    drafted = {f"draft_{name}": values for name, values in stored_columns(DRAFT, V).items()}
+    return drafted | own | laws
 
 
 def ends(label: str) -> dict[str, Any]:

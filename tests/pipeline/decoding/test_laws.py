@@ -44,6 +44,9 @@ class Markov:
     def new_cache(self, capacity: int) -> Any:
         return SimpleNamespace(layers=[])
 
+    def check_tokens(self, *_: Any) -> None:
+        """All tokens are its own."""
+
     def __call__(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **_: Any) -> Any:
         return SimpleNamespace(logits=self.table[input_ids[:, -logits_to_keep:]])
 

@@ -229,7 +229,7 @@ def test_later_turns_go_on_from_each_runs_own_answers(
     folder = stage([PROMPTS[0], PROMPTS[1]], turns_0=asked).directory / "timings/answers"
     files = {file.stem: [json.loads(line) for line in file.read_text().splitlines()]
              for file in folder.iterdir()}  # fmt: skip
-    assert len(files) == 6
+    assert len(files) == 6 + 3  # methods, and baselines: greedy, sampled, of races
     for name, (second, first) in files.items():  # in the order of the source
         assert (first["question_id"], second["question_id"]) == (0, 1)
         assert first["category"] == "s"
