@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from pipeline import columns
 from pipeline.artifacts import Artifact, Draft
@@ -55,3 +57,36 @@ def record(folder: Path, stage: str, config: dict[str, Any] | None = None, **fac
     }
     content = {"stage": stage, "config": config or {}, "content": "", "files": files}
     write_sealed(folder / "record.json", content | {"upstream": [], "facts": facts})
+
+
+class Syncs:
+    """Checks that all is on the disk before it is renamed.
+
+    A file counts as synced when fsync saw its inode after its last change.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Watch from now on."""
+        self.named: list[Path] = []
+        self._synced: dict[int, tuple[int, int]] = {}
+        self._fsync, self._rename = os.fsync, Path.rename
+        monkeypatch.setattr(os, "fsync", self._seen)
+        monkeypatch.setattr(Path, "rename", lambda path, target: self._renamed(path, target))
+
+    def _seen(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        found = os.fstat(descriptor)
+        self._synced[found.st_ino] = (found.st_size, found.st_mtime_ns)
+
+    def _renamed(self, path: Path, target: Path) -> Path:
+        for part in [path, *path.rglob("*")] if path.is_dir() else [path]:
+            found = part.stat()
+            assert self._synced.get(found.st_ino) == (found.st_size, found.st_mtime_ns), part
+        self.named.append(target)
+        self._synced.pop(target.parent.stat().st_ino, None)
+        return self._rename(path, target)
+
+    def check_directories(self) -> None:
+        """Check that every new name that is still there is on the disk as well."""
+        for path in self.named:
+            assert not path.exists() or path.parent.stat().st_ino in self._synced, path

@@ -15,6 +15,7 @@ import torch
 from pipeline import columns
 from pipeline.artifacts import Draft
 from pipeline.shards import Compute, Plan, Shard, assemble, write_groups
+from tests.pipeline import fakes
 
 SCHEMA = columns.schema("prompts")
 PROMPTS = ["c", "a", "d", "b"]
@@ -104,3 +105,13 @@ def test_stopped_run_finishes_the_shard_it_is_writing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, compute)
     assert [path.name for path in (tmp_path / "shards").iterdir()] == ["0000.parquet"]
+
+
+def test_a_shard_and_the_plan_are_on_the_disk_before_they_get_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = fakes.Syncs(monkeypatch)
+    run(tmp_path, later(lambda _: None))
+    names = {path.name for path in watch.named}
+    assert names == {"plan.json", "0000.parquet", "0001.parquet", "0002.parquet", "0003.parquet"}
+    watch.check_directories()
