@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import CompactHydraException, MissingConfigException, OverrideParseException
@@ -68,7 +69,7 @@ def report_name(config: DictConfig) -> str:
         return str(config.study_name)
     study = str(config.study)
     try:
-        plain = compose("config", [f"study={quoted(study)}"])
+        plain = _composed(f"study={quoted(study)}")
     except MissingConfigException:
         raise PipelineError(
             f"study: {study} is set in a file of another name: name the file {study}.yaml, or "
@@ -85,6 +86,13 @@ def report_name(config: DictConfig) -> str:
         if sum(map(len, parts[1:])) + len(text) <= READABLE:
             parts.append(text)
     return "-".join([*parts, fingerprint([given, taken])[:8]])
+
+
+def _composed(override: str) -> DictConfig:
+    if GlobalHydra.instance().is_initialized():  # it knows of directories that were added
+        return compose("config", [override])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", [override])
 
 
 def _content(config: DictConfig) -> dict[str, Any]:
