@@ -121,7 +121,7 @@ def _swept(config: DictConfig) -> None:
     assert hydra_config.mode == RunMode.MULTIRUN
     overrides = list(hydra_config.overrides.task)
     directory = Path(hydra_config.runtime.output_dir)
-    sweeps.announce(int(hydra_config.job.num), overrides, sys.argv)
+    sweeps.announce(int(hydra_config.job.num), overrides, sys.argv[1:])
     with terminal():
         try:
             artifacts, nodes = run(config)

@@ -192,7 +192,7 @@ def test_killed_at_a_random_moment_it_ends_byte_identical(
 
 def documented_commands() -> list[str]:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    text = "\n".join(path.read_text() for path in pages)
+    text = "\n".join(path.read_text() for path in pages).replace("\\\n", " ")
     found = re.findall(r"^\s*(?:\$ )?(python -m pipeline [^\n#`]*)", text, re.MULTILINE)
     return sorted({command.strip() for command in found})
 
