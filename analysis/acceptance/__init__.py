@@ -1,0 +1,1 @@
+"""What is accepted of a drafter in fact, beside what its certificates promise."""

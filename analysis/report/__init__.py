@@ -1,0 +1,1 @@
+"""Tables, figures and text: everything that is printed or drawn."""

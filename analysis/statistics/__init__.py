@@ -1,0 +1,1 @@
+"""Statistics over prompts: the bootstrap, and run lengths."""

@@ -1,0 +1,1 @@
+"""How stages are run: in order, under locks, shard by shard."""

@@ -1,0 +1,1 @@
+"""From a configuration to the artifacts that are to be: the graph of stages."""

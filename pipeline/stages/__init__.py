@@ -1,0 +1,1 @@
+"""The stages: one module or package each, which meet through artifacts only."""

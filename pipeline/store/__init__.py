@@ -1,0 +1,1 @@
+"""What lies on disk: artifacts, their columns, and what identifies them."""
