@@ -3,7 +3,9 @@
 Nothing here reads or writes files, knows of Hydra or of a model, or asks which device there is.
 What is used from a Python prompt is here by name, and is imported when it is first asked for:
 
-    from analysis import TopK, certify, certify_logits
+    from analysis import TopK
+    from analysis import certify
+    from analysis import certify_logits
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.certificates import certify, certify_logits
-    from analysis.distributions import TopK
+    from analysis.certificates.certify import certify, certify_logits
+    from analysis.topk import TopK
 
 __all__ = ["TopK", "certify", "certify_logits"]
 
 _HOMES = {
-    "TopK": "analysis.distributions",
-    "certify": "analysis.certificates",
-    "certify_logits": "analysis.certificates",
+    "TopK": "analysis.topk",
+    "certify": "analysis.certificates.certify",
+    "certify_logits": "analysis.certificates.certify",
 }
 
 

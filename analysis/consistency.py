@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from analysis.ranked import MASKED
 
 if TYPE_CHECKING:
-    from analysis.distributions import Floats, TopK
+    from analysis.topk import Floats, TopK
 
 TOLERANCE = 1e-6  # of masses, and of entropies relative to 1 + entropy: columns may be of float32
 ENTRIES = 2**16  # probabilities held at a time

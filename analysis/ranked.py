@@ -1,6 +1,6 @@
 """Full rows of numbers, ranked and summed up: what `TopK` stores of logits or probabilities.
 
-The stage distributions computes the same from logits on its device (`pipeline.moments`), and is
+The stage distributions computes the same on its device (`pipeline.models.logit_statistics`), and is
 tested against this.
 """
 

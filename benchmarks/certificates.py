@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
-from analysis.certificates import certify
-from analysis.criteria import Additive, Mars, Rule, Tree, expand
-from analysis.distributions import Floats, TopK
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import Additive, Mars, Rule, Tree, expand
+from analysis.topk import Floats, TopK
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, K, VOCABULARY, TWIN_RANKS = 64_000, 256, 151_936, 16

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 
-from pipeline import cli, runner
-from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import ModelDrafter, Nothing
-from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match
-from pipeline.models import LanguageModel, load_model
+from pipeline import cli
+from pipeline.execution import runner
+from pipeline.models.load import LanguageModel, load_model
 from pipeline.paths import CONF
+from pipeline.stages.decoding.choices import Greedy
+from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.verifiers import Match
 
 STEPS, LENGTHS, PROMPTS = 64, (3, 5, 7), 8
 Decoder = Callable[[list[int]], list[int]]

@@ -23,15 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.artifacts import Draft
-from pipeline.distributions import dump
-from pipeline.distributions.decode import Decoding, Trajectories
-from pipeline.distributions.running import PaddedBatch, pad_left, running_batch
-from pipeline.distributions.sampling import Sampling
-from pipeline.measure import DECODING, copy_bandwidth, describe_device, peak_memory, throughput
-from pipeline.models import LanguageModel, random_qwen3
-from pipeline.moments import summarise
-from pipeline.shards import Plan, out_of_memory
+from pipeline.execution.shards import Plan, out_of_memory
+from pipeline.execution.stopwatch import (
+    DECODING,
+    copy_bandwidth,
+    describe_device,
+    peak_memory,
+    throughput,
+)
+from pipeline.models.load import LanguageModel, random_qwen3
+from pipeline.models.logit_statistics import summarise
+from pipeline.stages.distributions import dump
+from pipeline.stages.distributions.decode import Decoding, Trajectories
+from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
+from pipeline.stages.distributions.sampling import Sampling
+from pipeline.store.artifacts import Draft
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,

@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.certificates import certify
-from analysis.criteria import StrictGreedy
-from analysis.distributions import TopK
-from pipeline.distributions.decode import Decoding, decode
-from pipeline.distributions.running import GrowingBatch
-from pipeline.distributions.sampling import Sampling
-from pipeline.heads import Head
-from pipeline.measure import Stopwatch
-from pipeline.models import LanguageModel, load_model, load_tokenizer
-from pipeline.moments import summarise
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import StrictGreedy
+from analysis.topk import TopK
+from pipeline.execution.stopwatch import Stopwatch
+from pipeline.formats.sources import Source
+from pipeline.models.heads import Head
+from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.logit_statistics import summarise
 from pipeline.paths import ROOT
-from pipeline.prompts import sample
-from pipeline.sources import Source
+from pipeline.stages.distributions.decode import Decoding, decode
+from pipeline.stages.distributions.running import GrowingBatch
+from pipeline.stages.distributions.sampling import Sampling
+from pipeline.stages.prompts import sample
 
 K = 256
 QUANTILES = (0.01, 0.05, 0.25, 0.5)

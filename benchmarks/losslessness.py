@@ -17,11 +17,11 @@ import torch
 from scipy import stats
 
 from benchmarks.decoding import load_pair
-from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
-from pipeline.decoding.drafters import Drafter, ModelDrafter, Nothing
-from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
+from pipeline.stages.decoding.drafters import Drafter, ModelDrafter, Nothing
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.verifiers import Match, SpeculativeSampling, Verifier
 
 TEMPERATURE, LEAST = 0.7, 8.0
 DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens

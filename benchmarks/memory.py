@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import REDUCED, synthetic_prompts
-from pipeline.artifacts import Draft
-from pipeline.distributions import dump
-from pipeline.distributions.decode import Decoding
-from pipeline.distributions.running import GrowingBatch
-from pipeline.distributions.sampling import Sampling
-from pipeline.measure import peak_memory
-from pipeline.models import random_qwen3
-from pipeline.shards import Plan
+from pipeline.execution.shards import Plan
+from pipeline.execution.stopwatch import peak_memory
+from pipeline.models.load import random_qwen3
+from pipeline.stages.distributions import dump
+from pipeline.stages.distributions.decode import Decoding
+from pipeline.stages.distributions.running import GrowingBatch
+from pipeline.stages.distributions.sampling import Sampling
+from pipeline.store.artifacts import Draft
 
 BATCH, STEPS, K = 20, 32, 256
 

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from benchmarks.trial import Trial, run, study
-from pipeline import shards
-from pipeline.stages import RESUMABLE, VERSIONS
+from pipeline.execution import shards
+from pipeline.plan.graph import RESUMABLE, VERSIONS
 
 OPERATIONS = ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree"))
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.certificates import Certificates, certify
-from analysis.criteria import AbsoluteThreshold, Additive, Multiplicative, Rule, Typical
-from analysis.distributions import Floats, TopK
+from analysis.certificates.certify import Certificates, certify
+from analysis.rules.builtin import AbsoluteThreshold, Additive, Multiplicative, Rule, Typical
+from analysis.topk import Floats, TopK
 
 CHUNK = 1000  # cases at a time
 ROUNDING = 1e-11  # of a certificate computed from other probabilities: far above it, far below 1

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.criteria import Additive, Rule, StrictGreedy, to_mapping
-from pipeline import columns
-from pipeline.artifacts import Store
-from pipeline.runner import ensure
-from pipeline.stages import Node
+from analysis.rules.builtin import Additive, Rule, StrictGreedy, to_mapping
+from pipeline.execution.runner import ensure
+from pipeline.plan.graph import Node
+from pipeline.store import columns
+from pipeline.store.artifacts import Store
 
 K, VOCABULARY, ROWS = 16, 4096, 100_000
 

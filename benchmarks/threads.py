@@ -35,7 +35,7 @@ def decode(name: str, batch: int, begin: float) -> None:
     """Decode from the time `begin` on, for SECONDS, and print the steps a second."""
     import torch
 
-    from pipeline.models import random_qwen3
+    from pipeline.models.load import random_qwen3
 
     shape = SHAPES[name] | {"tie_word_embeddings": True, "max_position_embeddings": 1024}
     model = random_qwen3(shape, "float32", "float32", torch.device("cpu"), name)

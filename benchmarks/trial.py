@@ -14,11 +14,12 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from pipeline import cli, shards, verify
-from pipeline.durable import read_sealed
+from pipeline import cli, verify
+from pipeline.execution import shards
 from pipeline.paths import CONF
-from pipeline.report import shown
-from pipeline.stages import VERSIONS
+from pipeline.plan.graph import VERSIONS
+from pipeline.stages.report import shown
+from pipeline.store.durable import read_sealed
 from tests.pipeline import tiny
 
 METHODS = "[{drafter:model,rule:greedy,draft_length:2,temperature:0}]"

@@ -148,7 +148,7 @@ class Acceptance:
 
 @dataclass
 class Decoding:
-    """Decoding with a drafter; `methods` is checked by `pipeline.methods`."""
+    """Decoding with a drafter; `methods` is checked by `pipeline.plan.methods`."""
 
     prompts: int = _at_least(1)
     steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested

@@ -20,8 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from conf import schema
-from pipeline.artifacts import Artifact, Store
-from pipeline.composition import (
+from pipeline.console import interrupts, terminal
+from pipeline.errors import PipelineError
+from pipeline.paths import CONF, OUTPUTS, ROOT
+from pipeline.plan.composition import (
     EXPECTED,
     check_groups,
     explain,
@@ -30,9 +32,7 @@ from pipeline.composition import (
     report_name,
     settings_of,
 )
-from pipeline.console import interrupts, terminal
-from pipeline.errors import PipelineError
-from pipeline.paths import CONF, OUTPUTS, ROOT
+from pipeline.store.artifacts import Artifact, Store
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 schema.register()
@@ -143,8 +143,8 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
     Raises:
         PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
     """
-    from pipeline import runner
-    from pipeline.stages import RESUMABLE
+    from pipeline.execution import runner
+    from pipeline.plan.graph import RESUMABLE
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -156,7 +156,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
     name = report_name(config) if settings.stage == "report" else ""
     pending = runner.pending(wanted, store)
     if any(node.stage in RESUMABLE for node in pending):
-        from pipeline import preflight
+        from pipeline.execution import preflight
 
         preflight.check(pending)  # an error now rather than after the prompts
     if note:
@@ -191,9 +191,9 @@ def _refer(nodes: list, store: Store) -> None:
 
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     """Check the configuration and plan every stage, without computing anything."""
-    from pipeline.identity import Identities
-    from pipeline.rules import build_rules
-    from pipeline.stages import plan
+    from pipeline.plan.graph import plan
+    from pipeline.plan.rules import build_rules
+    from pipeline.store.identity import Identities
 
     settings = settings_of(config)
     rules = build_rules(settings.criteria)

@@ -13,9 +13,9 @@ from hydra import compose, initialize_config_dir
 
 from conf import schema
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
-from pipeline.composition import EXPECTED, explain, settings_of
-from pipeline.identity import MODEL_FILES, hub_commit, hub_files, local_path, split_patterns
 from pipeline.paths import CONF
+from pipeline.plan.composition import EXPECTED, explain, settings_of
+from pipeline.store.identity import MODEL_FILES, hub_commit, hub_files, local_path, split_patterns
 
 Wanted = tuple[str, str, str | None, str, list[str]]
 

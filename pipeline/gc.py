@@ -18,12 +18,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import QUARANTINE, Store
-from pipeline.durable import read_sealed, write_sealed
 from pipeline.errors import PipelineError
+from pipeline.execution.runner import shown
 from pipeline.paths import OUTPUTS
-from pipeline.runner import shown
-from pipeline.stages import VERSIONS, Node, with_upstream
+from pipeline.plan.graph import VERSIONS, Node, with_upstream
+from pipeline.store.artifacts import QUARANTINE, Store
+from pipeline.store.durable import read_sealed, write_sealed
 
 COMMANDS = ".commands"  # beside the stages: what each command refers to
 

@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline.artifacts import Artifact, Store
-from pipeline.fingerprint import file_digest
-from pipeline.runner import UNWRITABLE, shown
+from pipeline.execution.runner import UNWRITABLE, shown
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.fingerprint import file_digest
 
 
 def serve(report: Artifact, place: Path, store: Store) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from analysis.printing import limits, mark_of, upper_end
-from pipeline.artifacts import Artifact
-from pipeline.stages import Node
+from analysis.report.text import limits, mark_of, upper_end
+from pipeline.plan.graph import Node
+from pipeline.store.artifacts import Artifact
 
 Row = dict[str, Any]
 
 
 def summarise(node: Node, artifact: Artifact) -> list[Row]:
     """Return the rows that an artifact contributes to the table of its sweep."""
-    from analysis.statistics import few
+    from analysis.statistics.bootstrap import few
 
     rows = SUMMARIES.get(node.stage, _facts)(node, artifact)
     return [row | {"few_prompts": few(row["prompts"])} if "prompts" in row else row for row in rows]
@@ -29,8 +29,8 @@ def _facts(node: Node, artifact: Artifact) -> list[Row]:
 def _certificates(node: Node, artifact: Artifact) -> list[Row]:
     import numpy as np
 
-    from analysis.run_lengths import Trajectories
-    from analysis.statistics import summarise as summary
+    from analysis.statistics.bootstrap import summarise as summary
+    from analysis.statistics.run_lengths import Trajectories
 
     rule = node.settings["rule"]
     table = artifact.read(columns=["position", "lo", "hi"])
@@ -51,7 +51,7 @@ def _certificates(node: Node, artifact: Artifact) -> list[Row]:
 
 
 def _bootstrap(node: Node, prompts: Any) -> Any:
-    from analysis.statistics import PromptBootstrap
+    from analysis.statistics.bootstrap import PromptBootstrap
 
     return PromptBootstrap(prompts, *_statistics(node))
 
@@ -75,7 +75,7 @@ def _run_lengths(node: Node, artifact: Artifact) -> list[Row]:
 
 def _marks(column: str, row: Row) -> Row:
     """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
-    from analysis.run_lengths import censored_ends
+    from analysis.statistics.run_lengths import censored_ends
 
     return dict(zip((mark_of(column), upper_end(mark_of(column))), censored_ends(row), strict=True))
 
@@ -116,8 +116,9 @@ def _acceptance(node: Node, artifact: Artifact) -> list[Row]:
 
 
 def _decoding(node: Node, artifact: Artifact) -> list[Row]:
-    from analysis import decoding, speed
-    from pipeline.decoded import read
+    from analysis.decoding import metrics as decoding
+    from analysis.decoding import speed
+    from pipeline.store.decoded import read
 
     target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
     one = read(target, drafter, artifact)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.printing import UNDEFINED, length_text, limits, mark_of, upper_end
-from pipeline.artifacts import Artifact, slug
-from pipeline.runner import shown
-from pipeline.stages import Node
+from analysis.report.text import UNDEFINED, length_text, limits, mark_of, upper_end
+from pipeline.execution.runner import shown
+from pipeline.plan.graph import Node
+from pipeline.store.artifacts import Artifact, slug
 from pipeline.summaries import summarise
 
 POINT = "point.json"
@@ -57,7 +57,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     """Print rows as a table, without empty columns: a statistic with its ends in one cell."""
     import pandas as pd
 
-    from analysis.notes import few_notes
+    from analysis.report.notes import few_notes
 
     table = in_cells(pd.DataFrame(rows).dropna(axis="columns", how="all"))
     print(table.to_string(index=False, float_format=_number, na_rep=UNDEFINED))
@@ -170,9 +170,9 @@ def _parsed(texts: Sequence[str | None]) -> list[Any]:
 def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, Any]]) -> None:
     import pandas as pd
 
-    from analysis.statistics import FEW_PROMPTS
-    from analysis.style import render
-    from analysis.sweep_figure import sweep_figure
+    from analysis.report.style import render
+    from analysis.report.sweep_figure import sweep_figure
+    from analysis.statistics.bootstrap import FEW_PROMPTS
 
     table = pd.DataFrame(rows)
     if "prompts" in table:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.artifacts import Artifact, Store
-from pipeline.durable import read_sealed
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import file_digest
 from pipeline.paths import OUTPUTS
-from pipeline.stages import VERSIONS
+from pipeline.plan.graph import VERSIONS
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.durable import read_sealed
+from pipeline.store.fingerprint import file_digest
 
 PARTIAL = ".partial"
 

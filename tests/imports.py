@@ -7,10 +7,18 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.stages import MODULES
+from pipeline.plan.graph import MODULES
 
-SHARED = ["artifacts", "errors", "fingerprint", "identity", "paths", "runner", "slices", "stages"]
-PLUMBING = {f"pipeline.{name}" for name in SHARED}  # no stage's own
+PLUMBING = {  # no stage's own
+    "pipeline.errors",
+    "pipeline.execution.runner",
+    "pipeline.paths",
+    "pipeline.plan.graph",
+    "pipeline.plan.slices",
+    "pipeline.store.artifacts",
+    "pipeline.store.fingerprint",
+    "pipeline.store.identity",
+}
 
 
 @cache

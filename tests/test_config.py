@@ -13,10 +13,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from analysis.rule import Rule, register
+from analysis.rules.rule import Rule, register
 from conf import schema
 from pipeline import cli
-from pipeline.composition import (
+from pipeline.errors import PipelineError
+from pipeline.paths import CONF, ROOT
+from pipeline.plan.composition import (
     EXPECTED,
     check_groups,
     explain,
@@ -25,9 +27,7 @@ from pipeline.composition import (
     report_name,
     settings_of,
 )
-from pipeline.errors import PipelineError
-from pipeline.paths import CONF, ROOT
-from pipeline.rules import build_dials, build_rules
+from pipeline.plan.rules import build_dials, build_rules
 from tests.pipeline import tiny
 
 GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "device")

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.statistics import summary
-from pipeline.fingerprint import fingerprint
+from analysis.statistics.bootstrap import summary
 from pipeline.loader import Study
+from pipeline.store.fingerprint import fingerprint
 from tests.conftest import pipeline
 
 REFERENCE = Path(__file__).parent / "reference" / "mini.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.stages import VERSIONS
+from pipeline.plan.graph import VERSIONS
 from tests import results
 from tests.results import __main__ as command
 from tests.results.study import FixedStudy

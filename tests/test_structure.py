@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.stages import MODULES
+from pipeline.plan.graph import MODULES
 from tests.conftest import HEAVY
 from tests.imports import closure, imported, source
 
@@ -53,8 +53,8 @@ def test_only_models_and_their_caches_import_transformers() -> None:
         for path in files("pipeline")
         if "transformers" in {name.split(".")[0] for name in imported(path)}
     }
-    users -= {"pipeline/language_model.py"}  # for types only
-    assert users == {"pipeline/caches.py", "pipeline/models.py"}
+    users -= {"pipeline/models/language_model.py"}  # for types only
+    assert users == {"pipeline/models/caches.py", "pipeline/models/load.py"}
 
 
 def test_stages_do_not_import_each_other() -> None:
@@ -71,8 +71,9 @@ def test_stages_do_not_import_each_other() -> None:
 
 def test_a_cached_run_imports_nothing_heavy() -> None:
     script = (
-        "import sys, pipeline.cli, pipeline.stages, pipeline.runner, pipeline.identity, "
-        "pipeline.rules, pipeline.sweeps\n"
+        "import sys, pipeline.cli, pipeline.plan.graph, pipeline.execution.runner, "
+        "pipeline.store.identity, "
+        "pipeline.plan.rules, pipeline.sweeps\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -88,7 +89,7 @@ def test_the_public_names_are_imported_when_asked_for() -> None:
         "from analysis import TopK\n"
         "assert 'numba' not in sys.modules\n"
         "from analysis import TopK, certify, certify_logits\n"
-        "from analysis.criteria import StrictGreedy\n"
+        "from analysis.rules.builtin import StrictGreedy\n"
         "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6))"
     )
     done = subprocess.run(

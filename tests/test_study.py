@@ -19,9 +19,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from conf import schema
-from pipeline.composition import quoted
 from pipeline.paths import CONF
-from pipeline.stages import VERSIONS
+from pipeline.plan.composition import quoted
+from pipeline.plan.graph import VERSIONS
 from tests.conftest import HEAVY, ROOT, SMALL, SmallStudy, pipeline
 
 TEXTS = ("md", "csv", "tex")  # files of a report in which names stand

@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.certificates import certify
-from analysis.criteria import Rule, Tree
-from analysis.distributions import TopK
-from analysis.divergences import kl_rounding
-from analysis.run_lengths import Trajectories
-from analysis.statistics import Flags, Floats
+from analysis.acceptance.divergences import kl_rounding
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import Rule, Tree
+from analysis.statistics.bootstrap import Flags, Floats
+from analysis.statistics.run_lengths import Trajectories
+from analysis.topk import TopK
 
 CHUNK = 8192  # steps certified at once
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed to a computed certificate

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from analysis.acceptance import Steps, judge
-from analysis.criteria import Rule
-from analysis.dials import Dial
+from analysis.acceptance.realised import Steps, judge
+from analysis.rules.builtin import Rule
+from analysis.rules.dials import Dial
 
 ENDS = {"realised": ["accepted"], "certified": ["certified", "certifiable"]}  # of a Verdict
 
@@ -20,7 +20,7 @@ def smallest_relaxation(
 
     The length grows with the relaxation: a more relaxed rule accepts, and certifies, a superset
     of the steps. So the settings of the dial are tried in order, and the last interval is halved
-    until `analysis.dials.RESOLUTION` (m: until the next integer).
+    until `analysis.rules.dials.RESOLUTION` (m: until the next integer).
 
     Args:
         dial: what is turned.

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance import Steps, Verdict
-from analysis.criteria import Tree
-from analysis.run_lengths import Trajectories, failure_free_bound, run_lengths
-from analysis.statistics import Flags, Floats, PromptBootstrap
+from analysis.acceptance.realised import Steps, Verdict
+from analysis.rules.builtin import Tree
+from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap
+from analysis.statistics.run_lengths import Trajectories, failure_free_bound, run_lengths
 
 Row = dict[str, str | float]
 Weights = Floats | Flags
@@ -40,7 +40,7 @@ def rule_statistics(
         slack_median, slack_p5: of R - KL, nats. rank_correlation: Spearman's, of R - KL and
         acceptance over steps; ordered: how often an accepted step has a larger R - KL than a
         rejected one (ties half). realised_<estimator>, certified_<estimator>: acceptance
-        lengths with `cut` and `cut_optimistic`, NaN elsewhere, see analysis.run_lengths.
+        lengths with `cut` and `cut_optimistic`, NaN elsewhere, see analysis.statistics.run_lengths.
         tightest_certified, tightest_rejected: the least
         R - KL on certified and KL - R on rejected steps, nats, R the lower end. violations:
         certified and rejected steps.

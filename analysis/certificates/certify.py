@@ -15,11 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.criteria import Cut, Mars, Rule, Tree, check_k
-from analysis.distributions import Floats, TopK
-from analysis.extremal import extremal_draft
-from analysis.kernel import COUNTS, CUT, RATIO, TREE, Found, Rules, Steps, certify_rows, scratch
-from analysis.truncation import intervals
+from analysis.certificates.extremal import extremal_draft
+from analysis.certificates.kernel import (
+    COUNTS,
+    CUT,
+    RATIO,
+    TREE,
+    Found,
+    Rules,
+    Steps,
+    certify_rows,
+    scratch,
+)
+from analysis.certificates.truncation import intervals
+from analysis.rules.builtin import Cut, Mars, Rule, Tree, check_k
+from analysis.topk import Floats, TopK
 
 SPACING = 72
 
@@ -62,7 +72,7 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1) -> Certi
             what is given is no TopK, or no rule.
 
     Example:
-        >>> from analysis.criteria import StrictGreedy
+        >>> from analysis.rules.builtin import StrictGreedy
         >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6).tolist()
         [[0.130812]]
     """
@@ -99,7 +109,7 @@ def certify_logits(
         ValueError: as `TopK.from_logits` and `certify` say.
 
     Example:
-        >>> from analysis.criteria import StrictGreedy
+        >>> from analysis.rules.builtin import StrictGreedy
         >>> certify_logits([1.0, 0.0, -np.inf], StrictGreedy()).lo.round(6).tolist()
         [[0.110944]]
     """

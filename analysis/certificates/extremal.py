@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from analysis.bounds import phi
-from analysis.criteria import Rule, Tree
-from analysis.distributions import Floats, TopK
+from analysis.certificates.bounds import phi
+from analysis.rules.builtin import Rule, Tree
+from analysis.topk import Floats, TopK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
         ValueError: the rule rejects nothing at this p, or p is no distribution.
 
     Example:
-        >>> from analysis.criteria import StrictGreedy, Tree
+        >>> from analysis.rules.builtin import StrictGreedy, Tree
         >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
         >>> q.round(6).tolist(), round(kl, 6)
         ([0.1, 0.45, 0.45], 0.05097)

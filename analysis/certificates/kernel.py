@@ -14,7 +14,7 @@ e = w - 1, from exact differences of logits. With A the active tokens and c thei
 The fast form takes one logarithm, and is used where it loses less than two digits.
 
 Where the first rejected token is not among the K stored, lo and hi are left nan for
-`analysis.truncation`. All compiled code is in this file: numba's cache on disk follows changes of
+`truncation`. All compiled code is in this file: numba's cache on disk follows changes of
 the file a function is in, not of the files of what it calls.
 """
 
@@ -28,7 +28,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.distributions import Floats
+from analysis.topk import Floats
 
 F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int64]
@@ -46,7 +46,7 @@ M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 
 class Steps(NamedTuple):
-    """N steps: `analysis.distributions.TopK`, with values (N, K) of logits or of float64 p."""
+    """N steps: `analysis.topk.TopK`, with values (N, K) of logits or of float64 p."""
 
     values: NDArray[Any]
     by_logit: bool

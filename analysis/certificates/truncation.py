@@ -1,6 +1,6 @@
 """Where the first rejected token lies outside the stored K: a rigorous interval instead.
 
-Its probability b is in [b_min, b_max] (`analysis.tails`). R = M(b) decreases in b, so it lies in
+Its probability b is in [b_min, b_max] (`tails`). R = M(b) decreases in b, so it lies in
 [M(b_max), M(b_min)]; M here counts the stored active tokens only, which can only lower it. Where an
 unseen token might be active, the upper end has to allow for it: M is convex and increasing in the
 other tokens' probabilities, as KL(p || q) is jointly convex and its derivative is log(p/q) >= 0. So
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.bounds import phi
-from analysis.distributions import Floats, TopK
-from analysis.rule import Counts, Rule
-from analysis.tails import TAIL_ERROR, Tails, rejected_range
+from analysis.certificates.bounds import phi
+from analysis.certificates.tails import TAIL_ERROR, Tails, rejected_range
+from analysis.rules.rule import Counts, Rule
+from analysis.topk import Floats, TopK
 
 MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
 # exp of a stored logarithm is good to about 1e-16 (1 + |logarithm|), relative

@@ -1,6 +1,6 @@
 """Metrics of decoding with a drafter: acceptance, tokens a call, what is given up.
 
-Those that depend on the clock are in `analysis.speed`. A run is a method with its draft length
+Those that depend on the clock are in `speed`. A run is a method with its draft length
 and temperature; run by run, its answers and calls are compared with the autoregressive baseline
 of the same temperature and noise, prompt by prompt.
 """
@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import speed_laws
-from analysis.statistics import PromptBootstrap
+from analysis.decoding import closed_form as speed_laws
+from analysis.statistics.bootstrap import PromptBootstrap
 
 Floats = NDArray[np.float64]
 

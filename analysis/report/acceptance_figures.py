@@ -16,10 +16,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-from analysis.measured import Pairs
-from analysis.printing import symbol
-from analysis.run_lengths import censored_ends
-from analysis.style import (
+from analysis.report.measured import Pairs
+from analysis.report.style import (
     BLUE,
     GREEN,
     GREY,
@@ -32,6 +30,8 @@ from analysis.style import (
     legend,
     styled,
 )
+from analysis.report.text import symbol
+from analysis.statistics.run_lengths import censored_ends
 
 ROW = 0.135  # inches of a rule in a list of rules
 VERDICTS = {"certified": GREEN, "accepted, not certified": YELLOW, "rejected": VERMILION}
@@ -75,7 +75,7 @@ def profile_figure(
     """Draw accepted and certified shares by position and by margin decile.
 
     Args:
-        profile: target and the columns of analysis.acceptance.profile.
+        profile: target and the columns of analysis.acceptance.realised.profile.
         rules: printed name of the rules drawn, by label.
         targets: printed names.
     """

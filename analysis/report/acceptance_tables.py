@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.layout import Cell, Section, Table
-from analysis.measured import Pairs
-from analysis.notes import AT_LEAST, few_notes, share_notes
-from analysis.printing import (
+from analysis.report.measured import Pairs
+from analysis.report.notes import AT_LEAST, few_notes, share_notes
+from analysis.report.table import Cell, Section, Table
+from analysis.report.text import (
     UNDEFINED,
     floor_text,
     length_text,
@@ -18,7 +18,7 @@ from analysis.printing import (
     share_text,
     symbol,
 )
-from analysis.run_lengths import censored_ends, with_censored
+from analysis.statistics.run_lengths import censored_ends, with_censored
 
 Rows = Sequence[tuple[str, str]]  # printed name and label of each rule
 GREEDY = "greedy"  # the label of strict greedy, which every gain is measured against

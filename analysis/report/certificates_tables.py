@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis import bounds
-from analysis.criteria import Rule
-from analysis.distributions import Floats
-from analysis.layout import Cell, Section, Table
-from analysis.measured import Certified, Panels
-from analysis.printing import UNDEFINED, number_text, rule_text, share_text
+from analysis.certificates import bounds
+from analysis.report.measured import Certified, Panels
+from analysis.report.table import Cell, Section, Table
+from analysis.report.text import UNDEFINED, number_text, rule_text, share_text
+from analysis.rules.builtin import Rule
+from analysis.topk import Floats
 
 BOUNDED = (  # rules with a closed form
     "greedy",
@@ -61,7 +61,7 @@ class Bound(NamedTuple):
 
 
 def closed_forms(steps: Compared) -> Iterator[Bound]:
-    """Yield every closed form of `analysis.bounds` that applies to the rule, (N,) each.
+    """Yield every closed form of `bounds` that applies to the rule, (N,) each.
 
     The first bound from below is the value form of Lemma 4.5 (a tree has none), the next one the
     rule's own theorem or corollary; the first ones from above are those that the table prints.

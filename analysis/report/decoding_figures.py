@@ -10,9 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from analysis import decoding
-from analysis.decoding import Decoded
-from analysis.style import BLUE, GREEN, GREY, LINES, POINTS, PURPLE, VERMILION, grid, legend, styled
+from analysis.decoding import metrics as decoding
+from analysis.decoding.metrics import Decoded
+from analysis.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    LINES,
+    POINTS,
+    PURPLE,
+    VERMILION,
+    grid,
+    legend,
+    styled,
+)
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 SHOWN = len(LINES)  # methods in a panel

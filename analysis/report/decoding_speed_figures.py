@@ -1,6 +1,6 @@
 """Figures of the speed of decoding with a drafter, one panel a target.
 
-`speeds` holds `analysis.speed.speed` of each target, with the threshold `theta` of MARS.
+`speeds` holds `analysis.decoding.speed.speed` of each target, with the threshold `theta` of MARS.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from analysis.decoding import Decoded
-from analysis.style import BLUE, GREY, LINES, POINTS, PURPLE, grid, legend, styled
+from analysis.decoding.metrics import Decoded
+from analysis.report.style import BLUE, GREY, LINES, POINTS, PURPLE, grid, legend, styled
 
 
 def timing_figures(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> dict[str, Figure]:

@@ -2,7 +2,7 @@
 
 Layouts: method comparison and temperature x draft length as in Tables 1 and 2 of MARS
 (arXiv 2601.15498), with agreement with the baseline's tokens in the place of task accuracy.
-`speeds` holds `analysis.speed.speed` of each target.
+`speeds` holds `analysis.decoding.speed.speed` of each target.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import speed
-from analysis.decoding import Decoded
-from analysis.decoding_tables import method_sections, setting_texts, together
-from analysis.layout import Cell, Section, Table
-from analysis.notes import few_notes
-from analysis.printing import UNDEFINED, number_text, share_text
-from analysis.statistics import few
+from analysis.decoding import speed
+from analysis.decoding.metrics import Decoded
+from analysis.report.decoding_tables import method_sections, setting_texts, together
+from analysis.report.notes import few_notes
+from analysis.report.table import Cell, Section, Table
+from analysis.report.text import UNDEFINED, number_text, share_text
+from analysis.statistics.bootstrap import few
 
 WALL_CLOCK = (
     "Wall-clock time of batch size 1 on one machine; every method decoded the same "

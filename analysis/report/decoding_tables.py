@@ -1,6 +1,6 @@
 """Tables of decoding with a drafter that do not depend on the clock.
 
-Those that do are in `analysis.speed_tables`.
+Those that do are in `analysis.report.decoding_speed_tables`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from analysis import decoding, speed_laws
-from analysis.decoding import Decoded
-from analysis.layout import Cell, Section, Table
-from analysis.notes import few_notes
-from analysis.printing import UNDEFINED, number_text, share_text
-from analysis.statistics import few
+from analysis.decoding import closed_form as speed_laws
+from analysis.decoding import metrics as decoding
+from analysis.decoding.metrics import Decoded
+from analysis.report.notes import few_notes
+from analysis.report.table import Cell, Section, Table
+from analysis.report.text import UNDEFINED, number_text, share_text
+from analysis.statistics.bootstrap import few
 
 # expected tokens a call by acceptance rate, (1 - a^(gamma+1)) / (1 - a), as printed elsewhere
 KNOWN_LENGTHS = (3, 5, 7, 10)

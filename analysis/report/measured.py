@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.criteria import Rule
-from analysis.statistics import Estimate, Floats, PromptBootstrap, summarise
+from analysis.rules.builtin import Rule
+from analysis.statistics.bootstrap import Estimate, Floats, PromptBootstrap, summarise
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Measured:
         top: target, k, statistic, value, optimistic, low, high, prompts, few_prompts.
         certificates: target, rule (label), statistic, value, optimistic, low, high, empty,
             inexact, undefined, steps, prompts, few_prompts.
-        runs: target, rule and the columns of `analysis.run_lengths.run_lengths`.
+        runs: target, rule and the columns of `analysis.statistics.run_lengths.run_lengths`.
     """
 
     targets: Sequence[str]

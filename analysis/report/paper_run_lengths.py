@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import published
-from analysis.criteria import Rule
-from analysis.layout import Cell, Section, Table
-from analysis.measured import Measured
-from analysis.notes import AT_LEAST, coverage_notes, few_notes
-from analysis.printing import interval_text, rule_text, run_text
-from analysis.run_lengths import censored_ends, with_censored
+from analysis.report import published
+from analysis.report.measured import Measured
+from analysis.report.notes import AT_LEAST, coverage_notes, few_notes
+from analysis.report.table import Cell, Section, Table
+from analysis.report.text import interval_text, rule_text, run_text
+from analysis.rules.builtin import Rule
+from analysis.statistics.run_lengths import censored_ends, with_censored
 
 FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
 COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it

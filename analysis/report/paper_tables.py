@@ -1,7 +1,7 @@
 """The paper's Tables 1 to 4 for any targets and rules, and a table of the rules beyond them.
 
 Every function takes what was measured and returns a `Table`, or None where the study has none
-of its rules. Tables 5 and 6 are in `analysis.run_length_tables`.
+of its rules. Tables 5 and 6 are in `analysis.report.paper_run_lengths`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis import published
-from analysis.criteria import Mars, Rule
-from analysis.layout import Cell, Section, Table
-from analysis.measured import Measured
-from analysis.notes import coverage_notes, few_notes, undefined_notes
-from analysis.printing import MARK, certificate_text, rule_text, symbol
-from analysis.run_length_tables import estimator_table, run_length_table
+from analysis.report import published
+from analysis.report.measured import Measured
+from analysis.report.notes import coverage_notes, few_notes, undefined_notes
+from analysis.report.paper_run_lengths import estimator_table, run_length_table
+from analysis.report.table import Cell, Section, Table
+from analysis.report.text import MARK, certificate_text, rule_text, symbol
+from analysis.rules.builtin import Mars, Rule
 
 STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
 FAMILIES = {  # of Table 3: title and parameter

@@ -7,8 +7,8 @@ import math
 import re
 from decimal import ROUND_FLOOR, Decimal
 
-from analysis.criteria import Rule
-from analysis.published import CAP
+from analysis.report.published import CAP
+from analysis.rules.builtin import Rule
 
 MARK = "*"  # beside a ceiling: the rejection region is empty
 UNDEFINED = "–"

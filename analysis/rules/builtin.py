@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.rule import REGISTRY, Counts, Cut, Rule, parameter, register
+from analysis.rules.rule import REGISTRY, Counts, Cut, Rule, parameter, register
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from analysis.distributions import Floats, TopK
+    from analysis.topk import Floats, TopK
 
 __all__ = [
     "AbsoluteThreshold",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.criteria import Rule, expand
+from analysis.rules.builtin import Rule, expand
 
 RESOLUTION = 1e-3  # to which a continuous parameter is found
 FALLING = {"alpha", "theta"}  # parameters of the built-in rules that relax as they fall

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from analysis.distributions import Floats, TopK
+    from analysis.topk import Floats, TopK
 
 Counts = NDArray[np.int32]
 REGISTRY: dict[str, type[Rule]] = {}
@@ -123,7 +123,9 @@ class Rule:
             (N,) int32, at least 1; -1 where more than the K stored tokens are accepted and their
             number cannot be told from what is stored.
         """
-        from analysis.certificates import accepted_counts  # numba: only where counts are wanted
+        from analysis.certificates.certify import (
+            accepted_counts,  # numba: only where counts are wanted
+        )
 
         return accepted_counts(dist, self)
 
@@ -142,7 +144,7 @@ class Rule:
                 has no threshold to compare its probability with.
         """
         if type(self).accepted_count is Rule.accepted_count:
-            from analysis.certificates import stored_counts
+            from analysis.certificates.certify import stored_counts
 
             count = stored_counts(dist, self)
         else:

@@ -13,7 +13,7 @@ not certified, and E trajectories whose last step is certified, the estimators a
 
 All are ratios of sums over prompts, so that a bootstrap over prompts needs only these sums. Where
 certificates are intervals, all but ``mean_run`` grow with them, and are taken at both ends;
-``mean_run`` does not, and has its extremes in `analysis.mean_runs`.
+``mean_run`` does not, and has its extremes in `analysis.statistics.mean_runs`.
 
 A trajectory's end cuts the segment that it falls into, which bounds ``per_call`` and ``mean_run``
 by the length of the trajectories: long_run / per_call is 1 / (1 - E / (F + E)). Where more than the
@@ -31,8 +31,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.mean_runs import MeanRuns, Total
-from analysis.statistics import Flags, Floats, Integers, PromptBootstrap
+from analysis.statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
+from analysis.statistics.mean_runs import MeanRuns, Total
 
 # Share of segments cut by the trajectories' ends above which a length is a lower bound: long_run is
 # over a ninth larger than per_call then.

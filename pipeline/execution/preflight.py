@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipeline.devices import check_threads, choose_device
-from pipeline.models import load_tokenizer, skeleton
-from pipeline.stages import DRAFTING, Node
-from pipeline.vocabulary import check_same_tokens
+from pipeline.models.devices import check_threads, choose_device
+from pipeline.models.load import load_tokenizer, skeleton
+from pipeline.models.vocabulary import check_same_tokens
+from pipeline.plan.graph import DRAFTING, Node
 
 Wanted = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 

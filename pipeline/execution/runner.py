@@ -17,10 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
-from pipeline.stages import JOINT, MODULES, VERSIONS, Node, with_upstream
+from pipeline.plan.graph import JOINT, MODULES, VERSIONS, Node, with_upstream
+from pipeline.store.artifacts import Artifact, Draft, Store
 
 RECORDED_PACKAGES = (
     "numpy",

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Draft
-from pipeline.durable import put, read_sealed, write_sealed
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import file_digest
+from pipeline.store.artifacts import Draft
+from pipeline.store.durable import put, read_sealed, write_sealed
+from pipeline.store.fingerprint import file_digest
 
 PLAN = "plan.json"
 

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
-from pipeline.artifacts import Draft
 from pipeline.errors import PipelineError
-from pipeline.measure import peak_memory
-from pipeline.shard_plan import Measured, Plan, Shard
+from pipeline.execution.shard_plan import Measured, Plan, Shard
+from pipeline.execution.stopwatch import peak_memory
+from pipeline.store.artifacts import Draft
 
 __all__ = ["Measured", "Plan", "Shard"]  # with the rest of this module
 JOINED = 64  # prompts in a row group of data.parquet

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
 
 Mark = float | torch.cuda.Event
 DECODING = ("prefill", "decode", "statistics")  # the rest of a shard overlaps with the next one's

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.identity import READERS, hub_files, local_path, split_patterns
+from pipeline.store.identity import READERS, hub_files, local_path, split_patterns
 
 GROUPS = 16  # row groups of a Parquet file that are held
 

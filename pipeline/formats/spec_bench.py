@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import slug
+from pipeline.store.artifacts import slug
 
 
 def is_question(row: Mapping[str, Any]) -> bool:
@@ -41,7 +41,7 @@ def write_answers(
         folder: made when it is missing.
         runs: names of the runs.
         shards: of each prompt, in the order of its source, its rows of "data", "calls" and
-            "timings/runs", and of "later turns" (see `pipeline.decoding.turns`).
+            "timings/runs", and of "later turns" (see `pipeline.stages.decoding.turns`).
         decode: turns tokens into text.
     """
     folder.mkdir(parents=True, exist_ok=True)

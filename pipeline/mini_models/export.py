@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.mini_models.dataset import CHAT_TEMPLATE, END, END_OF_TEXT, Tokens
 from pipeline.mini_models.train import argmax_agreement, validation_loss
-from pipeline.models import save_model
+from pipeline.models.load import save_model
 
 CARD = """# Model card: the embedded models
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.mini_models.dataset import Tokens
-from pipeline.models import new_qwen3
+from pipeline.models.load import new_qwen3
 
 
 def train(

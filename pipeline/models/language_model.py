@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pipeline import caches
 from pipeline.errors import PipelineError
+from pipeline.models import caches
 
 if TYPE_CHECKING:
     from transformers import DynamicCache

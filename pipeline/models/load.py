@@ -24,13 +24,13 @@ from transformers import (
 )
 from transformers import logging as transformers_logging
 
-from pipeline import caches
-from pipeline.cache_check import check_cached_steps
-from pipeline.devices import choose_device, set_up
 from pipeline.errors import PipelineError, first_line
-from pipeline.heads import Head
-from pipeline.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
-from pipeline.language_model import LanguageModel
+from pipeline.models import caches
+from pipeline.models.cache_check import check_cached_steps
+from pipeline.models.devices import choose_device, set_up
+from pipeline.models.heads import Head
+from pipeline.models.language_model import LanguageModel
+from pipeline.store.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
 
 
 def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:

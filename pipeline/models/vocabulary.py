@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf.schema import Model
 from pipeline.errors import PipelineError, first_line
-from pipeline.identity import TOKENIZER_FILES, Identities, hub_files, local_path
+from pipeline.store.identity import TOKENIZER_FILES, Identities, hub_files, local_path
 
 SHOWN = 3  # differing tokens that are named
 

@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from conf.schema import Config, ConfigError, check
-from pipeline.artifacts import slug
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import fingerprint
 from pipeline.paths import CONF
+from pipeline.store.artifacts import slug
+from pipeline.store.fingerprint import fingerprint
 
 # errors of a user's making, or of the machine's: printed without a traceback
 EXPECTED = (PipelineError, ConfigError, CompactHydraException, OmegaConfBaseException, OSError)
@@ -179,8 +179,8 @@ def _rules_with(key: str) -> str:
     group, _, parameter = key.partition(".")
     if group != "criteria":
         return ""
-    import analysis.criteria  # noqa: F401  registers the built-in rules
-    from analysis.rule import REGISTRY
+    import analysis.rules.builtin  # noqa: F401  registers the built-in rules
+    from analysis.rules.rule import REGISTRY
 
     takers = {name: [spec.name for spec in fields(rule)] for name, rule in REGISTRY.items()}
     takers = {name: keys for name, keys in takers.items() if parameter in keys}

@@ -13,11 +13,11 @@ from typing import Any
 
 from conf.schema import Config, Model
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import fingerprint
-from pipeline.identity import Identities
-from pipeline.rules import check_names
-from pipeline.slices import model_slice, rule_slice, run_settings, statistics_slice
-from pipeline.vocabulary import check_pair
+from pipeline.models.vocabulary import check_pair
+from pipeline.plan.rules import check_names
+from pipeline.plan.slices import model_slice, rule_slice, run_settings, statistics_slice
+from pipeline.store.fingerprint import fingerprint
+from pipeline.store.identity import Identities
 
 VERSIONS = {
     "prompts": 2,
@@ -29,7 +29,7 @@ VERSIONS = {
     "decoding": 2,
     "report": 2,
 }
-MODULES = {name: f"pipeline.{name}" for name in VERSIONS}
+MODULES = {name: f"pipeline.stages.{name}" for name in VERSIONS}
 RESUMABLE = {"distributions", "drafts", "decoding"}  # what a killed run leaves is completed
 NEED_DRAFTER = {"drafts", "acceptance", "decoding", "report"}
 DRAFTING = {"drafts", "decoding"}  # load a target and a drafter
@@ -246,7 +246,7 @@ def acceptance_node(config: Config, rules: list[Any], drafts: Node) -> Node:
     Raises:
         PipelineError: a preset or a dial is no rule, or needs more stored tokens.
     """
-    from pipeline.rules import build_dials, build_rules
+    from pipeline.plan.rules import build_dials, build_rules
 
     asked = config.acceptance
     presets = {
@@ -286,7 +286,7 @@ def decoding_node(config: Config, prompts: Node, drafts: Node) -> Node:
     Raises:
         PipelineError: a method is not defined, before any work.
     """
-    from pipeline.methods import build_methods
+    from pipeline.plan.methods import build_methods
 
     methods = build_methods(config.decoding.methods, config.decoding.draft_length)
     return Node(
@@ -320,7 +320,7 @@ def report_node(config: Config, rules: list[Any], nodes: Mapping[str, list[Node]
 
     Upstream lists follow the order of the targets; certificates are target-major, one a rule.
     """
-    from analysis.criteria import to_mapping
+    from analysis.rules.builtin import to_mapping
 
     return Node(
         "report",

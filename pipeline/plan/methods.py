@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis import criteria
+from analysis.rules import builtin as criteria
 from pipeline.errors import PipelineError
 
 DRAFTERS = {"model": "", "prompt_lookup": " (prompt lookup)"}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config, Model
-from pipeline.fingerprint import file_digest
-from pipeline.identity import Identities
+from pipeline.store.fingerprint import file_digest
+from pipeline.store.identity import Identities
 
 
 def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def run_settings(config: Config, model: Model) -> dict[str, Any]:
 
 def rule_slice(rule: Any) -> dict[str, Any]:
     """What determines a rule: its parameters and, of a user's own, its source."""
-    from analysis.criteria import to_mapping
+    from analysis.rules.builtin import to_mapping
 
     if not rule.own:
         return {"rule": to_mapping(rule)}

@@ -13,16 +13,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance import Steps, Verdict, judge, profile
-from analysis.acceptance_statistics import kl_needed, rule_statistics, stochastic_statistics
-from analysis.criteria import Rule, StrictGreedy
-from analysis.dials import Dial
-from analysis.relaxation import smallest_relaxation
-from analysis.statistics import PromptBootstrap
-from pipeline import columns, dump
-from pipeline.artifacts import Artifact, Draft
+from analysis.acceptance.realised import Steps, Verdict, judge, profile
+from analysis.acceptance.relaxation import smallest_relaxation
+from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
+from analysis.rules.builtin import Rule, StrictGreedy
+from analysis.rules.dials import Dial
+from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.errors import PipelineError
-from pipeline.stages import Node
+from pipeline.plan.graph import Node
+from pipeline.store import columns, distributions
+from pipeline.store.artifacts import Artifact, Draft
 
 POSITIONS = 16  # of a bin of the profile
 DECILES = 10
@@ -105,7 +105,7 @@ def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
     """Read a drafts artifact: what the rules need, and its plain columns."""
     names = ["prompt_id", "position", *columns.PAIR]
     table = drafts.read(columns=names)
-    target = dump.read(drafts, drafts.record["facts"]["temperature"])
+    target = distributions.read(drafts, drafts.record["facts"]["temperature"])
     wanted = ("position", "kl", "draft_rank", "draft_log_prob", "argmax_rank")
     return Steps(target, *(table[name].to_numpy() for name in wanted)), table
 

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
-from analysis.certificates import certify
-from pipeline import columns, dump
-from pipeline.artifacts import Artifact, Draft
+from analysis.certificates.certify import certify
 from pipeline.errors import PipelineError
-from pipeline.stages import Node
+from pipeline.plan.graph import Node
+from pipeline.store import columns, distributions
+from pipeline.store.artifacts import Artifact, Draft
 
 
 def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list[Draft]) -> None:
@@ -23,7 +23,7 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list
     schema = columns.schema("certificates")
     with ExitStack() as stack:
         writers = [stack.enter_context(draft.writer("data", schema)) for draft in drafts]
-        for steps, dist in dump.chunks(upstream["distributions"][0], temperature):
+        for steps, dist in distributions.chunks(upstream["distributions"][0], temperature):
             try:
                 result = certify(dist, rules)
             except ValueError as error:  # of a user's rule: those of the project are checked before

@@ -2,7 +2,7 @@
 
 Run it with ``python -m pipeline stage=prompts``. A row of the source has a text (`text` or
 `prompt`), UltraChat's `messages`, of which the first of the user is the prompt, or Spec-Bench's
-`turns`. Files are read by `pipeline.sources`.
+`turns`. Files are read by `pipeline.formats.sources`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline import columns, spec_bench
-from pipeline.artifacts import Artifact, Draft
-from pipeline.encoding import encode
 from pipeline.errors import PipelineError
-from pipeline.models import load_tokenizer
-from pipeline.sources import Source, source_files
-from pipeline.stages import Node
+from pipeline.formats import spec_bench
+from pipeline.formats.sources import Source, source_files
+from pipeline.models.encoding import encode
+from pipeline.models.load import load_tokenizer
+from pipeline.plan.graph import Node
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")

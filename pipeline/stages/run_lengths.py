@@ -8,12 +8,12 @@ from __future__ import annotations
 import pandas as pd
 import pyarrow as pa
 
-from analysis.run_lengths import Trajectories, run_lengths
-from analysis.statistics import PromptBootstrap
-from pipeline import columns
-from pipeline.artifacts import Artifact, Draft
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.run_lengths import Trajectories, run_lengths
 from pipeline.errors import PipelineError
-from pipeline.stages import Node
+from pipeline.plan.graph import Node
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:

@@ -16,15 +16,15 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.durable import put, sync, write_sealed
 from pipeline.errors import DamagedError
-from pipeline.fingerprint import file_digest
-from pipeline.published import RECORD, Artifact, content_digest
+from pipeline.store.durable import put, sync, write_sealed
+from pipeline.store.fingerprint import file_digest
+from pipeline.store.published import RECORD, Artifact, content_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.stages import Node
+    from pipeline.plan.graph import Node
 
 __all__ = ["RECORD", "Artifact", "Draft", "Store", "content_digest", "slug"]
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
@@ -61,7 +61,7 @@ class Draft:
         """Yield a Parquet writer for `<name>.parquet`, checked against the stage's columns."""
         import pyarrow.parquet as pq
 
-        from pipeline import columns as known
+        from pipeline.store import columns as known
 
         path = self.directory / f"{name}.parquet"
         known.check(self.stage, name, schema, path)

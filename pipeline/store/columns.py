@@ -23,7 +23,7 @@ TARGET = {
     "log_tail": pa.float64(),
     "entropy": pa.float64(),
 }
-PAIR = {  # target p against drafter q over the full vocabulary, analysis.divergences
+PAIR = {  # target p against drafter q over the full vocabulary, analysis.acceptance.divergences
     "kl": pa.float64(),  # KL(p||q)
     "reverse_kl": pa.float64(),  # KL(q||p)
     "tv": pa.float64(),
@@ -49,7 +49,7 @@ DRAFT = {  # of the drafter's own distribution, with draft_entropy, so that kl a
 RUN = {"prompt_id": pa.string(), "run": pa.int32()}  # run: index in the record's facts["runs"]
 COUNTED = {  # beside intervals
     "prompts": pa.int32(),
-    "few_prompts": pa.bool_(),  # too few to trust them, analysis.statistics.FEW_PROMPTS
+    "few_prompts": pa.bool_(),  # too few to trust them, analysis.statistics.bootstrap.FEW_PROMPTS
 }
 SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
     ("prompts", "data"): {
@@ -141,7 +141,7 @@ SCHEMAS: dict[tuple[str, str], dict[str, pa.DataType]] = {
         "setting": pa.float64(),  # its value, else null
         "rule": pa.string(),
     },
-    ("acceptance", "statistics"): {  # analysis.acceptance.rule_statistics
+    ("acceptance", "statistics"): {  # analysis.acceptance.realised.rule_statistics
         "rule": pa.string(),
         "statistic": pa.string(),
         "value": pa.float64(),

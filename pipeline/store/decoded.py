@@ -1,4 +1,4 @@
-"""Read an artifact of stage decoding as `analysis.decoding.Decoded`."""
+"""Read an artifact of stage decoding as `analysis.decoding.metrics.Decoded`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import criteria
-from analysis.decoding import Decoded
-from analysis.printing import rule_text
-from pipeline.artifacts import Artifact
+from analysis.decoding.metrics import Decoded
+from analysis.report.text import rule_text
+from analysis.rules import builtin as criteria
+from pipeline.store.artifacts import Artifact
 
 
 def read(target: str, drafter: str, artifact: Artifact) -> Decoded:

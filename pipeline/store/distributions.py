@@ -1,4 +1,4 @@
-"""Read the stored distributions of a dump as `analysis.distributions.TopK`."""
+"""Read the stored distributions of a dump as `analysis.topk.TopK`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from analysis.distributions import TopK
-from pipeline.artifacts import Artifact
+from analysis.topk import TopK
+from pipeline.store.artifacts import Artifact
 
 ROWS = 8192  # of a chunk
 COLUMNS = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")  # as TopK takes them

@@ -13,10 +13,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.durable import read_sealed, seal
 from pipeline.errors import PipelineError
-from pipeline.fingerprint import file_digest, fingerprint
 from pipeline.paths import ROOT
+from pipeline.store.durable import read_sealed, seal
+from pipeline.store.fingerprint import file_digest, fingerprint
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 TOKENIZER_FILES = (
@@ -30,7 +30,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "vocab.txt",
 )
-READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.sources
+READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.formats.sources
 EXPECTED = {
     "model": "config.json, model*.safetensors and the tokenizer's files",
     "dataset": "its .parquet, .jsonl or .txt files (docs/reproduce.md)",

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.durable import read_sealed
 from pipeline.errors import DamagedError, PipelineError
-from pipeline.fingerprint import file_digest
+from pipeline.store.durable import read_sealed
+from pipeline.store.fingerprint import file_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ class Artifact:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from pipeline import columns as known
+        from pipeline.store import columns as known
 
         path = self.directory / name
         try:

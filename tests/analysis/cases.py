@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from analysis.certificates import Certificates, certify
-from analysis.criteria import (
+from analysis.certificates.certify import Certificates, certify
+from analysis.rules.builtin import (
     Additive,
     Multiplicative,
     Rule,
@@ -18,7 +18,7 @@ from analysis.criteria import (
     TopMMultiplicative,
     Typical,
 )
-from analysis.distributions import Floats, TopK
+from analysis.topk import Floats, TopK
 
 # one rule of every kind of the paper that is neither strict greedy nor a tree
 THRESHOLD_RULES: list[Rule] = [

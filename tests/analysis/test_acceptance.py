@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import divergences
-from analysis.acceptance import Steps, Verdict, judge, profile
-from analysis.acceptance_statistics import kl_needed, rule_statistics, stochastic_statistics
-from analysis.criteria import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
-from analysis.dials import build_dial
-from analysis.distributions import TopK
-from analysis.relaxation import smallest_relaxation
-from analysis.run_lengths import failure_free_bound
-from analysis.statistics import PromptBootstrap
+from analysis.acceptance import divergences
+from analysis.acceptance.realised import Steps, Verdict, judge, profile
+from analysis.acceptance.relaxation import smallest_relaxation
+from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
+from analysis.rules.builtin import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
+from analysis.rules.dials import build_dial
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.run_lengths import failure_free_bound
+from analysis.topk import TopK
 from tests.analysis.cases import THRESHOLD_RULES, stored_columns
 
 RULES = [

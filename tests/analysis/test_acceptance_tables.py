@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance_figures import dial_figure
-from analysis.acceptance_tables import LENGTH, acceptance_tables
-from analysis.layout import Table
-from analysis.measured import Pairs
-from analysis.style import render
+from analysis.report.acceptance_figures import dial_figure
+from analysis.report.acceptance_tables import LENGTH, acceptance_tables
+from analysis.report.measured import Pairs
+from analysis.report.style import render
+from analysis.report.table import Table
 
 TARGET = "target"
 CUT, COUNTED = ("cut", "cut_optimistic"), ("prompts", "few_prompts")

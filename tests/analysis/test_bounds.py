@@ -6,10 +6,10 @@ import mpmath
 import numpy as np
 import pytest
 
-from analysis import bounds
-from analysis.certificates import certify
-from analysis.criteria import Additive, Multiplicative, StrictGreedy, Tree
-from analysis.distributions import TopK
+from analysis.certificates import bounds
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import Additive, Multiplicative, StrictGreedy, Tree
+from analysis.topk import TopK
 from tests.analysis.cases import THRESHOLD_RULES, certificate, dirichlet, kl
 
 M = (1, 2, 3, 5, 8, 20)

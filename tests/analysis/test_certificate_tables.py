@@ -7,9 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from analysis import bounds
-from analysis.certificate_tables import Compared, bounds_table, determined_table, median
-from analysis.criteria import (
+from analysis.certificates import bounds
+from analysis.report.certificates_extremal import EXAMPLE, EXAMPLE_RULES, extremal_figure
+from analysis.report.certificates_margin import margins_table
+from analysis.report.certificates_tables import Compared, bounds_table, determined_table, median
+from analysis.report.measured import Certified
+from analysis.rules.builtin import (
     Additive,
     Multiplicative,
     Rule,
@@ -18,9 +21,6 @@ from analysis.criteria import (
     Tree,
     Typical,
 )
-from analysis.extremal_figure import EXAMPLE, EXAMPLE_RULES, extremal_figure
-from analysis.margin_table import margins_table
-from analysis.measured import Certified
 from tests.analysis.cases import kl
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.certificates import Certificates, certify, certify_logits
-from analysis.criteria import (
+from analysis.certificates.certify import Certificates, certify, certify_logits
+from analysis.rules.builtin import (
     AbsoluteThreshold,
     Additive,
     Mars,
@@ -24,7 +24,7 @@ from analysis.criteria import (
     Tree,
     Typical,
 )
-from analysis.distributions import TopK
+from analysis.topk import TopK
 from benchmarks.certificates import paper_rules, synthetic, twin
 from tests.analysis.cases import assert_same, certificate, dirichlet, kl, stored_columns
 

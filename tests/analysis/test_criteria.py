@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.certificates import certify
-from analysis.criteria import (
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import (
     Additive,
     Mars,
     Multiplicative,
@@ -27,8 +27,8 @@ from analysis.criteria import (
     register,
     to_mapping,
 )
-from analysis.distributions import TopK
-from analysis.rule import REGISTRY
+from analysis.rules.rule import REGISTRY
+from analysis.topk import TopK
 from tests.analysis.cases import dirichlet
 
 ROOT = Path(__file__).resolve().parents[2]

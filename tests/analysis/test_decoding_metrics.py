@@ -9,13 +9,15 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from analysis import decoding, speed, speed_laws
-from analysis.decoding import Decoded
-from analysis.decoding_figures import content_figures, places_figure
-from analysis.decoding_tables import acceptance_table, content_tables
-from analysis.speed_figures import timing_figures
-from analysis.speed_tables import comparison_table, timing_tables
-from analysis.verification import history
+from analysis.decoding import closed_form as speed_laws
+from analysis.decoding import metrics as decoding
+from analysis.decoding import speed
+from analysis.decoding.laws import history
+from analysis.decoding.metrics import Decoded
+from analysis.report.decoding_figures import content_figures, places_figure
+from analysis.report.decoding_speed_figures import timing_figures
+from analysis.report.decoding_speed_tables import comparison_table, timing_tables
+from analysis.report.decoding_tables import acceptance_table, content_tables
 
 RUNS = pd.DataFrame(
     {

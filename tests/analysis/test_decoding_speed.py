@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from matplotlib.lines import Line2D
 
-from analysis import speed
-from analysis.speed_figures import timing_figures
+from analysis.decoding import speed
+from analysis.report.decoding_speed_figures import timing_figures
 from tests.analysis.test_decoding_metrics import made
 
 

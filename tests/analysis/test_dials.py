@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from analysis.dials import build_dial
+from analysis.rules.dials import build_dial
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from analysis import ranked
-from analysis.certificates import certify
-from analysis.criteria import Additive, StrictGreedy, Tree, Typical
-from analysis.distributions import TopK
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import Additive, StrictGreedy, Tree, Typical
+from analysis.topk import TopK
 from tests.analysis.cases import dirichlet, stored_columns
 
 

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from analysis import divergences as d
+from analysis.acceptance import divergences as d
 
 RNG = np.random.default_rng(4)
 

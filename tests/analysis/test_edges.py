@@ -8,10 +8,11 @@ import mpmath
 import numpy as np
 import pytest
 
-from analysis import kernel, verification
-from analysis.certificates import certify
-from analysis.criteria import Mars, TopMAdditive
-from analysis.distributions import TopK
+from analysis.certificates import kernel
+from analysis.certificates.certify import certify
+from analysis.decoding import laws as verification
+from analysis.rules.builtin import Mars, TopMAdditive
+from analysis.topk import TopK
 
 
 def mars_steps(*logits: list[float]) -> TopK:

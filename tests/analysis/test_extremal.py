@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis.criteria import (
+from analysis.certificates.extremal import extremal_draft
+from analysis.rules.builtin import (
     Additive,
     Mars,
     Multiplicative,
@@ -13,8 +14,7 @@ from analysis.criteria import (
     Tree,
     Typical,
 )
-from analysis.distributions import TopK
-from analysis.extremal import extremal_draft
+from analysis.topk import TopK
 from tests.analysis.cases import certificate, kl
 
 RULES = [

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from PIL import Image
 
-from analysis import criteria
-from analysis.figures import all_figures, figure2, figure3, figure5, survival_band
-from analysis.measured import Certified
-from analysis.statistics import PromptBootstrap
-from analysis.style import STYLE, render
+from analysis.report.measured import Certified
+from analysis.report.paper_figures import all_figures, figure2, figure3, figure5, survival_band
+from analysis.report.style import STYLE, render
+from analysis.rules import builtin as criteria
+from analysis.statistics.bootstrap import PromptBootstrap
 
 STEPS = 400
 BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(8), STEPS // 8), 100, 0.95, 0)

@@ -8,7 +8,8 @@ import math
 import pytest
 import yaml
 
-from analysis import criteria, published
+from analysis.report import published
+from analysis.rules import builtin as criteria
 from pipeline.paths import CONF
 
 TARGETS = ["Qwen3-1.7B", "Qwen3-4B"]

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from analysis import bounds
-from analysis.certificates import Certificates, certify
-from analysis.criteria import (
+from analysis.certificates import bounds
+from analysis.certificates.certify import Certificates, certify
+from analysis.rules.builtin import (
     Additive,
     Multiplicative,
     Rule,
@@ -20,7 +20,7 @@ from analysis.criteria import (
     Tree,
     Typical,
 )
-from analysis.distributions import Floats, TopK
+from analysis.topk import Floats, TopK
 from pipeline.loader import Study
 from tests.conftest import SmallStudy
 

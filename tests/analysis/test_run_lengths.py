@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import published
-from analysis.mean_runs import MeanRuns
-from analysis.run_lengths import (
+from analysis.report import published
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.mean_runs import MeanRuns
+from analysis.statistics.run_lengths import (
     CENSORED,
     Trajectories,
     censored_ends,
@@ -21,7 +22,6 @@ from analysis.run_lengths import (
     run_lengths,
     with_censored,
 )
-from analysis.statistics import PromptBootstrap
 
 NAMES = ("per_call", "mean_run", "long_run", "residual_4")
 

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.distributions import TopK
-from analysis.notes import few_notes
-from analysis.statistics import (
+from analysis.report.notes import few_notes
+from analysis.statistics.bootstrap import (
     FEW_PROMPTS,
     PromptBootstrap,
     few,
@@ -18,6 +17,7 @@ from analysis.statistics import (
     survival,
     top_probability,
 )
+from analysis.topk import TopK
 from tests.analysis.cases import dirichlet
 
 LENGTHS = [1, 7, 128, 40, 3, 64, 128]

@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import criteria, published
-from analysis.measured import Measured, certificate_statistics, top_statistics
-from analysis.printing import certificate_text, latex, macro, rule_text, run_text
-from analysis.run_lengths import Trajectories, run_lengths
-from analysis.statistics import PromptBootstrap
-from analysis.tables import all_tables
+from analysis.report import published
+from analysis.report.measured import Measured, certificate_statistics, top_statistics
+from analysis.report.paper_tables import all_tables
+from analysis.report.text import certificate_text, latex, macro, rule_text, run_text
+from analysis.rules import builtin as criteria
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.run_lengths import Trajectories, run_lengths
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = criteria.expand(

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from analysis.certificates import certify
-from analysis.criteria import AbsoluteThreshold
-from analysis.distributions import TopK
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import AbsoluteThreshold
+from analysis.topk import TopK
 from benchmarks.soundness import entropy, targets
 
 N = 6

@@ -7,8 +7,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from analysis.certificates import certify
-from analysis.criteria import (
+from analysis.certificates.certify import certify
+from analysis.rules.builtin import (
     AbsoluteThreshold,
     Additive,
     Multiplicative,
@@ -18,7 +18,7 @@ from analysis.criteria import (
     Tree,
     Typical,
 )
-from analysis.distributions import TopK
+from analysis.topk import TopK
 from benchmarks.soundness import ROUNDING, attack_drafts, attack_tails, targets, widths
 from tests.analysis.cases import assert_same, certificate, dirichlet
 

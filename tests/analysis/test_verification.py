@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis import verification
-from analysis.verification import Call, Floats, Verdict
+from analysis.decoding import laws as verification
+from analysis.decoding.laws import Call, Floats, Verdict
 
 V = 3
 SEEDS = range(6)

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline import columns
-from pipeline.artifacts import Artifact, Draft
-from pipeline.durable import write_sealed
-from pipeline.fingerprint import file_digest
-from pipeline.stages import Node
+from pipeline.plan.graph import Node
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.durable import write_sealed
+from pipeline.store.fingerprint import file_digest
 
 calls: list[str] = []
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis import criteria
-from analysis.certificates import certify
-from analysis.distributions import TopK
-from pipeline import columns
-from pipeline.artifacts import Artifact, Store
-from pipeline.stages import Node
+from analysis.certificates.certify import certify
+from analysis.rules import builtin as criteria
+from analysis.topk import TopK
+from pipeline.plan.graph import Node
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Store
 from tests.analysis.cases import stored_columns
 
 EPS = [0.01, 0.1, 0.69]

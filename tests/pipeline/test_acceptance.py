@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis import divergences
-from analysis.criteria import Additive, StrictGreedy, Tree
-from analysis.dials import build_dial
-from pipeline import acceptance, columns
-from pipeline.artifacts import Artifact, Draft
+from analysis.acceptance import divergences
+from analysis.rules.builtin import Additive, StrictGreedy, Tree
+from analysis.rules.dials import build_dial
 from pipeline.errors import PipelineError
-from pipeline.stages import Node
+from pipeline.plan.graph import Node
+from pipeline.stages import acceptance
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 

@@ -13,13 +13,13 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from pipeline import preflight
-from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
-from pipeline.distributions.running import StaticBatch
 from pipeline.errors import PipelineError
-from pipeline.models import load_model, save_model, skeleton
-from pipeline.stages import Node
+from pipeline.execution import preflight
+from pipeline.models.load import load_model, save_model, skeleton
+from pipeline.plan.graph import Node
+from pipeline.stages.decoding.choices import Greedy
+from pipeline.stages.decoding.drafters import Draft, ModelDrafter, PromptLookup
+from pipeline.stages.distributions.running import StaticBatch
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
 

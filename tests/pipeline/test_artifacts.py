@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import runner, stages, verify
-from pipeline.artifacts import Store
+from pipeline import verify
 from pipeline.errors import DamagedError, PipelineError
-from pipeline.fingerprint import fingerprint
+from pipeline.execution import runner
+from pipeline.plan import graph as stages
+from pipeline.store.artifacts import Store
+from pipeline.store.fingerprint import fingerprint
 from tests.pipeline import fakes
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline import columns
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
+from pipeline.store import columns
 
 
 @pytest.mark.parametrize(("stage", "name"), columns.SCHEMAS)

@@ -16,14 +16,15 @@ import torch
 from scipy import stats
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from analysis.distributions import TopK
-from pipeline import distributions, models
-from pipeline.artifacts import Artifact
-from pipeline.distributions.running import StaticBatch
-from pipeline.distributions.sampling import Sampling, choose, uniforms
+from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.models import load_model
-from pipeline.moments import summarise, top_k
+from pipeline.models import load as models
+from pipeline.models.load import load_model
+from pipeline.models.logit_statistics import summarise, top_k
+from pipeline.stages import distributions
+from pipeline.stages.distributions.running import StaticBatch
+from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
+from pipeline.store.artifacts import Artifact
 from tests.pipeline import tiny
 
 

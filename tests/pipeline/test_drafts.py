@@ -12,14 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from analysis import divergences
-from pipeline import columns, drafts, shards, vocabulary
-from pipeline.artifacts import Artifact, Draft
-from pipeline.drafts.compare import Comparison, compare
-from pipeline.drafts.forced import Batch, Pair, teacher_force
+from analysis.acceptance import divergences
 from pipeline.errors import PipelineError
-from pipeline.measure import Stopwatch
-from pipeline.models import LanguageModel, new_qwen3, wrap
+from pipeline.execution import shards
+from pipeline.execution.stopwatch import Stopwatch
+from pipeline.models import vocabulary
+from pipeline.models.load import LanguageModel, new_qwen3, wrap
+from pipeline.stages import drafts
+from pipeline.stages.drafts.compare import Comparison, compare
+from pipeline.stages.drafts.forced import Batch, Pair, teacher_force
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
@@ -94,7 +97,7 @@ def test_device_formulas_equal_the_numpy_ones() -> None:
 
 
 def own(found: Comparison) -> dict[str, torch.Tensor]:
-    """The columns at the certified temperature: those of analysis.divergences."""
+    """The columns at the certified temperature: those of analysis.acceptance.divergences."""
     columns_of = found._asdict().items()
     return {name: values for name, values in columns_of if not name.startswith("sampled_")}
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.decoding.choices import TOKEN, Inversion, Noise
-from pipeline.decoding.drafters import Draft
-from pipeline.decoding.verifiers import SpeculativeSampling
-from pipeline.distributions.sampling import Sampling, choose
 from pipeline.errors import PipelineError
-from pipeline.identity import Identities
-from pipeline.vocabulary import check_pair, read_tokens
+from pipeline.models.vocabulary import check_pair, read_tokens
+from pipeline.stages.decoding.choices import TOKEN, Inversion, Noise
+from pipeline.stages.decoding.drafters import Draft
+from pipeline.stages.decoding.verifiers import SpeculativeSampling
+from pipeline.stages.distributions.sampling import Sampling, choose
+from pipeline.store.identity import Identities
 
 CPU = torch.device("cpu")
 

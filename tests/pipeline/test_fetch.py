@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, utils
 
-from pipeline import fetch, identity
+from pipeline import fetch
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
+from pipeline.store import identity
 
 
 @pytest.fixture(autouse=True)

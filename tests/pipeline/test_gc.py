@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import gc, runner
-from pipeline.artifacts import Store
+from pipeline import gc
+from pipeline.execution import runner
+from pipeline.store.artifacts import Store
 from tests.pipeline import fakes
 
 

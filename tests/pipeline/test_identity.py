@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import identity
-from pipeline.fingerprint import file_digest
-from pipeline.identity import Identities, split_patterns
+from pipeline.store import identity
+from pipeline.store.fingerprint import file_digest
+from pipeline.store.identity import Identities, split_patterns
 
 
 def test_a_split_is_no_pattern() -> None:

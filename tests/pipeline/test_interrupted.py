@@ -16,12 +16,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from benchmarks import robustness, trial
-from pipeline import cli, runner, shards
-from pipeline.artifacts import Artifact, Draft, Store
-from pipeline.durable import read_sealed
+from pipeline import cli
 from pipeline.errors import PipelineError
+from pipeline.execution import runner, shards
 from pipeline.paths import CONF, ROOT
-from pipeline.stages import RESUMABLE, VERSIONS, Node, with_upstream
+from pipeline.plan.graph import RESUMABLE, VERSIONS, Node, with_upstream
+from pipeline.store.artifacts import Artifact, Draft, Store
+from pipeline.store.durable import read_sealed
 
 LONG = sorted(RESUMABLE)
 FULL = Path("/dev/full")

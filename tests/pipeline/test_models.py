@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
 
-from pipeline.cache_check import relative_error
-from pipeline.caches import select
-from pipeline.devices import check_threads
-from pipeline.encoding import encode
 from pipeline.errors import PipelineError
-from pipeline.identity import hub_commit
-from pipeline.models import LanguageModel, load_model, load_tokenizer
-from pipeline.vocabulary import read_tokens
+from pipeline.models.cache_check import relative_error
+from pipeline.models.caches import select
+from pipeline.models.devices import check_threads
+from pipeline.models.encoding import encode
+from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.vocabulary import read_tokens
+from pipeline.store.identity import hub_commit
 from tests.pipeline import tiny
 
 

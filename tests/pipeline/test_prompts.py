@@ -13,8 +13,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from pipeline.encoding import encode
 from pipeline.errors import PipelineError
+from pipeline.models.encoding import encode
 from tests.pipeline import tiny
 
 SCHEMA = pa.schema(

@@ -13,12 +13,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from analysis.speed import speed
-from pipeline.artifacts import Artifact, Store
-from pipeline.report import index
-from pipeline.report.acceptance import left_out
-from pipeline.report.decoding import extent, warning
-from pipeline.runner import ensure
+from analysis.decoding.speed import speed
+from pipeline.execution.runner import ensure
+from pipeline.stages.report import index
+from pipeline.stages.report.acceptance import left_out
+from pipeline.stages.report.decoding import extent, warning
+from pipeline.store.artifacts import Artifact, Store
 from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.studies import MadeUp
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.errors import PipelineError
-from pipeline.runner import ensure
+from pipeline.execution.runner import ensure
+from pipeline.store.artifacts import Store
 from tests.pipeline.studies import EPS, MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}]

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import runner, serve
-from pipeline.artifacts import Artifact, Store
+from pipeline import serve
+from pipeline.execution import runner
+from pipeline.store.artifacts import Artifact, Store
 from tests.pipeline import fakes
 
 

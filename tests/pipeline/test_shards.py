@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline import columns
-from pipeline.artifacts import Draft
-from pipeline.shards import Compute, Plan, Shard, assemble, write_groups
+from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
+from pipeline.store import columns
+from pipeline.store.artifacts import Draft
 from tests.pipeline import fakes
 
 SCHEMA = columns.schema("prompts")

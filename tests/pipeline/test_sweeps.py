@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from analysis.statistics import PromptBootstrap, summarise
-from analysis.sweep_figure import sweep_figure
+from analysis.report.sweep_figure import sweep_figure
+from analysis.statistics.bootstrap import PromptBootstrap, summarise
 from pipeline import sweeps
-from pipeline.artifacts import Store
-from pipeline.runner import ensure
+from pipeline.execution.runner import ensure
+from pipeline.store.artifacts import Store
 from tests.pipeline.studies import EPS, STATISTICS, MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored

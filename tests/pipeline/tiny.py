@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipeline import runner
-from pipeline.artifacts import Artifact, Store
-from pipeline.fingerprint import file_digest
-from pipeline.models import new_qwen3, save_model
-from pipeline.stages import Node
+from pipeline.execution import runner
+from pipeline.models.load import new_qwen3, save_model
+from pipeline.plan.graph import Node
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.fingerprint import file_digest
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"

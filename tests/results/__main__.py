@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipeline.stages import VERSIONS
+from pipeline.plan.graph import VERSIONS
 from tests.results import differences, load, moved, save, verdict
 from tests.results.study import FixedStudy
 

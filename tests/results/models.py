@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import logging as transformers_logging
 
-from pipeline.models import new_qwen3, save_model
+from pipeline.models.load import new_qwen3, save_model
 
 SPECIAL = ["[unknown]", "[user]", "[end]", "[answer]"]  # ids 0 to 3; answers end with 2
 WORDS = [*SPECIAL, *(a + b for a in "bdfgklmnprt" for b in "aeio")]  # 48

@@ -20,11 +20,12 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from analysis import divergences
-from pipeline import columns, runner
-from pipeline.artifacts import Artifact, Store
+from analysis.acceptance import divergences
+from pipeline.execution import runner
 from pipeline.loader import Study
-from pipeline.stages import VERSIONS, Node
+from pipeline.plan.graph import VERSIONS, Node
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Store
 from tests.analysis.cases import stored_columns
 from tests.results.models import write_model, write_prompts
 
@@ -130,7 +131,9 @@ class FixedStudy:
                 for above in node.upstream_nodes:
                     publish(store, above, STORED[case])
         with (
-            patch("pipeline.report.shown.render", return_value=b""),  # slow, and not compared
+            patch(
+                "pipeline.stages.report.shown.render", return_value=b""
+            ),  # slow, and not compared
             redirect_stdout(StringIO()),
         ):
             return runner.ensure(self.nodes[stage], store)

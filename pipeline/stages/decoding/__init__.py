@@ -18,23 +18,24 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import torch
 
-from analysis.criteria import to_mapping
-from pipeline import columns, spec_bench
-from pipeline.artifacts import Artifact, Draft
-from pipeline.decoding import records
-from pipeline.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
-from pipeline.decoding.drafters import Drafter, ModelDrafter, Nothing, PromptLookup
-from pipeline.decoding.loop import Answer, check_prompt, decode
-from pipeline.decoding.turns import decode_later_turns
-from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
-from pipeline.encoding import encode
+from analysis.rules.builtin import to_mapping
 from pipeline.errors import PipelineError
-from pipeline.measure import describe_device
-from pipeline.methods import RACES, Method, with_baselines
-from pipeline.models import LanguageModel, load_model, load_tokenizer
-from pipeline.shards import Plan, Shard, compute_pending, out_of_memory
-from pipeline.stages import Node
-from pipeline.vocabulary import check_same_tokens, common_rows
+from pipeline.execution.shards import Plan, Shard, compute_pending, out_of_memory
+from pipeline.execution.stopwatch import describe_device
+from pipeline.formats import spec_bench
+from pipeline.models.encoding import encode
+from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.vocabulary import check_same_tokens, common_rows
+from pipeline.plan.graph import Node
+from pipeline.plan.methods import RACES, Method, with_baselines
+from pipeline.stages.decoding import records
+from pipeline.stages.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
+from pipeline.stages.decoding.drafters import Drafter, ModelDrafter, Nothing, PromptLookup
+from pipeline.stages.decoding.loop import Answer, check_prompt, decode
+from pipeline.stages.decoding.turns import decode_later_turns
+from pipeline.stages.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
 
 T = TypeVar("T")
 WARM_UP = 8  # tokens decoded before anything is timed

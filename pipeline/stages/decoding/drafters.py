@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pipeline.decoding.choices import Choice
-from pipeline.decoding.sequence import CachedSequence
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding.choices import Choice
+from pipeline.stages.decoding.sequence import CachedSequence
 
 
 @dataclass(frozen=True)

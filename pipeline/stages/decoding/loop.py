@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.verification import leading
-from pipeline.decoding.drafters import Draft, Drafter
-from pipeline.decoding.sequence import CachedSequence
-from pipeline.decoding.verifiers import Verifier
+from analysis.decoding.laws import leading
 from pipeline.errors import PipelineError
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding.drafters import Draft, Drafter
+from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.verifiers import Verifier
 
 Clock = Callable[[], float]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.decoding.loop import Answer
-from pipeline.decoding.sequence import CachedSequence
-from pipeline.decoding.verifiers import ranked, rule_accepts
-from pipeline.methods import Method, baseline
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
+from pipeline.plan.methods import Method, baseline
+from pipeline.stages.decoding.loop import Answer
+from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.verifiers import ranked, rule_accepts
 
 
 def shard(

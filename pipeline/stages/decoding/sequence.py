@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
 
 
 class CachedSequence:

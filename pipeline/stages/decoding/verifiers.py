@@ -1,4 +1,4 @@
-"""What accepts drafted tokens: the laws of `analysis.verification` applied to a target's logits."""
+"""What accepts drafted tokens: the laws of verification applied to a target's logits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis import verification
-from analysis.criteria import Rule
-from analysis.distributions import TopK
-from pipeline.decoding.choices import TEST, TOKEN, Choice, Inversion, Noise
-from pipeline.decoding.drafters import Draft
-from pipeline.moments import summarise
+from analysis.decoding import laws as verification
+from analysis.rules.builtin import Rule
+from analysis.topk import TopK
+from pipeline.models.logit_statistics import summarise
+from pipeline.stages.decoding.choices import TEST, TOKEN, Choice, Inversion, Noise
+from pipeline.stages.decoding.drafters import Draft
 
 STORED = 16  # most probable tokens a rule sees first; a threshold decides on those beyond them,
 # and a rule without one is shown all tokens when it has to

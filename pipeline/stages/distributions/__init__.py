@@ -14,17 +14,23 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from pipeline import columns
-from pipeline.artifacts import Artifact, Draft
-from pipeline.distributions.batches import batch_limit
-from pipeline.distributions.decode import Decoding, Trajectories, decode
-from pipeline.distributions.running import PaddedBatch, StaticBatch, running_batch
-from pipeline.distributions.sampling import Sampling
 from pipeline.errors import PipelineError
-from pipeline.measure import Stopwatch, copy_bandwidth, describe_device, peak_memory, throughput
-from pipeline.models import LanguageModel, load_model, skeleton
-from pipeline.shards import Compute, Plan, Shard, assemble, write_groups
-from pipeline.stages import Node
+from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
+from pipeline.execution.stopwatch import (
+    Stopwatch,
+    copy_bandwidth,
+    describe_device,
+    peak_memory,
+    throughput,
+)
+from pipeline.models.load import LanguageModel, load_model, skeleton
+from pipeline.plan.graph import Node
+from pipeline.stages.distributions.batches import batch_limit
+from pipeline.stages.distributions.decode import Decoding, Trajectories, decode
+from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
+from pipeline.stages.distributions.sampling import Sampling
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from pipeline.distributions.decode import Decoding
-from pipeline.models import LanguageModel
-from pipeline.moments import CUDA_CHUNK
+from pipeline.models.load import LanguageModel
+from pipeline.models.logit_statistics import CUDA_CHUNK
+from pipeline.stages.distributions.decode import Decoding
 
 BATCH_LIMIT = {"cpu": 32, "cuda": 512}  # larger ones were not faster on the CPU
 SLACK = 1.1  # fragmentation

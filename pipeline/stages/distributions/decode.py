@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.distributions.running import GrowingBatch, PaddedBatch
-from pipeline.distributions.sampling import Sampling, choose, uniforms
-from pipeline.measure import Stopwatch
-from pipeline.models import LanguageModel
-from pipeline.moments import Statistics, summarise
+from pipeline.execution.stopwatch import Stopwatch
+from pipeline.models.load import LanguageModel
+from pipeline.models.logit_statistics import Statistics, summarise
+from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch
+from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pipeline.caches import select
 from pipeline.errors import PipelineError
-from pipeline.models import LanguageModel
-from pipeline.shards import out_of_memory
+from pipeline.execution.shards import out_of_memory
+from pipeline.models.caches import select
+from pipeline.models.load import LanguageModel
 
 ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
 

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline import columns
-from pipeline.artifacts import Artifact, Draft
-from pipeline.drafts.forced import Batch, Pair, Steps, teacher_force
 from pipeline.errors import PipelineError
-from pipeline.measure import Stopwatch, describe_device, peak_memory
-from pipeline.models import LanguageModel, load_model, load_tokenizer
-from pipeline.shards import Plan, Shard, assemble, write_groups
-from pipeline.stages import Node
-from pipeline.vocabulary import check_same_tokens, common_rows
+from pipeline.execution.shards import Plan, Shard, assemble, write_groups
+from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
+from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.vocabulary import check_same_tokens, common_rows
+from pipeline.plan.graph import Node
+from pipeline.stages.drafts.forced import Batch, Pair, Steps, teacher_force
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Draft
 
 BLOCK = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster

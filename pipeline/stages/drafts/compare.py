@@ -1,4 +1,4 @@
-"""Target against drafter at many steps: the formulas of analysis.divergences, on the device."""
+"""Target against drafter at many steps: analysis.acceptance.divergences on the device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.divergences import SERIES, SERIES_BELOW
-from pipeline.moments import CHUNK, MASKED
+from analysis.acceptance.divergences import SERIES, SERIES_BELOW
+from pipeline.models.logit_statistics import CHUNK, MASKED
 
 
 class Comparison(NamedTuple):
-    """See analysis.divergences.Comparison; (B,) each, float64 and int64."""
+    """See analysis.acceptance.divergences.Comparison; (B,) each, float64 and int64."""
 
     kl: Tensor
     reverse_kl: Tensor

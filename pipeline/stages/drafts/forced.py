@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.drafts.compare import Comparison, compare
-from pipeline.measure import Stopwatch
-from pipeline.models import LanguageModel
-from pipeline.moments import Statistics, summarise
+from pipeline.execution.stopwatch import Stopwatch
+from pipeline.models.load import LanguageModel
+from pipeline.models.logit_statistics import Statistics, summarise
+from pipeline.stages.drafts.compare import Comparison, compare
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Pair:
 
     target: LanguageModel
     drafter: LanguageModel
-    rows: int  # of logits that are compared: pipeline.vocabulary.common_rows
+    rows: int  # of logits that are compared: pipeline.models.vocabulary.common_rows
     k: int
     draft_k: int  # of the drafter's distribution
     temperature: float

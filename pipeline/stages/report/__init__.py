@@ -7,18 +7,18 @@ Run it with ``python -m pipeline stage=report``. Files: ``index.md``, ``numbers.
 
 from __future__ import annotations
 
-from analysis.extremal_figure import extremal_figure
-from analysis.figures import all_figures
-from analysis.tables import all_tables
-from pipeline.artifacts import Artifact, Draft
-from pipeline.report.acceptance import acceptance_part
-from pipeline.report.certificates import certificate_tables
-from pipeline.report.decoding import decoding_part
-from pipeline.report.index import page
-from pipeline.report.inputs import measure, read_targets, setup
-from pipeline.report.numbers import macros
-from pipeline.report.shown import files
-from pipeline.stages import Node
+from analysis.report.certificates_extremal import extremal_figure
+from analysis.report.paper_figures import all_figures
+from analysis.report.paper_tables import all_tables
+from pipeline.plan.graph import Node
+from pipeline.stages.report.acceptance import acceptance_part
+from pipeline.stages.report.certificates import certificate_tables
+from pipeline.stages.report.decoding import decoding_part
+from pipeline.stages.report.index import page
+from pipeline.stages.report.inputs import measure, read_targets, setup
+from pipeline.stages.report.numbers import macros
+from pipeline.stages.report.shown import files
+from pipeline.store.artifacts import Artifact, Draft
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:

@@ -10,17 +10,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import criteria
-from analysis.acceptance_figures import along_figure, dial_figure, profile_figure, rules_figure
-from analysis.acceptance_tables import acceptance_tables
-from analysis.layout import Table
-from analysis.measured import Pairs
-from analysis.printing import UNDEFINED, rule_text, share_text
-from analysis.run_lengths import CENSORED
-from pipeline.artifacts import Artifact
-from pipeline.report import shown
-from pipeline.report.shown import sections, setup_table
-from pipeline.stages import Node
+from analysis.report.acceptance_figures import (
+    along_figure,
+    dial_figure,
+    profile_figure,
+    rules_figure,
+)
+from analysis.report.acceptance_tables import acceptance_tables
+from analysis.report.measured import Pairs
+from analysis.report.table import Table
+from analysis.report.text import UNDEFINED, rule_text, share_text
+from analysis.rules import builtin as criteria
+from analysis.statistics.run_lengths import CENSORED
+from pipeline.plan.graph import Node
+from pipeline.stages.report import shown
+from pipeline.stages.report.shown import sections, setup_table
+from pipeline.store.artifacts import Artifact
 
 # rules of the profile and of the figure along an answer, as far as the study has them
 SHOWN = (

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.certificate_tables import BOUNDED, Compared, bounds_table, determined_table
-from analysis.criteria import Rule
-from analysis.distributions import Floats, TopK
-from analysis.layout import Table
-from analysis.margin_table import margins_table
-from pipeline import dump
-from pipeline.artifacts import Artifact
-from pipeline.report.inputs import Target
+from analysis.report.certificates_margin import margins_table
+from analysis.report.certificates_tables import BOUNDED, Compared, bounds_table, determined_table
+from analysis.report.table import Table
+from analysis.rules.builtin import Rule
+from analysis.topk import Floats, TopK
+from pipeline.stages.report.inputs import Target
+from pipeline.store import distributions
+from pipeline.store.artifacts import Artifact
 
 
 def certificate_tables(targets: Sequence[Target]) -> list[Table]:
@@ -74,7 +74,7 @@ def first_probabilities(
     """
     p0, b, theta = [], [], []
     begun = 0
-    for _, dist in dump.chunks(source, source.record["config"]["certified_temperature"]):
+    for _, dist in distributions.chunks(source, source.record["config"]["certified_temperature"]):
         steps = slice(begun, begun + len(dist))
         begun = steps.stop
         p0.append(dist.top_probability)

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.decoding import Decoded
-from analysis.decoding_figures import TESTED, content_figures
-from analysis.decoding_tables import content_tables
-from analysis.layout import Table
-from analysis.printing import markdown
-from analysis.speed import signs_of_load, speed
-from analysis.speed_figures import timing_figures
-from analysis.speed_tables import timing_tables
-from pipeline.artifacts import Artifact
-from pipeline.decoded import read, thetas
-from pipeline.report import shown
-from pipeline.stages import Node
+from analysis.decoding.metrics import Decoded
+from analysis.decoding.speed import signs_of_load, speed
+from analysis.report.decoding_figures import TESTED, content_figures
+from analysis.report.decoding_speed_figures import timing_figures
+from analysis.report.decoding_speed_tables import timing_tables
+from analysis.report.decoding_tables import content_tables
+from analysis.report.table import Table
+from analysis.report.text import markdown
+from pipeline.plan.graph import Node
+from pipeline.stages.report import shown
+from pipeline.store.artifacts import Artifact
+from pipeline.store.decoded import read, thetas
 
 TITLES = {
     "decoding_acceptance": "What is accepted, and what is given up",

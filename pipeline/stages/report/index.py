@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from analysis.layout import PUBLISHED, Table
-from analysis.published import CERTIFICATES
-from pipeline.report import shown
-from pipeline.report.shown import sections, setup_table
+from analysis.report.published import CERTIFICATES
+from analysis.report.table import PUBLISHED, Table
+from pipeline.stages.report import shown
+from pipeline.stages.report.shown import sections, setup_table
 
 INTRODUCTION = """\
 The certificate R of a decoding step is the least KL(p‖q) at which the acceptance criterion can \

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import criteria
-from analysis.measured import Certified, Measured, certificate_statistics, top_statistics
-from analysis.run_lengths import Trajectories
-from analysis.statistics import Floats, PromptBootstrap, top_probability
-from pipeline import dump
-from pipeline.artifacts import Artifact
-from pipeline.stages import Node
+from analysis.report.measured import Certified, Measured, certificate_statistics, top_statistics
+from analysis.rules import builtin as criteria
+from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
+from analysis.statistics.run_lengths import Trajectories
+from pipeline.plan.graph import Node
+from pipeline.store import distributions
+from pipeline.store.artifacts import Artifact
 
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 
@@ -77,7 +77,9 @@ def read_target(
     ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
     mars = next((rule for rule in rules if isinstance(rule, criteria.Mars)), None)
     positions, top, undefined = [], [], 0 if mars else math.nan
-    for steps, dist in dump.chunks(source, source.record["config"]["certified_temperature"]):
+    for steps, dist in distributions.chunks(
+        source, source.record["config"]["certified_temperature"]
+    ):
         positions.append(steps.column("position").to_numpy())
         top.append(top_probability(dist, ranks))
         if mars:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from analysis.measured import Measured
-from analysis.printing import certificate_text, latex, macro, run_text, share_text
-from analysis.run_lengths import censored_ends
+from analysis.report.measured import Measured
+from analysis.report.text import certificate_text, latex, macro, run_text, share_text
+from analysis.statistics.run_lengths import censored_ends
 from pipeline.errors import PipelineError
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.layout import Table
-from analysis.printing import markdown
-from analysis.style import render
+from analysis.report.style import render
+from analysis.report.table import Table
+from analysis.report.text import markdown
 
 
 def files(tables: Sequence[Table], figures: Mapping[str, Figure]) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.models import LanguageModel
+from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import tiny
 
 

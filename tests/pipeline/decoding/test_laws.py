@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.criteria import Mars, Rule, parameter, register
-from analysis.distributions import TopK
-from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
-from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
-from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import STORED, Match, SpeculativeSampling, Verifier, rule_accepts
-from pipeline.models import LanguageModel
+from analysis.rules.builtin import Mars, Rule, parameter, register
+from analysis.topk import TopK
+from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
+from pipeline.stages.decoding.drafters import Draft, ModelDrafter, PromptLookup
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.verifiers import (
+    STORED,
+    Match,
+    SpeculativeSampling,
+    Verifier,
+    rule_accepts,
+)
 from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from analysis import verification
-from analysis.criteria import Additive
-from pipeline.decoding.choices import Greedy, Noise, Race
-from pipeline.decoding.drafters import ModelDrafter, Nothing, PromptLookup, continuation
-from pipeline.decoding.loop import decode
-from pipeline.decoding.sequence import CachedSequence
-from pipeline.decoding.verifiers import Match, Relaxed
-from pipeline.drafts.forced import Batch, Pair, teacher_force
+from analysis.decoding import laws as verification
+from analysis.rules.builtin import Additive
 from pipeline.errors import PipelineError
-from pipeline.measure import Stopwatch
-from pipeline.models import LanguageModel
+from pipeline.execution.stopwatch import Stopwatch
+from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding.choices import Greedy, Noise, Race
+from pipeline.stages.decoding.drafters import ModelDrafter, Nothing, PromptLookup, continuation
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.verifiers import Match, Relaxed
+from pipeline.stages.drafts.forced import Batch, Pair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.methods import build_methods, with_baselines
+from pipeline.plan.methods import build_methods, with_baselines
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 

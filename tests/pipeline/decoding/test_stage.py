@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipeline import decoding
-from pipeline.artifacts import Artifact, Draft, content_digest
 from pipeline.errors import PipelineError
-from pipeline.methods import build_methods
-from pipeline.models import LanguageModel
-from pipeline.stages import Node
+from pipeline.models.load import LanguageModel
+from pipeline.plan.graph import Node
+from pipeline.plan.methods import build_methods
+from pipeline.stages import decoding
+from pipeline.store.artifacts import Artifact, Draft, content_digest
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
 
