@@ -14,22 +14,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.certificates.certify import certify, certify_logits
-    from analysis.topk import TopK
+    from .certificates.certify import certify, certify_logits
+    from .topk import TopK
 
 __all__ = ["TopK", "certify", "certify_logits"]
 
 _HOMES = {
-    "TopK": "analysis.topk",
-    "certify": "analysis.certificates.certify",
-    "certify_logits": "analysis.certificates.certify",
+    "TopK": ".topk",
+    "certify": ".certificates.certify",
+    "certify_logits": ".certificates.certify",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES[name], __name__), name)
 
 
 def __dir__() -> list[str]:

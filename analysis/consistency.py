@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.ranked import MASKED
+from .ranked import MASKED
 
 if TYPE_CHECKING:
-    from analysis.topk import Floats, TopK
+    from .topk import Floats, TopK
 
 TOLERANCE = 1e-6  # of masses, and of entropies relative to 1 + entropy: columns may be of float32
 ENTRIES = 2**16  # probabilities held at a time

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.consistency import check_columns
-from analysis.ranked import as_rows, check_size, is_integer, summarise, top
+from .consistency import check_columns
+from .ranked import as_rows, check_size, is_integer, summarise, top
 
 Floats = NDArray[np.float64]
 

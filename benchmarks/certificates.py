@@ -19,7 +19,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
-from analysis.rules.builtin import Additive, Mars, Rule, Tree, expand
+from analysis.rules import NO_COUNT, Additive, Mars, Rule, Tree, expand
 from analysis.topk import Floats, TopK
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
         r = level.min(axis=1)
         active = np.column_stack([np.ones(len(p), dtype=bool), p[:, 1 : rule.m + 1] < r[:, None]])
         used = p[:, : rule.m + 1]
-        count = np.full(len(p), -1)
+        count = np.full(len(p), NO_COUNT)
     else:
         if isinstance(rule, Mars):
             ratio = logits[:, 1] / logits[:, 0].astype(np.float64)

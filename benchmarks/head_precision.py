@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from analysis.certificates.certify import certify
-from analysis.rules.builtin import StrictGreedy
+from analysis.rules import StrictGreedy
 from analysis.topk import TopK
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.formats.sources import Source

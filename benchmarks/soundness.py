@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.certificates.certify import Certificates, certify
-from analysis.rules.builtin import AbsoluteThreshold, Additive, Multiplicative, Rule, Typical
+from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, Rule, Typical
 from analysis.topk import Floats, TopK
 
 CHUNK = 1000  # cases at a time

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.rules.builtin import Additive, Rule, StrictGreedy, to_mapping
+from analysis.rules import Additive, Rule, StrictGreedy, to_mapping
 from pipeline.execution.runner import ensure
 from pipeline.plan.graph import Node
 from pipeline.store import columns

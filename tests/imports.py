@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pipeline.plan.graph import MODULES
 
+ROOT = Path(__file__).resolve().parent.parent
+
 PLUMBING = {  # no stage's own
     "pipeline.errors",
     "pipeline.execution.runner",
@@ -33,16 +35,28 @@ def source(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
+class _Typing(ast.NodeTransformer):
+    """Leaves out what is imported for type checkers only."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:  # noqa: N802
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+
 @cache
-def imported(path: Path) -> set[str]:
-    """Return all names that a file imports, at any depth of its code, modules or not."""
+def imported(path: Path, typing: bool = True) -> set[str]:
+    """Return all names that a file imports, at any depth of its code, modules or not.
+
+    Without `typing`, what is imported for type checkers only is left out.
+    """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree if typing else _Typing().visit(tree)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            module = ".".join([*parts, *([node.module] if node.module else [])])
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
 
 

@@ -89,7 +89,7 @@ def test_the_public_names_are_imported_when_asked_for() -> None:
         "from analysis import TopK\n"
         "assert 'numba' not in sys.modules\n"
         "from analysis import TopK, certify, certify_logits\n"
-        "from analysis.rules.builtin import StrictGreedy\n"
+        "from analysis.rules import StrictGreedy\n"
         "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6))"
     )
     done = subprocess.run(
@@ -98,3 +98,53 @@ def test_the_public_names_are_imported_when_asked_for() -> None:
     assert done.stdout.strip() == "[[0.130812]]"
     assert (ROOT / "analysis/py.typed").exists()
     assert 'analysis = ["py.typed"]' in (ROOT / "pyproject.toml").read_text()
+
+
+LONGEST = 350  # lines of a module
+BELOW = {  # what each room of analysis/ may import, besides the modules beside the rooms
+    "rules": set(),
+    "statistics": set(),
+    "certificates": {"rules"},
+    "acceptance": {"certificates", "rules", "statistics"},
+    "decoding": {"statistics"},
+    "report": {"acceptance", "certificates", "decoding", "rules", "statistics"},
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def graph() -> dict[str, set[str]]:
+    """Which module of the project imports which, at any depth of its code."""
+    paths = {module_of(path): path for folder in ALLOWED for path in files(folder)}
+
+    def used(name: str) -> set[str]:
+        found = (imported(paths[name], typing=False) & set(paths)) - {name}
+        # `from package import module` is an import of the module
+        return {one for one in found if not any(more.startswith(f"{one}.") for more in found)}
+
+    return {name: used(name) for name in paths}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    found = graph()
+    while free := {name for name, used in found.items() if not used & set(found)}:
+        found = {name: used - free for name, used in found.items() if name not in free}
+    assert not found
+
+
+def test_the_rooms_of_the_mathematics_are_in_order() -> None:
+    for name, used in graph().items():
+        parts = name.split(".")
+        if parts[0] != "analysis" or len(parts) < 3:
+            continue
+        rooms = {other.split(".")[1] for other in used if other.count(".") == 2}
+        assert rooms - {parts[1]} <= BELOW[parts[1]], name
+
+
+def test_no_module_is_too_long() -> None:
+    for folder in ALLOWED:
+        for path in files(folder):
+            assert len(path.read_text().splitlines()) <= LONGEST, path

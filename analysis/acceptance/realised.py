@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.acceptance.divergences import kl_rounding
-from analysis.certificates.certify import certify
-from analysis.rules.builtin import Rule, Tree
-from analysis.statistics.bootstrap import Flags, Floats
-from analysis.statistics.run_lengths import Trajectories
-from analysis.topk import TopK
+from ..certificates.certify import certify
+from ..rules.rule import Drafted, Rule
+from ..statistics.bootstrap import Flags, Floats
+from ..statistics.run_lengths import Trajectories
+from ..topk import TopK
+from .divergences import kl_rounding
 
 CHUNK = 8192  # steps certified at once
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed to a computed certificate
@@ -49,6 +49,10 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.kl)
+
+    def drafted(self, part: slice) -> Drafted:
+        """Return what is drafted at some of the steps."""
+        return Drafted(self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part])
 
     @cached_property
     def trajectories(self) -> Trajectories:
@@ -115,9 +119,9 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Verdict]:
         dist = steps.target[part]
         found = certify(dist, rules)
         lo[part], hi[part] = found.lo, found.hi
+        drafted = steps.drafted(part)
         for at, rule in enumerate(rules):
-            rank = steps.argmax_rank if isinstance(rule, Tree) else steps.draft_rank
-            accepted[part, at] = rule.accepts(dist, rank[part], steps.draft_log_prob[part])
+            accepted[part, at] = rule.accepts(dist, drafted, found.accepted_count[:, at])
     kl = (steps.kl + kl_rounding(steps.kl))[:, None]
     certified, certifiable = (
         np.isinf(end) | (kl < (1 - CERTIFICATE_ROUNDING) * end) for end in (lo, hi)

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from analysis.acceptance.realised import Steps, judge
-from analysis.rules.builtin import Rule
-from analysis.rules.dials import Dial
+from ..rules import Rule
+from ..rules.dials import Dial
+from .realised import Steps, judge
 
 ENDS = {"realised": ["accepted"], "certified": ["certified", "certifiable"]}  # of a Verdict
 

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.realised import Steps, Verdict
-from analysis.rules.builtin import Tree
-from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap
-from analysis.statistics.run_lengths import Trajectories, failure_free_bound, run_lengths
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
+from ..statistics.run_lengths import Trajectories, failure_free_bound, run_lengths
+from .realised import Steps, Verdict
 
 Row = dict[str, str | float]
 Weights = Floats | Flags
@@ -46,8 +45,7 @@ def rule_statistics(
         certified and rejected steps.
     """
     accepted, certified = verdict.accepted, verdict.certified
-    tree = isinstance(verdict.rule, Tree)
-    departs = accepted & (steps.draft_rank > 1) & (not tree)
+    departs = accepted & (steps.draft_rank > 1) & verdict.rule.judges_tokens
     everywhere = np.ones(len(steps), dtype=bool)
     empty, possibly_empty = np.isinf(verdict.lo), np.isinf(verdict.hi)
     rows = [

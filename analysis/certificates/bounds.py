@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.topk import Floats
+from ..topk import Floats
 
 LOG2 = math.log(2.0)
 

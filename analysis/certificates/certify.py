@@ -15,25 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.certificates.extremal import extremal_draft
-from analysis.certificates.kernel import (
-    COUNTS,
-    CUT,
-    RATIO,
-    TREE,
-    Found,
-    Rules,
-    Steps,
-    certify_rows,
-    scratch,
-)
-from analysis.certificates.truncation import intervals
-from analysis.rules.builtin import Cut, Mars, Rule, Tree, check_k
-from analysis.topk import Floats, TopK
+from ..rules.build import check_k
+from ..rules.rule import Count, Coverage, Cut, Ratio, Rule
+from ..topk import Floats, TopK
+from .kernel import COUNTS, CUT, RATIO, TREE, certify_rows, scratch
+from .kernel_types import Found, Rules, StoredSteps
+from .truncation import intervals
 
 SPACING = 72
 
-__all__ = ["Certificates", "accepted_counts", "certify", "certify_logits", "extremal_draft"]
+__all__ = ["Certificates", "certify", "certify_logits"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +36,7 @@ class Certificates:
         hi: nats, float64; equal to lo where the certificate is exact, +inf where nothing is
             rejected or that cannot be excluded.
         active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lo); 0 where nothing is rejected.
-        accepted_count: int32, n; -1 where it is unknown, and for trees.
+        accepted_count: int32, n; `rules.UNKNOWN` where it can't be told, NO_COUNT for trees.
     """
 
     lo: Floats
@@ -72,7 +63,7 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1) -> Certi
             what is given is no TopK, or no rule.
 
     Example:
-        >>> from analysis.rules.builtin import StrictGreedy
+        >>> from analysis.rules import StrictGreedy
         >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6).tolist()
         [[0.130812]]
     """
@@ -109,7 +100,7 @@ def certify_logits(
         ValueError: as `TopK.from_logits` and `certify` say.
 
     Example:
-        >>> from analysis.rules.builtin import StrictGreedy
+        >>> from analysis.rules import StrictGreedy
         >>> certify_logits([1.0, 0.0, -np.inf], StrictGreedy()).lo.round(6).tolist()
         [[0.110944]]
     """
@@ -125,20 +116,6 @@ def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
         raise ValueError(
             f"{rules!r} is no rule: give one, for instance StrictGreedy(), or a list of them"
         ) from None
-
-
-def accepted_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
-    """Return the (N,) accepted counts of a rule given by its `cut`; -1 where unknown."""
-    return np.ascontiguousarray(certify(dist, [rule]).accepted_count[:, 0])
-
-
-def stored_counts(dist: TopK, rule: Rule) -> NDArray[np.int32]:
-    """Return the (N,) accepted counts of a rule given by its `cut`; -1 where all stored pass.
-
-    Cheaper than `accepted_counts`, which also asks what the tail can be.
-    """
-    lo, _, _, accepted, _ = _stored(dist, [rule], 1)
-    return np.where(np.isnan(lo[0]), -1, accepted[0])
 
 
 def _stored(dist: TopK, rules: Sequence[Rule], threads: int) -> tuple[NDArray[Any], ...]:
@@ -166,7 +143,7 @@ def _stored(dist: TopK, rules: Sequence[Rule], threads: int) -> tuple[NDArray[An
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
     """Return the rules as the kernel reads them, those of one threshold side by side."""
-    pairs = [_cut(dist, rule) for rule in rules]
+    pairs = [_kernel_form(dist, rule) for rule in rules]
     cuts = [cut for _, cut in pairs]
     ranks = [dist.vocab_size if cut.max_rank is None else cut.max_rank for cut in cuts]
     kind = np.array([kind for kind, _ in pairs], dtype=np.int64)
@@ -195,41 +172,24 @@ def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
     )
 
 
-def _cut(dist: TopK, rule: Rule) -> tuple[int, Cut]:
+def _kernel_form(dist: TopK, rule: Rule) -> tuple[int, Cut]:
     """Return the kind of a rule and what the kernel needs of it; counts pass as ranks."""
-    size = dist.vocab_size
-    if isinstance(rule, Tree):
-        return TREE, Cut(max_rank=rule.m)
-    if isinstance(rule, Mars):
-        rule.raw_logits(dist)
-        return RATIO, Cut(offset=rule.theta)
-    if type(rule).accepted_count is not Rule.accepted_count:
-        counts = np.asarray(rule.accepted_count(dist))
-        good = ((counts >= 1) | ((counts == -1) & (dist.k < size))) & (counts <= size)
-        whole = np.issubdtype(counts.dtype, np.integer)
-        if not whole or counts.shape != (len(dist),) or not np.all(good):
-            raise ValueError(
-                f"rule {rule.label!r}: accepted_count must give one integer a step, in "
-                f"[1, {size}], or -1 where more than the stored tokens are accepted"
-            )
-        return COUNTS, Cut(max_rank=counts)
-    cut = rule.cut(dist)
-    if cut is None:
-        raise ValueError(
-            f"rule {rule.label!r} says nothing: give its class a method cut(dist) "
-            "or accepted_count(dist)"
-        )
-    if cut.max_rank is not None and np.any(np.asarray(cut.max_rank) < 1):
-        raise ValueError(f"rule {rule.label!r}: max_rank must be at least 1, x0 is accepted")
-    ranks = 1 if cut.max_rank is None else int(np.max(cut.max_rank, initial=1)) + 1
-    needed = min(max(ranks, cut.strictly_above_rank), size)
+    form = rule.form(dist)
+    if isinstance(form, Coverage):
+        return TREE, Cut(max_rank=form.m)
+    if isinstance(form, Ratio):
+        return RATIO, Cut(offset=form.theta)
+    if isinstance(form, Count):
+        return COUNTS, Cut(max_rank=form.counts)
+    ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
+    needed = min(max(ranks, form.strictly_above_rank), dist.vocab_size)
     if dist.k < needed:
         raise ValueError(
             f"rule {rule.label!r} needs the {needed} most probable tokens of every "
             f"step, and K={dist.k} are stored: set distributions.k to {needed} or "
             "more, and let the rule's minimum_k say so"
         )
-    return CUT, cut
+    return CUT, form
 
 
 def _columns(
@@ -256,7 +216,9 @@ def _columns(
 def _run(dist: TopK, rules: Rules, found: Found, first: int, last: int) -> NDArray[np.int64]:
     values: Any = dist.stored_probs if dist.logits is None else dist.logits
     by_logit = dist.logits is not None
-    steps = Steps(values, by_logit, 1.0 / dist.temperature, dist.top_probability, dist.vocab_size)
+    steps = StoredSteps(
+        values, by_logit, 1.0 / dist.temperature, dist.top_probability, dist.vocab_size
+    )
     left = np.zeros(len(rules.kind), dtype=np.int64)
     bad = certify_rows(steps, rules, scratch(dist.k), found, left, first, last)
     if bad >= 0:

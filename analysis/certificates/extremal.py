@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from analysis.certificates.bounds import phi
-from analysis.rules.builtin import Rule, Tree
-from analysis.topk import Floats, TopK
+from ..rules.rule import Coverage, Rule
+from ..topk import Floats, TopK
+from .bounds import phi
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
         ValueError: the rule rejects nothing at this p, or p is no distribution.
 
     Example:
-        >>> from analysis.rules.builtin import StrictGreedy, Tree
+        >>> from analysis.rules import StrictGreedy, Tree
         >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
         >>> q.round(6).tolist(), round(kl, 6)
         ([0.1, 0.45, 0.45], 0.05097)
@@ -41,13 +41,17 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     """
     dist = TopK.from_probabilities(np.asarray(p, dtype=np.float64)[None, :])
     ranked = dist.probs[0]
-    accepted = rule.m if isinstance(rule, Tree) else int(rule.accepted_count(dist)[0])
+    form = rule.form(dist)
+    if isinstance(form, Coverage):
+        accepted, active_ranks = form.m, _tree_active
+    else:
+        accepted, active_ranks = int(rule.accepted_count(dist)[0]), _single_active
     if accepted >= len(ranked):
         raise ValueError(
             f"rule {rule.label!r} rejects nothing at this p (p0={ranked[0]:.6g}, "
             f"V={len(ranked)}): there is no draft to show"
         )
-    active = (_tree_active if isinstance(rule, Tree) else _single_active)(ranked, accepted)
+    active = active_ranks(ranked, accepted)
     e = (ranked[active] - ranked[0]) / ranked[0]  # p / p0 - 1: nothing is lost at near-ties
     mean = float(e.mean())
     level = float(ranked[0] * (1.0 + mean))
@@ -64,9 +68,9 @@ def _single_active(ranked: Floats, token: int) -> NDArray[np.intp]:
     return np.append(np.arange(count), token)
 
 
-def _tree_active(ranked: Floats, m: int) -> NDArray[np.intp]:
+def _tree_active(ranked: Floats, token: int) -> NDArray[np.intp]:
     """Return the ranks (from 0) of A: x0, and those of ranks 2..m+1 below their shared level."""
-    first = m + 1
+    m, first = token, token + 1
     while first > 1 and ranked[first - 1] < (ranked[0] + ranked[first : m + 1].sum()) / (
         m + 2 - first
     ):

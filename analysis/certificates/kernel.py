@@ -1,6 +1,6 @@
 """The fused kernel: every rule at every step, in one pass over the stored ranks.
 
-Steps are taken in blocks. Of each step the ranks are read once, and only as far as some rule
+StoredSteps are taken in blocks. Of each step the ranks are read once, and only as far as some rule
 needs; M by rank is computed once and shared by all rules that reject first at that rank. Nothing
 of size (N, K) is made. Within a block, rules are the outer loop: their branches are then predicted
 well, and results are written in order, rule by rule.
@@ -21,17 +21,12 @@ the file a function is in, not of the files of what it calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 
-from analysis.topk import Floats
-
-F = TypeVar("F", bound=Callable[..., Any])
-Ints = NDArray[np.int64]
+from ..topk import Floats
+from .kernel_types import Block, Found, Ints, Rules, StoredSteps, compiled
 
 CUT, COUNTS, RATIO, TREE = 0, 1, 2, 3  # kinds of rules
 BLOCK = 128  # steps
@@ -45,65 +40,6 @@ SW, SX = 4, 5  # sums of w and of w log w up to the rank
 M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 
-class Steps(NamedTuple):
-    """N steps: `analysis.topk.TopK`, with values (N, K) of logits or of float64 p."""
-
-    values: NDArray[Any]
-    by_logit: bool
-    scale: float  # 1 / temperature
-    p0: Floats
-    size: int  # V
-
-
-class Rules(NamedTuple):
-    """R rules: arrays (R,), and what differs between steps as arrays (., N).
-
-    Rule r takes its offset from offsets[offset_row[r]] where offset_row[r] >= 0, and its limit
-    on ranks (for COUNTS its count, for TREE its m) from `limits` likewise. Rules of one threshold
-    follow each other by falling limit, so that one search serves them all.
-    """
-
-    place: Ints  # the row of its results
-    again: NDArray[np.bool_]  # the threshold is that of the rule before, the limit not above
-    kind: Ints
-    slope: Floats
-    gate: Ints
-    offset: Floats
-    offset_row: Ints
-    offsets: Floats
-    limit: Ints
-    limit_row: Ints
-    limits: Ints
-
-
-class Found(NamedTuple):
-    """Certificates: (R, N), or one rule's of a block."""
-
-    lo: Floats
-    hi: Floats
-    active: NDArray[np.int32]
-    accepted: NDArray[np.int32]
-
-
-class Block(NamedTuple):
-    """Scratch: what is read of a block of steps, and which accept how many ranks beyond the first.
-
-    Of step i the first have[i] ranks are in s, from base i * width. Its p0, the p of rank 2 and the
-    certificate of rank 2 are kept apart, for the loops over steps. Step listed[j] accepts n[j]
-    ranks, limits aside.
-    """
-
-    s: Floats
-    width: int
-    p0: Floats
-    second: Floats
-    m: Floats
-    a: NDArray[np.int32]
-    have: Ints
-    listed: Ints
-    n: Ints
-
-
 def scratch(k: int) -> Block:
     """Return the scratch of a thread for K stored tokens."""
     p0, second, m = np.zeros((3, BLOCK))
@@ -111,16 +47,6 @@ def scratch(k: int) -> Block:
     width = (k + 1) * RECORD
     a = np.zeros(BLOCK, dtype=np.int32)
     return Block(np.zeros(BLOCK * width), width, p0, second, m, a, have, listed, n)
-
-
-def compiled(function: F) -> F:
-    """Compile with numba, cached on disk.
-
-    Inlining and no reference counts (all arrays come from outside) halve the time here.
-    """
-    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-    options |= {"forceinline": True, "_nrt": False}
-    return cast(F, numba.njit(**options)(function))
 
 
 @compiled
@@ -144,7 +70,7 @@ def pair(e: float) -> float:
 
 
 @compiled
-def reach(steps: Steps, block: Block, row: int, i: int, need: int) -> bool:
+def reach(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bool:
     """Read on until `need` ranks of a step are read; False when one is above its forerunner."""
     have = block.have[i]
     if have >= need:
@@ -243,7 +169,7 @@ def known(s: Floats, base: int, n: int) -> int:
 
 
 @compiled
-def begin(steps: Steps, block: Block, start: int, count: int) -> int:
+def begin(steps: StoredSteps, block: Block, start: int, count: int) -> int:
     """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
     s = block.s
     for i in range(count):
@@ -286,7 +212,7 @@ def write(block: Block, found: Found, i: int, n: int, k: int, size: int) -> int:
 
 @compiled
 def by_threshold(
-    steps: Steps, rules: Rules, r: int, block: Block, start: int, count: int
+    steps: StoredSteps, rules: Rules, r: int, block: Block, start: int, count: int
 ) -> tuple[int, int]:
     """List the steps of a block that accept rank 2; return how many, and a bad step or -1."""
     k, listed = steps.values.shape[1], 0
@@ -320,7 +246,7 @@ def by_threshold(
 
 
 @compiled
-def by_ratio(steps: Steps, theta: float, block: Block, start: int, count: int) -> int:
+def by_ratio(steps: StoredSteps, theta: float, block: Block, start: int, count: int) -> int:
     """List the steps of a block at which MARS accepts rank 2: z1 > 0 and z2 / z1 > theta."""
     listed = 0
     if steps.size == 1:  # x0 is all there is, and is accepted
@@ -344,7 +270,7 @@ def by_count(counts: Ints, row: int, block: Block, start: int, count: int) -> in
 
 @compiled
 def settle(
-    steps: Steps, rules: Rules, r: int, block: Block, listed: int, found: Found, start: int
+    steps: StoredSteps, rules: Rules, r: int, block: Block, listed: int, found: Found, start: int
 ) -> tuple[int, int]:
     """Write the certificates of a block; return the first bad step or -1, and how many are open."""
     k, left, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
@@ -361,7 +287,7 @@ def settle(
 
 
 @compiled
-def tree_rule(steps: Steps, m: int, block: Block, found: Found, start: int) -> int:
+def tree_rule(steps: StoredSteps, m: int, block: Block, found: Found, start: int) -> int:
     """Apply Theorem 5.1 to a block; return the first bad step, or -1."""
     for i in range(found.lo.size):
         value, members = math.inf, 0
@@ -371,13 +297,13 @@ def tree_rule(steps: Steps, m: int, block: Block, found: Found, start: int) -> i
             value, members = tree(block.s, i * block.width, m)
         found.lo[i] = found.hi[i] = block.p0[i] * value
         found.active[i] = members
-        found.accepted[i] = -1
+        found.accepted[i] = 0  # rules.NO_COUNT
     return -1
 
 
 @compiled
 def certify_rows(
-    steps: Steps, rules: Rules, block: Block, found: Found, left: Ints, first: int, last: int
+    steps: StoredSteps, rules: Rules, block: Block, found: Found, left: Ints, first: int, last: int
 ) -> int:
     """Certify the steps from `first` to `last`, in blocks.
 

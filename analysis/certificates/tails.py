@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.topk import Floats
+from ..topk import Floats
 
 TAIL_ERROR = 1e-9  # allowed for in T, relative
 HALVINGS = 32  # of a bisection, which ends on the safe side

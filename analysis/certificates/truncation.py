@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.certificates.bounds import phi
-from analysis.certificates.tails import TAIL_ERROR, Tails, rejected_range
-from analysis.rules.rule import Counts, Rule
-from analysis.topk import Floats, TopK
+from ..rules.rule import Counts, Cut, Rule
+from ..topk import Floats, TopK
+from .bounds import phi
+from .tails import TAIL_ERROR, Tails, rejected_range
 
 MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
 # exp of a stored logarithm is good to about 1e-16 (1 + |logarithm|), relative
@@ -58,11 +58,11 @@ def intervals(
     theta, by_count = np.zeros(len(steps)), np.zeros(len(steps), dtype=bool)
     for r in np.unique(which).tolist():
         here = which == r
-        cut = rules[r].cut(dist[steps[here]])
-        if cut is None or type(rules[r]).accepted_count is not Rule.accepted_count:
-            by_count |= here
+        form = rules[r].form(dist[steps[here]])
+        if isinstance(form, Cut):
+            theta[here] = form.threshold(dist[steps[here]])
         else:
-            theta[here] = cut.threshold(dist[steps[here]])
+            by_count |= here
     size = max(1, ENTRIES // dist.k)
     for entries in (np.flatnonzero(~by_count), np.flatnonzero(by_count)):
         for start in range(0, len(entries), size):

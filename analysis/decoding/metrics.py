@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.decoding import closed_form as speed_laws
-from analysis.statistics.bootstrap import PromptBootstrap
+from ..statistics.bootstrap import PromptBootstrap
+from . import closed_form as speed_laws
 
 Floats = NDArray[np.float64]
 

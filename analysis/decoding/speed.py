@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.decoding import closed_form as speed_laws
-from analysis.decoding.metrics import Decoded, acceptance, by_prompt
-from analysis.statistics.bootstrap import PromptBootstrap, few
+from ..statistics.bootstrap import PromptBootstrap, few
+from . import closed_form as speed_laws
+from .metrics import Decoded, acceptance, by_prompt
 
 Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below

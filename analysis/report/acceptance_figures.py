@@ -16,22 +16,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-from analysis.report.measured import Pairs
-from analysis.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    LINES,
-    POINTS,
-    RULED,
-    TEXT,
-    VERMILION,
-    YELLOW,
-    legend,
-    styled,
-)
-from analysis.report.text import symbol
-from analysis.statistics.run_lengths import censored_ends
+from ..statistics.run_lengths import censored_ends
+from .measured import Pairs
+from .style import BLUE, GREEN, GREY, LINES, POINTS, RULED, TEXT, VERMILION, YELLOW, legend, styled
+from .text import symbol
 
 ROW = 0.135  # inches of a rule in a list of rules
 VERDICTS = {"certified": GREEN, "accepted, not certified": YELLOW, "rejected": VERMILION}

@@ -6,19 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.report.measured import Pairs
-from analysis.report.notes import AT_LEAST, few_notes, share_notes
-from analysis.report.table import Cell, Section, Table
-from analysis.report.text import (
-    UNDEFINED,
-    floor_text,
-    length_text,
-    number_text,
-    range_text,
-    share_text,
-    symbol,
-)
-from analysis.statistics.run_lengths import censored_ends, with_censored
+from ..statistics.run_lengths import censored_ends, with_censored
+from .measured import Pairs
+from .notes import AT_LEAST, few_notes, share_notes
+from .table import Cell, Section, Table
+from .text import UNDEFINED, floor_text, length_text, number_text, range_text, share_text, symbol
 
 Rows = Sequence[tuple[str, str]]  # printed name and label of each rule
 GREEDY = "greedy"  # the label of strict greedy, which every gain is measured against

@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from analysis.certificates.extremal import extremal_draft
-from analysis.report.style import BLUE, COLUMN, LEVEL, ORANGE, legend, styled
-from analysis.report.text import rule_text
-from analysis.rules.builtin import Additive, Rule, StrictGreedy, Tree
+from ..certificates.extremal import extremal_draft
+from ..rules import Additive, Rule, StrictGreedy, Tree
+from .style import BLUE, COLUMN, LEVEL, ORANGE, legend, styled
+from .text import rule_text
 
 # made up: under each of EXAMPLE_RULES another set of its tokens is active
 EXAMPLE = (0.36, 0.26, 0.14, 0.09, 0.06, 0.04, 0.03, 0.02)

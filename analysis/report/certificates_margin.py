@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.certificates import bounds
-from analysis.report.certificates_tables import Compared
-from analysis.report.table import Cell, Section, Table
-from analysis.report.text import number_text, share_text
+from ..certificates import bounds
+from .certificates_tables import Compared
+from .table import Cell, Section, Table
+from .text import number_text, share_text
 
 PINSKER, SUFFICIENT, EXPANSION, NEEDED = (
     "proposition 4.8",

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.certificates import bounds
-from analysis.report.measured import Certified, Panels
-from analysis.report.table import Cell, Section, Table
-from analysis.report.text import UNDEFINED, number_text, rule_text, share_text
-from analysis.rules.builtin import Rule
-from analysis.topk import Floats
+from ..certificates import bounds
+from ..rules import Rule
+from ..topk import Floats
+from .measured import Certified, Panels
+from .table import Cell, Section, Table
+from .text import UNDEFINED, number_text, rule_text, share_text
 
 BOUNDED = (  # rules with a closed form
     "greedy",

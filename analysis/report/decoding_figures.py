@@ -10,20 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from analysis.decoding import metrics as decoding
-from analysis.decoding.metrics import Decoded
-from analysis.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    LINES,
-    POINTS,
-    PURPLE,
-    VERMILION,
-    grid,
-    legend,
-    styled,
-)
+from ..decoding import metrics as decoding
+from ..decoding.metrics import Decoded
+from .style import BLUE, GREEN, GREY, LINES, POINTS, PURPLE, VERMILION, grid, legend, styled
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 SHOWN = len(LINES)  # methods in a panel

@@ -13,8 +13,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from analysis.decoding.metrics import Decoded
-from analysis.report.style import BLUE, GREY, LINES, POINTS, PURPLE, grid, legend, styled
+from ..decoding.metrics import Decoded
+from .style import BLUE, GREY, LINES, POINTS, PURPLE, grid, legend, styled
 
 
 def timing_figures(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> dict[str, Figure]:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.decoding import speed
-from analysis.decoding.metrics import Decoded
-from analysis.report.decoding_tables import method_sections, setting_texts, together
-from analysis.report.notes import few_notes
-from analysis.report.table import Cell, Section, Table
-from analysis.report.text import UNDEFINED, number_text, share_text
-from analysis.statistics.bootstrap import few
+from ..decoding import speed
+from ..decoding.metrics import Decoded
+from ..statistics.bootstrap import few
+from .decoding_tables import method_sections, setting_texts, together
+from .notes import few_notes
+from .table import Cell, Section, Table
+from .text import UNDEFINED, number_text, share_text
 
 WALL_CLOCK = (
     "Wall-clock time of batch size 1 on one machine; every method decoded the same "

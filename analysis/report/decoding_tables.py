@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from analysis.decoding import closed_form as speed_laws
-from analysis.decoding import metrics as decoding
-from analysis.decoding.metrics import Decoded
-from analysis.report.notes import few_notes
-from analysis.report.table import Cell, Section, Table
-from analysis.report.text import UNDEFINED, number_text, share_text
-from analysis.statistics.bootstrap import few
+from ..decoding import closed_form as speed_laws
+from ..decoding import metrics as decoding
+from ..decoding.metrics import Decoded
+from ..statistics.bootstrap import few
+from .notes import few_notes
+from .table import Cell, Section, Table
+from .text import UNDEFINED, number_text, share_text
 
 # expected tokens a call by acceptance rate, (1 - a^(gamma+1)) / (1 - a), as printed elsewhere
 KNOWN_LENGTHS = (3, 5, 7, 10)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.rules.builtin import Rule
-from analysis.statistics.bootstrap import Estimate, Floats, PromptBootstrap, summarise
+from ..rules import Rule
+from ..statistics.bootstrap import Estimate, Floats, PromptBootstrap, summarise
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from analysis.report.measured import Measured
-from analysis.report.text import rule_text, share_text
-from analysis.rules.builtin import Mars, Rule
-from analysis.statistics.bootstrap import FEW_PROMPTS, few
-from analysis.statistics.run_lengths import CENSORED
+from ..rules import Mars, Rule
+from ..statistics.bootstrap import FEW_PROMPTS, few
+from ..statistics.run_lengths import CENSORED
+from .measured import Measured
+from .text import rule_text, share_text
 
 AT_LEAST = (
     f"≥: a lower bound; ends of trajectories cut more than {100 * CENSORED:g} % of the calls or "

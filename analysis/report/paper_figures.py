@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from analysis.report.measured import Certified, Panels
-from analysis.report.style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, styled
-from analysis.report.text import rule_text
-from analysis.rules.builtin import Rule
-from analysis.statistics.bootstrap import Floats, PromptBootstrap, survival
+from ..rules import Rule
+from ..statistics.bootstrap import Floats, PromptBootstrap, survival
+from .measured import Certified, Panels
+from .style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, styled
+from .text import rule_text
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy, wherever it is the reference: wide and below, as other curves run along it

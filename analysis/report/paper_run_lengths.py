@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.report import published
-from analysis.report.measured import Measured
-from analysis.report.notes import AT_LEAST, coverage_notes, few_notes
-from analysis.report.table import Cell, Section, Table
-from analysis.report.text import interval_text, rule_text, run_text
-from analysis.rules.builtin import Rule
-from analysis.statistics.run_lengths import censored_ends, with_censored
+from ..rules import Rule
+from ..statistics.run_lengths import censored_ends, with_censored
+from . import published
+from .measured import Measured
+from .notes import AT_LEAST, coverage_notes, few_notes
+from .table import Cell, Section, Table
+from .text import interval_text, rule_text, run_text
 
 FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
 COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.report import published
-from analysis.report.measured import Measured
-from analysis.report.notes import coverage_notes, few_notes, undefined_notes
-from analysis.report.paper_run_lengths import estimator_table, run_length_table
-from analysis.report.table import Cell, Section, Table
-from analysis.report.text import MARK, certificate_text, rule_text, symbol
-from analysis.rules.builtin import Mars, Rule
+from ..rules import Mars, Rule
+from . import published
+from .measured import Measured
+from .notes import coverage_notes, few_notes, undefined_notes
+from .paper_run_lengths import estimator_table, run_length_table
+from .table import Cell, Section, Table
+from .text import MARK, certificate_text, rule_text, symbol
 
 STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
 FAMILIES = {  # of Table 3: title and parameter

@@ -1,7 +1,7 @@
 """The tables printed in the paper (arXiv 2606.30265v1, Tables 1 to 6), as data.
 
 Transcribed as printed, for comparison only: nothing is fitted to them. Keys are the label of a
-target, then the label of a rule (``analysis.rules.builtin``) or a parameter. The functions look one
+target, then the label of a rule (``analysis.rules``) or a parameter. The functions look one
 number up.
 """
 

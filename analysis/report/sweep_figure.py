@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.report.style import LINES, POINTS, RULED, grid, legend, styled
-from analysis.report.text import limits, upper_end
+from .style import LINES, POINTS, RULED, grid, legend, styled
+from .text import limits, upper_end
 
 AXES = {  # statistics by stage: the name of their axis, and theirs
     "certificate (nats)": {

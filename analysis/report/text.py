@@ -7,22 +7,11 @@ import math
 import re
 from decimal import ROUND_FLOOR, Decimal
 
-from analysis.report.published import CAP
-from analysis.rules.builtin import Rule
+from ..rules import Rule
+from .published import CAP
 
 MARK = "*"  # beside a ceiling: the rejection region is empty
 UNDEFINED = "–"
-RULES = {
-    "greedy": "Strict greedy",
-    "additive": "Additive (t = {t:g})",
-    "multiplicative": "Mult. (α = {alpha:g})",
-    "topm_additive": "Top-{m} + additive (t = {t:g})",
-    "topm_multiplicative": "Top-{m} + mult. (α = {alpha:g})",
-    "typical": "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})",
-    "absolute": "Absolute (θ = {theta:g})",
-    "mars": "MARS (θ = {theta:g})",
-    "tree": "Tree (m = {m})",
-}
 SYMBOLS = {"alpha": "α", "theta": "θ"}  # other parameters are printed by their names
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -84,10 +73,7 @@ DIGITS = dict(
 
 def rule_text(rule: Rule) -> str:
     """Return the printed name of a rule; a user's own rule prints its label."""
-    if rule.name not in RULES:
-        return rule.label
-    text = RULES[rule.name].format(**rule.parameters)
-    return f"{text}, literal gate" if rule.parameters.get("convention") == "paper" else text
+    return rule.title
 
 
 def symbol(parameter: str) -> str:

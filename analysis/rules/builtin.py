@@ -1,4 +1,4 @@
-"""The acceptance rules, and how plain configuration becomes one.
+"""The acceptance rules that judge drafted tokens one by one.
 
 Definitions: docs/method.md. x0 is the target's argmax (rank 1), p0 its probability; x0 is always
 accepted. Comparisons are strict, as in the paper.
@@ -6,41 +6,17 @@ accepted. Comparisons are strict, as in the paper.
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from analysis.rules.rule import REGISTRY, Counts, Cut, Rule, parameter, register
+from .rule import Counts, Cut, Ratio, Rule, parameter, register
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from analysis.topk import Floats, TopK
-
-__all__ = [
-    "AbsoluteThreshold",
-    "Additive",
-    "Cut",
-    "Mars",
-    "Multiplicative",
-    "Rule",
-    "StrictGreedy",
-    "TopMAdditive",
-    "TopMMultiplicative",
-    "Tree",
-    "Typical",
-    "build",
-    "check_k",
-    "expand",
-    "parameter",
-    "register",
-    "to_mapping",
-]
+    from ..topk import TopK
 
 
 def _t() -> Any:
@@ -64,6 +40,8 @@ def _convention() -> Any:
 class StrictGreedy(Rule):
     """Accept x0 only (Corollary 4.7)."""
 
+    shown: ClassVar[str] = "Strict greedy"
+
     @property
     def minimum_k(self) -> int:
         """2: x0 and the first rejected token."""
@@ -79,6 +57,9 @@ class StrictGreedy(Rule):
 class Additive(Rule):
     """Accept p > p0 - t (Corollary 4.10)."""
 
+    shown: ClassVar[str] = "Additive (t = {t:g})"
+    relaxes: ClassVar[Mapping[str, int]] = {"t": 1}
+
     t: float = _t()
 
     def cut(self, _dist: TopK, /) -> Cut:
@@ -90,6 +71,9 @@ class Additive(Rule):
 @dataclass(frozen=True)
 class Multiplicative(Rule):
     """Accept p > alpha p0 (Corollary 4.12)."""
+
+    shown: ClassVar[str] = "Mult. (α = {alpha:g})"
+    relaxes: ClassVar[Mapping[str, int]] = {"alpha": -1}
 
     alpha: float = _alpha()
 
@@ -109,6 +93,11 @@ class _TopM(Rule):
     convention: str
 
     @property
+    def title(self) -> str:
+        """As printed, with a mark of the literal gate."""
+        return f"{super().title}, literal gate" if self.convention == "paper" else super().title
+
+    @property
     def minimum_k(self) -> int:
         """The first rejected token has rank at most m + 1, or max(m, 2) by the paper's gate."""
         return self.m + 1 if self.convention == "rank" else max(2, self.m)
@@ -124,6 +113,9 @@ class _TopM(Rule):
 class TopMAdditive(_TopM):
     """Accept the top m tokens with p > p0 - t (Corollary 4.14)."""
 
+    shown: ClassVar[str] = "Top-{m} + additive (t = {t:g})"
+    relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "t": 1}
+
     m: int = _m()
     t: float = _t()
     convention: str = _convention()
@@ -137,6 +129,9 @@ class TopMAdditive(_TopM):
 @dataclass(frozen=True)
 class TopMMultiplicative(_TopM):
     """Accept the top m tokens with p > alpha p0 (Corollary 4.14)."""
+
+    shown: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
+    relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "alpha": -1}
 
     m: int = _m()
     alpha: float = _alpha()
@@ -152,6 +147,9 @@ class TopMMultiplicative(_TopM):
 class Typical(Rule):
     """Accept p > min(eps0, delta0 exp(-H)), H the target's entropy (Corollary 4.15)."""
 
+    shown: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
+    relaxes: ClassVar[Mapping[str, int]] = {"eps0": -1, "delta0": -1}
+
     eps0: float = parameter("a number above 0", lambda value: value > 0)
     delta0: float = parameter("a number above 0", lambda value: value > 0)
 
@@ -164,6 +162,9 @@ class Typical(Rule):
 @dataclass(frozen=True)
 class AbsoluteThreshold(Rule):
     """Accept p > theta."""
+
+    shown: ClassVar[str] = "Absolute (θ = {theta:g})"
+    relaxes: ClassVar[Mapping[str, int]] = {"theta": -1}
 
     theta: float = parameter("a number in [0, 1)", lambda theta: 0 <= theta < 1)
 
@@ -180,6 +181,13 @@ class Mars(Rule):
     The ratio means nothing at z1 <= 0: only x0 is accepted there, see `undefined`.
     """
 
+    shown: ClassVar[str] = "MARS (θ = {theta:g})"
+    relaxes: ClassVar[Mapping[str, int]] = {"theta": -1}
+    samples: ClassVar[bool] = True
+    undefined_means: ClassVar[str] = (
+        "Steps whose largest raw logit is not positive, where MARS accepts the argmax only"
+    )
+
     theta: float = parameter("a number in (0, 1)", lambda theta: 0 < theta < 1)
 
     @property
@@ -187,7 +195,28 @@ class Mars(Rule):
         """3: rank 3 is the first rejected token where rank 2 is accepted."""
         return 3
 
-    def undefined(self, dist: TopK) -> NDArray[np.bool_]:
+    def form(self, dist: TopK, /) -> Ratio:
+        """Return the test on the ratio of the two largest raw logits.
+
+        Raises:
+            ValueError: the raw logits are not known.
+        """
+        self.raw_logits(dist)
+        return Ratio(self.theta)
+
+    def accepted_count(self, dist: TopK, /) -> Counts:
+        """Return 2 where z1 > 0 and z2 / z1 > theta, else 1.
+
+        Raises:
+            ValueError: the raw logits are not known.
+        """
+        z = self.raw_logits(dist)[:, :2].astype(np.float64)
+        if z.shape[1] < 2:
+            return np.ones(len(dist), dtype=np.int32)
+        ratio = np.divide(z[:, 1], z[:, 0], out=np.zeros(len(z)), where=z[:, 0] > 0)
+        return np.where(ratio > self.theta, 2, 1).astype(np.int32)
+
+    def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
         """Return the (N,) steps at which z1 <= 0.
 
         Raises:
@@ -207,137 +236,3 @@ class Mars(Rule):
                 "given by probabilities only: build it with TopK.from_logits"
             )
         return dist.logits
-
-
-@register("tree")
-@dataclass(frozen=True)
-class Tree(Rule):
-    """Accept a tree level iff x0 is among the drafter's top m tokens (Theorem 5.1).
-
-    Not a rule on the rank of one token: its accepted count is always -1.
-    """
-
-    m: int = _m()
-
-    @property
-    def ceiling(self) -> float:
-        """log(m + 1), Theorem 5.3."""
-        return math.log(self.m + 1)
-
-    @property
-    def minimum_k(self) -> int:
-        """M + 1: x0 and the m tokens that can push it out."""
-        return self.m + 1
-
-    def accepted_count(self, dist: TopK, /) -> Counts:
-        """Return -1 throughout."""
-        return np.full(len(dist), -1, dtype=np.int32)
-
-    def accepts(
-        self, dist: TopK, rank: NDArray[np.integer[Any]], log_prob: Floats
-    ) -> NDArray[np.bool_]:
-        """Say whether x0 is covered; `rank` is the rank of x0 under the drafter."""
-        return np.asarray(rank <= self.m)
-
-
-def build(mapping: Mapping[str, Any]) -> Rule:
-    """Make a rule from plain configuration, such as {"rule": "additive", "t": 0.1}.
-
-    A user's rule names the module that registers it: {"module": "my_rules", "rule": "mine"}.
-
-    Raises:
-        ValueError: the rule or a key is unknown or missing, or a value has the wrong type or is
-            out of range; the message names the key, the value and what is allowed.
-    """
-    values = _plain(mapping)
-    module = values.pop("module", None)
-    if module is not None:
-        _load(module)
-    name = values.pop("rule", None)
-    if not isinstance(name, str) or name not in REGISTRY:
-        hint = "" if module is not None else ", or name the module that registers it (module: ...)"
-        raise ValueError(
-            f"rule={name!r} is not known: give one of {', '.join(sorted(REGISTRY))}{hint}"
-        )
-    cls = REGISTRY[name]
-    specs = {spec.name: spec for spec in fields(cls)}
-    unknown = sorted(set(values) - set(specs))
-    if unknown:
-        takes = f"{name} takes {', '.join(specs)}" if specs else f"{name} takes no parameters"
-        raise ValueError(f"rule {name}: the key {unknown[0]!r} is not known: {takes}")
-    for key, spec in specs.items():
-        if key not in values and spec.default is MISSING and spec.default_factory is MISSING:
-            raise ValueError(
-                f"rule {name}: the key {key!r} is missing: give "
-                f"{spec.metadata.get('allowed', 'its value')}"
-            )
-    return cls(**values)
-
-
-def _plain(mapping: Any) -> dict[str, Any]:
-    if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
-        raise ValueError(
-            f"{mapping!r} is no rule: give a mapping, for instance {{rule: additive, t: 0.1}}"
-        )
-    return dict(mapping)
-
-
-def to_mapping(rule: Rule) -> dict[str, Any]:
-    """Return the plain configuration that `build` makes this rule from."""
-    own = {"module": type(rule).__module__} if rule.own else {}
-    return {**own, "rule": rule.name, **rule.parameters}
-
-
-def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
-    """Build rules, with a list as a value standing for one rule each; lists multiply.
-
-    Example:
-        >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
-        ['additive t=0.1', 'additive t=0.2']
-    """
-    rules = []
-    for mapping in map(_plain, mappings):
-        empty = next((key for key, value in mapping.items() if value in ([], ())), None)
-        if empty is not None:
-            raise ValueError(
-                f"rule {mapping.get('rule')}: {empty}=[] is not allowed: give at least one value"
-            )
-        axes = [value if isinstance(value, list | tuple) else [value] for value in mapping.values()]
-        rules += [
-            build(dict(zip(mapping, point, strict=True))) for point in itertools.product(*axes)
-        ]
-    return rules
-
-
-def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
-    """Check that K stored tokens suffice, before any work is done.
-
-    Raises:
-        ValueError: something is no rule; or names the rule, the K it needs and the K there is.
-    """
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise ValueError(f"{rule!r} is no rule: make one with its class, or with build")
-        needed = min(rule.minimum_k, vocab_size)
-        if k < needed:
-            raise ValueError(
-                f"rule {rule.label!r} needs the {needed} most probable tokens of "
-                f"every step, and K={k} are stored: set distributions.k to "
-                f"{needed} or more"
-            )
-
-
-def _load(module: Any) -> None:
-    try:
-        importlib.import_module(str(module))
-    except ModuleNotFoundError as error:
-        advice = (
-            f"put {module}.py into the directory you start from, or its directory into PYTHONPATH"
-        )
-        if error.name != str(module):  # the module is there, something that it imports is not
-            advice = str(error)
-        raise ValueError(f"module={module!r} cannot be imported: {advice}") from error
-    except Exception as error:  # whatever a user's module raises
-        raise ValueError(
-            f"module={module!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.rules.builtin import Rule, expand
+from .build import expand
+from .rule import Rule
 
 RESOLUTION = 1e-3  # to which a continuous parameter is found
-FALLING = {"alpha", "theta"}  # parameters of the built-in rules that relax as they fall
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ class Dial:
     def between(self, strict: Rule, relaxed: Rule) -> Rule | None:
         """Return the rule half-way, or None when the two are next to each other."""
         low, high = self.value(strict), self.value(relaxed)
-        if abs(high - low) <= (1 if self.parameter == "m" else RESOLUTION):
+        whole = isinstance(strict.parameters[self.parameter], int)
+        if abs(high - low) <= (1 if whole else RESOLUTION):
             return None
         middle = (low + high) / 2
-        return replace(strict, **{self.parameter: int(middle) if self.parameter == "m" else middle})
+        return replace(strict, **{self.parameter: int(middle) if whole else middle})
 
 
 def build_dial(mapping: Mapping[str, Any]) -> Dial:
@@ -62,8 +63,8 @@ def build_dial(mapping: Mapping[str, Any]) -> Dial:
             "least two numbers, from strict to relaxed, and the others one value"
         )
     dial = Dial(lists[0], tuple(expand([mapping])))
-    if type(dial.rules[0]).__module__.startswith("analysis."):
-        sign = -1 if dial.parameter in FALLING else 1
+    sign = dial.rules[0].relaxes.get(dial.parameter)
+    if sign is not None:
         values = [sign * dial.value(rule) for rule in dial.rules]
         if values != sorted(set(values)):
             direction = "falls" if sign < 0 else "grows"

@@ -1,36 +1,53 @@
 """What an acceptance rule is: the base class of every rule, and the registry of their names.
 
-A rule accepts, at each step, the n most probable target tokens, n >= 1. A subclass says which n
-by one of two methods:
+A rule of tokens accepts, at each step, the n most probable target tokens, n >= 1. A subclass says
+which n by one of two methods:
 
 - `cut(dist)`: a probability threshold and a largest rank, from which the count, the certificate
   and its interval under truncation all follow;
 - `accepted_count(dist)`: the count itself, for a rule that is no threshold.
+
+All else that the project does with a rule, it asks of the rule: how it is printed, how it reaches
+the kernel, which way its parameters relax it, how it judges a draft. Every answer has a default,
+so that a rule of a user's own is shown, swept and decoded with like the built-in ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fields import check
+from ..fields import ranged as parameter
+
 if TYPE_CHECKING:
-    from analysis.topk import Floats, TopK
+    from ..topk import Floats, TopK
+
+__all__ = [
+    "NO_COUNT",
+    "REGISTRY",
+    "UNKNOWN",
+    "Count",
+    "Counts",
+    "Coverage",
+    "Cut",
+    "Drafted",
+    "Form",
+    "Ratio",
+    "Rule",
+    "parameter",
+    "register",
+]
 
 Counts = NDArray[np.int32]
 REGISTRY: dict[str, type[Rule]] = {}
-_SCALARS: dict[Any, type] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    int: int,
-    float: float,
-    str: str,
-}
+UNKNOWN = -1  # an accepted count: more than the stored tokens, it can't be told how many
+NO_COUNT = 0  # an accepted count: the rule does not go by ranks (a tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +73,53 @@ class Cut:
             theta = np.maximum(theta, dist.probs[:, self.strictly_above_rank - 1])
         return np.broadcast_to(theta, len(dist))
 
+    def count(self, dist: TopK) -> Counts:
+        """Return the (N,) accepted counts; UNKNOWN where all stored tokens pass and more may."""
+        most = dist.vocab_size if self.max_rank is None else self.max_rank
+        passing = dist.probs > self.threshold(dist)[:, None]
+        passing[:, 0] = True
+        found = np.logical_and.accumulate(passing, axis=1).sum(axis=1)
+        open_ = (found == dist.k) & (dist.k < np.minimum(most, dist.vocab_size))
+        return np.where(open_, UNKNOWN, np.minimum(found, most)).astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Count:
+    """The n most probable tokens are accepted: (N,) integers, UNKNOWN for more than are stored."""
+
+    counts: NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Rank 2 is accepted as well where z1 > 0 and z2 / z1 > theta, z the raw logits."""
+
+    theta: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """A level of a tree is accepted iff x0 is among the drafter's m most probable tokens."""
+
+    m: int
+
+
+Form = Cut | Count | Ratio | Coverage
+
+
+class Drafted(NamedTuple):
+    """What a drafter proposes at N steps, seen from the target.
+
+    Attributes:
+        rank: (N,) target rank of the drafted token, from 1.
+        log_prob: (N,) its target log-probability.
+        argmax_rank: (N,) rank of x0 under the drafter, from 1; None where it is not known.
+    """
+
+    rank: NDArray[np.integer[Any]]
+    log_prob: Floats
+    argmax_rank: NDArray[np.integer[Any]] | None = None
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -63,24 +127,33 @@ class Rule:
 
     Attributes:
         name: the key `rule` of its configuration, set by `register`.
+        shown: how it is printed, a format string of its parameters; empty prints the label.
+        relaxes: the direction, 1 or -1, in which each parameter relaxes the rule. A parameter
+            that is not named may be turned in any order.
+        judges_tokens: whether a drafted token is judged by itself; a tree's level is not.
+        samples: whether decoding with it is defined above temperature 0.
+        undefined_means: what to print of the steps of `undefined`.
     """
 
     name: ClassVar[str] = ""
+    shown: ClassVar[str] = ""
+    relaxes: ClassVar[Mapping[str, int]] = {}
+    judges_tokens: ClassVar[bool] = True
+    samples: ClassVar[bool] = False
+    undefined_means: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Check types and ranges of the parameters.
 
         Raises:
-            ValueError: names the rule, the key, the value and what is allowed.
+            FieldError: names the rule, the key, the value and what is allowed.
         """
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            object.__setattr__(self, spec.name, _typed(self.name, spec, value))
+        check(self, f"rule {self.name}: ")
 
     @property
     def own(self) -> bool:
         """Whether a user's module defines the rule: it is shown wherever a rule can be."""
-        return not type(self).__module__.startswith("analysis.")
+        return not type(self).__module__.startswith(f"{__name__.rpartition('.')[0]}.")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -89,7 +162,7 @@ class Rule:
 
     @property
     def label(self) -> str:
-        """The rule as printed in tables and in artifact names, e.g. "additive t=0.1"."""
+        """What identifies the rule in artifacts and data files, e.g. "additive t=0.1"."""
         shown = [(spec.name, getattr(self, spec.name), spec.default) for spec in fields(self)]
         return " ".join(
             [
@@ -103,9 +176,19 @@ class Rule:
         )
 
     @property
+    def title(self) -> str:
+        """The rule as printed in tables and figures, e.g. "Additive (t = 0.1)"."""
+        return self.shown.format(**self.parameters) if self.shown else self.label
+
+    @property
     def ceiling(self) -> float:
         """The largest value a finite certificate can have, in nats: log 2 (Theorem 4.6)."""
         return math.log(2.0)
+
+    @property
+    def ceiling_shown(self) -> str:
+        """The ceiling as printed."""
+        return "log 2"
 
     @property
     def minimum_k(self) -> int:
@@ -120,46 +203,81 @@ class Rule:
         """Return how many of the most probable tokens are accepted at each step.
 
         Returns:
-            (N,) int32, at least 1; -1 where more than the K stored tokens are accepted and their
-            number cannot be told from what is stored.
-        """
-        from analysis.certificates.certify import (
-            accepted_counts,  # numba: only where counts are wanted
-        )
+            (N,) int32, at least 1; UNKNOWN where more than the K stored tokens are accepted and
+            their number cannot be told; NO_COUNT for a rule that does not go by ranks. Here, for
+            a rule given by its cut, from the stored tokens alone: `certify` also asks what the
+            tail can be.
 
-        return accepted_counts(dist, self)
+        Raises:
+            ValueError: the class has neither this method nor `cut`.
+        """
+        cut = self.cut(dist)
+        if cut is None:
+            raise ValueError(
+                f"rule {self.label!r} says nothing: give its class a method cut(dist) "
+                "or accepted_count(dist)"
+            )
+        return cut.count(dist)
+
+    def form(self, dist: TopK, /) -> Form:
+        """Return the rule as certificates are computed from it.
+
+        Raises:
+            ValueError: the class says nothing, or its numbers are impossible.
+        """
+        if type(self).accepted_count is not Rule.accepted_count:
+            return Count(self._checked_counts(dist))
+        cut = self.cut(dist)
+        if cut is None:
+            raise ValueError(
+                f"rule {self.label!r} says nothing: give its class a method cut(dist) "
+                "or accepted_count(dist)"
+            )
+        if cut.max_rank is not None and np.any(np.asarray(cut.max_rank) < 1):
+            raise ValueError(f"rule {self.label!r}: max_rank must be at least 1, x0 is accepted")
+        return cut
+
+    def _checked_counts(self, dist: TopK) -> NDArray[np.integer[Any]]:
+        counts, size = np.asarray(self.accepted_count(dist)), dist.vocab_size
+        good = ((counts >= 1) | ((counts == UNKNOWN) & (dist.k < size))) & (counts <= size)
+        whole = np.issubdtype(counts.dtype, np.integer)
+        if not whole or counts.shape != (len(dist),) or not np.all(good):
+            raise ValueError(
+                f"rule {self.label!r}: accepted_count must give one integer a step, in "
+                f"[1, {size}], or {UNKNOWN} where more than the stored tokens are accepted"
+            )
+        return counts
+
+    def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
+        """Return the (N,) steps at which the rule's test means nothing; none by default."""
+        return np.zeros(len(dist), dtype=np.bool_)
 
     def accepts(
-        self, dist: TopK, rank: NDArray[np.integer[Any]], log_prob: Floats
+        self, dist: TopK, drafted: Drafted, count: Counts | None = None
     ) -> NDArray[np.bool_]:
-        """Say whether drafted tokens are accepted.
+        """Say whether drafted tokens are accepted, (N,).
 
         Args:
             dist: N steps of the target.
-            rank: (N,), 1-based target rank of the drafted token.
-            log_prob: (N,), its target log-probability.
+            drafted: what is drafted at each of them.
+            count: the accepted counts where `certify` has given them already.
 
         Raises:
             ValueError: the count is unknown, the token lies beyond the stored ones, and the rule
                 has no threshold to compare its probability with.
         """
-        if type(self).accepted_count is Rule.accepted_count:
-            from analysis.certificates.certify import stored_counts
-
-            count = stored_counts(dist, self)
-        else:
-            count = self.accepted_count(dist)
-        accepted = np.asarray(rank <= np.where(count < 0, dist.k, count))
-        open_ = (count < 0) & (rank > dist.k)
+        count = self.accepted_count(dist) if count is None else count
+        accepted = np.asarray(drafted.rank <= np.where(count < 0, dist.k, count))
+        open_ = (count < 0) & (drafted.rank > dist.k)
         if np.any(open_):
             cut = self.cut(dist)
             if cut is None:
                 raise ValueError(
-                    f"rule {self.label!r} gave the count -1 for a step whose drafted token has "
-                    f"rank {int(np.max(rank[open_]))}, beyond the K={dist.k} stored tokens: "
-                    "store more (distributions.k), or give the rule a method cut(dist)"
+                    f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
+                    f"has rank {int(np.max(drafted.rank[open_]))}, beyond the K={dist.k} stored "
+                    "tokens: store more (distributions.k), or give the rule a method cut(dist)"
                 )
-            accepted[open_] = (np.exp(log_prob) > cut.threshold(dist))[open_]
+            accepted[open_] = (np.exp(drafted.log_prob) > cut.threshold(dist))[open_]
         return accepted
 
 
@@ -192,38 +310,8 @@ def register(name: str) -> Callable[[R], R]:
     return enter
 
 
-def parameter(allowed: str, test: Callable[[Any], bool], default: Any = None) -> Any:
-    """Declare a field of a rule with the range that is checked, in words and as a test."""
-    metadata = {"allowed": allowed, "test": test}
-    return (
-        field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
-    )
-
-
 def _short(value: Any) -> str:
     """Print a number as short as it can be read back exactly."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-
-
-def _typed(rule: str, spec: Any, value: Any) -> Any:
-    kind = _SCALARS.get(spec.type)
-    allowed = spec.metadata.get("allowed", f"a value of type {getattr(kind, '__name__', kind)}")
-    problem = ValueError(f"rule {rule}: {spec.name}={value!r} is not allowed: give {allowed}")
-    if isinstance(value, np.generic):
-        value = value.item()
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            value = float(value)
-        except OverflowError:
-            raise problem from None
-    if kind is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-        raise problem
-    if isinstance(value, float) and not math.isfinite(value):
-        raise problem
-    if isinstance(value, str) and not value.isprintable():  # labels stand on one line
-        raise problem
-    if "test" in spec.metadata and not spec.metadata["test"](value):
-        raise problem
-    return value

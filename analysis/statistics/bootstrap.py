@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.topk import TopK
+from ..topk import TopK
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.statistics.bootstrap import Flags, Floats, Integers
+from .bootstrap import Flags, Floats, Integers
 
 # sums (P, ...) over all prompts, or over those of each resample
 Total = Callable[[Integers], NDArray[Any]]

@@ -31,8 +31,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
-from analysis.statistics.mean_runs import MeanRuns, Total
+from .bootstrap import Flags, Floats, Integers, PromptBootstrap
+from .mean_runs import MeanRuns, Total
 
 # Share of segments cut by the trajectories' ends above which a length is a lower bound: long_run is
 # over a ninth larger than per_call then.

@@ -14,7 +14,7 @@ from torch import Tensor
 from pipeline.errors import PipelineError, first_line
 
 if TYPE_CHECKING:
-    from pipeline.models.load import LanguageModel
+    from pipeline.models.language_model import LanguageModel
 
 TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
 STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are

@@ -179,7 +179,7 @@ def _rules_with(key: str) -> str:
     group, _, parameter = key.partition(".")
     if group != "criteria":
         return ""
-    import analysis.rules.builtin  # noqa: F401  registers the built-in rules
+    import analysis.rules  # noqa: F401  registers the built-in rules
     from analysis.rules.rule import REGISTRY
 
     takers = {name: [spec.name for spec in fields(rule)] for name, rule in REGISTRY.items()}

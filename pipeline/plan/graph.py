@@ -320,7 +320,7 @@ def report_node(config: Config, rules: list[Any], nodes: Mapping[str, list[Node]
 
     Upstream lists follow the order of the targets; certificates are target-major, one a rule.
     """
-    from analysis.rules.builtin import to_mapping
+    from analysis.rules import to_mapping
 
     return Node(
         "report",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.rules import builtin as criteria
+from analysis.rules import Rule, StrictGreedy, build
 from pipeline.errors import PipelineError
 
 DRAFTERS = {"model": "", "prompt_lookup": " (prompt lookup)"}
@@ -32,7 +32,7 @@ class Method:
     """
 
     drafter: str
-    rule: criteria.Rule | None
+    rule: Rule | None
     sampling: str | None
     draft_length: int
     temperature: float
@@ -48,7 +48,7 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Whether the output is that of the target, or distributed like it."""
-        return self.rule is None or self.rule == criteria.StrictGreedy()
+        return self.rule is None or self.rule == StrictGreedy()
 
 
 def baseline(method: Method) -> Method:
@@ -161,20 +161,21 @@ def _build(entry: dict[str, Any], where: str) -> Method:
     return Method(entry["drafter"], rule, entry.get("sampling"), length, float(temperature))
 
 
-def _rule(entry: dict[str, Any], where: str, temperature: float) -> criteria.Rule:
+def _rule(entry: dict[str, Any], where: str, temperature: float) -> Rule:
     try:
-        rule = criteria.build({key: value for key, value in entry.items() if key not in OWN})
+        rule = build({key: value for key, value in entry.items() if key not in OWN})
     except (ValueError, TypeError, ImportError) as error:
         raise PipelineError(f"{where}: {error}") from error
-    if isinstance(rule, criteria.Tree):
+    if not rule.judges_tokens:
         raise PipelineError(
-            f"{where}: rule tree needs a tree of drafts, a method drafts a chain; give another rule"
+            f"{where}: rule {rule.name} needs a tree of drafts, a method drafts a chain; "
+            "give another rule"
         )
     _check(
         where,
         "temperature",
         temperature,
-        temperature == 0 or isinstance(rule, criteria.Mars),
+        temperature == 0 or rule.samples,
         "0 for a rule; above 0 only mars, speculative sampling and races are defined",
     )
     return rule

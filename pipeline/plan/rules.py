@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.report.text import macro
-from analysis.rules import builtin as criteria
+from analysis.rules import Rule, expand
 from analysis.rules.dials import Dial, build_dial
 from pipeline.errors import PipelineError
 
 
-def build_rules(config: Any, key: str = "criteria") -> list[criteria.Rule]:
+def build_rules(config: Any, key: str = "criteria") -> list[Rule]:
     """Return the rules of a `criteria` configuration, or of another key.
 
     Raises:
@@ -28,7 +28,7 @@ def build_rules(config: Any, key: str = "criteria") -> list[criteria.Rule]:
     if not isinstance(mappings, list) or not mappings:
         raise PipelineError(f"{key}.rules={mappings!r} is not allowed: give at least one rule")
     try:
-        rules = criteria.expand(mappings)
+        rules = expand(mappings)
     except (ValueError, TypeError, ImportError) as error:
         raise PipelineError(f"{key}: {error}") from error
     labels = [rule.label for rule in rules]
@@ -38,7 +38,7 @@ def build_rules(config: Any, key: str = "criteria") -> list[criteria.Rule]:
     return rules
 
 
-def check_names(targets: Sequence[str], rules: Sequence[criteria.Rule]) -> None:
+def check_names(targets: Sequence[str], rules: Sequence[Rule]) -> None:
     """Check that a report can tell everything apart by its printed name.
 
     Raises:

@@ -37,7 +37,7 @@ def run_settings(config: Config, model: Model) -> dict[str, Any]:
 
 def rule_slice(rule: Any) -> dict[str, Any]:
     """What determines a rule: its parameters and, of a user's own, its source."""
-    from analysis.rules.builtin import to_mapping
+    from analysis.rules import to_mapping
 
     if not rule.own:
         return {"rule": to_mapping(rule)}

@@ -16,7 +16,7 @@ import pyarrow as pa
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.relaxation import smallest_relaxation
 from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
-from analysis.rules.builtin import Rule, StrictGreedy
+from analysis.rules import Rule, StrictGreedy
 from analysis.rules.dials import Dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.errors import PipelineError

@@ -35,6 +35,6 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list
                     pa.array(result.lo[:, at]),
                     pa.array(result.hi[:, at]),
                     pa.array(result.active_size[:, at]),
-                    pa.array(count, mask=count < 0),
+                    pa.array(count, mask=count <= 0),
                 ]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.report.text import rule_text
-from analysis.rules import builtin as criteria
+from analysis.rules import build
 from pipeline.store.artifacts import Artifact
 
 
@@ -28,7 +28,7 @@ def read(target: str, drafter: str, artifact: Artifact) -> Decoded:
                 "drafter": run["drafter"],
                 "draft_length": run["draft_length"],
                 "sampling": run["sampling"],
-                "rule": None if run["rule"] is None else criteria.build(run["rule"]).label,
+                "rule": None if run["rule"] is None else build(run["rule"]).label,
                 "temperature": run["temperature"],
             }
             for run in facts["runs"]
@@ -54,7 +54,7 @@ def printed(run: Mapping[str, Any]) -> str:
     """Return the printed name of a run's method."""
     if run["rule"] is None:
         return str(run["method"]).capitalize()
-    name = rule_text(criteria.build(run["rule"]))
+    name = rule_text(build(run["rule"]))
     return name + (", prompt lookup" if run["drafter"] == "prompt_lookup" else "")
 
 

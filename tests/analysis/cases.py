@@ -10,14 +10,7 @@ import math
 import numpy as np
 
 from analysis.certificates.certify import Certificates, certify
-from analysis.rules.builtin import (
-    Additive,
-    Multiplicative,
-    Rule,
-    TopMAdditive,
-    TopMMultiplicative,
-    Typical,
-)
+from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, TopMMultiplicative, Typical
 from analysis.topk import Floats, TopK
 
 # one rule of every kind of the paper that is neither strict greedy nor a tree

@@ -13,7 +13,7 @@ from analysis.acceptance import divergences
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.relaxation import smallest_relaxation
 from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
-from analysis.rules.builtin import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
+from analysis.rules import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.rules.dials import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import failure_free_bound

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
-from analysis.rules.builtin import Additive, Multiplicative, StrictGreedy, Tree
+from analysis.rules import Additive, Multiplicative, StrictGreedy, Tree
 from analysis.topk import TopK
 from tests.analysis.cases import THRESHOLD_RULES, certificate, dirichlet, kl
 

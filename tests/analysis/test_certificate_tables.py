@@ -12,15 +12,7 @@ from analysis.report.certificates_extremal import EXAMPLE, EXAMPLE_RULES, extrem
 from analysis.report.certificates_margin import margins_table
 from analysis.report.certificates_tables import Compared, bounds_table, determined_table, median
 from analysis.report.measured import Certified
-from analysis.rules.builtin import (
-    Additive,
-    Multiplicative,
-    Rule,
-    StrictGreedy,
-    TopMAdditive,
-    Tree,
-    Typical,
-)
+from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from tests.analysis.cases import kl
 
 

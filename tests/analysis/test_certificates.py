@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.certificates import reference
 from analysis.certificates.certify import Certificates, certify, certify_logits
-from analysis.rules.builtin import (
+from analysis.rules import (
+    NO_COUNT,
     AbsoluteThreshold,
     Additive,
     Mars,
@@ -206,7 +208,7 @@ def test_ties_and_zeros() -> None:
     rules = [StrictGreedy(), Additive(0.0), Multiplicative(1.0), Tree(1), Tree(2), Additive(0.2)]
     tied = certify(TopK.from_probabilities([[0.4, 0.4, 0.2, 0.0]]), rules)
     assert tied.lo[0].tolist()[:4] == [0.0] * 4  # R = 0 iff p(rank n + 1) = p0
-    assert tied.accepted_count[0].tolist() == [1, 1, 1, -1, -1, 2]
+    assert tied.accepted_count[0].tolist() == [1, 1, 1, 0, 0, 2]
     # zeros are rejected tokens, not absent ones: M(0) = p0 log 2 when only x0 is active
     certain = certify(TopK.from_probabilities([[1.0, 0.0, 0.0]]), [*rules, AbsoluteThreshold(0.0)])
     assert certain.lo[0] == pytest.approx([math.log(2)] * 4 + [math.log(3)] + [math.log(2)] * 2)
@@ -226,7 +228,7 @@ def test_empty_rejection_regions() -> None:
     found = certify(p, rules)
     assert np.isposinf(found.lo).all()
     assert np.isposinf(found.hi).all()
-    assert found.accepted_count[0].tolist() == [3] * 5 + [-1] * 2
+    assert found.accepted_count[0].tolist() == [3] * 5 + [0] * 2
     assert (found.active_size == 0).all()
     assert np.isinf(certify(TopK.from_probabilities([[1.0]]), [StrictGreedy()]).lo)
 
@@ -235,7 +237,7 @@ def test_empty_rejection_regions() -> None:
 def test_a_vocabulary_of_one_token_rejects_nothing(rule: Rule) -> None:
     found = certify_logits([3.0], rule)
     assert (found.lo.tolist(), found.hi.tolist()) == ([[math.inf]], [[math.inf]])
-    assert found.accepted_count.tolist() == [[-1 if isinstance(rule, Tree) else 1]]
+    assert found.accepted_count.tolist() == [[NO_COUNT if isinstance(rule, Tree) else 1]]
 
 
 def test_masked_tokens_are_zeros() -> None:
@@ -344,6 +346,20 @@ def test_monotone_in_every_parameter() -> None:
     paper = values([TopMAdditive(2, 0.3, "paper"), TopMAdditive(3, 0.3, "paper")])
     assert (paper[:, 0] == additive[:, 0]).all()  # read literally, m = 2 is strict greedy
     assert (paper[:, 1] <= mixed[:, 1]).all()
+
+
+def test_the_kernel_equals_the_reference() -> None:
+    """Where all tokens are stored: random, tied, nearly certain and nearly flat targets."""
+    rng = np.random.default_rng(5)
+    tied = np.round(rng.dirichlet(np.full(7, 0.5), size=40), 1)
+    tied = tied[np.isclose(tied.sum(1), 1)]
+    for p in (dirichlet(6, 60, 12, 0.05, 0.5, 5.0), tied, np.array([[1.0]]), np.eye(3)):
+        dist = TopK.from_probabilities(p)
+        rules = [*RULES, Tree(1), Tree(2), Tree(5)]
+        found = certify(dist, rules)
+        np.testing.assert_allclose(found.lo, reference.certify(dist, rules), rtol=1e-12, atol=1e-15)
+    with pytest.raises(ValueError, match="store all"):
+        reference.certify(TopK.from_probabilities([[0.5, 0.5]], k=1), [StrictGreedy()])
 
 
 def test_the_kernel_equals_a_plain_numpy_twin_on_logits_like_a_model_s() -> None:

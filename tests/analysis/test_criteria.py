@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from analysis.certificates.certify import certify
-from analysis.rules.builtin import (
+from analysis.rules import (
     Additive,
+    Drafted,
     Mars,
     Multiplicative,
     Rule,
@@ -61,7 +62,7 @@ RANKED = [0.35, 0.25, 0.2, 0.1, 0.06, 0.04]
         ),  # theta > p0: the argmax is still accepted
         ({"rule": "absolute", "theta": 0.06}, 4),
         ({"rule": "absolute", "theta": 0.9}, 1),
-        ({"rule": "tree", "m": 3}, -1),
+        ({"rule": "tree", "m": 3}, 0),
     ],
 )
 def test_accepted_counts(rule: dict, count: int) -> None:
@@ -77,10 +78,14 @@ def test_accepts_by_rank_by_probability_and_for_trees() -> None:
     whole, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
     for rule in (Additive(0.2), Multiplicative(0.2), Typical(0.08, 5.0), StrictGreedy()):
         expected = rank <= rule.accepted_count(whole)
-        assert rule.accepts(whole, rank, log_p).tolist() == expected.tolist()
+        assert rule.accepts(whole, Drafted(rank, log_p)).tolist() == expected.tolist()
         # beyond the stored ranks the probability of the token decides
-        assert rule.accepts(cut, rank, log_p).tolist() == expected.tolist()
-    assert Tree(2).accepts(whole, rank, log_p).tolist() == [True] * 2 + [False] * 4
+        assert rule.accepts(cut, Drafted(rank, log_p)).tolist() == expected.tolist()
+    # a tree asks for the rank of x0 under the drafter instead
+    tree, first = Tree(2), np.ones(6, dtype=int)
+    assert tree.accepts(whole, Drafted(first, log_p, rank)).tolist() == [True] * 2 + [False] * 4
+    with pytest.raises(ValueError, match="argmax_rank"):
+        tree.accepts(whole, Drafted(first, log_p))
 
 
 def test_labels_are_the_published_keys() -> None:

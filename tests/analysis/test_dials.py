@@ -30,6 +30,6 @@ def test_what_does_not_turn_one_way_is_refused(mapping: dict[str, Any], message:
 
 def test_dials_turn_from_strict_to_relaxed() -> None:
     assert build_dial({"rule": "multiplicative", "alpha": [1.0, 0.5]}).parameter == "alpha"
-    assert build_dial({"rule": "typical", "eps0": [0.05, 0.2], "delta0": 0.3}).parameter == "eps0"
+    assert build_dial({"rule": "typical", "eps0": [0.2, 0.05], "delta0": 0.3}).parameter == "eps0"
     dial = build_dial({"rule": "tree", "m": [1, 2, 8]})
     assert [dial.value(rule) for rule in dial.rules] == [1, 2, 8]

@@ -7,7 +7,7 @@ import torch
 
 from analysis import ranked
 from analysis.certificates.certify import certify
-from analysis.rules.builtin import Additive, StrictGreedy, Tree, Typical
+from analysis.rules import Additive, StrictGreedy, Tree, Typical
 from analysis.topk import TopK
 from tests.analysis.cases import dirichlet, stored_columns
 

@@ -11,7 +11,7 @@ import pytest
 from analysis.certificates import kernel
 from analysis.certificates.certify import certify
 from analysis.decoding import laws as verification
-from analysis.rules.builtin import Mars, TopMAdditive
+from analysis.rules import Mars, TopMAdditive
 from analysis.topk import TopK
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analysis.certificates.extremal import extremal_draft
-from analysis.rules.builtin import (
+from analysis.rules import (
     Additive,
     Mars,
     Multiplicative,

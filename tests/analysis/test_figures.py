@@ -16,12 +16,12 @@ from PIL import Image
 from analysis.report.measured import Certified
 from analysis.report.paper_figures import all_figures, figure2, figure3, figure5, survival_band
 from analysis.report.style import STYLE, render
-from analysis.rules import builtin as criteria
+from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 
 STEPS = 400
 BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(8), STEPS // 8), 100, 0.95, 0)
-RULES = criteria.expand(
+RULES = expand(
     [
         {"rule": "greedy"},
         {"rule": "additive", "t": [0.1, 0.5]},
@@ -31,7 +31,7 @@ RULES = criteria.expand(
 )
 
 
-def certified(rule: criteria.Rule, seed: int) -> Certified:
+def certified(rule: Rule, seed: int) -> Certified:
     lo = np.random.default_rng(seed).beta(1, 2, STEPS) * rule.ceiling
     if rule.label == "additive t=0.5":
         lo[:100] = np.inf

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from analysis.report import published
-from analysis.rules import builtin as criteria
+from analysis.rules import Rule, expand
 from pipeline.paths import CONF
 
 TARGETS = ["Qwen3-1.7B", "Qwen3-4B"]
 
 
-def grid() -> list[criteria.Rule]:
-    return criteria.expand(yaml.safe_load((CONF / "criteria/paper.yaml").read_text())["rules"])
+def grid() -> list[Rule]:
+    return expand(yaml.safe_load((CONF / "criteria/paper.yaml").read_text())["rules"])
 
 
 def test_every_table_is_complete_and_its_rules_are_in_the_grid() -> None:

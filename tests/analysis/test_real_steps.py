@@ -10,7 +10,7 @@ import pytest
 
 from analysis.certificates import bounds
 from analysis.certificates.certify import Certificates, certify
-from analysis.rules.builtin import (
+from analysis.rules import (
     Additive,
     Multiplicative,
     Rule,

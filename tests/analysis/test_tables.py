@@ -14,12 +14,12 @@ from analysis.report import published
 from analysis.report.measured import Measured, certificate_statistics, top_statistics
 from analysis.report.paper_tables import all_tables
 from analysis.report.text import certificate_text, latex, macro, rule_text, run_text
-from analysis.rules import builtin as criteria
+from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import Trajectories, run_lengths
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
-RULES = criteria.expand(
+RULES = expand(
     [
         {"rule": "greedy"},
         {"rule": "additive", "t": [0.1, 0.3, 0.45]},
@@ -46,7 +46,7 @@ def measured() -> Measured:
     return measure(RULES)
 
 
-def measure(rules: list[criteria.Rule]) -> Measured:
+def measure(rules: list[Rule]) -> Measured:
     trajectories = Trajectories.from_positions(np.tile(np.arange(70), 4))
     bootstrap = PromptBootstrap(trajectories.prompts, 40, 0.95, 0)
     top, certified, runs = [], [], []
@@ -178,7 +178,7 @@ def test_rules_beyond_the_paper_are_in_table_7_and_missing_tables_are_left_out(
         "topm_additive m=2 t=0.1",
         "topm_additive m=4 t=0.1",
     }
-    only = criteria.expand([{"rule": "mars", "theta": 0.5}])
+    only = expand([{"rule": "mars", "theta": 0.5}])
     assert [table.name for table in all_tables(measure(only))] == [
         "table1",
         "table5",

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from analysis.certificates.certify import certify
-from analysis.rules.builtin import AbsoluteThreshold
+from analysis.rules import AbsoluteThreshold
 from analysis.topk import TopK
 from benchmarks.soundness import entropy, targets
 

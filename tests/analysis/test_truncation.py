@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.certificates.certify import certify
-from analysis.rules.builtin import (
+from analysis.rules import (
     AbsoluteThreshold,
     Additive,
     Multiplicative,

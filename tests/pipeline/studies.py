@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.certificates.certify import certify
-from analysis.rules import builtin as criteria
+from analysis.rules import expand, to_mapping
 from analysis.topk import TopK
 from pipeline.plan.graph import Node
 from pipeline.store import columns
@@ -32,7 +32,7 @@ class MadeUp:
         lengths: Sequence[int] = (128, 128, 70, 128, 9, 128),
     ) -> None:
         self.store = store
-        self.rules = criteria.expand(rules)
+        self.rules = expand(rules)
         self.vocab_size, self.k, self.lengths = vocab_size, k, lengths
         names = [f"prompt-{at}" for at in range(len(lengths))]
         self.prompt_id = np.repeat(names, lengths)
@@ -98,7 +98,7 @@ class MadeUp:
                 Node(
                     "certificates",
                     rule.label,
-                    {"rule": criteria.to_mapping(rule)},
+                    {"rule": to_mapping(rule)},
                     {"distributions": (node,)},
                 )
             )
@@ -133,7 +133,7 @@ class MadeUp:
             {
                 "study": "made-up",
                 "targets": list(labels),
-                "rules": [criteria.to_mapping(rule) for rule in self.rules],
+                "rules": [to_mapping(rule) for rule in self.rules],
                 **STATISTICS,
             },
             {

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.acceptance import divergences
-from analysis.rules.builtin import Additive, StrictGreedy, Tree
+from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.dials import build_dial
 from pipeline.errors import PipelineError
 from pipeline.plan.graph import Node

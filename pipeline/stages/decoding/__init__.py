@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import torch
 
-from analysis.rules.builtin import to_mapping
+from analysis.rules import to_mapping
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, compute_pending, out_of_memory
 from pipeline.execution.stopwatch import describe_device

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis.decoding import laws as verification
-from analysis.rules.builtin import Rule
+from analysis.rules import Drafted, Rule
 from analysis.topk import TopK
 from pipeline.models.logit_statistics import summarise
 from pipeline.stages.decoding.choices import TEST, TOKEN, Choice, Inversion, Noise
@@ -144,7 +144,7 @@ def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) ->
         beyond = rank > dist.k
         if beyond.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[beyond]) < 0:
             dist, rank, log_prob = ranked(logits[other], drafted[other], logits.shape[1])
-        accepts[other.cpu().numpy()] = rule.accepts(dist, rank, log_prob)
+        accepts[other.cpu().numpy()] = rule.accepts(dist, Drafted(rank, log_prob))
     return accepts
 
 

@@ -20,7 +20,7 @@ from analysis.report.acceptance_tables import acceptance_tables
 from analysis.report.measured import Pairs
 from analysis.report.table import Table
 from analysis.report.text import UNDEFINED, rule_text, share_text
-from analysis.rules import builtin as criteria
+from analysis.rules import Rule, StrictGreedy, build
 from analysis.statistics.run_lengths import CENSORED
 from pipeline.plan.graph import Node
 from pipeline.stages.report import shown
@@ -126,12 +126,12 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
     )
 
 
-def rules_of(acceptance: Artifact) -> list[criteria.Rule]:
+def rules_of(acceptance: Artifact) -> list[Rule]:
     """Return every rule that was measured: of the study, of presets, of dials, and greedy."""
     config = acceptance.record["config"]
     mappings = [entry["rule"] for entry in config["rules"]]
     mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["dials"])]
-    return [criteria.StrictGreedy(), *map(criteria.build, mappings)]
+    return [StrictGreedy(), *map(build, mappings)]
 
 
 def together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import numpy as np
 from analysis.report.certificates_margin import margins_table
 from analysis.report.certificates_tables import BOUNDED, Compared, bounds_table, determined_table
 from analysis.report.table import Table
-from analysis.rules.builtin import Rule
+from analysis.rules import Rule
 from analysis.topk import Floats, TopK
 from pipeline.stages.report.inputs import Target
 from pipeline.store import distributions

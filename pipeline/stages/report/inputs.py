@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.measured import Certified, Measured, certificate_statistics, top_statistics
-from analysis.rules import builtin as criteria
+from analysis.rules import Mars, Rule, build
 from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import Trajectories
 from pipeline.plan.graph import Node
@@ -52,7 +52,7 @@ class Target:
 def read_targets(node: Node, upstream: Mapping[str, list[Artifact]]) -> list[Target]:
     """Read the artifacts of every target; upstream lists follow the targets."""
     labels = node.config["targets"]
-    rules = [criteria.build(mapping) for mapping in node.config["rules"]]
+    rules = [build(mapping) for mapping in node.config["rules"]]
     return [
         read_target(
             node,
@@ -70,12 +70,12 @@ def read_targets(node: Node, upstream: Mapping[str, list[Artifact]]) -> list[Tar
 
 
 def read_target(
-    node: Node, label: str, rules: list[criteria.Rule], upstream: Mapping[str, list[Artifact]]
+    node: Node, label: str, rules: list[Rule], upstream: Mapping[str, list[Artifact]]
 ) -> Target:
     """Read the artifacts of one target."""
     (prompts,), (source,) = upstream["prompts"], upstream["distributions"]
     ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
-    mars = next((rule for rule in rules if isinstance(rule, criteria.Mars)), None)
+    mars = next((rule for rule in rules if isinstance(rule, Mars)), None)
     positions, top, undefined = [], [], 0 if mars else math.nan
     for steps, dist in distributions.chunks(
         source, source.record["config"]["certified_temperature"]
@@ -127,7 +127,7 @@ def measure(targets: list[Target]) -> Measured:
                     item.lo,
                     item.hi,
                     t.bootstrap,
-                    t.undefined if isinstance(item.rule, criteria.Mars) else math.nan,
+                    t.undefined if isinstance(item.rule, Mars) else math.nan,
                 )
                 for t in targets
                 for item in t.certificates

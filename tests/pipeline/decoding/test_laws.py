@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.rules.builtin import Mars, Rule, parameter, register
+from analysis.rules import Mars, Rule, parameter, register
 from analysis.topk import TopK
 from pipeline.models.load import LanguageModel
 from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race

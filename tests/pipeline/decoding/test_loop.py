@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.decoding import laws as verification
-from analysis.rules.builtin import Additive
+from analysis.rules import Additive
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel

@@ -1,0 +1,84 @@
+"""What the kernel reads and writes: named tuples of arrays, and how its functions are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from ..topk import Floats
+
+F = TypeVar("F", bound=Callable[..., Any])
+Ints = NDArray[np.int64]
+
+
+class StoredSteps(NamedTuple):
+    """N steps: `analysis.topk.TopK`, with values (N, K) of logits or of float64 p."""
+
+    values: NDArray[Any]
+    by_logit: bool
+    scale: float  # 1 / temperature
+    p0: Floats
+    size: int  # V
+
+
+class Rules(NamedTuple):
+    """R rules: arrays (R,), and what differs between steps as arrays (., N).
+
+    Rule r takes its offset from offsets[offset_row[r]] where offset_row[r] >= 0, and its limit
+    on ranks (for COUNTS its count, for TREE its m) from `limits` likewise. Rules of one threshold
+    follow each other by falling limit, so that one search serves them all.
+    """
+
+    place: Ints  # the row of its results
+    again: NDArray[np.bool_]  # the threshold is that of the rule before, the limit not above
+    kind: Ints
+    slope: Floats
+    gate: Ints
+    offset: Floats
+    offset_row: Ints
+    offsets: Floats
+    limit: Ints
+    limit_row: Ints
+    limits: Ints
+
+
+class Found(NamedTuple):
+    """Certificates: (R, N), or one rule's of a block."""
+
+    lo: Floats
+    hi: Floats
+    active: NDArray[np.int32]
+    accepted: NDArray[np.int32]
+
+
+class Block(NamedTuple):
+    """Scratch: what is read of a block of steps, and which accept how many ranks beyond the first.
+
+    Of step i the first have[i] ranks are in s, from base i * width. Its p0, the p of rank 2 and the
+    certificate of rank 2 are kept apart, for the loops over steps. Step listed[j] accepts n[j]
+    ranks, limits aside.
+    """
+
+    s: Floats
+    width: int
+    p0: Floats
+    second: Floats
+    m: Floats
+    a: NDArray[np.int32]
+    have: Ints
+    listed: Ints
+    n: Ints
+
+
+def compiled(function: F) -> F:
+    """Compile with numba, cached on disk.
+
+    Inlining and no reference counts (all arrays come from outside) halve the time here.
+    """
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+    options |= {"forceinline": True, "_nrt": False}
+    return cast(F, numba.njit(**options)(function))

@@ -1,0 +1,132 @@
+"""Dataclass fields with a range, declared in words and as a test, and the one check of them all.
+
+A field says what is allowed in its metadata: `allowed` in words, `test` as a function. Rules,
+decoding methods and the configuration's types all declare their fields so; `check` and
+`from_mapping` are the only code that looks.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, field, fields, is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+SCALARS = (bool, int, float, str)
+
+
+class FieldError(ValueError):
+    """A key is unknown or missing, or a value has the wrong type or is out of range."""
+
+
+def ranged(allowed: str, test: Callable[[Any], bool], default: Any = MISSING) -> Any:
+    """Declare a dataclass field with what is allowed, in words and as a test."""
+    metadata = {"allowed": allowed, "test": test}
+    return field(default=default, metadata=metadata)
+
+
+def refused(key: str, value: Any, allowed: str) -> FieldError:
+    """Return the error for a value that is not allowed.
+
+    Example:
+        >>> str(refused("t", 2.0, "a number in [0, 1]"))
+        't=2.0 is not allowed: give a number in [0, 1]'
+    """
+    return FieldError(f"{key}={value!r} is not allowed: give {allowed}")
+
+
+def check(instance: Any, where: str = "") -> None:
+    """Check every field of a dataclass instance, and of the dataclasses below it.
+
+    A field of a plain type (bool, int, float, str, or one of them or None) must hold that type;
+    integers become floats where a float is wanted. NaN and infinity are in no range.
+
+    Args:
+        instance: its fields may hold dataclasses, or dictionaries of them.
+        where: printed before the name of a field: "prompts.", "rule additive: ".
+
+    Raises:
+        FieldError: names the field, its value and what is allowed.
+    """
+    hints = get_type_hints(type(instance))
+    for spec in fields(instance):
+        value = _checked(
+            f"{where}{spec.name}", spec, hints[spec.name], getattr(instance, spec.name)
+        )
+        object.__setattr__(instance, spec.name, value)
+        if is_dataclass(value):
+            check(value, f"{where}{spec.name}.")
+        elif isinstance(value, dict):
+            for name, content in value.items():
+                if is_dataclass(content):
+                    check(content, f"{where}{spec.name}.{name}.")
+
+
+def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: str) -> T:
+    """Make a dataclass from plain configuration, its keys checked; `kind` checks its values.
+
+    Args:
+        kind: a dataclass that calls `check` when it is made.
+        mapping: its fields by name.
+        where: printed before a key in errors.
+        name: what is made, for errors: "additive".
+
+    Raises:
+        FieldError: a key is unknown or missing.
+    """
+    specs = {spec.name: spec for spec in fields(kind)}  # type: ignore[arg-type]
+    check_keys(mapping, specs, where, name)
+    for key, spec in specs.items():
+        if key not in mapping and spec.default is MISSING and spec.default_factory is MISSING:
+            allowed = spec.metadata.get("allowed", "its value")
+            raise FieldError(f"{where}the key {key!r} is missing: give {allowed}")
+    return kind(**mapping)
+
+
+def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: str) -> None:
+    """Check that all keys are known.
+
+    Raises:
+        FieldError: names the first that is not, and those that are.
+    """
+    names = list(known)
+    unknown = sorted(set(mapping) - set(names))
+    if unknown:
+        takes = f"{name} takes {', '.join(names)}" if names else f"{name} takes no parameters"
+        raise FieldError(f"{where}the key {unknown[0]!r} is not known: {takes}")
+
+
+def _checked(key: str, spec: Any, hint: Any, value: Any) -> Any:
+    kinds = _scalars(hint)
+    named = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+    problem = refused(key, value, spec.metadata.get("allowed", f"a value of type {named}"))
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # a NumPy scalar
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            raise problem from None
+    if kinds and type(value) not in kinds:
+        raise problem
+    if not _finite(value):
+        raise problem
+    if isinstance(value, str) and not value.isprintable():  # labels stand on one line
+        raise problem
+    if "test" in spec.metadata and not spec.metadata["test"](value):
+        raise problem
+    return value
+
+
+def _scalars(hint: Any) -> tuple[type, ...]:
+    """Return the plain types that a field may hold; none where it is of another kind."""
+    union = get_origin(hint) in (Union, types.UnionType)
+    kinds = get_args(hint) if union else (hint,)
+    return kinds if all(kind in (*SCALARS, type(None)) for kind in kinds) else ()
+
+
+def _finite(value: Any) -> bool:
+    numbers = value if isinstance(value, list) else [value]
+    return all(math.isfinite(number) for number in numbers if isinstance(number, float))

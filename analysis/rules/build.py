@@ -1,0 +1,102 @@
+"""How plain configuration becomes a rule, and a rule plain configuration."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..fields import from_mapping
+from .rule import REGISTRY, Rule
+
+
+def build(mapping: Mapping[str, Any]) -> Rule:
+    """Make a rule from plain configuration, such as {"rule": "additive", "t": 0.1}.
+
+    A user's rule names the module that registers it: {"module": "my_rules", "rule": "mine"}.
+
+    Raises:
+        ValueError: the rule or a key is unknown or missing, or a value has the wrong type or is
+            out of range; the message names the key, the value and what is allowed.
+    """
+    values = _plain(mapping)
+    module = values.pop("module", None)
+    if module is not None:
+        _load(module)
+    name = values.pop("rule", None)
+    if not isinstance(name, str) or name not in REGISTRY:
+        hint = "" if module is not None else ", or name the module that registers it (module: ...)"
+        raise ValueError(
+            f"rule={name!r} is not known: give one of {', '.join(sorted(REGISTRY))}{hint}"
+        )
+    return from_mapping(REGISTRY[name], values, f"rule {name}: ", name)
+
+
+def _plain(mapping: Any) -> dict[str, Any]:
+    if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
+        raise ValueError(
+            f"{mapping!r} is no rule: give a mapping, for instance {{rule: additive, t: 0.1}}"
+        )
+    return dict(mapping)
+
+
+def to_mapping(rule: Rule) -> dict[str, Any]:
+    """Return the plain configuration that `build` makes this rule from."""
+    own = {"module": type(rule).__module__} if rule.own else {}
+    return {**own, "rule": rule.name, **rule.parameters}
+
+
+def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
+    """Build rules, with a list as a value standing for one rule each; lists multiply.
+
+    Example:
+        >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
+        ['additive t=0.1', 'additive t=0.2']
+    """
+    rules = []
+    for mapping in map(_plain, mappings):
+        empty = next((key for key, value in mapping.items() if value in ([], ())), None)
+        if empty is not None:
+            raise ValueError(
+                f"rule {mapping.get('rule')}: {empty}=[] is not allowed: give at least one value"
+            )
+        axes = [value if isinstance(value, list | tuple) else [value] for value in mapping.values()]
+        rules += [
+            build(dict(zip(mapping, point, strict=True))) for point in itertools.product(*axes)
+        ]
+    return rules
+
+
+def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
+    """Check that K stored tokens suffice, before any work is done.
+
+    Raises:
+        ValueError: something is no rule; or names the rule, the K it needs and the K there is.
+    """
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise ValueError(f"{rule!r} is no rule: make one with its class, or with build")
+        needed = min(rule.minimum_k, vocab_size)
+        if k < needed:
+            raise ValueError(
+                f"rule {rule.label!r} needs the {needed} most probable tokens of "
+                f"every step, and K={k} are stored: set distributions.k to "
+                f"{needed} or more"
+            )
+
+
+def _load(module: Any) -> None:
+    try:
+        importlib.import_module(str(module))
+    except ModuleNotFoundError as error:
+        advice = (
+            f"put {module}.py into the directory you start from, or its directory into PYTHONPATH"
+        )
+        if error.name != str(module):  # the module is there, something that it imports is not
+            advice = str(error)
+        raise ValueError(f"module={module!r} cannot be imported: {advice}") from error
+    except Exception as error:  # whatever a user's module raises
+        raise ValueError(
+            f"module={module!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
