@@ -27,14 +27,16 @@ def ranged(allowed: str, test: Callable[[Any], bool], default: Any = MISSING) ->
     return field(default=default, metadata=metadata)
 
 
-def refused(key: str, value: Any, allowed: str) -> FieldError:
-    """Return the error for a value that is not allowed.
+def refused(key: str, value: Any, allowed: str, *, exact: bool = False) -> FieldError:
+    """Return the error for a value that is not allowed; `exact` prints '1' as no 1.
 
     Example:
         >>> str(refused("t", 2.0, "a number in [0, 1]"))
         't=2.0 is not allowed: give a number in [0, 1]'
     """
-    return FieldError(f"{key}={value!r} is not allowed: give {allowed}")
+    text = str(value)
+    shown = repr(value) if exact else text if text.isprintable() else ascii(value)
+    return FieldError(f"{key}={shown} is not allowed: give {allowed}")
 
 
 def check(instance: Any, where: str = "") -> None:
@@ -59,22 +61,29 @@ def check(instance: Any, where: str = "") -> None:
         if is_dataclass(value):
             check(value, f"{where}{spec.name}.")
         elif isinstance(value, dict):
-            for name, content in value.items():
-                if is_dataclass(content):
-                    check(content, f"{where}{spec.name}.{name}.")
+            _check_items(value, spec, f"{where}{spec.name}")
+
+
+def _check_items(values: Mapping[str, Any], spec: Any, key: str) -> None:
+    """Check the names of a dictionary, where its field limits them, and its dataclasses."""
+    for name, content in values.items():
+        if "names" in spec.metadata and not spec.metadata["names"](name):
+            raise FieldError(f"{key}: {name!a} is not allowed: give {spec.metadata['a_name']}")
+        if is_dataclass(content):
+            check(content, f"{key}.{name}.")
 
 
 def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: str) -> T:
-    """Make a dataclass from plain configuration, its keys checked; `kind` checks its values.
+    """Make a dataclass from plain configuration, its keys and values checked.
 
     Args:
-        kind: a dataclass that calls `check` when it is made.
+        kind: a dataclass.
         mapping: its fields by name.
         where: printed before a key in errors.
         name: what is made, for errors: "additive".
 
     Raises:
-        FieldError: a key is unknown or missing.
+        FieldError: a key is unknown or missing, or a value not allowed.
     """
     specs = {spec.name: spec for spec in fields(kind)}  # type: ignore[arg-type]
     check_keys(mapping, specs, where, name)
@@ -82,7 +91,9 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: st
         if key not in mapping and spec.default is MISSING and spec.default_factory is MISSING:
             allowed = spec.metadata.get("allowed", "its value")
             raise FieldError(f"{where}the key {key!r} is missing: give {allowed}")
-    return kind(**mapping)
+    made = kind(**mapping)
+    check(made, where)
+    return made
 
 
 def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: str) -> None:
@@ -101,7 +112,8 @@ def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: s
 def _checked(key: str, spec: Any, hint: Any, value: Any) -> Any:
     kinds = _scalars(hint)
     named = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-    problem = refused(key, value, spec.metadata.get("allowed", f"a value of type {named}"))
+    allowed = spec.metadata.get("allowed", f"a value of type {named}")
+    problem = refused(key, value, allowed)
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()  # a NumPy scalar
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
@@ -110,10 +122,8 @@ def _checked(key: str, spec: Any, hint: Any, value: Any) -> Any:
         except OverflowError:
             raise problem from None
     if kinds and type(value) not in kinds:
-        raise problem
+        raise refused(key, value, allowed, exact=True)
     if not _finite(value):
-        raise problem
-    if isinstance(value, str) and not value.isprintable():  # labels stand on one line
         raise problem
     if "test" in spec.metadata and not spec.metadata["test"](value):
         raise problem

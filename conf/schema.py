@@ -1,15 +1,14 @@
 """Types and ranges of the configuration; the values are in the YAML files beside this one.
 
 No field has a default: what a YAML file does not set is missing, and named as such. Ranges
-stand in the metadata of a field and are checked by `check`, before any work is done.
+stand in the metadata of a field; `analysis.fields.check` checks them, before any work is done.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -25,10 +24,6 @@ STAGES = (
     "decoding",
     "report",
 )
-
-
-class ConfigError(ValueError):
-    """A configuration value is out of range: the message names key, value and what is allowed."""
 
 
 def _ranged(allowed: str, test: Callable[[Any], bool]) -> Any:
@@ -190,7 +185,9 @@ class Config:
     study_name: str | None = _name(optional=True)
     stage: str = _one_of(*STAGES)
     outputs: str = _text("a directory")
-    targets: dict[str, Model] = field(default_factory=dict)
+    targets: dict[str, Model] = field(
+        default_factory=dict, metadata={"names": is_name, "a_name": A_NAME}
+    )
     drafter: Model | None = MISSING
     prompts: Prompts = MISSING
     criteria: Any = MISSING
@@ -208,31 +205,3 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(group="schema", name="model", node=Model)
-
-
-def _finite(value: Any) -> bool:
-    numbers = value if isinstance(value, list) else [value]
-    return all(math.isfinite(number) for number in numbers if isinstance(number, float))
-
-
-def check(config: Any, key: str = "") -> None:
-    """Check every ranged field below `config`, an instance of a class of this module.
-
-    NaN and infinity are in no range.
-
-    Raises:
-        ConfigError: a value is out of range; names the key, the value and what is allowed.
-    """
-    for spec in fields(config):
-        name, value = f"{key}{spec.name}", getattr(config, spec.name)
-        if "test" in spec.metadata and not (_finite(value) and spec.metadata["test"](value)):
-            shown = value if str(value).isprintable() else ascii(value)
-            raise ConfigError(f"{name}={shown} is not allowed: give {spec.metadata['allowed']}")
-        if is_dataclass(value):
-            check(value, f"{name}.")
-        elif isinstance(value, dict):
-            for item, content in value.items():
-                if is_dataclass(content):
-                    if not is_name(item):
-                        raise ConfigError(f"{name}: {item!a} is not allowed: give {A_NAME}")
-                    check(content, f"{name}.{item}.")

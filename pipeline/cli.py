@@ -141,7 +141,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
     `note` keeps the composed configuration in runs/, where nothing else does.
 
     Raises:
-        PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
+        PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline.execution import runner
     from pipeline.plan.graph import RESUMABLE

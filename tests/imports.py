@@ -38,7 +38,7 @@ def source(module: str) -> Path | None:
 class _Typing(ast.NodeTransformer):
     """Leaves out what is imported for type checkers only."""
 
-    def visit_If(self, node: ast.If) -> ast.AST | None:  # noqa: N802
+    def visit_If(self, node: ast.If) -> ast.AST | None:
         return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
 

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from analysis.fields import FieldError, check
 from analysis.rules.rule import Rule, register
 from conf import schema
 from pipeline import cli
@@ -56,7 +57,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("prompts", "default"): ["prompts.source=x"],
     }
     found = settings(f"{added}={option}", *extra.get((group, option), []))
-    schema.check(found)
+    check(found)
     assert build_rules(found.criteria)
 
 
@@ -102,8 +103,8 @@ def test_studies() -> None:
     ],
 )
 def test_out_of_range_values_name_key_value_and_range(override: str, message: str) -> None:
-    with pytest.raises(schema.ConfigError) as error:
-        schema.check(settings(override))
+    with pytest.raises(FieldError) as error:
+        check(settings(override))
     assert message in str(error.value)
 
 
@@ -176,8 +177,8 @@ def test_the_report_of_a_changed_configuration_has_a_place_of_its_own() -> None:
 def test_keys_of_targets_are_names() -> None:
     config = settings()
     config.targets["a\nb"] = config.targets.pop("mini_small")
-    with pytest.raises(schema.ConfigError, match=r"targets: 'a\\nb' is not allowed: give a name"):
-        schema.check(config)
+    with pytest.raises(FieldError, match=r"targets: 'a\\nb' is not allowed: give a name"):
+        check(config)
 
 
 def test_a_study_is_named_as_its_file() -> None:
@@ -300,7 +301,7 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
     default, one, three = (planned(f"decoding.draft_length={at}") for at in ("null", 1, 3))
     assert len({node.fingerprint for node in (default, one, three)}) == 3
     assert {method["draft_length"] for method in three.config["methods"]} == {3}
-    with pytest.raises(schema.ConfigError, match=r"decoding\.draft_length=0 is not allowed"):
+    with pytest.raises(FieldError, match=r"decoding\.draft_length=0 is not allowed"):
         planned("decoding.draft_length=0")
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fields import check
+from ..fields import check, refused
 from ..fields import ranged as parameter
 
 if TYPE_CHECKING:
@@ -149,6 +149,9 @@ class Rule:
             FieldError: names the rule, the key, the value and what is allowed.
         """
         check(self, f"rule {self.name}: ")
+        for key, value in self.parameters.items():
+            if isinstance(value, str) and not value.isprintable():  # labels stand on one line
+                raise refused(f"rule {self.name}: {key}", value, "printable text on one line")
 
     @property
     def own(self) -> bool:

@@ -15,14 +15,15 @@ from hydra.errors import CompactHydraException, MissingConfigException, Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from conf.schema import Config, ConfigError, check
+from analysis.fields import FieldError, check
+from conf.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
 from pipeline.store.artifacts import slug
 from pipeline.store.fingerprint import fingerprint
 
 # errors of a user's making, or of the machine's: printed without a traceback
-EXPECTED = (PipelineError, ConfigError, CompactHydraException, OmegaConfBaseException, OSError)
+EXPECTED = (PipelineError, FieldError, CompactHydraException, OmegaConfBaseException, OSError)
 NOT_CONTENT = ("study", "study_name", "stage", "outputs", "device")  # of no report
 READABLE = 60  # characters that say how a report differs from its study's
 
@@ -44,7 +45,7 @@ def settings_of(config: DictConfig) -> Config:
     """Return a composed configuration as typed settings.
 
     Raises:
-        PipelineError, ConfigError: a key is unknown or not set, or a value out of range; the
+        PipelineError, FieldError: a key is unknown or not set, or a value out of range; the
             message names the key.
     """
     unset = sorted({*OmegaConf.missing_keys(config), *_deleted(config)})

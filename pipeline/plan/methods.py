@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from analysis.fields import FieldError, from_mapping, ranged, refused
 from analysis.rules import Rule, StrictGreedy, build
 from pipeline.errors import PipelineError
 
@@ -89,7 +89,9 @@ def build_methods(entries: Any, draft_length: int | None = None) -> list[Method]
         if not isinstance(entry, Mapping):
             raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping")
         for key, value in entry.items():
-            _check(where, key, value, value != [], "a value, or a list of at least one")
+            if value == []:
+                problem = refused(f"{where}.{key}", value, "a value, or a list of at least one")
+                raise PipelineError(str(problem))
         axes = [value if isinstance(value, list) else [value] for value in entry.values()]
         methods += [
             _build(dict(zip(entry, point, strict=True)), where)
@@ -107,63 +109,46 @@ def build_methods(entries: Any, draft_length: int | None = None) -> list[Method]
     return list(dict.fromkeys(methods))
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What an entry of `decoding.methods` says apart from its rule."""
+
+    drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
+    draft_length: int = ranged(
+        "an integer of at least 1; the autoregressive baseline is always decoded",
+        lambda value: value >= 1,
+    )
+    temperature: float = ranged("a number of at least 0", lambda value: value >= 0)
+    sampling: str | None = ranged(
+        f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS), default=None
+    )
+
+
 def _build(entry: dict[str, Any], where: str) -> Method:
-    for key in ("drafter", "draft_length", "temperature"):
-        if key not in entry:
-            raise PipelineError(f"{where}: the key {key} is missing")
     if ("rule" in entry) == ("sampling" in entry):
         raise PipelineError(
             f"{where}: give either rule or sampling ({', '.join(SAMPLINGS)}), not both"
         )
-    _check(
-        where,
-        "drafter",
-        entry["drafter"],
-        isinstance(entry["drafter"], str) and entry["drafter"] in DRAFTERS,
-        f"one of {', '.join(DRAFTERS)}",
-    )
-    length, temperature = entry["draft_length"], entry["temperature"]
-    _check(
-        where,
-        "draft_length",
-        length,
-        type(length) is int and length >= 1,
-        "an integer of at least 1; the autoregressive baseline is always decoded",
-    )
-    _check(
-        where,
-        "temperature",
-        temperature,
-        type(temperature) in (int, float) and 0 <= temperature < math.inf,
-        "a number of at least 0",
-    )
-    rule = _rule(entry, where, float(temperature)) if "rule" in entry else None
-    if rule is None:
-        _check(
-            where,
-            "sampling",
-            entry["sampling"],
-            isinstance(entry["sampling"], str) and entry["sampling"] in SAMPLINGS,
-            f"one of {', '.join(SAMPLINGS)}",
-        )
-        _check(
-            where,
-            "temperature",
-            temperature,
-            temperature > 0,
-            "a number above 0: at 0 take rule: greedy",
-        )
-        unknown = set(entry) - set(OWN)
-        if unknown:
-            raise PipelineError(
-                f"{where}: the key {min(unknown)!r} is not known; sampling takes {', '.join(OWN)}"
-            )
-    return Method(entry["drafter"], rule, entry.get("sampling"), length, float(temperature))
-
-
-def _rule(entry: dict[str, Any], where: str, temperature: float) -> Rule:
+    of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in OWN}
+    plain = {key: value for key, value in entry.items() if key not in of_rule}
     try:
-        rule = build({key: value for key, value in entry.items() if key not in OWN})
+        given = from_mapping(_Given, plain, f"{where}.", "sampling")
+        rule = _rule(of_rule, where) if of_rule else None
+        if rule is None:
+            fits, allowed = given.temperature > 0, "a number above 0: at 0 take rule: greedy"
+        else:
+            fits = given.temperature == 0 or rule.samples
+            allowed = "0 for a rule; above 0 only mars, speculative sampling and races are defined"
+        if not fits:
+            raise refused(f"{where}.temperature", given.temperature, allowed)
+    except FieldError as error:
+        raise PipelineError(str(error)) from error
+    return Method(given.drafter, rule, given.sampling, given.draft_length, given.temperature)
+
+
+def _rule(mapping: dict[str, Any], where: str) -> Rule:
+    try:
+        rule = build(mapping)
     except (ValueError, TypeError, ImportError) as error:
         raise PipelineError(f"{where}: {error}") from error
     if not rule.judges_tokens:
@@ -171,16 +156,4 @@ def _rule(entry: dict[str, Any], where: str, temperature: float) -> Rule:
             f"{where}: rule {rule.name} needs a tree of drafts, a method drafts a chain; "
             "give another rule"
         )
-    _check(
-        where,
-        "temperature",
-        temperature,
-        temperature == 0 or rule.samples,
-        "0 for a rule; above 0 only mars, speculative sampling and races are defined",
-    )
     return rule
-
-
-def _check(where: str, key: str, value: Any, passes: bool, allowed: str) -> None:
-    if not passes:
-        raise PipelineError(f"{where}.{key}={value} is not allowed: give {allowed}")
