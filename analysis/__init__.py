@@ -3,9 +3,7 @@
 Nothing here reads or writes files, knows of Hydra or of a model, or asks which device there is.
 What is used from a Python prompt is here by name, and is imported when it is first asked for:
 
-    from analysis import TopK
-    from analysis import certify
-    from analysis import certify_logits
+    from analysis import TopK, certify, certify_logits
 """
 
 from __future__ import annotations
