@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis.decoding import metrics as decoding
 from analysis.decoding.metrics import Decoded
+from analysis.report.figure import Figure
 from analysis.report.style import (
     BLUE,
     GREEN,
@@ -24,6 +24,7 @@ from analysis.report.style import (
     legend,
     styled,
 )
+from analysis.rules.builtin import Mars
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 SHOWN = len(LINES)  # methods in a panel
@@ -36,34 +37,26 @@ COMPARED = (  # columns of the steps, and their names on the axes
 )
 
 
-def content_figures(decoded: Sequence[Decoded]) -> dict[str, Figure]:
-    """Return the figures that do not depend on the clock, by file name without suffix."""
-    figures = {"decoding_places": places_figure(decoded)}
-    if all(len(one.trajectory) for one in decoded):
-        figures |= {
-            "decoding_ratios": ratios_figure(decoded),
-            "decoding_ratio_histograms": histograms_figure(decoded),
-        }
-    return figures
-
-
 @styled
 def places_figure(decoded: Sequence[Decoded]) -> Figure:
     """Draw acceptance by place in the draft, and the histogram of accepted lengths.
 
     Places tested fewer than `TESTED` times are left out.
     """
-    figure, axes = grid(2, [one.target for one in decoded])
+    drawing, axes = grid(2, [one.target for one in decoded])
+    frames = []
     for (above, below), one in zip(axes.T, decoded, strict=True):
         rates = decoding.position_rates(one.calls)
         rates = rates[rates["tested"] >= TESTED]
         lengths = decoding.length_histogram(one.calls)
-        for (colour, style), (run, name) in zip(LINES, _longest(one), strict=False):
+        for (colour, style), (run, name) in zip(LINES, longest(one), strict=False):
             for axis, table, x, y in (
                 (above, rates, "place", "rate"),
                 (below, lengths, "accepted", "share"),
             ):
                 mine = table[table["run"] == run]
+                drawn = {"target": one.target, "method": name, "number": mine[x], "share": mine[y]}
+                frames.append(pd.DataFrame(drawn).assign(of=x))
                 axis.plot(mine[x], mine[y], color=colour, linestyle=style, **POINTS, label=name)
         above.set_xlabel("place in the draft")
         below.set_xlabel("accepted tokens of a call")
@@ -73,19 +66,31 @@ def places_figure(decoded: Sequence[Decoded]) -> Figure:
             axis.yaxis.set_major_formatter(PercentFormatter(1))
     axes[0, 0].set_ylabel("accepted, of tested")
     axes[1, 0].set_ylabel("share of calls")
-    legend(figure, axes[0])
-    return figure
+    legend(drawing, axes[0])
+    return Figure(
+        "decoding_places",
+        "Acceptance along a draft",
+        "Above: how often the token at each place of a draft is accepted, of those "
+        f"tested there; places tested fewer than {TESTED} times are left out. Below: how many "
+        "tokens calls accept.",
+        drawing,
+        pd.concat(frames, ignore_index=True) if frames else None,
+    )
 
 
-def _longest(one: Decoded) -> list[tuple[int, str]]:
+def longest(one: Decoded) -> list[tuple[int, str]]:
     """Return one run a kind of method: the lowest temperature at its longest draft.
 
     Thresholds of MARS are one kind, shown by `THRESHOLD` where it was decoded.
     """
     runs = one.runs[one.runs["draft_length"] > 0]
-    kind = runs["method"].str.split(" (θ", regex=False).str[0]
-    other = ~runs["method"].str.contains(f"θ = {THRESHOLD:g})", regex=False)
-    ordered = runs.assign(kind=kind, other=other).sort_values(
+    rules = [one.rules.get(label) for label in runs["rule"]]
+    kinds = [
+        f"{Mars.name}, {drafter}" if isinstance(rule, Mars) else method
+        for rule, method, drafter in zip(rules, runs["method"], runs["drafter"], strict=True)
+    ]
+    other = [rule != Mars(THRESHOLD) for rule in rules]
+    ordered = runs.assign(kind=kinds, other=other).sort_values(
         ["other", "temperature", "draft_length"], ascending=[True, True, False], kind="stable"
     )
     chosen = ordered.drop_duplicates("kind").sort_index()[:SHOWN]
@@ -94,13 +99,15 @@ def _longest(one: Decoded) -> list[tuple[int, str]]:
 
 
 @styled
-def ratios_figure(decoded: Sequence[Decoded]) -> Figure:
+def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
     """Draw the top two logits, the top two probabilities, and one ratio against the other.
 
     After Figure 1 of MARS: what the logit ratio calls a low margin, and what the drafter's token
-    is there. The last row zooms into it.
+    is there. The last row zooms into it. None without the steps of greedy answers.
     """
-    figure, axes = grid(len(COMPARED) + 1, [one.target for one in decoded])
+    if not all(len(one.trajectory) for one in decoded):
+        return None
+    drawing, axes = grid(len(COMPARED) + 1, [one.target for one in decoded])
     for (*panels, last), one in zip(axes.T, decoded, strict=True):
         steps = _ratios(one.trajectory)
         for axis, (x, y, across, up) in zip(panels, COMPARED, strict=True):
@@ -115,8 +122,15 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure:
             axis.set_xlabel(across)
             axis.set_ylabel(up)
         _zone(last, steps)
-    legend(figure, axes[[0, -1]].flat, 3)
-    return figure
+    legend(drawing, axes[[0, -1]].flat, 3)
+    return Figure(
+        "decoding_ratios",
+        "Logit ratio and probability ratio",
+        "The two most probable tokens at every step of the greedy answers. Orange: "
+        f"steps with a logit ratio above {THRESHOLD:g}, where MARS accepts either token. "
+        "Last row: those steps, by what the drafter proposes.",
+        drawing,
+    )
 
 
 def _ratios(trajectory: pd.DataFrame) -> pd.DataFrame:
@@ -154,9 +168,12 @@ def _zone(axis: Axes, steps: pd.DataFrame) -> None:
 
 
 @styled
-def histograms_figure(decoded: Sequence[Decoded]) -> Figure:
+def histograms_figure(decoded: Sequence[Decoded]) -> Figure | None:
     """Draw histograms of the largest logit and of both ratios (after Figure 5 of MARS)."""
-    figure, axes = grid(3, [one.target for one in decoded])
+    if not all(len(one.trajectory) for one in decoded):
+        return None
+    drawing, axes = grid(3, [one.target for one in decoded])
+    frames = []
     for column, one in zip(axes.T, decoded, strict=True):
         steps = _ratios(one.trajectory)
         weights = np.full(len(steps), 1 / len(steps))
@@ -170,9 +187,20 @@ def histograms_figure(decoded: Sequence[Decoded]) -> Figure:
             ),
             strict=True,
         ):
-            axis.hist(steps[shown], bins=40, range=extent, weights=weights, color=BLUE)
+            share, edges, _ = axis.hist(
+                steps[shown], bins=40, range=extent, weights=weights, color=BLUE
+            )
+            bars = {"from": edges[:-1], "to": edges[1:], "share": share}
+            frames.append(pd.DataFrame(bars).assign(target=one.target, of=shown))
             axis.axvline(mark, color=VERMILION, linestyle="--", linewidth=0.9)
             axis.set_xlabel(name)
     for axis in axes[:, 0]:
         axis.set_ylabel("share of steps")
-    return figure
+    return Figure(
+        "decoding_ratio_histograms",
+        "The two ratios over all steps",
+        f"The largest logit and both ratios; dashed: 0 and the threshold {THRESHOLD:g}. MARS "
+        "accepts the argmax only where the largest logit is not positive.",
+        drawing,
+        pd.concat(frames, ignore_index=True)[["target", "of", "from", "to", "share"]],
+    )

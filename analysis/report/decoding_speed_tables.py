@@ -27,18 +27,6 @@ WALL_CLOCK = (
 )
 
 
-def timing_tables(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[Table]:
-    """Return every table of speed that the decoded methods fill."""
-    tables = [
-        comparison_table(decoded, speeds),
-        cost_table(decoded, speeds),
-        latency_table(decoded, speeds),
-        temperature_table(decoded, speeds),
-        length_table(decoded, speeds),
-    ]
-    return [table for table in tables if table is not None]
-
-
 def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table:
     """Speedup and τ by source of the prompts, with their mean."""
     sources = sorted({source for one in decoded for source in one.data["source"]})
@@ -63,6 +51,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
         ]
     return Table(
         "decoding_comparison",
+        "Methods compared",
         f"Speedup and tokens a target call (τ) by source of the prompts. "
         f"{WALL_CLOCK} Brackets: interval over prompts.",
         "Method",
@@ -99,6 +88,7 @@ def cost_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Ta
     costs = ["draft", "verify", "other", "ρ", "verify/c_p"]
     return Table(
         "decoding_costs",
+        "Costs, and the speedups they predict",
         "Where the time of a target call goes, means: drafting; the target's pass that verifies; "
         "the law, the roll-back and the rest. c_p: what a token costs the target alone, pass and "
         "choice; ρ = c_q/c_p, c_q what a drafted token costs, pass and choice; verify/c_p: pass "
@@ -128,6 +118,7 @@ def latency_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) ->
 
     return Table(
         "decoding_latency",
+        "Throughput, latency, memory",
         "Throughput, time to the first token (median), the time between "
         "tokens (percentiles), the share of tokens that arrive together with the one before, and "
         "the memory needed beside the target: the drafter's weights and, on CUDA, the difference "
@@ -166,6 +157,7 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
     ]
     return Table.side_by_side(
         "decoding_temperature",
+        "Temperature and draft length",
         f"Effects of temperature T and draft length γ. {WALL_CLOCK}",
         "",
         [f"T = {t:g}" for t in temperatures],
@@ -206,6 +198,7 @@ def length_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> 
     sections = method_sections(decoded, frames, texts)
     return Table(
         "decoding_draft_length",
+        "The best draft length",
         "Draft length γ with the largest speedup. Predicted: the maximum of "
         "(1 − aᵞ⁺¹)/(1 − a) times c_p over the cost of a call, a the acceptance rate of all "
         "drafts, the cost as measured at the lengths tried and on a line between them; γ from 0 "

@@ -29,19 +29,6 @@ KNOWN_TOKENS = {
 }
 
 
-def content_tables(
-    decoded: Sequence[Decoded], resamples: int, confidence: float, seed: int
-) -> list[Table]:
-    """Return the tables that do not depend on the clock; the numbers are of the bootstrap."""
-    return [
-        acceptance_table(decoded, resamples, confidence, seed),
-        forced_table(decoded),
-        places_table(decoded),
-        histogram_table(decoded),
-        tokens_table(decoded),
-    ]
-
-
 def acceptance_table(
     decoded: Sequence[Decoded], resamples: int, confidence: float, seed: int
 ) -> Table:
@@ -67,6 +54,7 @@ def acceptance_table(
 
     return Table(
         "decoding_acceptance",
+        "What is accepted, and what is given up",
         "Decoding with a drafter. Acceptance rate a: accepted over tested tokens, pooled (tokens "
         "behind a rejection and bonus tokens are never tested). τ: tokens emitted by a target "
         "call; drafted: tokens a call drafts, below γ near the limit of an answer and where "
@@ -100,6 +88,7 @@ def forced_table(decoded: Sequence[Decoded]) -> Table:
 
     return Table(
         "decoding_forced",
+        "Teacher-forced and realised acceptance",
         "Teacher-forced and realised acceptance at temperature 0. Teacher-forced: share of all "
         "steps of the greedy answers at which the rule accepts the drafter's token. On the "
         "baseline: realised, before the answer parts from the greedy one; it differs because "
@@ -121,6 +110,7 @@ def places_table(decoded: Sequence[Decoded]) -> Table:
         "place",
         "rate",
         "decoding_rates",
+        "Acceptance by place in the draft",
         "Acceptance rate at each place of a draft: accepted among the tokens tested there. The CSV "
         "file has their numbers.",
     )
@@ -134,6 +124,7 @@ def histogram_table(decoded: Sequence[Decoded]) -> Table:
         "accepted",
         "share",
         "decoding_histogram",
+        "Acceptance lengths",
         "Acceptance lengths: share of calls that accept so many drafted tokens. The CSV file has "
         "the numbers of calls.",
     )
@@ -145,6 +136,7 @@ def _by_number(
     number: str,
     value: str,
     name: str,
+    title: str,
     caption: str,
 ) -> Table:
     """Return a table of `value` with a line for each run that drafts and a column a `number`."""
@@ -165,7 +157,8 @@ def _by_number(
             rows.append((row["method"], [*map(Cell, [*setting_texts(row), *texts])]))
         sections.append(Section(one.target, rows))
     groups = [("", 2), ("place in the draft" if number == "place" else "tokens", len(numbers))]
-    return Table(name, caption, "Method", groups, ["γ", "T", *map(str, numbers)], sections, data)
+    columns = ["γ", "T", *map(str, numbers)]
+    return Table(name, title, caption, "Method", groups, columns, sections, data)
 
 
 def tokens_table(decoded: Sequence[Decoded]) -> Table:
@@ -196,6 +189,7 @@ def tokens_table(decoded: Sequence[Decoded]) -> Table:
     ]
     return Table(
         "decoding_tokens",
+        "Tokens a target call",
         "Tokens emitted by a target call, by draft length γ: expected under "
         "independent tests with acceptance rate a, and measured. For low a a longer draft gains "
         "little.",

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.rules.builtin import Rule
+from analysis.report.text import rule_text
+from analysis.rules.builtin import Rule, Tree
 from analysis.statistics.bootstrap import Estimate, Floats, PromptBootstrap, summarise
 
 
@@ -71,7 +72,7 @@ class Pairs:
     Attributes:
         drafter: its printed name.
         targets: printed names, in order.
-        names: printed name of every rule, by label.
+        rules: every rule, by label.
         listing: group, name, parameter, setting, rule; the same for all targets.
         statistics: target, rule, statistic, value, optimistic, low, high, cut, cut_optimistic
             (NaN where it is no length), prompts, few_prompts.
@@ -84,12 +85,17 @@ class Pairs:
 
     drafter: str
     targets: Sequence[str]
-    names: Mapping[str, str]
+    rules: Mapping[str, Rule]
     listing: pd.DataFrame
     statistics: pd.DataFrame
     needed: pd.DataFrame
     reached: pd.DataFrame
     sampled: float | None = None
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Printed name of every rule, by label."""
+        return {label: rule_text(rule) for label, rule in self.rules.items()}
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str, str], dict[Any, Any]]:
@@ -112,7 +118,7 @@ class Pairs:
         """Return what is certain of a rule's statistic; NaN where it does not exist."""
         return self.ends(target, rule, statistic)[0]
 
-    def rules(self, *groups: str) -> list[str]:
+    def labels(self, *groups: str) -> list[str]:
         """Return the labels of groups of the listing, each label once."""
         found = (self.listing.loc[self.listing["group"] == group, "rule"] for group in groups)
         return list(dict.fromkeys(label for labels in found for label in labels))
@@ -121,6 +127,11 @@ class Pairs:
         """Return the tidy rows of some rules and statistics."""
         table = self.statistics
         return table[table["rule"].isin(rules) & table["statistic"].isin(statistics)]
+
+
+def judges_tokens(rule: Rule) -> bool:
+    """Whether a rule may accept a token other than the argmax; a tree emits the argmax only."""
+    return not isinstance(rule, Tree)
 
 
 def certificate_statistics(
