@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.report.text import latex, markdown
+from analysis.report.escape import latex, markdown
 
 PUBLISHED = "as published"
 

@@ -14,12 +14,8 @@ from analysis.decoding import metrics as decoding
 from analysis.decoding import speed
 from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
-from analysis.report.decoding_figures import (
-    histograms_figure,
-    longest,
-    places_figure,
-    ratios_figure,
-)
+from analysis.report.decoding_figures import longest, places_figure
+from analysis.report.decoding_ratios import histograms_figure, ratios_figure
 from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
 from analysis.report.decoding_speed_tables import (
     comparison_table,
@@ -33,8 +29,8 @@ from analysis.report.decoding_tables import (
     forced_table,
     histogram_table,
     places_table,
-    tokens_table,
 )
+from analysis.report.decoding_tokens import tokens_table
 from analysis.report.table import Table
 from analysis.rules.builtin import Additive, Mars, StrictGreedy
 

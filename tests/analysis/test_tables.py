@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
+from analysis.report.escape import latex, macro
 from analysis.report.measured import Measured, certificate_statistics, top_statistics
 from analysis.report.paper_run_lengths import estimator_table, run_length_table
 from analysis.report.paper_tables import table1, table2, table3, table4, table7
 from analysis.report.table import Table
-from analysis.report.text import certificate_text, latex, macro, rule_text, run_text
+from analysis.report.text import certificate_text, rule_text, run_text
 from analysis.rules import builtin as criteria
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import Trajectories, run_lengths

@@ -12,7 +12,8 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
-from analysis.report.decoding_figures import histograms_figure, places_figure, ratios_figure
+from analysis.report.decoding_figures import places_figure
+from analysis.report.decoding_ratios import histograms_figure, ratios_figure
 from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
 from analysis.report.decoding_speed_tables import (
     comparison_table,
@@ -26,9 +27,9 @@ from analysis.report.decoding_tables import (
     forced_table,
     histogram_table,
     places_table,
-    tokens_table,
 )
-from analysis.report.text import markdown
+from analysis.report.decoding_tokens import tokens_table
+from analysis.report.escape import markdown
 from pipeline.plan.graph import Node
 from pipeline.stages.report import shown
 from pipeline.stages.report.shown import Part

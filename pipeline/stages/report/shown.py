@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.report.escape import markdown
 from analysis.report.figure import Figure
 from analysis.report.table import Table
-from analysis.report.text import markdown
 
 
 @dataclass(frozen=True)
