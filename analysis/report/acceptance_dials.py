@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMe
 
 from analysis.report.acceptance_tables import LENGTH, PER_CALL, pair_table
 from analysis.report.figure import Figure
-from analysis.report.measured import Pairs, judges_tokens
+from analysis.report.pairs import Pairs, judges_tokens
 from analysis.report.style import LINES, POINTS, RULED, TEXT, legend, styled
 from analysis.report.table import Cell, Section, Table
 from analysis.report.text import UNDEFINED, share_text, symbol

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from analysis.report.figure import Figure
-from analysis.report.measured import Pairs
+from analysis.report.pairs import Pairs
 from analysis.report.style import BLUE, GREEN, GREY, LINES, RULED, TEXT, legend, styled
 
 ROW = 0.135  # inches of a rule in a list of rules

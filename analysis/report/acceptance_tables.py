@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.report.measured import Pairs, judges_tokens
 from analysis.report.notes import AT_LEAST, few_notes, share_notes
+from analysis.report.pairs import Pairs, judges_tokens
 from analysis.report.table import Cell, Section, Table
 from analysis.report.text import (
     UNDEFINED,

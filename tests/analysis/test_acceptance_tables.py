@@ -12,7 +12,7 @@ import pytest
 
 from analysis.report.acceptance_dials import dial_figure, dials, reached
 from analysis.report.acceptance_tables import LENGTH, accepted, gain, needed, stochastic
-from analysis.report.measured import Pairs
+from analysis.report.pairs import Pairs
 from analysis.report.table import Table
 from analysis.rules.builtin import Additive, StrictGreedy, Tree
 

@@ -16,14 +16,9 @@ from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
 from analysis.report.decoding_figures import longest, places_figure
 from analysis.report.decoding_ratios import histograms_figure, ratios_figure
+from analysis.report.decoding_settings import length_table, temperature_table
 from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
-from analysis.report.decoding_speed_tables import (
-    comparison_table,
-    cost_table,
-    latency_table,
-    length_table,
-    temperature_table,
-)
+from analysis.report.decoding_speed_tables import comparison_table, cost_table, latency_table
 from analysis.report.decoding_tables import (
     acceptance_table,
     forced_table,

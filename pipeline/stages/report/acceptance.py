@@ -13,7 +13,7 @@ from analysis.report.acceptance_dials import dial_figure, dials, reached
 from analysis.report.acceptance_figures import profile_figure, rules_figure
 from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
 from analysis.report.figure import Figure
-from analysis.report.measured import Pairs
+from analysis.report.pairs import Pairs
 from analysis.report.text import UNDEFINED, share_text
 from analysis.rules import builtin as criteria
 from pipeline.plan.graph import Node

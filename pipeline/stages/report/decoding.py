@@ -14,14 +14,9 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
 from analysis.report.decoding_figures import places_figure
 from analysis.report.decoding_ratios import histograms_figure, ratios_figure
+from analysis.report.decoding_settings import length_table, temperature_table
 from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
-from analysis.report.decoding_speed_tables import (
-    comparison_table,
-    cost_table,
-    latency_table,
-    length_table,
-    temperature_table,
-)
+from analysis.report.decoding_speed_tables import comparison_table, cost_table, latency_table
 from analysis.report.decoding_tables import (
     acceptance_table,
     forced_table,
