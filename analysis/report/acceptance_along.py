@@ -63,15 +63,15 @@ def along_figure(
         ncols=3,
     )
     words = np.array(list(VERDICTS))
-    columns = {rule: words[verdict] for rule, verdict in verdicts.items()}
-    steps = pd.DataFrame({"position": np.arange(len(tokens)), "token": list(tokens), **columns})
+    steps = pd.DataFrame({"position": np.arange(len(tokens)), "token": list(tokens)})
+    frames = [steps.assign(rule=rule, verdict=words[verdict]) for rule, verdict in verdicts.items()]
     return Figure(
         "acceptance_along",
         "Along an answer",
         "Where along one answer steps are certified, accepted without being "
         "certified, and rejected. The text is coloured by the first rule.",
         drawing,
-        steps.melt(["position", "token"], var_name="rule", value_name="verdict"),
+        pd.concat(frames, ignore_index=True),
     )
 
 

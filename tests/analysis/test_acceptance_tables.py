@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.report.acceptance_along import along_figure
 from analysis.report.acceptance_dials import dial_figure, dials, reached
 from analysis.report.acceptance_tables import LENGTH, accepted, gain, needed, stochastic
 from analysis.report.pairs import Pairs
@@ -217,3 +218,13 @@ def test_the_numbers_of_the_dial_say_which_lengths_are_lower_bounds(pairs: Pairs
     rows = figure.data.set_index("setting")
     assert rows["realised_per_call"].tolist() == [5.0, 16.0]
     assert rows["realised_per_call_censored"].tolist() == [False, True]
+
+
+def test_verdicts_are_told_by_step_and_rule_whatever_the_rule_is_called() -> None:
+    verdicts = {"token": np.array([0, 2, 1]), "Strict greedy": np.array([2, 2, 2])}
+    data = along_figure(verdicts, ["a", "\n", "b"], "an answer").data
+    assert data is not None
+    mine = data[data["rule"] == "token"]
+    assert mine["token"].tolist() == ["a", "\n", "b"]
+    assert mine["verdict"].tolist() == ["certified", "rejected", "accepted, not certified"]
+    assert set(data.loc[data["rule"] == "Strict greedy", "verdict"]) == {"rejected"}
