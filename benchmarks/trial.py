@@ -53,7 +53,7 @@ class Trial:
             with self.log.open("a") as log, redirect_stdout(log), redirect_stderr(log):
                 try:
                     self._note_shards()
-                    shown.render = _undrawn  # type: ignore[assignment]
+                    figure.render = _undrawn  # type: ignore[assignment]
                     if prepare is not None:
                         prepare()
                     run([*self.overrides, f"outputs='{self.outputs}'", f"stage={stage}"])

@@ -106,7 +106,7 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "statistics": set(),
     "certificates": {"rules"},
     "acceptance": {"certificates", "rules", "statistics"},
-    "decoding": {"statistics"},
+    "decoding": {"rules", "statistics"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics"},
 }
 

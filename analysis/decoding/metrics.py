@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from . import closed_form as speed_laws
 
@@ -36,6 +37,7 @@ class Decoded:
         trajectory: the greedy baseline read again by both models; empty without one.
         indicators: whether each rule accepts there.
         size: bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}.
+        rules: the rules of the runs, by label.
     """
 
     target: str
@@ -48,6 +50,7 @@ class Decoded:
     trajectory: pd.DataFrame
     indicators: pd.DataFrame
     size: Mapping[str, Mapping[str, int]]
+    rules: Mapping[str, Rule]
 
     def baseline(self, run: int) -> int:
         """Return the run of the baseline that `run` is compared with.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.figure import Figure
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..certificates.extremal import extremal_draft
 from ..rules import Additive, Rule, StrictGreedy, Tree
+from .figure import Figure
 from .style import BLUE, COLUMN, LEVEL, ORANGE, legend, styled
-from .text import rule_text
 
 # made up: under each of EXAMPLE_RULES another set of its tokens is active
 EXAMPLE = (0.36, 0.26, 0.14, 0.09, 0.06, 0.04, 0.03, 0.02)
@@ -22,8 +23,9 @@ def extremal_figure() -> Figure:
     """Draw p and q* of Lemma 4.2 or Theorem 5.1 for `EXAMPLE`, one panel a rule."""
     p, at = np.array(EXAMPLE), np.arange(1, len(EXAMPLE) + 1)
     size = (COLUMN, PANEL_HEIGHT * len(EXAMPLE_RULES) + LEGEND)
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
-    axes = figure.subplots(len(EXAMPLE_RULES), 1, sharex=True, sharey=True)
+    drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine())
+    axes = drawing.subplots(len(EXAMPLE_RULES), 1, sharex=True, sharey=True)
+    frames = []
     for axis, rule in zip(axes, EXAMPLE_RULES, strict=True):
         q, kl = extremal_draft(p, rule)
         level = q[0]  # the argmax is always active
@@ -49,10 +51,23 @@ def extremal_figure() -> Figure:
             fontsize=6.5,
             color="#555555",
         )
-        axis.set_title(f"{rule_text(rule)}: KL(p‖q*) = {kl:.4f} nats", loc="left")
+        axis.set_title(f"{rule.title}: KL(p‖q*) = {kl:.4f} nats", loc="left")
         axis.set_ylabel("probability")
         axis.tick_params(axis="x", length=0)
+        bars = {"rule": rule.label, "token": at, "target": p, "draft": q, "level": level}
+        frames.append(pd.DataFrame(bars).assign(kl=kl))
     axes[-1].set_xticks(at)
     axes[-1].set_xlabel("token, by rank under p")
-    legend(figure, axes[:1])
-    return figure
+    legend(drawing, axes[:1])
+    return Figure(
+        "extremal",
+        "The closest draft that can be rejected",
+        "A made-up target p over eight tokens and, for three criteria, the draft q* of "
+        "least KL(p‖q) that can be rejected (Lemma 4.2, Theorem 5.1). Level (dashed) on the active "
+        "tokens, equal to p elsewhere. Strict greedy: the second token ties with the first. "
+        "Additive: the third is the first one that may be rejected, and the second, above the "
+        "level, comes down with the first. Tree: the first token falls out of the three best when "
+        "the third and fourth reach it; the second is above it already.",
+        drawing,
+        pd.concat(frames, ignore_index=True),
+    )

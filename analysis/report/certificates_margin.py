@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from ..certificates import bounds
-from .certificates_tables import Compared
+from ..rules import StrictGreedy
+from .certificates_bounds import Compared
 from .table import Cell, Section, Table
 from .text import number_text, share_text
 
@@ -41,7 +42,7 @@ def margins_table(
         margins(item, eps).assign(target=target)
         for target, items in targets.items()
         for item in items
-        if item.rule.name == "greedy"
+        if item.rule == StrictGreedy()
     ]
     if not frames:
         return None
@@ -62,6 +63,7 @@ def margins_table(
 
     return Table(
         "margins",
+        "What the margin alone says",
         "What the margin p₀ − p₁ alone says of strict greedy at a KL of at most ε. A margin above "
         "one of the first two is enough to be accepted: √(2ε) by Pinsker's inequality (Proposition "
         "4.8), the inverse of g at ε by Theorem 4.9 (i); Lemma A.2 expands it as √(2ε)(1 − ε/6). "

@@ -10,20 +10,12 @@ from itertools import cycle
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..decoding.metrics import Decoded
+from .decoding_tables import together
+from .figure import Figure
 from .style import BLUE, GREY, LINES, POINTS, PURPLE, grid, legend, styled
-
-
-def timing_figures(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> dict[str, Figure]:
-    """Return the figures of speed."""
-    figures = {
-        "decoding_thresholds": thresholds_figure(decoded, speeds),
-        "decoding_lengths": lengths_figure(decoded, speeds),
-    }
-    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 @styled
@@ -36,7 +28,7 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         sweeps.append(mars[swept])
     if any(table["theta"].nunique() < 2 for table in sweeps):
         return None
-    figure, axes = grid(1, [one.target for one in decoded])
+    drawing, axes = grid(1, [one.target for one in decoded])
     for axis, table in zip(axes[0], sweeps, strict=True):
         other = axis.twinx()
         other.spines["right"].set_visible(True)
@@ -52,7 +44,15 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         axis.set_ylabel("agreement with the baseline", color=BLUE)
         other.set_ylabel("speedup", color=PURPLE)
         axis.legend(loc="best")
-    return figure
+    shown = ["target", "draft_length", "theta", "agreement", "speedup", "low", "high"]
+    return Figure(
+        "decoding_thresholds",
+        "The threshold of MARS",
+        "Agreement with the baseline's tokens (left) and speedup (right, with "
+        "its interval over prompts) over the threshold: a smaller one accepts more.",
+        drawing,
+        together(decoded, sweeps)[shown],
+    )
 
 
 def reach(group: pd.DataFrame) -> np.ndarray:
@@ -64,15 +64,15 @@ def reach(group: pd.DataFrame) -> np.ndarray:
 @styled
 def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
     """Draw speedup over draft length, as measured and as predicted, where several were tried."""
-    panels = []
-    for one, table in zip(decoded, speeds, strict=True):
+    several = []
+    for table in speeds:
         mine = table[table["drafter"] == "model"]
         counts = mine.groupby(["method", "temperature"])["draft_length"].transform("nunique")
-        panels.append((one.target, mine[counts > 2]))
-    if any(table.empty for _, table in panels):
+        several.append(mine[counts > 2])
+    if any(table.empty for table in several):
         return None
-    figure, axes = grid(1, [target for target, _ in panels])
-    for axis, (_, table) in zip(axes[0], panels, strict=True):
+    drawing, axes = grid(1, [one.target for one in decoded])
+    for axis, table in zip(axes[0], several, strict=True):
         groups = table.groupby(["method", "temperature"], sort=False)
         for (colour, _), ((method, t), group) in zip(cycle(LINES), groups, strict=False):
             group = group.sort_values("draft_length")
@@ -94,5 +94,13 @@ def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -
         axis.set_xlabel("draft length γ")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_ylabel("speedup")
-    legend(figure, axes[0])
-    return figure
+    legend(drawing, axes[0])
+    shown = ["target", "method", "temperature", "draft_length", "speedup", "low", "high"]
+    return Figure(
+        "decoding_lengths",
+        "Speedup over draft length",
+        "Measured with its interval over prompts; dotted: τ/(1 + dρ), d the "
+        "tokens drafted a call; dashed: from the costs as measured.",
+        drawing,
+        together(decoded, several)[[*shown, "predicted", "predicted_costs"]],
+    )

@@ -1,8 +1,8 @@
 """Tables of the speed of decoding with a drafter: all that depends on the clock.
 
-Layouts: method comparison and temperature x draft length as in Tables 1 and 2 of MARS
-(arXiv 2601.15498), with agreement with the baseline's tokens in the place of task accuracy.
-`speeds` holds `analysis.decoding.speed.speed` of each target.
+The method comparison is laid out as Table 1 of MARS (arXiv 2601.15498), with agreement with the
+baseline's tokens in the place of task accuracy. Tables over temperature and draft length are in
+`analysis.report.decoding_settings`. `speeds` holds `analysis.decoding.speed.speed` of each target.
 """
 
 from __future__ import annotations
@@ -27,18 +27,6 @@ WALL_CLOCK = (
 )
 
 
-def timing_tables(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[Table]:
-    """Return every table of speed that the decoded methods fill."""
-    tables = [
-        comparison_table(decoded, speeds),
-        cost_table(decoded, speeds),
-        latency_table(decoded, speeds),
-        temperature_table(decoded, speeds),
-        length_table(decoded, speeds),
-    ]
-    return [table for table in tables if table is not None]
-
-
 def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table:
     """Speedup and τ by source of the prompts, with their mean."""
     sources = sorted({source for one in decoded for source in one.data["source"]})
@@ -49,9 +37,9 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
         for run, (_, row) in enumerate(table.iterrows()):
             texts = setting_texts(row)
             for part in parts:
-                texts += [_times(part["speedup"].iloc[run]), number_text(part["tau"].iloc[run])]
+                texts += [times(part["speedup"].iloc[run]), number_text(part["tau"].iloc[run])]
             interval = f"[{row['low']:.2f}, {row['high']:.2f}]"
-            texts += [f"{_times(row['speedup'])} {interval}", number_text(row["tokens_per_call"])]
+            texts += [f"{times(row['speedup'])} {interval}", number_text(row["tokens_per_call"])]
             rows.append((row["method"], [*map(Cell, texts)]))
         sections.append(Section(one.target, rows))
         whole = table[["speedup", "low", "high"]].assign(tau=table["tokens_per_call"])
@@ -63,6 +51,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
         ]
     return Table(
         "decoding_comparison",
+        "Methods compared",
         f"Speedup and tokens a target call (τ) by source of the prompts. "
         f"{WALL_CLOCK} Brackets: interval over prompts.",
         "Method",
@@ -93,12 +82,13 @@ def cost_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Ta
             *(_milliseconds(row[name]) for name in ("c_draft", "c_verify", "c_other")),
             number_text(row["rho"], 3),
             number_text(row["verify_ratio"]),
-            *(_times(row[name]) for name in ("predicted", "predicted_costs", "speedup")),
+            *(times(row[name]) for name in ("predicted", "predicted_costs", "speedup")),
         ]
 
     costs = ["draft", "verify", "other", "ρ", "verify/c_p"]
     return Table(
         "decoding_costs",
+        "Costs, and the speedups they predict",
         "Where the time of a target call goes, means: drafting; the target's pass that verifies; "
         "the law, the roll-back and the rest. c_p: what a token costs the target alone, pass and "
         "choice; ρ = c_q/c_p, c_q what a drafted token costs, pass and choice; verify/c_p: pass "
@@ -128,6 +118,7 @@ def latency_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) ->
 
     return Table(
         "decoding_latency",
+        "Throughput, latency, memory",
         "Throughput, time to the first token (median), the time between "
         "tokens (percentiles), the share of tokens that arrive together with the one before, and "
         "the memory needed beside the target: the drafter's weights and, on CUDA, the difference "
@@ -140,86 +131,8 @@ def latency_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) ->
     )
 
 
-def temperature_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
-    """Temperature x draft length, for methods decoded at several temperatures."""
-    groups = {
-        f"{one.target}, {method}": group
-        for one, table in zip(decoded, speeds, strict=True)
-        for method, group in table[table["draft_length"] > 0].groupby("method", sort=False)
-        if len(set(group["temperature"])) > 1
-    }
-    if not groups:
-        return None
-    temperatures = sorted({t for group in groups.values() for t in group["temperature"]})
-
-    def cells(group: pd.DataFrame, gamma: int) -> list[Cell]:
-        rows = group[group["draft_length"] == gamma].set_index("temperature")
-        found = [_effect(rows.loc[t]) if t in rows.index else [""] * 3 for t in temperatures]
-        return [Cell(text) for texts in found for text in texts]
-
-    sections = [
-        Section(
-            title,
-            [(f"γ = {gamma}", cells(group, gamma)) for gamma in sorted(set(group["draft_length"]))],
-        )
-        for title, group in groups.items()
-    ]
-    return Table.side_by_side(
-        "decoding_temperature",
-        f"Effects of temperature T and draft length γ. {WALL_CLOCK}",
-        "",
-        [f"T = {t:g}" for t in temperatures],
-        ["speedup", "τ", "agreement"],
-        sections,
-        pd.concat(
-            [group.assign(section=title) for title, group in groups.items()], ignore_index=True
-        ),
-    )
-
-
-def _effect(row: pd.Series) -> list[str]:
-    return [
-        _times(row["speedup"]),
-        number_text(row["tokens_per_call"]),
-        share_text(row["agreement"]),
-    ]
-
-
-def length_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
-    """The best draft length, predicted and found."""
-    frames = [speed.draft_lengths(one, table) for one, table in zip(decoded, speeds, strict=True)]
-    data = together(decoded, frames)
-    if data.empty:
-        return None
-
-    def texts(row: pd.Series) -> list[str]:
-        return [
-            f"{row['temperature']:g}",
-            number_text(row["rate"], 3),
-            str(row["predicted"]),
-            _times(row["predicted_speedup"]),
-            str(row["found"]),
-            _times(row["found_speedup"]),
-            row["tried"],
-        ]
-
-    sections = method_sections(decoded, frames, texts)
-    return Table(
-        "decoding_draft_length",
-        "Draft length γ with the largest speedup. Predicted: the maximum of "
-        "(1 − aᵞ⁺¹)/(1 − a) times c_p over the cost of a call, a the acceptance rate of all "
-        "drafts, the cost as measured at the lengths tried and on a line between them; γ from 0 "
-        "to the longest tried. Found: among those tried and 0, whole answers. 0: the target "
-        "alone, drafting does not pay.",
-        "Method",
-        [("", 2), ("predicted", 2), ("found", 2), ("", 1)],
-        ["T", "a", "γ", "speedup", "γ", "speedup", "tried"],
-        [section for section in sections if section.rows],
-        data,
-    )
-
-
-def _times(value: float) -> str:
+def times(value: float) -> str:
+    """Return a speedup as printed."""
     return UNDEFINED if math.isnan(value) else f"{value:.2f}×"
 
 

@@ -10,36 +10,12 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from ..decoding import closed_form as speed_laws
 from ..decoding import metrics as decoding
 from ..decoding.metrics import Decoded
 from ..statistics.bootstrap import few
 from .notes import few_notes
 from .table import Cell, Section, Table
 from .text import UNDEFINED, number_text, share_text
-
-# expected tokens a call by acceptance rate, (1 - a^(gamma+1)) / (1 - a), as printed elsewhere
-KNOWN_LENGTHS = (3, 5, 7, 10)
-KNOWN_TOKENS = {
-    0.5: (1.88, 1.97, 1.99, 2.00),
-    0.7: (2.53, 2.94, 3.14, 3.27),
-    0.8: (2.95, 3.69, 4.16, 4.57),
-    0.9: (3.44, 4.69, 5.70, 6.86),
-    0.95: (3.71, 5.30, 6.73, 8.62),
-}
-
-
-def content_tables(
-    decoded: Sequence[Decoded], resamples: int, confidence: float, seed: int
-) -> list[Table]:
-    """Return the tables that do not depend on the clock; the numbers are of the bootstrap."""
-    return [
-        acceptance_table(decoded, resamples, confidence, seed),
-        forced_table(decoded),
-        places_table(decoded),
-        histogram_table(decoded),
-        tokens_table(decoded),
-    ]
 
 
 def acceptance_table(
@@ -67,6 +43,7 @@ def acceptance_table(
 
     return Table(
         "decoding_acceptance",
+        "What is accepted, and what is given up",
         "Decoding with a drafter. Acceptance rate a: accepted over tested tokens, pooled (tokens "
         "behind a rejection and bonus tokens are never tested). τ: tokens emitted by a target "
         "call; drafted: tokens a call drafts, below γ near the limit of an answer and where "
@@ -100,6 +77,7 @@ def forced_table(decoded: Sequence[Decoded]) -> Table:
 
     return Table(
         "decoding_forced",
+        "Teacher-forced and realised acceptance",
         "Teacher-forced and realised acceptance at temperature 0. Teacher-forced: share of all "
         "steps of the greedy answers at which the rule accepts the drafter's token. On the "
         "baseline: realised, before the answer parts from the greedy one; it differs because "
@@ -121,6 +99,7 @@ def places_table(decoded: Sequence[Decoded]) -> Table:
         "place",
         "rate",
         "decoding_rates",
+        "Acceptance by place in the draft",
         "Acceptance rate at each place of a draft: accepted among the tokens tested there. The CSV "
         "file has their numbers.",
     )
@@ -134,6 +113,7 @@ def histogram_table(decoded: Sequence[Decoded]) -> Table:
         "accepted",
         "share",
         "decoding_histogram",
+        "Acceptance lengths",
         "Acceptance lengths: share of calls that accept so many drafted tokens. The CSV file has "
         "the numbers of calls.",
     )
@@ -145,6 +125,7 @@ def _by_number(
     number: str,
     value: str,
     name: str,
+    title: str,
     caption: str,
 ) -> Table:
     """Return a table of `value` with a line for each run that drafts and a column a `number`."""
@@ -165,64 +146,8 @@ def _by_number(
             rows.append((row["method"], [*map(Cell, [*setting_texts(row), *texts])]))
         sections.append(Section(one.target, rows))
     groups = [("", 2), ("place in the draft" if number == "place" else "tokens", len(numbers))]
-    return Table(name, caption, "Method", groups, ["γ", "T", *map(str, numbers)], sections, data)
-
-
-def tokens_table(decoded: Sequence[Decoded]) -> Table:
-    """The closed form over acceptance rates and draft lengths, beside what was measured."""
-    data = pd.DataFrame(
-        [
-            (a, gamma, speed_laws.tokens_per_call(a, gamma), known)
-            for a, row in KNOWN_TOKENS.items()
-            for gamma, known in zip(KNOWN_LENGTHS, row, strict=True)
-        ],
-        columns=["a", "draft_length", "expected", "published"],
-    )
-    found = [decoding.acceptance(one) for one in decoded]
-    drafting = [table[table["draft_length"] > 0] for table in found]
-    measured = together(decoded, drafting).rename(
-        columns={"rate": "a", "tokens_per_call": "measured"}
-    )
-    columns = ["target", "method", "temperature", "draft_length", "a", "measured"]
-    expected = [
-        (
-            f"a = {a:g}",
-            [
-                Cell(number_text(ours), number_text(known))
-                for ours, known in zip(group["expected"], group["published"], strict=True)
-            ],
-        )
-        for a, group in data.groupby("a", sort=False)
-    ]
-    return Table(
-        "decoding_tokens",
-        "Tokens emitted by a target call, by draft length γ: expected under "
-        "independent tests with acceptance rate a, and measured. For low a a longer draft gains "
-        "little.",
-        "",
-        [("γ", len(KNOWN_LENGTHS))],
-        [str(gamma) for gamma in KNOWN_LENGTHS],
-        [
-            Section("expected at a", expected),
-            *(
-                Section(f"measured, {one.target}", _measured_tokens(table))
-                for one, table in zip(decoded, drafting, strict=True)
-            ),
-        ],
-        pd.concat([data, measured[columns]], ignore_index=True),
-    )
-
-
-def _measured_tokens(drafting: pd.DataFrame) -> list[tuple[str, list[Cell]]]:
-    """Return a row for each setting that was decoded at one of `KNOWN_LENGTHS` or more."""
-    rows = []
-    for (method, t), group in drafting.groupby(["method", "temperature"], sort=False):
-        by_length = group.set_index("draft_length")["tokens_per_call"]
-        texts = [number_text(by_length.get(gamma, math.nan)) for gamma in KNOWN_LENGTHS]
-        if set(texts) != {UNDEFINED}:
-            rate = group["accepted"].sum() / group["tested"].sum()
-            rows.append((f"{method}, T = {t:g}, a = {rate:.2f}", [*map(Cell, texts)]))
-    return rows
+    columns = ["γ", "T", *map(str, numbers)]
+    return Table(name, title, caption, "Method", groups, columns, sections, data)
 
 
 def method_sections(

@@ -8,7 +8,7 @@ from ..rules import Mars, Rule
 from ..statistics.bootstrap import FEW_PROMPTS, few
 from ..statistics.run_lengths import CENSORED
 from .measured import Measured
-from .text import rule_text, share_text
+from .text import share_text
 
 AT_LEAST = (
     f"≥: a lower bound; ends of trajectories cut more than {100 * CENSORED:g} % of the calls or "
@@ -32,7 +32,7 @@ def coverage_notes(
     def share(target: str, rule: str, column: str) -> float:
         return float(measured.row(target, rule, "mean")[column])
 
-    return share_notes(share, {rule.label: rule_text(rule) for rule in rules}, targets, meaning)
+    return share_notes(share, {rule.label: rule.title for rule in rules}, targets, meaning)
 
 
 def share_notes(

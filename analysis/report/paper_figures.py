@@ -1,51 +1,32 @@
-"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper."""
+"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper.
+
+Every function returns a `Figure`, or None where the study has none of its rules.
+"""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+import pandas as pd
 
-from ..rules import Rule
+from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ..statistics.bootstrap import Floats, PromptBootstrap, survival
-from .measured import Certified, Panels
-from .style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, styled
-from .text import rule_text
+from .figure import Figure
+from .measured import Panels
+from .paper_panels import finish, label, levels, panels_of, survival_drawing
+from .style import BLUE, styled
 
-PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
-# strict greedy, wherever it is the reference: wide and below, as other curves run along it
-REFERENCE: dict[str, Any] = {"color": "#A8A8A8", "linewidth": 3.2, "zorder": 1.5}
-GRID_POINTS = 600
 SINGLE = 0.76  # nats shown of single-token certificates, which end at log 2
-
-
-def all_figures(
-    top: Mapping[str, Floats], panels: Panels, bootstraps: Mapping[str, PromptBootstrap]
-) -> dict[str, Figure]:
-    """Return every figure that the study's rules fill, by file name without suffix."""
-    figures = {
-        "figure1": figure1(top),
-        "figure2": figure2(panels, bootstraps),
-        "figure3": figure3(panels),
-        "figure4": figure4(panels),
-        "figure5": figure5(panels),
-        "own": own_figure(panels),
-    }
-    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 @styled
 def figure1(top: Mapping[str, Floats]) -> Figure:
     """Draw the distribution of the argmax's probability; (N,) of each target."""
-    figure, axes = _panels(list(top))
+    drawing, axes = panels_of(list(top))
     bins = np.linspace(0, 1, 41)
-    for axis, probability in zip(axes, top.values(), strict=True):
+    frames = []
+    for axis, (target, probability) in zip(axes, top.items(), strict=True):
         share = np.histogram(probability, bins)[0] / len(probability)
         axis.bar(
             bins[:-1],
@@ -70,69 +51,119 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         axis.set_xlim(0, 1)
         axis.set_xlabel("probability of the most probable token")
         axis.legend(loc="upper left")
+        bars = {"target": target, "from": bins[:-1], "to": bins[1:], "share": share}
+        frames.append(pd.DataFrame(bars).assign(mean=mean, median=median))
     for axis in axes[::2]:
         axis.set_ylabel("fraction of steps")
-    return figure
+    return Figure(
+        "figure1",
+        "Figure 1",
+        "Distribution of the probability of the most probable target token over decoding steps.",
+        drawing,
+        pd.concat(frames, ignore_index=True),
+    )
 
 
 @styled
 def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
     """Draw the share of steps whose strict greedy certificate exceeds eps, with its interval."""
+    greedy = StrictGreedy()
     chosen = {
-        target: [item for item in items if item.rule.name == "greedy"]
+        target: next((item for item in items if item.rule == greedy), None)
         for target, items in panels.items()
     }
-    if not all(chosen.values()):
-        return None
-    figure, axes = _panels(list(chosen), legend_rows=1)
-    grid = np.linspace(0, SINGLE, GRID_POINTS)
-    for axis, (target, items) in zip(axes, chosen.items(), strict=True):
-        greedy, bootstrap = items[0], bootstraps[target]
-        low = survival_band(greedy.lo, grid, bootstrap)[0]
-        high = survival_band(greedy.hi, grid, bootstrap)[1]
-        axis.fill_between(
-            grid,
-            low,
-            high,
-            color=BLUE,
-            alpha=0.3,
-            linewidth=0,
-            label=f"{100 * bootstrap.confidence:g} % interval over prompts",
-        )
-        axis.plot(
-            grid, survival(greedy.lo, grid), color=BLUE, linewidth=1, label=rule_text(greedy.rule)
-        )
-        _finish(axis, SINGLE, [greedy.rule])
-    _label(figure, axes)
-    return figure
+    drawing, axes = panels_of(list(chosen), legend_rows=1)
+    grid = levels(SINGLE)
+    frames = []
+    for axis, (target, item) in zip(axes, chosen.items(), strict=True):
+        if item is None:
+            return None
+        bootstrap = bootstraps[target]
+        low = survival_band(item.lo, grid, bootstrap)[0]
+        high = survival_band(item.hi, grid, bootstrap)[1]
+        name = f"{100 * bootstrap.confidence:g} % interval over prompts"
+        axis.fill_between(grid, low, high, color=BLUE, alpha=0.3, linewidth=0, label=name)
+        share = survival(item.lo, grid)
+        axis.plot(grid, share, color=BLUE, linewidth=1, label=greedy.title)
+        finish(axis, SINGLE, [greedy])
+        curve = {"target": target, "eps": grid, "share": share, "low": low, "high": high}
+        frames.append(pd.DataFrame(curve))
+    label(drawing, axes)
+    return Figure(
+        "figure2",
+        "Figure 2",
+        "Fraction of steps whose strict greedy certificate exceeds ε. It ends at log 2, the "
+        "ceiling of single-token criteria (Theorem 4.6), which very certain steps approach. "
+        "Shaded: pointwise interval over prompts.",
+        drawing,
+        pd.concat(frames, ignore_index=True),
+    )
 
 
 def figure3(panels: Panels) -> Figure | None:
     """Compare additive certificates across t."""
-    return _family(panels, lambda rule: rule.name == "additive", limit=SINGLE)
+    return _family(
+        "figure3",
+        "Figure 3",
+        "Additive relaxed certificates across t. A curve that stays above zero beyond "
+        "log 2 counts the steps whose rejection region is empty, which accept every "
+        "drafter. A shaded area lies between the ends of certificates known as intervals.",
+        panels,
+        lambda rule: type(rule) is Additive,
+        limit=SINGLE,
+    )
 
 
 def figure4(panels: Panels) -> Figure | None:
     """Compare multiplicative certificates across alpha."""
-    return _family(panels, lambda rule: rule.name == "multiplicative", limit=SINGLE)
+    return _family(
+        "figure4",
+        "Figure 4",
+        "Multiplicative relaxed certificates across α.",
+        panels,
+        lambda rule: type(rule) is Multiplicative,
+        limit=SINGLE,
+    )
 
 
 def figure5(panels: Panels) -> Figure | None:
     """Compare tree certificates across m."""
-    return _family(panels, lambda rule: rule.name == "tree")
+    greedy = any(item.rule == StrictGreedy() for items in panels.values() for item in items)
+    return _family(
+        "figure5",
+        "Figure 5",
+        f"Tree certificates across m{', with strict greedy' if greedy else ''}. Dashed: the "
+        "ceilings log(m+1) (Theorem 5.3), reached only in the limit"
+        f"{', and log 2' if greedy else ''}.",
+        panels,
+        lambda rule: type(rule) is Tree,
+    )
 
 
 def own_figure(panels: Panels) -> Figure | None:
     """Compare the certificates of a user's own rules."""
-    return _family(panels, lambda rule: rule.own)
+    return _family(
+        "own",
+        "Rules of the study's own",
+        "Certificates of the rules that this study defines itself, with strict greedy where it "
+        "is among the rules. Dashed: their ceilings.",
+        panels,
+        lambda rule: rule.own,
+    )
 
 
+@styled
 def _family(
-    panels: Panels, of_family: Callable[[Rule], bool], limit: float | None = None
+    name: str,
+    title: str,
+    caption: str,
+    panels: Panels,
+    of_family: Callable[[Rule], bool],
+    limit: float | None = None,
 ) -> Figure | None:
     """Draw strict greedy, as the reference, and all rules of one family, up to their ceilings."""
     chosen = {
-        target: [item for item in items if item.rule.name == "greedy" or of_family(item.rule)]
+        target: [item for item in items if item.rule == StrictGreedy() or of_family(item.rule)]
         for target, items in panels.items()
     }
     ceilings = [
@@ -140,89 +171,8 @@ def _family(
     ]
     if not ceilings:
         return None
-    return _survival(chosen, 1.06 * max(ceilings) if limit is None else limit)
-
-
-@styled
-def _survival(panels: Panels, limit: float) -> Figure:
-    most = max(len(items) for items in panels.values())
-    figure, axes = _panels(list(panels), legend_rows=-(-most // _legend_columns(len(panels))))
-    for axis, items in zip(axes, panels.values(), strict=True):
-        _curves(axis, items, limit)
-        _finish(axis, limit, [item.rule for item in items])
-    _label(figure, axes)
-    return figure
-
-
-def _curves(axis: Axes, items: Sequence[Certified], limit: float) -> None:
-    """Draw the survival curve of each rule, and the area between lo and hi where they differ."""
-    grid = np.linspace(0, limit, GRID_POINTS)
-    lines = itertools.cycle(LINES)
-    for item in items:
-        style = (
-            REFERENCE
-            if item.rule.name == "greedy"
-            else dict(zip(("color", "linestyle"), next(lines), strict=True))
-        )
-        share, possible = survival(item.lo, grid), survival(item.hi, grid)
-        axis.plot(grid, share, label=rule_text(item.rule), **style)
-        if not np.array_equal(share, possible):
-            axis.fill_between(grid, share, possible, color=style["color"], alpha=0.25, linewidth=0)
-
-
-def _finish(axis: Axes, limit: float, rules: Sequence[Rule]) -> None:
-    _ceilings(axis, rules)
-    axis.set_xlim(0, limit)
-    axis.set_ylim(0, 1.02)
-    axis.set_xlabel("ε (nats)")
-
-
-def _label(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Name the y axis once a row, and put one legend for all panels below them."""
-    columns = min(2, len(axes))
-    for axis in axes[::columns]:
-        axis.set_ylabel("fraction of steps with R > ε")
-    legend(figure, axes[:1], _legend_columns(len(axes)))
-
-
-def _legend_columns(panels: int) -> int:
-    return 4 if panels > 1 else 2
-
-
-def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
-    """Draw the ceilings of the shown rules: log(m+1) of each tree, log 2 of most others."""
-    for ceiling in dict.fromkeys(rule.ceiling for rule in rules):
-        whole = round(math.exp(ceiling))
-        name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"
-        axis.axvline(ceiling, **LEVEL)
-        axis.annotate(
-            name,
-            (ceiling, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-2, -2),
-            textcoords="offset points",
-            rotation=90,
-            ha="right",
-            va="top",
-            fontsize=6.5,
-            color="#555555",
-        )
-
-
-def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Figure, list[Axes]]:
-    """Make one panel a target: a column wide, or two side by side over the text's width."""
-    columns = min(2, len(targets))
-    rows = -(-len(targets) // columns)
-    size = (COLUMN if columns == 1 else TEXT, PANEL_HEIGHT * rows + LEGEND_ROW * legend_rows)
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06))
-    axes = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
-    for axis in axes[len(targets) :]:
-        axis.remove()
-    for at, (axis, target) in enumerate(zip(axes, targets, strict=False)):
-        axis.set_title(target if len(targets) == 1 else f"({chr(ord('a') + at)}) {target}")
-        axis.grid(axis="y", **RULED)
-        axis.set_axisbelow(True)
-    return figure, axes[: len(targets)]
+    drawing, data = survival_drawing(chosen, 1.06 * max(ceilings) if limit is None else limit)
+    return Figure(name, title, caption, drawing, data)
 
 
 def survival_band(

@@ -13,7 +13,7 @@ from . import published
 from .measured import Measured
 from .notes import AT_LEAST, coverage_notes, few_notes
 from .table import Cell, Section, Table
-from .text import interval_text, rule_text, run_text
+from .text import interval_text, run_text
 
 FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
 COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
@@ -37,10 +37,10 @@ EMPTY = "Such a step is certified at every ε."
 def run_length_table(measured: Measured, at: int) -> Table:
     """Certifiable run lengths of the target number `at`: Tables 5, 6, then 8 and on."""
     target = measured.targets[at]
-    rules = _shown(measured)
+    rules, by_label = _shown(measured), {rule.label: rule for rule in measured.rules}
     data = measured.runs[measured.runs["target"] == target]
     data = _with_shares(measured, data).assign(
-        published=[_published(row) for row in data.to_dict("records")]
+        published=[_published(row, by_label[row["rule"]]) for row in data.to_dict("records")]
     )
     cells = {
         (row["rule"], row["eps"]): Cell(
@@ -50,9 +50,11 @@ def run_length_table(measured: Measured, at: int) -> Table:
         if row["estimator"] == "per_call"
     }
     levels = list(dict.fromkeys(data["eps"]))
-    rows = [(rule_text(rule), [cells[rule.label, eps] for eps in levels]) for rule in rules]
+    rows = [(rule.title, [cells[rule.label, eps] for eps in levels]) for rule in rules]
+    number = at + 5 if at < 2 else at - 2 + FIRST_EXTRA
     return Table(
-        f"table{at + 5 if at < 2 else at - 2 + FIRST_EXTRA}",
+        f"table{number}",
+        f"Table {number}",
         f"Mean certifiable acceptance length of {target}, by the bound ε on the KL in nats. "
         f"{PER_CALL}",
         "Criterion",
@@ -86,11 +88,12 @@ def estimator_table(measured: Measured) -> Table:
         return [*map(Cell, shown), Cell(f"{found[0]['failing_prompts']}/{found[0]['prompts']}")]
 
     rows = [
-        (rule_text(rule), [cell for target in measured.targets for cell in cells(rule, target)])
+        (rule.title, [cell for target in measured.targets for cell in cells(rule, target)])
         for rule in rules
     ]
     return Table.side_by_side(
         "estimators",
+        "Estimators",
         f"Four estimators of the certifiable run length at ε = {eps:g}, in tokens, "
         "with bootstrap intervals over prompts, and the prompts with at least one uncertified "
         f"step. {ESTIMATORS}",
@@ -105,13 +108,13 @@ def estimator_table(measured: Measured) -> Table:
 
 def _shown(measured: Measured) -> list[Rule]:
     """Return the rules of the paper's tables and a user's own; all where the paper has none."""
-    paper = {rule.label for rule in measured.rules if rule.label in published.TABLE2}
-    return [rule for rule in measured.rules if not paper or rule.label in paper or rule.own]
+    paper = {rule for rule in measured.rules if rule in published.TABLE2}
+    return [rule for rule in measured.rules if not paper or rule in paper or rule.own]
 
 
-def _published(row: dict[Any, Any]) -> str:
+def _published(row: dict[Any, Any], rule: Rule) -> str:
     """Return what the paper prints for a row of `Measured.runs`; it has one estimator only."""
-    value = published.run_length(row["target"], row["rule"], row["eps"])
+    value = published.run_length(row["target"], rule, row["eps"])
     return "" if row["estimator"] != "per_call" or math.isnan(value) else run_text(value, value)
 
 

@@ -7,23 +7,22 @@ of its rules. Tables 5 and 6 are in `analysis.report.paper_run_lengths`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from ..rules import Mars, Rule
+from ..rules import Additive, Mars, Multiplicative, Rule, TopMAdditive
 from . import published
 from .measured import Measured
 from .notes import coverage_notes, few_notes, undefined_notes
-from .paper_run_lengths import estimator_table, run_length_table
 from .table import Cell, Section, Table
-from .text import MARK, certificate_text, rule_text, symbol
+from .text import MARK, certificate_text, symbol
 
 STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
-FAMILIES = {  # of Table 3: title and parameter
-    "additive": ("Additive certificate", "t"),
-    "multiplicative": ("Multiplicative certificate", "alpha"),
+FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and parameter
+    Additive: ("Additive certificate", "t"),
+    Multiplicative: ("Multiplicative certificate", "alpha"),
 }
 
 CEILINGS = (
@@ -38,22 +37,6 @@ EMPTY = (
     f"Means take the ceiling for it, quantiles rank it at the top; {MARK} marks a ceiling "
     "printed for it."
 )
-
-
-def all_tables(measured: Measured) -> list[Table]:
-    """Return every table that the study's rules fill, in order."""
-    runs = [run_length_table(measured, at) for at in range(len(measured.targets))]
-    tables = [
-        table1(measured),
-        table2(measured),
-        table3(measured),
-        table4(measured),
-        *runs[:2],
-        estimator_table(measured),
-        table7(measured),
-        *runs[2:],
-    ]
-    return [table for table in tables if table is not None]
 
 
 def table1(measured: Measured) -> Table:
@@ -76,6 +59,7 @@ def table1(measured: Measured) -> Table:
     ]
     return Table.side_by_side(
         "table1",
+        "Table 1",
         "Probability of the k most probable target tokens over decoding steps.",
         "k",
         measured.targets,
@@ -88,9 +72,10 @@ def table1(measured: Measured) -> Table:
 
 def table2(measured: Measured) -> Table | None:
     """Certificates under the criteria of the paper's Table 2."""
-    rules = [rule for rule in measured.rules if rule.label in published.TABLE2]
+    rules = [rule for rule in measured.rules if rule in published.TABLE2]
     return _certificate_table(
         "table2",
+        "Table 2",
         "Exact KL certificates over decoding steps in nats: the least KL(p‖q) at which "
         f"the criterion can reject. Higher tolerates more drafter error. {CEILINGS}",
         measured,
@@ -103,10 +88,11 @@ def table7(measured: Measured) -> Table | None:
     rules = [
         rule
         for rule in measured.rules
-        if rule.label not in published.TABLE2 and rule.name not in FAMILIES and not _in_table4(rule)
+        if rule not in published.TABLE2 and type(rule) not in FAMILIES and not _in_table4(rule)
     ]
     table = _certificate_table(
         "table7",
+        "Table 7",
         "KL certificates in nats under criteria beyond the paper's tables. "
         f"{CEILINGS} {TOP_M} MARS tests the ratio of the two largest raw logits; where the "
         "largest is not positive only the argmax is accepted.",
@@ -119,14 +105,14 @@ def table7(measured: Measured) -> Table | None:
 
 
 def _certificate_table(
-    name: str, caption: str, measured: Measured, rules: Sequence[Rule]
+    name: str, title: str, caption: str, measured: Measured, rules: Sequence[Rule]
 ) -> Table | None:
     """Lay out every statistic of the certificates, a row for each rule."""
     if not rules:
         return None
     rows = [
         (
-            rule_text(rule),
+            rule.title,
             [
                 _cell(measured, rule, target, statistic)
                 for target in measured.targets
@@ -137,6 +123,7 @@ def _certificate_table(
     ]
     return Table.side_by_side(
         name,
+        title,
         caption,
         "Criterion",
         measured.targets,
@@ -150,8 +137,8 @@ def _certificate_table(
 def table3(measured: Measured) -> Table | None:
     """The p5 of the additive and multiplicative certificates over t and alpha."""
     sections, shown = [], []
-    for name, (title, parameter) in FAMILIES.items():
-        rules = [rule for rule in measured.rules if rule.name == name]
+    for family, (title, parameter) in FAMILIES.items():
+        rules = [rule for rule in measured.rules if type(rule) is family]
         rows = [
             (
                 f"{symbol(parameter)} = {rule.parameters[parameter]:g}",
@@ -166,6 +153,7 @@ def table3(measured: Measured) -> Table | None:
         return None
     return Table(
         "table3",
+        "Table 3",
         "Sensitivity of the additive and multiplicative certificates to their "
         "parameters: 5th percentile over decoding steps, in nats.",
         "Parameter",
@@ -195,6 +183,7 @@ def table4(measured: Measured) -> Table | None:
     shown = list(rules.values())
     return Table.side_by_side(
         "table4",
+        "Table 4",
         "Top-m additive relaxed acceptance: 5th percentile of the certificate over "
         f"decoding steps, in nats. {TOP_M}",
         "t",
@@ -207,14 +196,14 @@ def table4(measured: Measured) -> Table | None:
 
 
 def _in_table4(rule: Rule) -> bool:
-    return rule.name == "topm_additive" and rule.parameters.get("convention", "rank") == "rank"
+    return type(rule) is TopMAdditive and rule.convention == "rank"
 
 
 def _cell(measured: Measured, rule: Rule, target: str, statistic: str) -> Cell:
     row = measured.row(target, rule.label, statistic)
     return Cell(
         certificate_text(row["value"], row["optimistic"], rule.ceiling),
-        _printed(published.certificate(target, rule.label, statistic)),
+        _printed(published.certificate(target, rule, statistic)),
     )
 
 
@@ -222,7 +211,7 @@ def _data(measured: Measured, rules: Sequence[Rule], statistics: Sequence[str]) 
     """Return the tidy certificates of some rules beside the published ones."""
     rows = [
         measured.row(target, rule.label, statistic)
-        | {"published": published.certificate(target, rule.label, statistic)}
+        | {"published": published.certificate(target, rule, statistic)}
         for target in measured.targets
         for rule in rules
         for statistic in statistics

@@ -1,8 +1,7 @@
 """The tables printed in the paper (arXiv 2606.30265v1, Tables 1 to 6), as data.
 
 Transcribed as printed, for comparison only: nothing is fitted to them. Keys are the label of a
-target, then the label of a rule (``analysis.rules``) or a parameter. The functions look one
-number up.
+target, then a rule or a parameter. The functions look one number up.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ..rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 
 ABOVE = math.inf  # printed as ">100", the cap of Tables 5 and 6
 CAP = 100.0
@@ -35,120 +36,120 @@ TOP_PROBABILITY: dict[str, dict[int, tuple[float, ...]]] = {
 }
 
 # Table 2: certificates in nats, by rule: STATISTICS
-CERTIFICATES: dict[str, dict[str, tuple[float, ...]]] = {
+CERTIFICATES: dict[str, dict[Rule, tuple[float, ...]]] = {
     "Qwen3-1.7B": {
-        "greedy": (0.438, 0.559, 0.006, 0.160),
-        "additive t=0.1": (0.445, 0.559, 0.023, 0.178),
-        "additive t=0.3": (0.482, 0.573, 0.102, 0.272),
-        "multiplicative alpha=0.5": (0.464, 0.560, 0.061, 0.235),
-        "multiplicative alpha=0.1": (0.555, 0.610, 0.279, 0.435),
-        "typical eps0=0.1 delta0=0.09": (0.598, 0.646, 0.375, 0.522),
-        "tree m=2": (0.772, 0.962, 0.071, 0.448),
-        "tree m=4": (1.213, 1.456, 0.249, 0.862),
-        "tree m=8": (1.736, 2.038, 0.531, 1.355),
+        StrictGreedy(): (0.438, 0.559, 0.006, 0.160),
+        Additive(0.1): (0.445, 0.559, 0.023, 0.178),
+        Additive(0.3): (0.482, 0.573, 0.102, 0.272),
+        Multiplicative(0.5): (0.464, 0.560, 0.061, 0.235),
+        Multiplicative(0.1): (0.555, 0.610, 0.279, 0.435),
+        Typical(0.1, 0.09): (0.598, 0.646, 0.375, 0.522),
+        Tree(2): (0.772, 0.962, 0.071, 0.448),
+        Tree(4): (1.213, 1.456, 0.249, 0.862),
+        Tree(8): (1.736, 2.038, 0.531, 1.355),
     },
     "Qwen3-4B": {
-        "greedy": (0.468, 0.619, 0.007, 0.217),
-        "additive t=0.1": (0.475, 0.619, 0.025, 0.236),
-        "additive t=0.3": (0.505, 0.625, 0.107, 0.315),
-        "multiplicative alpha=0.5": (0.492, 0.619, 0.066, 0.288),
-        "multiplicative alpha=0.1": (0.573, 0.643, 0.296, 0.465),
-        "typical eps0=0.1 delta0=0.09": (0.606, 0.664, 0.378, 0.536),
-        "tree m=2": (0.820, 1.036, 0.099, 0.538),
-        "tree m=4": (1.276, 1.541, 0.327, 0.995),
-        "tree m=8": (1.814, 2.126, 0.663, 1.520),
+        StrictGreedy(): (0.468, 0.619, 0.007, 0.217),
+        Additive(0.1): (0.475, 0.619, 0.025, 0.236),
+        Additive(0.3): (0.505, 0.625, 0.107, 0.315),
+        Multiplicative(0.5): (0.492, 0.619, 0.066, 0.288),
+        Multiplicative(0.1): (0.573, 0.643, 0.296, 0.465),
+        Typical(0.1, 0.09): (0.606, 0.664, 0.378, 0.536),
+        Tree(2): (0.820, 1.036, 0.099, 0.538),
+        Tree(4): (1.276, 1.541, 0.327, 0.995),
+        Tree(8): (1.814, 2.126, 0.663, 1.520),
     },
 }
 
 TABLE2 = tuple(CERTIFICATES["Qwen3-1.7B"])  # its rules, which Tables 5 and 6 show as well
 
 # Tables 3 and 4: p5 of the certificates in nats, by rule
-P5: dict[str, dict[str, float]] = {
+P5: dict[str, dict[Rule, float]] = {
     "Qwen3-1.7B": {
-        "additive t=0.01": 0.008,
-        "additive t=0.05": 0.011,
-        "additive t=0.1": 0.023,
-        "additive t=0.2": 0.056,
-        "additive t=0.3": 0.102,
-        "additive t=0.5": 0.217,
-        "multiplicative alpha=0.9": 0.008,
-        "multiplicative alpha=0.7": 0.027,
-        "multiplicative alpha=0.5": 0.061,
-        "multiplicative alpha=0.3": 0.125,
-        "multiplicative alpha=0.2": 0.176,
-        "multiplicative alpha=0.1": 0.279,
-        "topm_additive m=2 t=0.01": 0.008,
-        "topm_additive m=4 t=0.01": 0.008,
-        "topm_additive m=6 t=0.01": 0.008,
-        "topm_additive m=8 t=0.01": 0.008,
-        "topm_additive m=2 t=0.05": 0.011,
-        "topm_additive m=4 t=0.05": 0.012,
-        "topm_additive m=6 t=0.05": 0.012,
-        "topm_additive m=8 t=0.05": 0.012,
-        "topm_additive m=2 t=0.1": 0.018,
-        "topm_additive m=4 t=0.1": 0.023,
-        "topm_additive m=6 t=0.1": 0.024,
-        "topm_additive m=8 t=0.1": 0.024,
-        "topm_additive m=2 t=0.2": 0.037,
-        "topm_additive m=4 t=0.2": 0.054,
-        "topm_additive m=6 t=0.2": 0.056,
-        "topm_additive m=8 t=0.2": 0.057,
+        Additive(0.01): 0.008,
+        Additive(0.05): 0.011,
+        Additive(0.1): 0.023,
+        Additive(0.2): 0.056,
+        Additive(0.3): 0.102,
+        Additive(0.5): 0.217,
+        Multiplicative(0.9): 0.008,
+        Multiplicative(0.7): 0.027,
+        Multiplicative(0.5): 0.061,
+        Multiplicative(0.3): 0.125,
+        Multiplicative(0.2): 0.176,
+        Multiplicative(0.1): 0.279,
+        TopMAdditive(2, 0.01): 0.008,
+        TopMAdditive(4, 0.01): 0.008,
+        TopMAdditive(6, 0.01): 0.008,
+        TopMAdditive(8, 0.01): 0.008,
+        TopMAdditive(2, 0.05): 0.011,
+        TopMAdditive(4, 0.05): 0.012,
+        TopMAdditive(6, 0.05): 0.012,
+        TopMAdditive(8, 0.05): 0.012,
+        TopMAdditive(2, 0.1): 0.018,
+        TopMAdditive(4, 0.1): 0.023,
+        TopMAdditive(6, 0.1): 0.024,
+        TopMAdditive(8, 0.1): 0.024,
+        TopMAdditive(2, 0.2): 0.037,
+        TopMAdditive(4, 0.2): 0.054,
+        TopMAdditive(6, 0.2): 0.056,
+        TopMAdditive(8, 0.2): 0.057,
     },
     "Qwen3-4B": {
-        "additive t=0.01": 0.008,
-        "additive t=0.05": 0.014,
-        "additive t=0.1": 0.025,
-        "additive t=0.2": 0.061,
-        "additive t=0.3": 0.107,
-        "additive t=0.5": 0.218,
-        "multiplicative alpha=0.9": 0.008,
-        "multiplicative alpha=0.7": 0.030,
-        "multiplicative alpha=0.5": 0.066,
-        "multiplicative alpha=0.3": 0.141,
-        "multiplicative alpha=0.2": 0.196,
-        "multiplicative alpha=0.1": 0.296,
-        "topm_additive m=2 t=0.01": 0.011,
-        "topm_additive m=4 t=0.01": 0.011,
-        "topm_additive m=6 t=0.01": 0.011,
-        "topm_additive m=8 t=0.01": 0.011,
-        "topm_additive m=2 t=0.05": 0.014,
-        "topm_additive m=4 t=0.05": 0.015,
-        "topm_additive m=6 t=0.05": 0.015,
-        "topm_additive m=8 t=0.05": 0.015,
-        "topm_additive m=2 t=0.1": 0.023,
-        "topm_additive m=4 t=0.1": 0.027,
-        "topm_additive m=6 t=0.1": 0.027,
-        "topm_additive m=8 t=0.1": 0.027,
-        "topm_additive m=2 t=0.2": 0.045,
-        "topm_additive m=4 t=0.2": 0.060,
-        "topm_additive m=6 t=0.2": 0.063,
-        "topm_additive m=8 t=0.2": 0.063,
+        Additive(0.01): 0.008,
+        Additive(0.05): 0.014,
+        Additive(0.1): 0.025,
+        Additive(0.2): 0.061,
+        Additive(0.3): 0.107,
+        Additive(0.5): 0.218,
+        Multiplicative(0.9): 0.008,
+        Multiplicative(0.7): 0.030,
+        Multiplicative(0.5): 0.066,
+        Multiplicative(0.3): 0.141,
+        Multiplicative(0.2): 0.196,
+        Multiplicative(0.1): 0.296,
+        TopMAdditive(2, 0.01): 0.011,
+        TopMAdditive(4, 0.01): 0.011,
+        TopMAdditive(6, 0.01): 0.011,
+        TopMAdditive(8, 0.01): 0.011,
+        TopMAdditive(2, 0.05): 0.014,
+        TopMAdditive(4, 0.05): 0.015,
+        TopMAdditive(6, 0.05): 0.015,
+        TopMAdditive(8, 0.05): 0.015,
+        TopMAdditive(2, 0.1): 0.023,
+        TopMAdditive(4, 0.1): 0.027,
+        TopMAdditive(6, 0.1): 0.027,
+        TopMAdditive(8, 0.1): 0.027,
+        TopMAdditive(2, 0.2): 0.045,
+        TopMAdditive(4, 0.2): 0.060,
+        TopMAdditive(6, 0.2): 0.063,
+        TopMAdditive(8, 0.2): 0.063,
     },
 }
 
 # Tables 5 and 6: mean certifiable acceptance length in tokens, by rule: EPS
-RUN_LENGTHS: dict[str, dict[str, tuple[float, ...]]] = {
+RUN_LENGTHS: dict[str, dict[Rule, tuple[float, ...]]] = {
     "Qwen3-1.7B": {
-        "greedy": (12.06, 6.51, 4.83, 3.53, 2.90, 2.49, 2.16, 1.36),
-        "additive t=0.1": (34.57, 8.37, 5.41, 3.71, 2.97, 2.51, 2.16, 1.37),
-        "additive t=0.3": (ABOVE, ABOVE, 17.79, 5.53, 3.55, 2.73, 2.23, 1.38),
-        "multiplicative alpha=0.5": (ABOVE, 26.16, 8.42, 4.46, 3.27, 2.61, 2.17, 1.37),
-        "multiplicative alpha=0.1": (ABOVE, ABOVE, ABOVE, 63.18, 13.07, 5.21, 2.86, 1.38),
-        "typical eps0=0.1 delta0=0.09": (ABOVE, ABOVE, ABOVE, ABOVE, 45.38, 12.57, 4.61, 1.43),
-        "tree m=2": (57.15, 22.25, 13.57, 8.02, 5.81, 4.36, 3.55, 2.72),
-        "tree m=4": (ABOVE, 68.99, 41.51, 21.95, 14.14, 10.31, 7.88, 5.31),
-        "tree m=8": (ABOVE, ABOVE, 90.03, 54.67, 36.46, 25.27, 18.78, 11.93),
+        StrictGreedy(): (12.06, 6.51, 4.83, 3.53, 2.90, 2.49, 2.16, 1.36),
+        Additive(0.1): (34.57, 8.37, 5.41, 3.71, 2.97, 2.51, 2.16, 1.37),
+        Additive(0.3): (ABOVE, ABOVE, 17.79, 5.53, 3.55, 2.73, 2.23, 1.38),
+        Multiplicative(0.5): (ABOVE, 26.16, 8.42, 4.46, 3.27, 2.61, 2.17, 1.37),
+        Multiplicative(0.1): (ABOVE, ABOVE, ABOVE, 63.18, 13.07, 5.21, 2.86, 1.38),
+        Typical(0.1, 0.09): (ABOVE, ABOVE, ABOVE, ABOVE, 45.38, 12.57, 4.61, 1.43),
+        Tree(2): (57.15, 22.25, 13.57, 8.02, 5.81, 4.36, 3.55, 2.72),
+        Tree(4): (ABOVE, 68.99, 41.51, 21.95, 14.14, 10.31, 7.88, 5.31),
+        Tree(8): (ABOVE, ABOVE, 90.03, 54.67, 36.46, 25.27, 18.78, 11.93),
     },
     "Qwen3-4B": {
-        "greedy": (13.65, 7.42, 5.60, 4.07, 3.31, 2.81, 2.44, 1.47),
-        "additive t=0.1": (36.13, 9.69, 6.38, 4.31, 3.40, 2.84, 2.44, 1.47),
-        "additive t=0.3": (ABOVE, 98.09, 19.67, 6.39, 4.05, 3.07, 2.51, 1.48),
-        "multiplicative alpha=0.5": (ABOVE, 34.21, 10.44, 5.32, 3.78, 2.97, 2.45, 1.47),
-        "multiplicative alpha=0.1": (ABOVE, ABOVE, ABOVE, 74.15, 16.24, 6.30, 3.30, 1.49),
-        "typical eps0=0.1 delta0=0.09": (ABOVE, ABOVE, ABOVE, 99.57, 45.57, 13.33, 5.06, 1.55),
-        "tree m=2": (64.57, 28.39, 17.25, 10.24, 7.30, 5.27, 4.19, 3.16),
-        "tree m=4": (ABOVE, 84.46, 54.05, 29.54, 19.03, 13.82, 10.44, 6.65),
-        "tree m=8": (ABOVE, ABOVE, ABOVE, 73.77, 50.31, 35.21, 26.67, 16.14),
+        StrictGreedy(): (13.65, 7.42, 5.60, 4.07, 3.31, 2.81, 2.44, 1.47),
+        Additive(0.1): (36.13, 9.69, 6.38, 4.31, 3.40, 2.84, 2.44, 1.47),
+        Additive(0.3): (ABOVE, 98.09, 19.67, 6.39, 4.05, 3.07, 2.51, 1.48),
+        Multiplicative(0.5): (ABOVE, 34.21, 10.44, 5.32, 3.78, 2.97, 2.45, 1.47),
+        Multiplicative(0.1): (ABOVE, ABOVE, ABOVE, 74.15, 16.24, 6.30, 3.30, 1.49),
+        Typical(0.1, 0.09): (ABOVE, ABOVE, ABOVE, 99.57, 45.57, 13.33, 5.06, 1.55),
+        Tree(2): (64.57, 28.39, 17.25, 10.24, 7.30, 5.27, 4.19, 3.16),
+        Tree(4): (ABOVE, 84.46, 54.05, 29.54, 19.03, 13.82, 10.44, 6.65),
+        Tree(8): (ABOVE, ABOVE, ABOVE, 73.77, 50.31, 35.21, 26.67, 16.14),
     },
 }
 
@@ -162,15 +163,15 @@ def top_probability(target: str, k: int, statistic: str) -> float:
     return _cell(TOP_PROBABILITY, target, k, STATISTICS, statistic)
 
 
-def certificate(target: str, rule: str, statistic: str) -> float:
-    """Return a number of Tables 2 to 4 in nats by the label of its rule; NaN if there is none."""
+def certificate(target: str, rule: Rule, statistic: str) -> float:
+    """Return a number of Tables 2 to 4 in nats by its rule; NaN if there is none."""
     known = _cell(CERTIFICATES, target, rule, STATISTICS, statistic)
     if math.isnan(known) and statistic == "p5":
         return P5.get(target, {}).get(rule, math.nan)
     return known
 
 
-def run_length(target: str, rule: str, eps: float) -> float:
+def run_length(target: str, rule: Rule, eps: float) -> float:
     """Return a number of Tables 5 and 6 in tokens, inf above the cap; NaN if there is none."""
     return _cell(RUN_LENGTHS, target, rule, EPS, eps)
 
@@ -178,7 +179,7 @@ def run_length(target: str, rule: str, eps: float) -> float:
 def _cell(
     table: Mapping[str, Mapping[Any, tuple[float, ...]]],
     target: str,
-    row: str | int,
+    row: Rule | int,
     columns: Sequence[Any],
     column: str | float,
 ) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from .text import latex, markdown
+from .escape import latex, markdown
 
 PUBLISHED = "as published"
 
@@ -34,6 +34,7 @@ class Table:
 
     Attributes:
         name: file name without suffix, for instance "table2".
+        title: heading on the page.
         caption: one paragraph of plain text.
         stub: heading of the first column.
         groups: (heading, number of columns) over the other columns; an empty heading is none.
@@ -44,6 +45,7 @@ class Table:
     """
 
     name: str
+    title: str
     caption: str
     stub: str
     groups: Sequence[tuple[str, int]]
@@ -56,6 +58,7 @@ class Table:
     def side_by_side(
         cls,
         name: str,
+        title: str,
         caption: str,
         stub: str,
         titles: Sequence[str],
@@ -65,8 +68,9 @@ class Table:
         notes: Sequence[str] = (),
     ) -> Table:
         """Return a table with the same columns below each title, most often a target."""
-        groups = [(title, len(columns)) for title in titles]
-        return cls(name, caption, stub, groups, [*columns] * len(titles), sections, data, notes)
+        groups = [(above, len(columns)) for above in titles]
+        repeated = [*columns] * len(titles)
+        return cls(name, title, caption, stub, groups, repeated, sections, data, notes)
 
     def csv(self) -> str:
         """Return the tidy data as CSV; an empty cell is a value that does not exist."""

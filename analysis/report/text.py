@@ -1,79 +1,15 @@
-"""How values, rules and names are printed, in Markdown and in LaTeX."""
+"""How values, rules and their parameters are printed."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from decimal import ROUND_FLOOR, Decimal
 
-from ..rules import Rule
 from .published import CAP
 
 MARK = "*"  # beside a ceiling: the rejection region is empty
 UNDEFINED = "–"
 SYMBOLS = {"alpha": "α", "theta": "θ"}  # other parameters are printed by their names
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "|": r"\textbar{}",
-    "–": "--",
-}
-LATEX_MATHEMATICS = {
-    "*": "^{*}",
-    ">": ">",
-    "<": "<",
-    "=": "=",
-    "+": "+",
-    "≤": r"\le",
-    "≥": r"\ge",
-    "∞": r"\infty",
-    "‖": r"\|",
-    "α": r"\alpha",
-    "θ": r"\theta",
-    "δ": r"\delta",
-    "ε": r"\epsilon",
-    "₀": "_0",
-    "₁": "_1",
-    "−": "-",
-    "√": r"\surd",
-    "×": r"\times",
-    "γ": r"\gamma",
-    "ρ": r"\rho",
-    "τ": r"\tau",
-}
-# what Markdown would take for markup in a line of a table, a heading or a paragraph
-MARKDOWN = re.compile(
-    r"""[\\`*|~$\#]           # code, emphasis, cells, struck out, mathematics, headings
-    | (?<![^\W_])_ | _(?![^\W_])  # emphasis, which does not begin or end within a word
-    | <(?=[A-Za-z/!?])          # tags
-    | &(?=\#?\w+;)              # entities
-    | \](?=[(\[:])              # links""",
-    re.VERBOSE,
-)
-DIGITS = dict(
-    zip(
-        "0123456789.-",
-        (
-            *("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine"),
-            *("Point", "Minus"),
-        ),
-        strict=True,
-    )
-)
-
-
-def rule_text(rule: Rule) -> str:
-    """Return the printed name of a rule; a user's own rule prints its label."""
-    return rule.title
 
 
 def symbol(parameter: str) -> str:
@@ -227,50 +163,3 @@ def range_text(first: str, last: str) -> str:
         return first
     unit = " %"
     return f"{first.removesuffix(unit) if last.endswith(unit) else first}–{last}"
-
-
-def latex(text: str) -> str:
-    r"""Return plain text as LaTeX: special characters escaped, symbols in mathematics.
-
-    >>> print(latex("Mult. (α = 0.5) > 10 %"))
-    Mult. ($\alpha=0.5$) $>$ 10 \%
-    """
-    assigned = re.compile(r"(\b[tm]|[αθδε]₀?) = ([\d.]+)")
-    parts = assigned.split(_one_line(text))
-    done = [_escape(parts[0])]
-    for at in range(1, len(parts), 3):
-        symbol = "".join(LATEX_MATHEMATICS.get(part, part) for part in parts[at])
-        done.append(f"${symbol}={parts[at + 1]}${_escape(parts[at + 2])}")
-    return "".join(done)
-
-
-def _escape(text: str) -> str:
-    done = []
-    for mathematics, part in itertools.groupby(text, LATEX_MATHEMATICS.__contains__):
-        known = LATEX_MATHEMATICS if mathematics else LATEX
-        escaped = "".join(known.get(character, character) for character in part)
-        done.append(f"${escaped}$" if mathematics else escaped)
-    return "".join(done)
-
-
-def markdown(text: str) -> str:
-    r"""Return plain text as one line of Markdown that shows it as it is.
-
-    >>> print(markdown("a|b_c_ *d* $e$ p < q <b> 5 % [1, 2]"))
-    a\|b_c\_ \*d\* \$e\$ p < q \<b> 5 % [1, 2]
-    """
-    return MARKDOWN.sub(r"\\\g<0>", _one_line(text))
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"\s*[\r\n]\s*", " ", text)
-
-
-def macro(*names: str) -> str:
-    """Return the name of a LaTeX macro, which can hold letters only.
-
-    >>> macro("Qwen3-1.7B", "additive t=0.1", "p5")
-    'QwenThreeOnePointSevenBAdditiveTZeroPointOnePFive'
-    """
-    words = re.findall(r"[A-Za-z]+|[0-9.]|(?<==)-(?=[0-9])", " ".join(names))
-    return "".join(DIGITS.get(word) or word[0].upper() + word[1:] for word in words)

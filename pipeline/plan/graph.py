@@ -27,7 +27,7 @@ VERSIONS = {
     "drafts": 2,
     "acceptance": 2,
     "decoding": 2,
-    "report": 2,
+    "report": 3,
 }
 MODULES = {name: f"pipeline.stages.{name}" for name in VERSIONS}
 RESUMABLE = {"distributions", "drafts", "decoding"}  # what a killed run leaves is completed

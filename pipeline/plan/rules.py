@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.report.text import macro
+from analysis.report.escape import macro
 from analysis.rules import Rule, expand
 from analysis.rules.dials import Dial, build_dial
 from pipeline.errors import PipelineError

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.decoding.metrics import Decoded
-from analysis.report.text import rule_text
-from analysis.rules import build
+from analysis.rules import Mars, build
 from pipeline.store.artifacts import Artifact
 
 
@@ -21,6 +20,7 @@ def read(target: str, drafter: str, artifact: Artifact) -> Decoded:
     def frame(name: str) -> pd.DataFrame:
         return artifact.read(name).to_pandas()
 
+    rules = [None if run["rule"] is None else build(run["rule"]) for run in facts["runs"]]
     runs = pd.DataFrame(
         [
             {
@@ -28,10 +28,10 @@ def read(target: str, drafter: str, artifact: Artifact) -> Decoded:
                 "drafter": run["drafter"],
                 "draft_length": run["draft_length"],
                 "sampling": run["sampling"],
-                "rule": None if run["rule"] is None else build(run["rule"]).label,
+                "rule": None if rule is None else rule.label,
                 "temperature": run["temperature"],
             }
-            for run in facts["runs"]
+            for run, rule in zip(facts["runs"], rules, strict=True)
         ]
     )
     return Decoded(
@@ -47,6 +47,7 @@ def read(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("trajectory"),
         frame("indicators"),
         facts["bytes"],
+        {rule.label: rule for rule in rules if rule is not None},
     )
 
 
@@ -54,15 +55,14 @@ def printed(run: Mapping[str, Any]) -> str:
     """Return the printed name of a run's method."""
     if run["rule"] is None:
         return str(run["method"]).capitalize()
-    name = rule_text(build(run["rule"]))
+    name = build(run["rule"]).title
     return name + (", prompt lookup" if run["drafter"] == "prompt_lookup" else "")
 
 
-def thetas(artifact: Artifact) -> list[float]:
+def thetas(decoded: Decoded) -> list[float]:
     """Return MARS's threshold of every run that drafts with the model, NaN of any other."""
+    rules = map(decoded.rules.get, decoded.runs["rule"])
     return [
-        run["rule"]["theta"]
-        if run["drafter"] == "model" and run["rule"] is not None and run["rule"]["rule"] == "mars"
-        else math.nan
-        for run in artifact.record["facts"]["runs"]
+        rule.theta if isinstance(rule, Mars) and drafter == "model" else math.nan
+        for rule, drafter in zip(rules, decoded.runs["drafter"], strict=True)
     ]

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.report.acceptance_figures import dial_figure
-from analysis.report.acceptance_tables import LENGTH, acceptance_tables
-from analysis.report.measured import Pairs
-from analysis.report.style import render
+from analysis.report.acceptance_along import along_figure
+from analysis.report.acceptance_dials import dial_figure, dials, reached
+from analysis.report.acceptance_tables import LENGTH, accepted, gain, needed, stochastic
+from analysis.report.pairs import Pairs
 from analysis.report.table import Table
+from analysis.rules import Additive, StrictGreedy, Tree
 
 TARGET = "target"
 CUT, COUNTED = ("cut", "cut_optimistic"), ("prompts", "few_prompts")
@@ -43,7 +44,7 @@ STATISTICS = {  # of the additive rule: value and optimistic
 
 @pytest.fixture
 def pairs() -> Pairs:
-    rules = {"greedy": "Strict greedy", "additive t=0.1": "Additive", "additive t=0.5": "Relaxed"}
+    rules = {rule.label: rule for rule in (StrictGreedy(), Additive(0.1), Additive(0.5), Tree(4))}
     exact = dict.fromkeys(("empty", "inexact", "gain"), (0.0, 0.0))
     endless = {"realised_per_call": (16.0, 16.0)}
     endless |= dict.fromkeys(("realised_long_run", "gain"), (math.inf, math.inf))
@@ -51,7 +52,7 @@ def pairs() -> Pairs:
     none = (math.nan, math.nan)
     rows = [
         (TARGET, rule, name, *ends, 8.09, math.nan, *(CUTS | cut).get(name, none), 29, True)
-        for rule, cut in zip(rules, ({}, {}, {"realised_per_call": (1.0, 1.0)}), strict=True)
+        for rule, cut in zip(own, ({}, {}, {"realised_per_call": (1.0, 1.0)}), strict=True)
         for name, ends in (STATISTICS | own[rule]).items()
     ]
     dial = ("dial", "additive", "t")
@@ -90,7 +91,8 @@ def pairs() -> Pairs:
 
 @pytest.fixture
 def tables(pairs: Pairs) -> dict[str, Table]:
-    return {table.name: table for table in acceptance_tables(pairs)}
+    found = [make(pairs) for make in (accepted, gain, needed, dials, reached)]
+    return {table.name: table for table in found if table is not None}
 
 
 def cells(table: Table, row: str) -> list[str]:
@@ -105,7 +107,7 @@ def cells(table: Table, row: str) -> list[str]:
 def test_statistics_of_intervals_print_as_ranges_where_they_print_differently(
     tables: dict[str, Table],
 ) -> None:
-    assert cells(tables["acceptance"], "Additive") == [
+    assert cells(tables["acceptance"], "Additive (t = 0.1)") == [
         "90 %",
         "50–52 %",
         "55 %",
@@ -113,7 +115,7 @@ def test_statistics_of_intervals_print_as_ranges_where_they_print_differently(
         "0.30",
         "0.00",
     ]
-    assert cells(tables["gain"], "Relaxed, engine")[3] == "2.00–≥ 2.51"
+    assert cells(tables["gain"], "Additive (t = 0.5), engine")[3] == "2.00–≥ 2.51"
     assert cells(tables["gain"], "Strict greedy")[2] == "+0 %"
     assert cells(tables["dial"], "0.5")[2] == "2.00–≥ 2.51"
     data = tables["gain"].data
@@ -123,9 +125,10 @@ def test_statistics_of_intervals_print_as_ranges_where_they_print_differently(
 
 def test_lengths_cut_by_ends_are_printed_as_lower_bounds(tables: dict[str, Table]) -> None:
     gain = tables["gain"]
-    assert cells(gain, "Additive")[:3] == ["5.00", "5.50", "+25 %"]  # a tenth is cut, no more
+    # a tenth is cut, no more
+    assert cells(gain, "Additive (t = 0.1)")[:3] == ["5.00", "5.50", "+25 %"]
     # no rejection: the gain is at least its limit
-    assert cells(gain, "Relaxed, engine")[:3] == ["≥ 16.00", "∞", "≥ +809 %"]
+    assert cells(gain, "Additive (t = 0.5), engine")[:3] == ["≥ 16.00", "∞", "≥ +809 %"]
     assert r"$\ge$ 16.00" in gain.latex()
     assert "| ≥ 16.00 |" in gain.markdown()
     assert {"gain", "realised_long_run"} <= set(gain.data["statistic"])
@@ -144,7 +147,7 @@ def test_tables_with_intervals_warn_of_few_prompts(tables: dict[str, Table], nam
 
 def test_kl_needed_is_never_printed_above_its_value(tables: dict[str, Table]) -> None:
     assert cells(tables["kl_needed"], "Strict") == ["0.023"]  # 0.023576
-    assert cells(tables["kl_needed"], "Additive") == ["0.037–0.039"]
+    assert cells(tables["kl_needed"], "Additive (t = 0.1)") == ["0.037–0.039"]
     assert list(tables["kl_needed"].columns) == ["95 %"]
     assert "below" in tables["kl_needed"].caption
 
@@ -159,7 +162,7 @@ def test_a_relaxation_found_by_upper_ends_only_is_shown_beside_the_certain_lengt
 def test_every_table_reports_the_share_of_empty_regions(
     tables: dict[str, Table], name: str
 ) -> None:
-    shown = "certified 34 %" if name == "reached" else "Additive 25 %"
+    shown = "certified 34 %" if name == "reached" else "Additive (t = 0.1) 25 %"
     assert any("empty rejection region" in note and shown in note for note in tables[name].notes)
     assert not any("Strict greedy" in note for note in tables[name].notes)
 
@@ -167,8 +170,8 @@ def test_every_table_reports_the_share_of_empty_regions(
 def test_the_lengths_of_a_dial_have_plain_numbers(pairs: Pairs) -> None:
     figure = dial_figure(pairs)
     assert figure is not None
-    render(figure, "png")
-    axis = figure.axes[0]
+    figure.render("png")
+    axis = figure.drawing.axes[0]
     low, high = axis.get_ylim()
     labels = [
         label.get_text()
@@ -184,12 +187,44 @@ def test_the_lengths_of_a_dial_have_plain_numbers(pairs: Pairs) -> None:
 
 
 def test_stochastic_verification_is_printed_at_the_temperature_of_the_answers(pairs: Pairs) -> None:
-    assert "stochastic" not in {table.name for table in acceptance_tables(pairs)}
+    assert stochastic(pairs) is None
     law = "argmax drafted, speculative sampling"
     rows = [(TARGET, law, name, at, at) for name, at in (("acceptance", 0.46), (LENGTH, 1.8))]
     names = ["target", "rule", "statistic", "value", "optimistic"]
     frame = pd.DataFrame(rows, columns=names)
     sampled = replace(pairs, sampled=0.5, statistics=pd.concat([pairs.statistics, frame]))
-    [table] = [table for table in acceptance_tables(sampled) if table.name == "stochastic"]
+    table = stochastic(sampled)
+    assert table is not None
     assert "at temperature 0.5, at which these answers were sampled" in table.caption
     assert cells(table, "Argmax drafted") == ["46 %", "1.80"]
+
+
+def test_trees_have_no_dial_of_departures_and_a_section_of_their_own(pairs: Pairs) -> None:
+    """By what they are: their rows have a heading, and a dial of trees alone is not drawn."""
+    tree = Tree(4).label
+    listing = pairs.listing.assign(rule=tree).query("group == 'criteria' or group == 'dial'")
+    statistics = pairs.statistics.assign(rule=tree).drop_duplicates(["rule", "statistic"])
+    trees = replace(pairs, listing=listing, statistics=statistics)
+    titles = {section.title.split(" (")[0]: section.rows for section in gain(trees).sections}
+    assert [name for name, _ in titles["Trees"]] == ["Tree (m = 4)"]
+    assert "Rules of the study" not in titles
+    assert dial_figure(trees) is None
+
+
+def test_the_numbers_of_the_dial_say_which_lengths_are_lower_bounds(pairs: Pairs) -> None:
+    figure = dial_figure(pairs)
+    assert figure is not None
+    assert figure.data is not None
+    rows = figure.data.set_index("setting")
+    assert rows["realised_per_call"].tolist() == [5.0, 16.0]
+    assert rows["realised_per_call_censored"].tolist() == [False, True]
+
+
+def test_verdicts_are_told_by_step_and_rule_whatever_the_rule_is_called() -> None:
+    verdicts = {"token": np.array([0, 2, 1]), "Strict greedy": np.array([2, 2, 2])}
+    data = along_figure(verdicts, ["a", "\n", "b"], "an answer").data
+    assert data is not None
+    mine = data[data["rule"] == "token"]
+    assert mine["token"].tolist() == ["a", "\n", "b"]
+    assert mine["verdict"].tolist() == ["certified", "rejected", "accepted, not certified"]
+    assert set(data.loc[data["rule"] == "Strict greedy", "verdict"]) == {"rejected"}

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from analysis.certificates import bounds
+from analysis.report.certificates_bounds import Compared
 from analysis.report.certificates_extremal import EXAMPLE, EXAMPLE_RULES, extremal_figure
 from analysis.report.certificates_margin import margins_table
-from analysis.report.certificates_tables import Compared, bounds_table, determined_table, median
+from analysis.report.certificates_tables import bounds_table, determined_table, median
 from analysis.report.measured import Certified
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from tests.analysis.cases import kl
@@ -108,10 +109,10 @@ def test_what_is_determined() -> None:
 
 def test_the_example_shows_three_different_active_sets() -> None:
     assert sum(EXAMPLE) == pytest.approx(1)
-    titles = [axis.get_title(loc="left") for axis in extremal_figure().axes]
+    titles = [axis.get_title(loc="left") for axis in extremal_figure().drawing.axes]
     active, kls = [], []
     for rule, title in zip(EXAMPLE_RULES, titles, strict=True):
-        axis = extremal_figure().axes[titles.index(title)]
+        axis = extremal_figure().drawing.axes[titles.index(title)]
         p, q = ([bar.get_height() for bar in bars] for bars in axis.containers)
         kls.append(kl(p, q))
         assert f"= {kls[-1]:.4f} nats" in title, rule

@@ -14,10 +14,20 @@ from analysis.decoding import metrics as decoding
 from analysis.decoding import speed
 from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
-from analysis.report.decoding_figures import content_figures, places_figure
-from analysis.report.decoding_speed_figures import timing_figures
-from analysis.report.decoding_speed_tables import comparison_table, timing_tables
-from analysis.report.decoding_tables import acceptance_table, content_tables
+from analysis.report.decoding_figures import longest, places_figure
+from analysis.report.decoding_ratios import histograms_figure, ratios_figure
+from analysis.report.decoding_settings import length_table, temperature_table
+from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
+from analysis.report.decoding_speed_tables import comparison_table, cost_table, latency_table
+from analysis.report.decoding_tables import (
+    acceptance_table,
+    forced_table,
+    histogram_table,
+    places_table,
+)
+from analysis.report.decoding_tokens import tokens_table
+from analysis.report.table import Table
+from analysis.rules import Additive, Mars, StrictGreedy
 
 RUNS = pd.DataFrame(
     {
@@ -125,6 +135,7 @@ def made() -> Decoded:
             "target": {"model": 1000, "cache_per_token": 10},
             "drafter": {"model": 100, "cache_per_token": 2},
         },
+        {rule.label: rule for rule in (StrictGreedy(),)},
     )
 
 
@@ -162,9 +173,31 @@ def test_places_with_few_tests_are_not_drawn() -> None:
     thrice = replace(decoded, calls=pd.concat([decoded.calls] * 3))
     for one, places in ((decoded, []), (thrice, [1, 2])):
         figure = places_figure([one])
-        lines = figure.axes[0].lines
+        lines = figure.drawing.axes[0].lines
         drawn = {x for line in lines for x in np.asarray(line.get_xdata())}
         assert sorted(drawn) == places
+        assert figure.data is not None
+        rows = figure.data[figure.data["of"] == "place"]
+        assert rows["number"].tolist() == places
+        assert set(rows["method"]) <= {"Strict greedy, T = 0"}
+
+
+def test_thresholds_of_mars_are_one_method_whatever_it_is_called() -> None:
+    """The one at the paper's threshold is drawn, with each drafter; names are not looked at."""
+    rules = [None, Mars(0.8), Mars(0.9), Mars(0.9), Additive(0.1)]
+    runs = pd.DataFrame(
+        {
+            "method": ["alone", "MARS (θ = 0.9)", "x (y", "x (y, looked up", "x (z"],
+            "drafter": ["none", "model", "model", "prompt_lookup", "model"],
+            "rule": [None if rule is None else rule.label for rule in rules],
+            "draft_length": [0, 3, 3, 3, 3],
+            "temperature": [0.0] * 5,
+        }
+    )
+    known = {rule.label: rule for rule in rules if rule is not None}
+    chosen = longest(replace(made(), runs=runs, rules=known))
+    assert [run for run, _ in chosen] == [2, 3, 4]
+    assert chosen[0][1] == "x (y, T = 0"
 
 
 def test_places_and_lengths_are_counted() -> None:
@@ -202,7 +235,9 @@ def test_acceptance_on_the_baseline_counts_the_token_by_which_an_answer_leaves_i
 
 
 def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> None:
-    figure = content_figures([made()])["decoding_ratios"]
+    record = ratios_figure([made()])
+    assert record is not None
+    figure = record.drawing
     drawn = {
         (points.get_label(), to_hex(points.get_facecolor()[0]))
         for axis in figure.axes
@@ -224,7 +259,16 @@ def test_teacher_forced_beside_realised() -> None:
 def test_all_tables_and_figures_print() -> None:
     decoded = made()
     speeds = [speed.speed(decoded, 20, 0.9, 0).assign(theta=np.nan)]
-    tables = content_tables([decoded], 20, 0.9, 0) + timing_tables([decoded], speeds)
+    found: list[Table | None] = [
+        acceptance_table([decoded], 20, 0.9, 0),
+        *(make([decoded]) for make in (forced_table, places_table, histogram_table, tokens_table)),
+        comparison_table([decoded], speeds),
+        cost_table([decoded], speeds),
+        latency_table([decoded], speeds),
+        temperature_table([decoded], speeds),
+        length_table([decoded], speeds),
+    ]
+    tables = [table for table in found if table is not None]
     assert {table.name for table in tables} >= {"decoding_acceptance", "decoding_comparison"}
     for table in tables:
         assert "Strict greedy" in table.markdown() + table.csv()
@@ -240,12 +284,12 @@ def test_all_tables_and_figures_print() -> None:
     compared = by_name["decoding_comparison"].data
     assert set(compared["source"]) == {"s", "all"}
     assert set(compared["method"]) == {"Autoregressive", "Strict greedy"}
-    assert set(content_figures([decoded])) == {
-        "decoding_places",
-        "decoding_ratios",
-        "decoding_ratio_histograms",
-    }
-    assert timing_figures([decoded], speeds) == {}
+    without = replace(decoded, trajectory=decoded.trajectory[:0])
+    for draw in (ratios_figure, histograms_figure):
+        assert draw([decoded]) is not None
+        assert draw([without]) is None
+    assert thresholds_figure([decoded], speeds) is None
+    assert lengths_figure([decoded], speeds) is None
 
 
 def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() -> None:

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.lines import Line2D
 
 from analysis.decoding import speed
-from analysis.report.decoding_speed_figures import timing_figures
+from analysis.report.decoding_speed_figures import lengths_figure
 from tests.analysis.test_decoding_metrics import made
 
 
@@ -57,8 +57,9 @@ def test_speed_costs_and_predictions() -> None:
 def test_the_legend_of_draft_lengths_names_both_predictions() -> None:
     table = speed.speed(made(), 20, 0.9, 0).assign(theta=np.nan)
     table = pd.concat([table, table[1:2].assign(draft_length=5)], ignore_index=True)
-    figure = timing_figures([made()], [table])["decoding_lengths"]
-    shown = figure.legends[0]
+    figure = lengths_figure([made()], [table])
+    assert figure is not None
+    shown = figure.drawing.legends[0]
     styles = {
         text.get_text(): line.get_linestyle()
         for text, line in zip(shown.get_texts(), shown.legend_handles, strict=True)

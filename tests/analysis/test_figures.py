@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from PIL import Image
 
+from analysis.report.certificates_bounds import has_closed_form
+from analysis.report.figure import Figure
 from analysis.report.measured import Certified
-from analysis.report.paper_figures import all_figures, figure2, figure3, figure5, survival_band
-from analysis.report.style import STYLE, render
-from analysis.rules import Rule, expand
+from analysis.report.paper_figures import (
+    figure1,
+    figure2,
+    figure3,
+    figure4,
+    figure5,
+    own_figure,
+    survival_band,
+)
+from analysis.report.style import STYLE
+from analysis.rules import Additive, Mars, Rule, Tree, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 
 STEPS = 400
@@ -40,15 +51,17 @@ def certified(rule: Rule, seed: int) -> Certified:
 
 def study(targets: int = 2) -> dict[str, Figure]:
     names = [f"target {at}" for at in range(targets)]
-    return all_figures(
-        {name: np.random.default_rng(0).random(STEPS) for name in names},
-        {name: [certified(rule, at) for at, rule in enumerate(RULES)] for name in names},
-        dict.fromkeys(names, BOOTSTRAP),
-    )
+    panels = {name: [certified(rule, at) for at, rule in enumerate(RULES)] for name in names}
+    drawn = [
+        figure1({name: np.random.default_rng(0).random(STEPS) for name in names}),
+        figure2(panels, dict.fromkeys(names, BOOTSTRAP)),
+        *(draw(panels) for draw in (figure3, figure4, figure5, own_figure)),
+    ]
+    return {figure.name: figure for figure in drawn if figure is not None}
 
 
 def curve(figure: Figure, label: str, panel: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    line = next(line for line in figure.axes[panel].lines if line.get_label() == label)
+    line = next(line for line in figure.drawing.axes[panel].lines if line.get_label() == label)
     return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
 
 
@@ -57,14 +70,14 @@ def test_files_are_equal_byte_for_byte_and_hold_no_date_or_version() -> None:
     assert list(first) == [f"figure{n}" for n in range(1, 6)]
     for name in ("figure1", "figure3"):  # the report's test builds all of them twice
         for kind in ("pdf", "png"):
-            content = render(first[name], kind)
-            assert content == render(again[name], kind)
+            content = first[name].render(kind)
+            assert content == again[name].render(kind)
             assert b"CreationDate" not in content
             assert b"atplotlib" not in content
 
 
 def test_fonts_are_embedded_as_truetype_and_come_with_matplotlib() -> None:
-    content = render(study()["figure3"], "pdf")
+    content = study()["figure3"].render("pdf")
     assert content.count(b"/FontFile2") >= 1  # an embedded TrueType program
     assert b"/CIDFontType2" in content
     assert b"/Type3" not in content
@@ -75,9 +88,9 @@ def test_fonts_are_embedded_as_truetype_and_come_with_matplotlib() -> None:
 @pytest.mark.parametrize(("targets", "width", "panels"), [(1, 3.25, 1), (2, 6.75, 2), (3, 6.75, 3)])
 def test_widths_are_those_of_a_papers_columns(targets: int, width: float, panels: int) -> None:
     figure = study(targets)["figure4"]
-    assert figure.get_figwidth() == width
-    assert len(figure.axes) == panels
-    image = Image.open(io.BytesIO(render(figure, "png")))
+    assert figure.drawing.get_figwidth() == width
+    assert len(figure.drawing.axes) == panels
+    image = Image.open(io.BytesIO(figure.render("png")))
     assert image.width == 300 * width  # dots per inch
 
 
@@ -92,17 +105,17 @@ def test_curves_are_shares_strictly_above() -> None:
 
 
 def test_ceilings_are_drawn_and_named() -> None:
-    axis = study()["figure5"].axes[0]
+    axis = study()["figure5"].drawing.axes[0]
     drawn = {float(line.get_xdata()[0]) for line in axis.lines if len(line.get_xdata()) == 2}
     assert drawn == {math.log(2), math.log(3), math.log(9)}
     assert {text.get_text() for text in axis.texts} == {"log 2", "log 3", "log 9"}
 
 
 def test_trees_alone_have_their_own_ceilings_only() -> None:
-    trees = [certified(rule, at) for at, rule in enumerate(RULES) if rule.name == "tree"]
+    trees = [certified(rule, at) for at, rule in enumerate(RULES) if isinstance(rule, Tree)]
     figure = figure5({"a": trees})
     assert figure is not None
-    assert {text.get_text() for text in figure.axes[0].texts} == {"log 3", "log 9"}
+    assert {text.get_text() for text in figure.drawing.axes[0].texts} == {"log 3", "log 9"}
 
 
 def test_certificates_known_as_intervals_are_shaded() -> None:
@@ -111,8 +124,49 @@ def test_certificates_known_as_intervals_are_shaded() -> None:
     exact, shaded = (figure3({"a": [one]}) for one in (item, opened))
     assert exact is not None
     assert shaded is not None
-    assert len(exact.axes[0].collections) == 0
-    assert len(shaded.axes[0].collections) == 1
+    assert len(exact.drawing.axes[0].collections) == 0
+    assert len(shaded.drawing.axes[0].collections) == 1
+
+
+def test_the_numbers_of_a_figure_are_those_drawn() -> None:
+    figures = study()
+    for name, rule, label in (
+        ("figure3", "additive t=0.5", "Additive (t = 0.5)"),
+        ("figure5", "tree m=8", "Tree (m = 8)"),
+    ):
+        data = pd.read_csv(io.StringIO(figures[name].csv() or ""))
+        for panel, target in enumerate(("target 0", "target 1")):
+            x, y = curve(figures[name], label, panel)
+            rows = data[(data["target"] == target) & (data["rule"] == rule)]
+            np.testing.assert_allclose(rows["eps"], x, rtol=1e-5)
+            np.testing.assert_allclose(rows["share"], y, rtol=1e-5)
+    assert Figure("none", "", "", figures["figure1"].drawing).csv() is None
+
+
+def test_the_caption_of_trees_names_strict_greedy_only_where_it_is_drawn() -> None:
+    trees = [certified(rule, at) for at, rule in enumerate(RULES) if isinstance(rule, Tree)]
+    both, alone = figure5({"a": [certified(RULES[0], 0), *trees]}), figure5({"a": trees})
+    assert both is not None
+    assert alone is not None
+    for shown in ("strict greedy", "log 2"):
+        assert shown in both.caption
+        assert shown not in alone.caption
+    assert "log(m+1)" in alone.caption
+
+
+@dataclass(frozen=True)
+class Looser(Additive):
+    """A user's rule that derives from one of the paper's."""
+
+
+def test_a_users_rule_is_among_its_own_and_not_in_the_family_it_derives_from() -> None:
+    mine = [certified(Looser(0.1), 0)]
+    assert mine[0].rule.own
+    assert figure3({"a": mine}) is None
+    assert own_figure({"a": mine}) is not None
+    assert not has_closed_form(mine[0].rule)
+    assert has_closed_form(Additive(0.1))
+    assert not has_closed_form(Mars(0.9))
 
 
 def test_a_study_without_the_rules_has_no_such_figure() -> None:

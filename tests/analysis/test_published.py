@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from analysis.report import published
-from analysis.rules import Rule, expand
+from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, Typical, expand
 from pipeline.paths import CONF
 
 TARGETS = ["Qwen3-1.7B", "Qwen3-4B"]
@@ -20,14 +20,14 @@ def grid() -> list[Rule]:
 
 
 def test_every_table_is_complete_and_its_rules_are_in_the_grid() -> None:
-    labels = {rule.label for rule in grid()}
-    assert len(labels) == 40
+    rules = set(grid())
+    assert len(rules) == 40
     for target in TARGETS:
         assert list(published.TOP_PROBABILITY[target]) == [1, 3, 5, 10, 25]
         assert len(published.CERTIFICATES[target]) == 9
         assert len(published.P5[target]) == 6 + 6 + 4 * 4
         assert published.RUN_LENGTHS[target].keys() == published.CERTIFICATES[target].keys()
-        assert published.CERTIFICATES[target].keys() | published.P5[target].keys() <= labels
+        assert published.CERTIFICATES[target].keys() | published.P5[target].keys() <= rules
         assert {len(row) for row in published.TOP_PROBABILITY[target].values()} == {4}
         assert {len(row) for row in published.CERTIFICATES[target].values()} == {4}
         assert {len(row) for row in published.RUN_LENGTHS[target].values()} == {8}
@@ -46,12 +46,12 @@ def test_monotone_where_mathematics_says_so(target: str) -> None:
         assert p5 < mean
     p5, ts, ms = published.P5[target], [0.01, 0.05, 0.1, 0.2], [2, 4, 6, 8]
     for family in (
-        ("additive t={}", [0.01, 0.05, 0.1, 0.2, 0.3, 0.5]),
-        ("multiplicative alpha={}", [0.9, 0.7, 0.5, 0.3, 0.2, 0.1]),
-        *((f"topm_additive m={m} t={{}}", ts) for m in ms),
-        *((f"topm_additive m={{}} t={t}", ms) for t in ts),
+        [Additive(t) for t in (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)],
+        [Multiplicative(alpha) for alpha in (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)],
+        *([TopMAdditive(m, t) for t in ts] for m in ms),
+        *([TopMAdditive(m, t) for m in ms] for t in ts),
     ):
-        row = [p5[family[0].format(value)] for value in family[1]]
+        row = [p5[rule] for rule in family]
         assert row == sorted(row)
 
 
@@ -66,6 +66,6 @@ def test_tables_2_and_3_print_the_same_p5(target: str) -> None:
 def test_the_known_contradictions_are_kept() -> None:
     """Copied as printed, also where the paper contradicts itself."""
     small = published.P5["Qwen3-4B"]
-    assert small["topm_additive m=2 t=0.01"] > small["additive t=0.01"]  # a stricter rule
-    medusa = published.CERTIFICATES["Qwen3-1.7B"]["typical eps0=0.1 delta0=0.09"][2]
+    assert small[TopMAdditive(2, 0.01)] > small[Additive(0.01)]  # a stricter rule
+    medusa = published.CERTIFICATES["Qwen3-1.7B"][Typical(0.1, 0.09)][2]
     assert medusa > math.log(1 + published.TOP_PROBABILITY["Qwen3-1.7B"][1][2])  # R <= log(1 + p0)

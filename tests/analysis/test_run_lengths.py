@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.report import published
+from analysis.rules import Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.mean_runs import MeanRuns
 from analysis.statistics.run_lengths import (
@@ -247,8 +248,8 @@ def test_the_published_tree_cells_decode_as_per_call(target: str, m: int) -> Non
 
     Tables 5 and 6 are read between their columns on a logarithmic scale.
     """
-    p5 = published.CERTIFICATES[target][f"tree m={m}"][2]
-    printed = published.RUN_LENGTHS[target][f"tree m={m}"]
+    p5 = published.CERTIFICATES[target][Tree(m)][2]
+    printed = published.RUN_LENGTHS[target][Tree(m)]
     known = [
         (eps, value)
         for eps, value in zip(published.EPS, printed, strict=True)

@@ -11,9 +11,12 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
+from analysis.report.escape import latex, macro
 from analysis.report.measured import Measured, certificate_statistics, top_statistics
-from analysis.report.paper_tables import all_tables
-from analysis.report.text import certificate_text, latex, macro, rule_text, run_text
+from analysis.report.paper_run_lengths import estimator_table, run_length_table
+from analysis.report.paper_tables import table1, table2, table3, table4, table7
+from analysis.report.table import Table
+from analysis.report.text import certificate_text, run_text
 from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import Trajectories, run_lengths
@@ -63,6 +66,13 @@ def measure(rules: list[Rule]) -> Measured:
                 )
             )
     return Measured(TARGETS, rules, *(pd.concat(part) for part in (top, certified, runs)))
+
+
+def all_tables(measured: Measured) -> list[Table]:
+    found = [make(measured) for make in (table1, table2, table3, table4)]
+    found += [run_length_table(measured, at) for at in range(2)]
+    found += [estimator_table(measured), table7(measured)]
+    return [table for table in found if table is not None]
 
 
 def cells(markdown: str, row: str) -> list[str]:
@@ -118,8 +128,8 @@ def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
     tables = {table.name: table for table in all_tables(measured)}
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
-    shown = [rule for rule in RULES if rule.label in published.TABLE2]
-    printed = {rule.label: cells(table.markdown(), rule_text(rule)) for rule in shown}
+    shown = [rule for rule in RULES if rule in published.TABLE2]
+    printed = {rule.label: cells(table.markdown(), rule.title) for rule in shown}
     marked = 0
     for (rule, eps), row in data.iterrows():
         lo, hi = certificates(TARGETS[0], rule)
@@ -133,6 +143,7 @@ def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
             marked += row["censored"]
     assert 0 < marked < 3 * len(printed)
     assert r"$\ge$" in table.latex()
+    assert (table.title, tables["table7"].title) == ("Table 5", "Table 7")
     estimators = tables["estimators"]
     assert set(estimators.data.loc[estimators.data["censored"], "estimator"]) <= {
         "per_call",
@@ -204,7 +215,7 @@ def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Measur
 
 
 def test_symbols_in_latex() -> None:
-    assert latex(rule_text(RULES[1])) == "Additive ($t=0.1$)"
+    assert latex(RULES[1].title) == "Additive ($t=0.1$)"
     assert latex("R > 50 %, ε₀ = 0.1–0.2*") == r"R $>$ 50 \%, $\epsilon_0=0.1$--0.2$^{*}$"
     assert latex("+∞") == r"$+\infty$"
 
@@ -218,7 +229,7 @@ def test_numbers_print_like_the_papers() -> None:
 
 def test_macro_names_are_letters_and_differ_within_the_papers_grid() -> None:
     names = [
-        macro(target, rule, statistic)
+        macro(target, rule.label, statistic)
         for target in published.P5
         for rule in {**published.CERTIFICATES[target], **published.P5[target]}
         for statistic in published.STATISTICS

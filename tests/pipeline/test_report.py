@@ -15,7 +15,6 @@ import pytest
 
 from analysis.decoding.speed import speed
 from pipeline.execution.runner import ensure
-from pipeline.stages.report import index
 from pipeline.stages.report.acceptance import left_out
 from pipeline.stages.report.decoding import extent, warning
 from pipeline.store.artifacts import Artifact, Store
@@ -61,7 +60,7 @@ def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
         "numbers.tex",
         "record.json",
         *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
-        *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "png")),
+        *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "png", "csv")),
     }
     linked = set(re.findall(r"\]\(([^)]+)\)", page))
     assert linked == files - {"record.json", "index.md"}
@@ -217,19 +216,6 @@ def test_the_part_on_decoding_says_how_many_prompts_and_tokens_it_is_from() -> N
     one = decoded.data.index[decoded.data["run"] == 1][0]
     decoded.data.loc[one, "n_tokens"] -= 2
     assert "8 to 10 tokens" in extent([decoded], [artifact])
-
-
-def test_the_caption_of_trees_names_strict_greedy_only_where_it_is_drawn() -> None:
-    def caption(figures: list[str]) -> str:
-        statistics = {"confidence": 0.95, "resamples": 10}
-        page = index.page("s", {"small": {"steps": 1}}, [], figures, statistics, "")
-        return page.split("## Figure 5")[1].split("![")[0]
-
-    both, alone = caption(["figure2", "figure5"]), caption(["figure5"])
-    for shown in ("strict greedy", "log 2"):
-        assert shown in both
-        assert shown not in alone
-    assert "log(m+1)" in alone
 
 
 def test_the_page_on_speed_warns_of_a_busy_machine_only() -> None:

@@ -1,58 +1,59 @@
 """Stage report: tables, figures, numbers and one page that shows them.
 
 Run it with ``python -m pipeline stage=report``. Files: ``index.md``, ``numbers.tex``,
-``tables/*.csv`` and ``.tex``, ``figures/*.pdf`` and ``.png``. They hold no date and no path.
-``timings/`` holds what depends on the clock.
+``tables/*.csv`` and ``.tex``, ``figures/*.pdf`` and ``.png``, and of most figures ``.csv``, the
+numbers drawn. They hold no date and no path. ``timings/`` holds what depends on the clock.
 """
 
 from __future__ import annotations
 
-from analysis.report.certificates_extremal import extremal_figure
-from analysis.report.paper_figures import all_figures
-from analysis.report.paper_tables import all_tables
+from analysis.report.figure import Figure
+from analysis.report.table import Table
 from pipeline.plan.graph import Node
 from pipeline.stages.report.acceptance import acceptance_part
-from pipeline.stages.report.certificates import certificate_tables
-from pipeline.stages.report.decoding import decoding_part
-from pipeline.stages.report.index import page
-from pipeline.stages.report.inputs import measure, read_targets, setup
+from pipeline.stages.report.decoding import decoding_parts
+from pipeline.stages.report.index import certificates_part
+from pipeline.stages.report.inputs import measure, read_targets
 from pipeline.stages.report.numbers import macros
-from pipeline.stages.report.shown import files
+from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact, Draft
+
+NUMBERS = Part(
+    [
+        "## Numbers",
+        "[numbers.tex](numbers.tex) holds the numbers of Tables 1 to 7 as LaTeX macros.",
+    ],
+    [],
+)
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
     """Write the report of a study into `draft.directory`."""
     targets = read_targets(node, upstream)
     measured = measure(targets)
-    tables = [*all_tables(measured), *certificate_tables(targets)]
-    figures = all_figures(
-        {target.label: target.top[:, 0] for target in targets},
-        {target.label: target.certificates for target in targets},
-        {target.label: target.bootstrap for target in targets},
-    )
-    figures["extremal"] = extremal_figure()
-    setups = {target.label: setup(target) for target in targets}
-    drafter = acceptance_part(node, upstream)
-    text = page(
-        node.config["study"],
-        setups,
-        tables,
-        figures,
-        dict(node.config),
-        "" if drafter is None else drafter.text,
-    )
-    if drafter is not None:
-        tables, figures = [*tables, *drafter.tables], {**figures, **drafter.figures}
-    decoded, decoding_text = decoding_part(node, upstream)
+    found: list[Part | None] = [
+        certificates_part(node.config["study"], targets, measured, node.config),
+        acceptance_part(node, upstream),
+        NUMBERS,
+    ]
+    speed = {}
+    decoded = decoding_parts(node, upstream)
+    if decoded is not None:
+        found.append(decoded[0])
+        speed = {"decoding.md": decoded[1].markdown().encode(), **decoded[1].files()}
+    parts = [part for part in found if part is not None]
     contents = {
-        "index.md": (text + decoding_text).encode(),
+        "index.md": "\n".join(part.markdown() for part in parts).encode(),
         "numbers.tex": macros(measured).encode(),
-        **files(tables, figures),
-        **decoded,
+        **{path: content for part in parts for path, content in part.files().items()},
+        **{f"timings/{path}": content for path, content in speed.items()},
     }
     for name, content in contents.items():
         path = draft.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content)
-    draft.facts |= {"tables": [table.name for table in tables], "figures": list(figures)}
+    shown = [item for part in parts for item in part.shown]
+    draft.facts |= {
+        "tables": [item.name for item in shown if isinstance(item, Table)],
+        "figures": [item.name for item in shown if isinstance(item, Figure)],
+    }

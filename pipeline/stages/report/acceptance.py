@@ -3,87 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from analysis.report.acceptance_figures import (
-    along_figure,
-    dial_figure,
-    profile_figure,
-    rules_figure,
+from analysis.report.acceptance_along import along_figure
+from analysis.report.acceptance_dials import dial_figure, dials, reached
+from analysis.report.acceptance_figures import profile_figure, rules_figure
+from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
+from analysis.report.figure import Figure
+from analysis.report.pairs import Pairs
+from analysis.report.text import UNDEFINED, share_text
+from analysis.rules import (
+    Additive,
+    Mars,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    Tree,
+    Typical,
+    build,
 )
-from analysis.report.acceptance_tables import acceptance_tables
-from analysis.report.measured import Pairs
-from analysis.report.table import Table
-from analysis.report.text import UNDEFINED, rule_text, share_text
-from analysis.rules import Rule, StrictGreedy, build
-from analysis.statistics.run_lengths import CENSORED
 from pipeline.plan.graph import Node
 from pipeline.stages.report import shown
-from pipeline.stages.report.shown import sections, setup_table
+from pipeline.stages.report.shown import Part, setup_table
 from pipeline.store.artifacts import Artifact
 
 # rules of the profile and of the figure along an answer, as far as the study has them
-SHOWN = (
-    "additive t=0.1",
-    "greedy",
-    "multiplicative alpha=0.5",
-    "topm_additive m=4 t=0.1",
-    "typical eps0=0.1 delta0=0.09",
-    "mars theta=0.9",
-    "tree m=4",
+SHOWN: tuple[Rule, ...] = (
+    Additive(0.1),
+    StrictGreedy(),
+    Multiplicative(0.5),
+    TopMAdditive(4, 0.1),
+    Typical(0.1, 0.09),
+    Mars(0.9),
+    Tree(4),
 )
-CAPTIONS = {
-    "acceptance_rules": "Share of steps that each rule accepts, and that its certificate promised "
-    "to accept for certain, by the lower ends where certificates are intervals. The distance "
-    "between them is what the certificate, which holds for every drafter of this KL, cannot know "
-    "of this one.",
-    "acceptance_profile": "Accepted and certified steps by position in the answer, and by the "
-    "target's margin p₀ − p₁ in deciles.",
-    "acceptance_dial": "What relaxing a rule gains, in fact and as certified, against how often "
-    "the output departs from the target's argmax and the target probability "
-    "this gives up. Each curve begins at strict greedy. Triangles: lower bounds, as ends of "
-    f"trajectories cut more than {100 * CENSORED:g} % of the calls there.",
-    "acceptance_along": "Where along one answer steps are certified, accepted without being "
-    "certified, and rejected. The text is coloured by the first rule.",
-}
-TITLES = {
-    "acceptance_rules": "Certified and accepted, rule by rule",
-    "acceptance_profile": "Where in an answer, and at which margin",
-    "acceptance_dial": "The dial",
-    "acceptance_along": "Along an answer",
-    "acceptance": "What is accepted, and what was certified",
-    "gain": "What the drafter would gain",
-    "stochastic": "Stochastic verification",
-    "kl_needed": "KL needed",
-    "dial": "Turning the dial",
-    "reached": "The smallest relaxation that reaches a wanted length",
-}
-ORDER = (
-    "acceptance_rules",
-    "acceptance",
-    "gain",
-    "stochastic",
-    "acceptance_dial",
-    "dial",
-    "reached",
-    "kl_needed",
-    "acceptance_profile",
-    "acceptance_along",
-)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The drafter's part of a report."""
-
-    text: str
-    tables: Sequence[Table]
-    figures: Mapping[str, Figure]
 
 
 def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
@@ -93,23 +50,31 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
         return None
     targets = node.config["targets"]
     pairs = read_pairs(targets, node.config["drafter"], found)
-    tables = acceptance_tables(pairs)
     profile = together(targets, found, "profile")
     measured = list(profile["rule"].unique())
-    own = [rule.label for rule in rules_of(found[0]) if rule.own]
-    known = dict.fromkeys(rule for rule in (*own, *SHOWN) if rule in measured)
-    shown = list(known or measured)[: len(SHOWN)]
-    drawn = {
-        "acceptance_rules": rules_figure(pairs),
-        "acceptance_profile": profile_figure(
-            profile, {rule: pairs.names[rule] for rule in shown}, targets
-        ),
-        "acceptance_dial": dial_figure(pairs),
-        "acceptance_along": along(targets[0], pairs, shown, drafts[0], found[0]),
-    }
-    figures = {name: figure for name, figure in drawn.items() if figure is not None}
+    own = [rule for rule in pairs.rules.values() if rule.own]
+    known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
+    chosen = list(known or measured)[: len(SHOWN)]
     sampling = upstream["distributions"][0].record["config"]
-    return Part(text(pairs, tables, figures, drafts, found, sampling), tables, figures)
+    return Part.of(
+        [
+            shown.heading(f"Will {pairs.drafter} be accepted?"),
+            setup(pairs, drafts, found),
+            *([left_out(sampling)] if pairs.sampled is None else []),
+        ],
+        [
+            rules_figure(pairs),
+            accepted(pairs),
+            gain(pairs),
+            stochastic(pairs),
+            dial_figure(pairs),
+            dials(pairs),
+            reached(pairs),
+            needed(pairs),
+            profile_figure(pairs, profile, chosen),
+            along(targets[0], pairs, chosen, drafts[0], found[0]),
+        ],
+    )
 
 
 def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) -> Pairs:
@@ -117,7 +82,7 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
     return Pairs(
         drafter=drafter,
         targets=targets,
-        names={rule.label: rule_text(rule) for rule in rules_of(found[0])},
+        rules={rule.label: rule for rule in rules_of(found[0])},
         listing=found[0].read("listing").to_pandas(),
         statistics=together(targets, found, "statistics"),
         needed=together(targets, found, "needed"),
@@ -145,18 +110,18 @@ def together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd
 
 
 def along(
-    target: str, pairs: Pairs, shown: Sequence[str], drafts: Artifact, acceptance: Artifact
+    target: str, pairs: Pairs, rules: Sequence[str], drafts: Artifact, acceptance: Artifact
 ) -> Figure:
     """Draw the answer whose acceptance under the first rule is nearest to the mean."""
     steps = acceptance.read(columns=["prompt_id", "position", "rule", "accepted", "certified"])
     table = steps.to_pandas()
-    table = table[table["rule"].isin(shown)]
-    first = table[table["rule"] == shown[0]]
+    table = table[table["rule"].isin(rules)]
+    first = table[table["rule"] == rules[0]]
     rates = first.groupby("prompt_id", sort=False)["accepted"].mean()
     prompt = (rates - first["accepted"].mean()).abs().idxmin()
     mine = table[table["prompt_id"] == prompt]
     verdicts = {}
-    for rule in shown:
+    for rule in rules:
         part = mine[mine["rule"] == rule]
         verdicts[pairs.names[rule]] = np.where(
             part["certified"], 0, np.where(part["accepted"], 1, 2)
@@ -165,24 +130,6 @@ def along(
     words = dict(zip(*drafts.read("tokens").to_pydict().values(), strict=True))
     tokens = [words[token] for token in emitted.loc[emitted["prompt_id"] == prompt, "token_id"]]
     return along_figure(verdicts, tokens, f"{pairs.drafter} for {target}, prompt {prompt[:12]}")
-
-
-def text(
-    pairs: Pairs,
-    tables: Sequence[Table],
-    figures: Mapping[str, Figure],
-    drafts: Sequence[Artifact],
-    found: Sequence[Artifact],
-    sampling: Mapping[str, Any],
-) -> str:
-    """Return the part in Markdown."""
-    parts = [
-        shown.heading(f"Will {pairs.drafter} be accepted?"),
-        setup(pairs, drafts, found),
-        *([left_out(sampling)] if pairs.sampled is None else []),
-        *sections(ORDER, tables, figures, TITLES.__getitem__, CAPTIONS),
-    ]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def left_out(sampling: Mapping[str, Any]) -> str:

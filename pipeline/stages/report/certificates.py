@@ -1,4 +1,4 @@
-"""What the report says of the certificates themselves: how exact, and how near the bounds."""
+"""Reads what the report compares with the paper's closed forms."""
 
 from __future__ import annotations
 
@@ -6,25 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.report.certificates_margin import margins_table
-from analysis.report.certificates_tables import BOUNDED, Compared, bounds_table, determined_table
-from analysis.report.table import Table
-from analysis.rules import Rule
+from analysis.report.certificates_bounds import Compared, has_closed_form
+from analysis.rules import Rule, Tree
 from analysis.topk import Floats, TopK
 from pipeline.stages.report.inputs import Target
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
-
-
-def certificate_tables(targets: Sequence[Target]) -> list[Table]:
-    """Return the tables on the certificates; rules without a closed form have no bounds."""
-    compared = {target.label: compare(target) for target in targets}
-    tables = [
-        determined_table({target.label: target.certificates for target in targets}),
-        bounds_table(compared),
-        margins_table(compared, targets[0].runs["eps"].unique().tolist()),
-    ]
-    return [table for table in tables if table is not None]
 
 
 def compare(target: Target) -> list[Compared]:
@@ -32,7 +19,7 @@ def compare(target: Target) -> list[Compared]:
     chosen = [
         (item, artifact)
         for item, artifact in zip(target.certificates, target.sources, strict=True)
-        if item.rule.name in BOUNDED
+        if has_closed_form(item.rule)
     ]
     if not chosen:
         return []
@@ -60,8 +47,8 @@ def compare(target: Target) -> list[Compared]:
 def first_rejected(rule: Rule, certificates: Artifact) -> np.ndarray:
     """Return the (N,) ranks, from 0, of the tokens whose tie is a rejection; -1 if unknown."""
     column = certificates.read(columns=["accepted_count"])["accepted_count"]
-    if rule.name == "tree":
-        return np.full(len(column), rule.parameters["m"])
+    if isinstance(rule, Tree):
+        return np.full(len(column), rule.m)
     return np.asarray(column.fill_null(-1).to_numpy())
 
 

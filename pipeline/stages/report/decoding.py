@@ -9,85 +9,71 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
-from analysis.report.decoding_figures import TESTED, content_figures
-from analysis.report.decoding_speed_figures import timing_figures
-from analysis.report.decoding_speed_tables import timing_tables
-from analysis.report.decoding_tables import content_tables
-from analysis.report.table import Table
-from analysis.report.text import markdown
+from analysis.report.decoding_figures import places_figure
+from analysis.report.decoding_ratios import histograms_figure, ratios_figure
+from analysis.report.decoding_settings import length_table, temperature_table
+from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
+from analysis.report.decoding_speed_tables import comparison_table, cost_table, latency_table
+from analysis.report.decoding_tables import (
+    acceptance_table,
+    forced_table,
+    histogram_table,
+    places_table,
+)
+from analysis.report.decoding_tokens import tokens_table
+from analysis.report.escape import markdown
 from pipeline.plan.graph import Node
 from pipeline.stages.report import shown
+from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read, thetas
 
-TITLES = {
-    "decoding_acceptance": "What is accepted, and what is given up",
-    "decoding_forced": "Teacher-forced and realised acceptance",
-    "decoding_rates": "Acceptance by place in the draft",
-    "decoding_histogram": "Acceptance lengths",
-    "decoding_tokens": "Tokens a target call",
-    "decoding_places": "Acceptance along a draft",
-    "decoding_ratios": "Logit ratio and probability ratio",
-    "decoding_ratio_histograms": "The two ratios over all steps",
-    "decoding_comparison": "Methods compared",
-    "decoding_costs": "Costs, and the speedups they predict",
-    "decoding_latency": "Throughput, latency, memory",
-    "decoding_temperature": "Temperature and draft length",
-    "decoding_draft_length": "The best draft length",
-    "decoding_thresholds": "The threshold of MARS",
-    "decoding_lengths": "Speedup over draft length",
-}
-CAPTIONS = {
-    "decoding_places": "Above: how often the token at each place of a draft is accepted, of those "
-    f"tested there; places tested fewer than {TESTED} times are left out. Below: how many tokens "
-    "calls accept.",
-    "decoding_ratios": "The two most probable tokens at every step of the greedy answers. Orange: "
-    "steps with a logit ratio above 0.9, where MARS accepts either token. "
-    "Last row: those steps, by what the drafter proposes.",
-    "decoding_ratio_histograms": "The largest logit and both ratios; dashed: 0 and the threshold "
-    "0.9. MARS accepts the argmax only where the largest logit is "
-    "not positive.",
-    "decoding_thresholds": "Agreement with the baseline's tokens (left) and speedup (right, with "
-    "its interval over prompts) over the threshold: a smaller one accepts more.",
-    "decoding_lengths": "Measured with its interval over prompts; dotted: τ/(1 + dρ), d the "
-    "tokens drafted a call; dashed: "
-    "from the costs as measured.",
-}
 
-
-def decoding_part(
-    node: Node, upstream: Mapping[str, list[Artifact]]
-) -> tuple[dict[str, bytes], str]:
-    """Return the files of the part and its text for the page; nothing in a study without it."""
+def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[Part, Part] | None:
+    """Return the part of the page and the one on speed; None in a study without decoding."""
     found = upstream.get("decoding", [])
     if not found:
-        return {}, ""
+        return None
     decoded = [
         read(target, node.config["drafter"], artifact)
         for target, artifact in zip(node.config["targets"], found, strict=True)
     ]
     statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]
-    speeds = [
-        speed(one, *statistics).assign(theta=thetas(artifact))
-        for one, artifact in zip(decoded, found, strict=True)
-    ]
+    speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
     title = f"How it decodes with {node.config['drafter']}"
-    files, content = section(content_tables(decoded, *statistics), content_figures(decoded))
-    timings, timed = section(timing_tables(decoded, speeds), timing_figures(decoded, speeds))
-    opening = [shown.heading(f"{title}: speed"), setup(decoded, found), *warning(decoded, speeds)]
-    text = "\n\n".join([*opening, *timed]) + "\n"
-    files |= {f"timings/{name}": file for name, file in timings.items()}
-    files["timings/decoding.md"] = text.encode()
     link = (
         "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
         "machine and the moment, so it stands apart from what two builds have in common."
     )
-    parts = [shown.heading(title), extent(decoded, found), link, *content]
-    return files, "\n" + "\n\n".join(parts) + "\n"
+    content = Part.of(
+        [shown.heading(title), extent(decoded, found), link],
+        [
+            acceptance_table(decoded, *statistics),
+            forced_table(decoded),
+            places_table(decoded),
+            histogram_table(decoded),
+            tokens_table(decoded),
+            places_figure(decoded),
+            ratios_figure(decoded),
+            histograms_figure(decoded),
+        ],
+    )
+    timed = Part.of(
+        [shown.heading(f"{title}: speed"), setup(decoded, found), *warning(decoded, speeds)],
+        [
+            comparison_table(decoded, speeds),
+            cost_table(decoded, speeds),
+            latency_table(decoded, speeds),
+            temperature_table(decoded, speeds),
+            length_table(decoded, speeds),
+            thresholds_figure(decoded, speeds),
+            lengths_figure(decoded, speeds),
+        ],
+    )
+    return content, timed
 
 
 def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:
@@ -104,16 +90,6 @@ def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[
         "speeds; run it again on an idle machine."
     )
     return [f"**{markdown(said)}**"]
-
-
-def section(
-    tables: Sequence[Table], figures: Mapping[str, Figure]
-) -> tuple[dict[str, bytes], list[str]]:
-    """Return files and Markdown of tables and then figures."""
-    order = [*(table.name for table in tables), *figures]
-    return shown.files(tables, figures), shown.sections(
-        order, tables, figures, TITLES.__getitem__, CAPTIONS
-    )
 
 
 def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:

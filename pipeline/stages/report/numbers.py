@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from analysis.report.escape import latex, macro
 from analysis.report.measured import Measured
-from analysis.report.text import certificate_text, latex, macro, run_text, share_text
+from analysis.report.text import certificate_text, run_text, share_text
 from analysis.statistics.run_lengths import censored_ends
 from pipeline.errors import PipelineError
 

@@ -2,63 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from analysis.report.style import render
+from analysis.report.escape import markdown
+from analysis.report.figure import Figure
 from analysis.report.table import Table
-from analysis.report.text import markdown
 
 
-def files(tables: Sequence[Table], figures: Mapping[str, Figure]) -> dict[str, bytes]:
-    """Return the files of tables and figures, by path in the report."""
-    found = {}
-    for table in tables:
-        found[f"tables/{table.name}.csv"] = table.csv().encode()
-        found[f"tables/{table.name}.tex"] = table.latex().encode()
-    for name, figure in figures.items():
-        for kind in ("pdf", "png"):
-            found[f"figures/{name}.{kind}"] = render(figure, kind)
-    return found
+@dataclass(frozen=True)
+class Part:
+    """A part of a page: paragraphs in Markdown, then tables and figures in their order."""
+
+    opening: Sequence[str]
+    shown: Sequence[Table | Figure]
+
+    @classmethod
+    def of(cls, opening: Sequence[str], shown: Iterable[Table | Figure | None]) -> Part:
+        """Return the part without the tables and figures that the study does not fill."""
+        return cls(opening, [item for item in shown if item is not None])
+
+    def markdown(self) -> str:
+        """Return the text, with links to the files."""
+        parts = [*self.opening, *(text for item in self.shown for text in section(item))]
+        return "\n\n".join(part.strip() for part in parts) + "\n"
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of the tables and figures, by path in the report."""
+        return {path: content for item in self.shown for path, content in files(item)}
 
 
-def sections(
-    order: Iterable[str],
-    tables: Sequence[Table],
-    figures: Collection[str],
-    title: Callable[[str], str],
-    captions: Mapping[str, str],
-) -> list[str]:
-    """Return the Markdown of tables and figures as parts of a page, with links to their files.
+def files(item: Table | Figure) -> list[tuple[str, bytes]]:
+    """Return path and content of the files of a table or figure, as `section` links them."""
+    if isinstance(item, Table):
+        place = f"tables/{item.name}"
+        return [(f"{place}.csv", item.csv().encode()), (f"{place}.tex", item.latex().encode())]
+    place, csv = f"figures/{item.name}", item.csv()
+    drawn = [(f"{place}.{kind}", item.render(kind)) for kind in ("pdf", "png")]
+    return drawn if csv is None else [*drawn, (f"{place}.csv", csv.encode())]
 
-    Args:
-        order: names of tables and figures; those that are not there are left out.
-        tables: they bring their captions.
-        figures: names.
-        title: gives the heading of a name.
-        captions: of the figures.
-    """
-    by_name = {table.name: table for table in tables}
-    parts = []
-    for name in order:
-        if name in by_name:
-            table = by_name[name]
-            parts += [
-                f"## {title(name)}",
-                markdown(table.caption),
-                table.markdown().strip(),
-                f"[CSV](tables/{name}.csv) · [LaTeX](tables/{name}.tex)",
-            ]
-        elif name in figures:
-            parts += [
-                f"## {title(name)}",
-                markdown(captions[name]),
-                f"![{title(name)}](figures/{name}.png)",
-                f"[PDF](figures/{name}.pdf)",
-            ]
-    return parts
+
+def section(item: Table | Figure) -> list[str]:
+    """Return the paragraphs of a table or figure in Markdown."""
+    opening = [f"## {item.title}", markdown(item.caption)]
+    if isinstance(item, Table):
+        place = f"tables/{item.name}"
+        return [*opening, item.markdown().strip(), f"[CSV]({place}.csv) · [LaTeX]({place}.tex)"]
+    place = f"figures/{item.name}"
+    links = f"[PDF]({place}.pdf)" + ("" if item.data is None else f" · [CSV]({place}.csv)")
+    return [*opening, f"![{item.title}]({place}.png)", links]
 
 
 def heading(text: str) -> str:

@@ -1,0 +1,39 @@
+"""A figure of a report: its drawing, and the numbers that are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from .style import render
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A figure as a report shows it.
+
+    Attributes:
+        name: file name without suffix, for instance "figure2".
+        title: heading on the page.
+        caption: one paragraph of plain text.
+        drawing: what is drawn.
+        data: the tidy numbers drawn, for the CSV file; None where there are too many for one.
+    """
+
+    name: str
+    title: str
+    caption: str
+    drawing: Drawing
+    data: pd.DataFrame | None = None
+
+    def render(self, kind: str) -> bytes:
+        """Return the file of the drawing; `kind` is pdf or png."""
+        return render(self.drawing, kind)
+
+    def csv(self) -> str | None:
+        """Return the numbers as CSV; an empty cell is a value that does not exist."""
+        if self.data is None:
+            return None
+        return self.data.to_csv(index=False, float_format="%.6g", lineterminator="\n")

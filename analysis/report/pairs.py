@@ -1,0 +1,77 @@
+"""A drafter beside the targets of a study: what was measured of every rule, by its label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from ..rules import Rule
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A drafter beside each target of a study; the frames are those of the stage acceptance.
+
+    Attributes:
+        drafter: its printed name.
+        targets: printed names, in order.
+        rules: every rule, by label.
+        listing: group, name, parameter, setting, rule; the same for all targets.
+        statistics: target, rule, statistic, value, optimistic, low, high, cut, cut_optimistic
+            (NaN where it is no length), prompts, few_prompts.
+        needed: target, rule, fraction, value, optimistic, low, high, prompts, few_prompts.
+        reached: target, dial, parameter, kind, wanted, value, length, optimistic,
+            optimistic_length, empty.
+        sampled: temperature at which the targets' answers were sampled; None where they were not,
+            or not from the whole distribution.
+    """
+
+    drafter: str
+    targets: Sequence[str]
+    rules: Mapping[str, Rule]
+    listing: pd.DataFrame
+    statistics: pd.DataFrame
+    needed: pd.DataFrame
+    reached: pd.DataFrame
+    sampled: float | None = None
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Printed name of every rule, by label."""
+        return {label: rule.title for label, rule in self.rules.items()}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, str, str], dict[Any, Any]]:
+        return {
+            (row["target"], row["rule"], row["statistic"]): row
+            for row in self.statistics.to_dict("records")
+        }
+
+    def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
+        """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
+        missing = dict.fromkeys(self.statistics.columns, math.nan)
+        return self._rows.get((target, rule, statistic), missing)
+
+    def ends(self, target: str, rule: str, statistic: str) -> tuple[float, float]:
+        """Return value and optimistic of a rule's statistic; NaN where it does not exist."""
+        row = self.row(target, rule, statistic)
+        return row["value"], row["optimistic"]
+
+    def value(self, target: str, rule: str, statistic: str) -> float:
+        """Return what is certain of a rule's statistic; NaN where it does not exist."""
+        return self.ends(target, rule, statistic)[0]
+
+    def labels(self, *groups: str) -> list[str]:
+        """Return the labels of groups of the listing, each label once."""
+        found = (self.listing.loc[self.listing["group"] == group, "rule"] for group in groups)
+        return list(dict.fromkeys(label for labels in found for label in labels))
+
+    def of(self, rules: Sequence[str], statistics: Sequence[str]) -> pd.DataFrame:
+        """Return the tidy rows of some rules and statistics."""
+        table = self.statistics
+        return table[table["rule"].isin(rules) & table["statistic"].isin(statistics)]
