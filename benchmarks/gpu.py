@@ -33,7 +33,7 @@ from pipeline.execution.stopwatch import (
 )
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import summarise
-from pipeline.stages.distributions import dump
+from pipeline.stages.distributions.compute import dump
 from pipeline.stages.distributions.decode import Decoding, Trajectories
 from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
 from pipeline.stages.distributions.sampling import Sampling

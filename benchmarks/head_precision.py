@@ -28,7 +28,7 @@ from pipeline.paths import ROOT
 from pipeline.stages.distributions.decode import Decoding, decode
 from pipeline.stages.distributions.running import GrowingBatch
 from pipeline.stages.distributions.sampling import Sampling
-from pipeline.stages.prompts import sample
+from pipeline.stages.prompts.compute import sample
 
 K = 256
 QUANTILES = (0.01, 0.05, 0.25, 0.5)

@@ -18,7 +18,7 @@ from benchmarks.gpu import REDUCED, synthetic_prompts
 from pipeline.execution.shards import Plan
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.models.load import random_qwen3
-from pipeline.stages.distributions import dump
+from pipeline.stages.distributions.compute import dump
 from pipeline.stages.distributions.decode import Decoding
 from pipeline.stages.distributions.running import GrowingBatch
 from pipeline.stages.distributions.sampling import Sampling

@@ -29,7 +29,10 @@ VERSIONS = {
     "decoding": 2,
     "report": 2,
 }
-MODULES = {name: f"pipeline.stages.{name}" for name in VERSIONS}
+PACKAGES = {"prompts", "distributions", "drafts", "acceptance", "decoding", "report"}
+MODULES = {
+    name: f"pipeline.stages.{name}" + (".compute" if name in PACKAGES else "") for name in VERSIONS
+}
 RESUMABLE = {"distributions", "drafts", "decoding"}  # what a killed run leaves is completed
 NEED_DRAFTER = {"drafts", "acceptance", "decoding", "report"}
 DRAFTING = {"drafts", "decoding"}  # load a target and a drafter

@@ -15,7 +15,7 @@ from analysis.rules.builtin import Additive, StrictGreedy, Tree
 from analysis.rules.dials import build_dial
 from pipeline.errors import PipelineError
 from pipeline.plan.graph import Node
-from pipeline.stages import acceptance
+from pipeline.stages.acceptance import compute as acceptance
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Draft
 from tests.analysis.cases import stored_columns

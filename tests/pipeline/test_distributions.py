@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.models import load as models
 from pipeline.models.load import load_model
 from pipeline.models.logit_statistics import summarise, top_k
-from pipeline.stages import distributions
+from pipeline.stages.distributions import compute as distributions
 from pipeline.stages.distributions.running import StaticBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 from pipeline.store.artifacts import Artifact

@@ -18,7 +18,7 @@ from pipeline.execution import shards
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models import vocabulary
 from pipeline.models.load import LanguageModel, new_qwen3, wrap
-from pipeline.stages import drafts
+from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import Comparison, compare
 from pipeline.stages.drafts.forced import Batch, Pair, teacher_force
 from pipeline.store import columns

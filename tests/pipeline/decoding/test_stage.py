@@ -15,7 +15,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
-from pipeline.stages import decoding
+from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Draft, content_digest
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
