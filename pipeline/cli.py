@@ -107,10 +107,11 @@ def _multirun() -> None:
 
 def _single(config: DictConfig) -> None:
     from pipeline import sweeps
+    from pipeline.plan.stage import stage_of
 
     with _told():
         artifacts, nodes = run(config, note=True)
-        if artifacts[0].record["stage"] in ("certificates", "acceptance", "decoding"):
+        if stage_of(nodes[0]).printed:
             sweeps.print_table(sweeps.rows_of(nodes, artifacts))
 
 
@@ -144,7 +145,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
         PipelineError, ConfigError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline.execution import runner
-    from pipeline.plan.graph import RESUMABLE
+    from pipeline.plan.stage import stage_of
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -155,7 +156,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
         )
     name = report_name(config) if settings.stage == "report" else ""
     pending = runner.pending(wanted, store)
-    if any(node.stage in RESUMABLE for node in pending):
+    if any(stage_of(node).models(node) for node in pending):
         from pipeline.execution import preflight
 
         preflight.check(pending)  # an error now rather than after the prompts

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 
@@ -87,6 +87,6 @@ class Study:
 
 
 def _columns(artifact: Artifact) -> list[Any]:
-    from pipeline.store.columns import SCHEMAS
+    from pipeline.store.columns import files
 
-    return list(SCHEMAS[artifact.record["stage"], "data"])
+    return list(files(artifact.record["stage"])["data"])

@@ -24,7 +24,7 @@ from pipeline.store.published import RECORD, Artifact, content_digest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.plan.graph import Node
+    from pipeline.plan.stage import Node
 
 __all__ = ["RECORD", "Artifact", "Draft", "Store", "content_digest", "slug"]
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs

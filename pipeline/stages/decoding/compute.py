@@ -1,6 +1,6 @@
-"""Stage decoding: real speculative decoding, every method beside the target alone.
+"""Decodes prompts with every method, beside the target alone.
 
-Run it with ``python -m pipeline stage=decoding drafter=... decoding=default``. A shard is one
+A shard is one
 prompt: the baseline and all methods decode it one after the other, so that what is compared was
 timed in the same minute. Tokens, calls and log-likelihoods are the artifact's content; seconds
 are kept apart in timings/, which no digest covers.
@@ -26,9 +26,9 @@ from pipeline.formats import spec_bench
 from pipeline.models.encoding import encode
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.vocabulary import check_same_tokens, common_rows
-from pipeline.plan.graph import Node
 from pipeline.plan.methods import RACES, Method, with_baselines
-from pipeline.stages.decoding import records
+from pipeline.plan.stage import Node
+from pipeline.stages.decoding import STAGE, records
 from pipeline.stages.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
 from pipeline.stages.decoding.drafters import Drafter, ModelDrafter, Nothing, PromptLookup
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
@@ -275,10 +275,9 @@ def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[
 def assemble(draft: Draft, shards: list[dict[str, Any]], node: Node) -> None:
     """Write the tables of the artifact from its shards, in the order of the prompts."""
     (draft.directory / "timings").mkdir(exist_ok=True)
-    for stage, name in columns.SCHEMAS:
-        if stage == "decoding":
-            rows = [row for shard in shards for row in shard.get(name, [])]
-            draft.write(name, pa.Table.from_pylist(rows, schema=columns.schema(stage, name)))
+    for name in STAGE.columns:
+        rows = [row for shard in shards for row in shard.get(name, [])]
+        draft.write(name, pa.Table.from_pylist(rows, schema=columns.schema(STAGE.name, name)))
     failed = draft.rows["failures"]
     if failed:
         first = next(shard["failures"][0]["reason"] for shard in shards if "failures" in shard)

@@ -1,6 +1,6 @@
-"""Stage distributions: decodes every prompt and keeps what is known of every step's distribution.
+"""Decodes every prompt and keeps what is known of every step's distribution.
 
-Run it with ``python -m pipeline stage=distributions``. Shards are fixed in plan.json first; a
+Shards are fixed in plan.json first; a
 finished one is never computed again. At the end they are joined in the order of the prompts.
 """
 
@@ -24,7 +24,7 @@ from pipeline.execution.stopwatch import (
     throughput,
 )
 from pipeline.models.load import LanguageModel, load_model, skeleton
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.stages.distributions.batches import batch_limit
 from pipeline.stages.distributions.decode import Decoding, Trajectories, decode
 from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch

@@ -1,6 +1,6 @@
-"""Stage drafts: target and drafter on the target's own trajectories, over the full vocabulary.
+"""Reads the target's trajectories again, with target and drafter, and compares the two.
 
-Run it with ``python -m pipeline stage=drafts drafter=...``. The certificate, the ranks and the KL
+The certificate, the ranks and the KL
 of a step all come from one pass of each model, so they belong to the same p. How far this p is
 from the one the trajectory was decoded with, in another pass, is reported as drift.
 """
@@ -20,7 +20,7 @@ from pipeline.execution.shards import Plan, Shard, assemble, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.vocabulary import check_same_tokens, common_rows
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.stages.drafts.forced import Batch, Pair, Steps, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Draft

@@ -1,6 +1,6 @@
-"""Stage prompts: samples prompts of the wanted length from a data set.
+"""Samples prompts of the wanted length from a data set.
 
-Run it with ``python -m pipeline stage=prompts``. A row of the source has a text (`text` or
+A row of the source has a text (`text` or
 `prompt`), UltraChat's `messages`, of which the first of the user is the prompt, or Spec-Bench's
 `turns`. Files are read by `pipeline.formats.sources`.
 """
@@ -21,7 +21,7 @@ from pipeline.formats import spec_bench
 from pipeline.formats.sources import Source, source_files
 from pipeline.models.encoding import encode
 from pipeline.models.load import load_tokenizer
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Draft
 

@@ -22,7 +22,7 @@ from analysis.report.table import Table
 from analysis.report.text import UNDEFINED, rule_text, share_text
 from analysis.rules import builtin as criteria
 from analysis.statistics.run_lengths import CENSORED
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
 from pipeline.stages.report.shown import sections, setup_table
 from pipeline.store.artifacts import Artifact

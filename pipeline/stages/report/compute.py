@@ -1,6 +1,6 @@
-"""Stage report: tables, figures, numbers and one page that shows them.
+"""Writes tables, figures, numbers and one page that shows them.
 
-Run it with ``python -m pipeline stage=report``. Files: ``index.md``, ``numbers.tex``,
+Files: ``index.md``, ``numbers.tex``,
 ``tables/*.csv`` and ``.tex``, ``figures/*.pdf`` and ``.png``. They hold no date and no path.
 ``timings/`` holds what depends on the clock.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from analysis.report.certificates_extremal import extremal_figure
 from analysis.report.paper_figures import all_figures
 from analysis.report.paper_tables import all_tables
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.stages.report.acceptance import acceptance_part
 from pipeline.stages.report.certificates import certificate_tables
 from pipeline.stages.report.decoding import decoding_part

@@ -19,7 +19,7 @@ from analysis.report.decoding_speed_tables import timing_tables
 from analysis.report.decoding_tables import content_tables
 from analysis.report.table import Table
 from analysis.report.text import markdown
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read, thetas

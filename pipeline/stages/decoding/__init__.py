@@ -1,0 +1,156 @@
+"""Stage decoding: real speculative decoding, every method beside the target alone.
+
+Run it with ``python -m pipeline stage=decoding drafter=... decoding=default``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from analysis.report.text import limits
+from pipeline.plan.slices import rule_slice, statistics_slice
+from pipeline.plan.stage import Node, Request, Row, Stage, pair_models
+from pipeline.plan.summaries import bootstrap_settings
+from pipeline.store.columns import STEP, Columns
+
+if TYPE_CHECKING:
+    from pipeline.plan.methods import Method
+    from pipeline.store.artifacts import Artifact
+
+RUN: Columns = {"prompt_id": "string", "run": "int32"}  # run: index in the record's facts["runs"]
+
+
+def nodes(request: Request) -> list[Node]:
+    """Decoding with a drafter, beside each target alone; none without a drafter.
+
+    Raises:
+        PipelineError: a method is not defined.
+    """
+    from pipeline.plan.methods import build_methods
+
+    config, asked = request.config, request.config.decoding
+    if not request.nodes["drafts"]:
+        return []
+    methods = build_methods(asked.methods, asked.draft_length)
+    return [
+        Node(
+            STAGE.name,
+            drafts.label,
+            {
+                "target": drafts.config["target"],
+                "drafter": drafts.config["drafter"],
+                "prompts": min(asked.prompts, config.prompts.count),
+                "steps": asked.steps,
+                "seed": asked.seed,
+                "lookup": asked.lookup,
+                "methods": [method_slice(method) for method in methods],
+            },
+            {"prompts": drafts.upstream["prompts"]},
+            settings={**drafts.settings, **statistics_slice(config), "methods": methods},
+        )
+        for drafts in request.nodes["drafts"]
+    ]
+
+
+def method_slice(method: Method) -> dict[str, Any]:
+    """What of a method determines what it decodes."""
+    return {
+        "drafter": method.drafter,
+        "sampling": method.sampling,
+        "draft_length": method.draft_length,
+        "temperature": method.temperature,
+        **({} if method.rule is None else rule_slice(method.rule)),
+    }
+
+
+def summary(node: Node, artifact: Artifact) -> list[Row]:
+    """One row a method, the baselines included."""
+    from analysis.decoding import metrics, speed
+    from pipeline.store.decoded import read
+
+    target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
+    bootstrap = bootstrap_settings(node.settings)
+    one = read(target, drafter, artifact)
+    speeds = speed.speedups(one, *bootstrap)
+    found = metrics.acceptance(one).join(metrics.acceptance_intervals(one, *bootstrap))
+    found = found.join(
+        speeds.rename(columns=dict(zip(("low", "high"), limits("speedup"), strict=True)))
+    )
+    shown = ["method", "draft_length", "temperature"]
+    for name in ("rate", "tokens_per_call"):
+        shown += [name, *limits(name)]
+    shown += ["agreement", "given_up", "tokens_per_second", "speedup", *limits("speedup")]
+    return [
+        {"target": one.target, "prompts": one.prompts, **dict(zip(shown, row, strict=True))}
+        for row in found[shown].itertuples(index=False)
+    ]
+
+
+STAGE = Stage(
+    name="decoding",
+    version=2,
+    upstream=("prompts",),
+    columns={
+        "data": RUN
+        | {  # one row a decoded answer
+            "source": "string",
+            "method": "string",
+            "drafter": "string",  # model, prompt_lookup or none
+            "draft_length": "int32",
+            "temperature": "float64",
+            "token_ids": "list<int32>",
+            "n_tokens": "int32",
+            "text_tokens": "int32",  # of prompt and answer
+            "ended": "bool",  # by the model, not by the limit
+            "log_likelihood": "float64",  # of the answer under the target at temperature 1
+            "agreement": "float64",  # share of positions with the token of the baseline
+            "common_prefix": "int32",  # tokens before the first that differs from the baseline's
+        },
+        "calls": RUN
+        | {  # one row a target call after the prompt's
+            "position": "int32",  # in the answer, of the first drafted token
+            "drafted": "int32",
+            "reach": "int32",  # of them, those before one that would end the answer
+            "tested": "int32",
+            "accepted": "int32",
+            "emitted": "int32",
+        },
+        "trajectory": STEP
+        | {  # the greedy baseline, read again by both models
+            "token_id": "int32",
+            "draft_token_id": "int32",
+            "draft_rank": "int32",
+            "draft_log_prob": "float64",
+            "z1": "float64",
+            "z2": "float64",
+            "top_surprisal": "float64",
+        },
+        "indicators": STEP
+        | {  # whether a rule accepts the drafter's token there
+            "rule": "string",
+            "accepted": "bool",
+        },
+        "failures": {"prompt_id": "string", "reason": "string"},
+        "timings/runs": RUN
+        | {  # seconds
+            "first_seconds": "float64",  # until the first token
+            "begin_seconds": "float64",  # the drafter's pass over the prompt
+            "seconds": "float64",  # all of it
+            "peak_bytes": "int64",  # of a CUDA device, null elsewhere
+        },
+        "timings/calls": RUN
+        | {
+            "drafted": "int32",
+            "emitted": "int32",
+            "draft_seconds": "float64",
+            "verify_seconds": "float64",  # the target's pass
+            "other_seconds": "float64",
+        },
+    },
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    summary=summary,
+    printed=True,
+    models=pair_models,
+    resumable=True,
+)

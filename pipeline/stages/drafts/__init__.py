@@ -1,0 +1,79 @@
+"""Stage drafts: target and drafter on the target's own trajectories, over the full vocabulary.
+
+Run it with ``python -m pipeline stage=drafts drafter=...``.
+"""
+
+from __future__ import annotations
+
+from pipeline.models.vocabulary import check_pair
+from pipeline.plan.slices import model_slice, run_settings
+from pipeline.plan.stage import Node, Request, Stage, pair_models
+from pipeline.store.columns import STEP, TARGET, Columns
+
+PAIR: Columns = {  # target p against drafter q, analysis.acceptance.divergences
+    "kl": "float64",  # KL(p||q)
+    "reverse_kl": "float64",  # KL(q||p)
+    "tv": "float64",
+    "draft_token_id": "int32",  # the drafter's argmax
+    "draft_rank": "int32",  # its rank under p, from 1
+    "draft_log_prob": "float64",  # log p of it
+    "argmax_rank": "int32",  # rank of p's argmax under q, from 1
+    "draft_entropy": "float64",
+    "erss_acceptance": "float64",  # probability: exponential races accept the first draft
+    "harmonic_mean": "float64",  # its lower bound
+    # at the temperature the answers were sampled at; NaN where they were not, or from a part of p
+    "sampled_tv": "float64",
+    "sampled_erss_acceptance": "float64",
+    "sampled_harmonic_mean": "float64",
+    "sampled_draft_prob": "float64",  # p of the drafter's argmax
+}
+DRAFT: Columns = {  # of q itself, with draft_entropy, so that kl and tv can be checked
+    "draft_top_ids": "list<int32>",
+    "draft_top_logits": "list<float32>",
+    "draft_top_surprisal": "float64",
+    "draft_log_tail": "float64",
+}
+
+
+def nodes(request: Request) -> list[Node]:
+    """The drafter beside each target, on the target's trajectories; none without a drafter.
+
+    Raises:
+        PipelineError: the stage that is asked for needs the pair, and the two have different
+            tokenizers.
+    """
+    config, drafter = request.config, request.config.drafter
+    if drafter is None:
+        return []
+    if request.asked & {"drafts", "decoding"}:
+        for key, target in config.targets.items():
+            check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
+    return [
+        Node(
+            STAGE.name,
+            distributions.label,
+            {
+                "target": distributions.config["model"],
+                "drafter": model_slice("drafter", drafter, request.identities),
+                "temperature": config.certificates.temperature,
+            },
+            {"prompts": distributions.upstream["prompts"], "distributions": (distributions,)},
+            settings={"target": distributions.settings, "drafter": run_settings(config, drafter)},
+        )
+        for distributions in request.nodes["distributions"]
+    ]
+
+
+STAGE = Stage(
+    name="drafts",
+    version=2,
+    upstream=("prompts", "distributions"),
+    columns={
+        "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT,
+        "tokens": {"token_id": "int32", "text": "string"},
+    },
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    models=pair_models,
+    resumable=True,
+)

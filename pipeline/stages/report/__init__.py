@@ -1,0 +1,63 @@
+"""Stage report: tables, figures, numbers and one page that shows them.
+
+Run it with ``python -m pipeline stage=report``.
+"""
+
+from __future__ import annotations
+
+from pipeline.plan.rules import check_names
+from pipeline.plan.slices import statistics_slice
+from pipeline.plan.stage import Node, Request, Stage
+
+UPSTREAM = (
+    "prompts",
+    "distributions",
+    "certificates",
+    "run_lengths",
+    "drafts",
+    "acceptance",
+    "decoding",
+)
+
+
+def check(request: Request) -> None:
+    """Check that the names of targets and rules can stand in one report."""
+    if STAGE.name in request.asked:
+        labels = [target.label for target in request.config.targets.values()]
+        check_names(labels, request.rules)
+
+
+def nodes(request: Request) -> list[Node]:
+    """The report; printed names are part of its content.
+
+    Upstream lists follow the order of the targets; certificates are target-major, one a rule.
+    """
+    from analysis.rules.builtin import to_mapping
+
+    config = request.config
+    left_out = set() if config.decoding.report else {"decoding"}
+    return [
+        Node(
+            STAGE.name,
+            config.study,
+            {
+                "study": config.study_name or config.study,
+                "targets": [target.label for target in config.targets.values()],
+                "drafter": None if config.drafter is None else config.drafter.label,
+                "rules": [to_mapping(rule) for rule in request.rules],
+                **statistics_slice(config),
+            },
+            {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
+        )
+    ]
+
+
+STAGE = Stage(
+    name="report",
+    version=2,
+    upstream=UPSTREAM,
+    columns={},
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    check=check,
+)
