@@ -32,9 +32,9 @@ from pipeline.execution.stopwatch import (
     throughput,
 )
 from pipeline.models.load import LanguageModel, random_qwen3
-from pipeline.models.logit_statistics import summarise
+from pipeline.models.logit_statistics import logit_statistics
 from pipeline.stages.distributions.compute import dump
-from pipeline.stages.distributions.decode import Decoding, Trajectories
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding
 from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store.artifacts import Draft
@@ -103,19 +103,19 @@ def with_generate(
         begun = time.perf_counter()
         ids, mask, _ = pad_left(ordered[start : start + batch], 0, model.device)
         k = min(decoding.k, model.vocab_size)
-        out = Trajectories.empty(len(ids), decoding.steps, k, model.device)
+        out = DecodedBatch.empty(len(ids), decoding.steps, k, model.device)
         rows = torch.arange(len(ids), device=model.device)
         width = ids.shape[1]
 
         def take(
             so_far: torch.Tensor,
             scores: torch.Tensor,
-            out: Trajectories = out,
+            out: DecodedBatch = out,
             rows: torch.Tensor = rows,
             width: int = width,
             k: int = k,
         ) -> torch.Tensor:
-            found = summarise(scores, k)
+            found = logit_statistics(scores, k)
             out.store(rows, so_far.shape[1] - width, found.top_ids[:, 0], found)
             return scores
 

@@ -23,7 +23,7 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.formats.sources import Source
 from pipeline.models.heads import Head
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
-from pipeline.models.logit_statistics import summarise
+from pipeline.models.logit_statistics import logit_statistics
 from pipeline.paths import ROOT
 from pipeline.stages.distributions.decode import Decoding, decode
 from pipeline.stages.distributions.running import GrowingBatch
@@ -62,8 +62,15 @@ def rescored(
 def top_k(logits: torch.Tensor) -> TopK:
     """Return the distributions of `logits` (N, V) as a dump holds them."""
     size = logits.shape[1]
-    ids, values, _, surprisal, tail, h = (t.numpy() for t in summarise(logits, min(K, size)))
-    return TopK.from_columns(ids, values, surprisal, tail, h, vocab_size=size)
+    found = logit_statistics(logits, min(K, size))
+    return TopK.from_columns(
+        found.top_ids.numpy(),
+        found.top_logits.numpy(),
+        found.top_surprisal.numpy(),
+        found.log_tail.numpy(),
+        found.entropy.numpy(),
+        vocab_size=size,
+    )
 
 
 def compared(

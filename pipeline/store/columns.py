@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 Columns = dict[str, str]  # of a file: the type of each column
@@ -50,6 +51,16 @@ def arrow(kind: str) -> pa.DataType:
     if kind.startswith("list<"):
         return pa.list_(arrow(kind.removeprefix("list<").removesuffix(">")))
     return pa.type_for_alias(kind)
+
+
+def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return a column of numbers, or of lists of them."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind):
+        flat = pa.array(values.reshape(-1), kind.value_type)
+        return pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
+    return pa.array(values, kind)
 
 
 def schema(

@@ -20,7 +20,7 @@ from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
 from pipeline.models.load import load_model
-from pipeline.models.logit_statistics import summarise, top_k
+from pipeline.models.logit_statistics import logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
 from pipeline.stages.distributions.running import StaticBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
@@ -312,11 +312,11 @@ def test_top_k_orders_ties_by_id() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_moments_against_sixty_digits(temperature: float) -> None:
+def test_statistics_against_sixty_digits(temperature: float) -> None:
     """A flat row, a sharp one (entropy 1e-15), and a tail of e^-2000 that float64 underflows."""
     rows = np.array([[1.0, 0.5, 0.25, 0.0, -1.0], [40.0, 2.0, 1.0, 0.5, -3.0],
                      [5.0, 4.0, -2000.0, -2001.0, -2002.0]], dtype=np.float32)  # fmt: skip
-    found = summarise(torch.from_numpy(rows), 2, temperature)
+    found = logit_statistics(torch.from_numpy(rows), 2, temperature)
     mpmath.mp.dps = 60
     for i, row in enumerate(rows):
         z = [mpmath.mpf(float(value)) / mpmath.mpf(temperature) for value in row]
@@ -333,13 +333,13 @@ def test_moments_against_sixty_digits(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 4, 9])
-def test_moments_of_masked_and_of_large_logits(k: int) -> None:
+def test_statistics_of_masked_and_of_large_logits(k: int) -> None:
     """As `TopK.from_logits` has them: some, most and all but one token masked; logits of 1e4."""
     rng = np.random.default_rng(k)
     z = rng.normal(size=(40, 9)).astype(np.float32)
     z[:10, :3] = z[10:20, 2:] = z[20:30, 1:] = -np.inf
     z[30:] += 10_000
-    found, wanted = summarise(torch.from_numpy(z), k, 0.7), TopK.from_logits(z, k, 0.7)
+    found, wanted = logit_statistics(torch.from_numpy(z), k, 0.7), TopK.from_logits(z, k, 0.7)
     np.testing.assert_array_equal(found.top_ids, wanted.ids)
     np.testing.assert_array_equal(found.top_logits, wanted.logits)
     for name in ("top_surprisal", "log_tail", "entropy"):
@@ -348,6 +348,6 @@ def test_moments_of_masked_and_of_large_logits(k: int) -> None:
     TopK.from_columns(*(t.numpy() for t in (*found[:2], *found[3:])), 9, 0.7)  # none is refused
     for broken in (np.nan, np.inf):
         z[3, 1] = broken
-        assert summarise(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
+        assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
     z[3] = -np.inf
-    assert summarise(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
+    assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]

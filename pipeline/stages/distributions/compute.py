@@ -26,7 +26,7 @@ from pipeline.execution.stopwatch import (
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
 from pipeline.stages.distributions.batches import batch_limit
-from pipeline.stages.distributions.decode import Decoding, Trajectories, decode
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode
 from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store import columns
@@ -107,7 +107,7 @@ def shard_of(
 
 
 def write(
-    label: str, prompts: list[str], out: Trajectories, watch: Stopwatch, path: Path
+    label: str, prompts: list[str], out: DecodedBatch, watch: Stopwatch, path: Path
 ) -> dict[str, Any]:
     """Transfer, check and write a decoded shard; return what was measured."""
     seconds = watch.seconds()  # waits for the device
@@ -116,7 +116,7 @@ def write(
         out = out.to_host()
     check_finite(label, prompts, out)
     with host("write"):
-        schema = columns.schema("distributions", k=out.top_ids.shape[2])
+        schema = columns.schema("distributions", k=out.statistics.top_ids.shape[2])
         write_groups(path, tables(prompts, out, schema), schema)
     return {
         "seconds": seconds | host.seconds(),
@@ -127,14 +127,14 @@ def write(
     }
 
 
-def check_finite(label: str, prompts: list[str], out: Trajectories) -> None:
+def check_finite(label: str, prompts: list[str], out: DecodedBatch) -> None:
     """Check the stored steps.
 
     Raises:
         PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
     """
     inside = torch.arange(out.token_id.shape[1]) < out.lengths[:, None]
-    broken = (inside & ~out.moments[..., -1].isfinite()).nonzero()
+    broken = (inside & ~out.statistics.entropy.isfinite()).nonzero()
     if len(broken):
         row, step = broken[0].tolist()
         raise PipelineError(
@@ -144,22 +144,18 @@ def check_finite(label: str, prompts: list[str], out: Trajectories) -> None:
         )
 
 
-def tables(prompts: list[str], out: Trajectories, schema: pa.Schema) -> Iterator[pa.Table]:
+def tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of each prompt."""
-    k = out.top_ids.shape[2]
+    values = {"token_id": out.token_id} | out.statistics._asdict()
     for row, prompt in enumerate(prompts):
         n = int(out.lengths[row])
-        lists = (out.top_ids[row, :n], out.top_logits[row, :n])
-        yield pa.table(
-            [
-                pa.repeat(prompt, n),
-                pa.array(range(n), pa.int32()),
-                out.token_id[row, :n].numpy(),
-                *(pa.FixedSizeListArray.from_arrays(t.numpy().reshape(-1), k) for t in lists),
-                *out.moments[row, :n].T.contiguous().numpy(),
-            ],
-            schema=schema,
-        )
+        arrays = {
+            name: columns.array(tensor[row, :n].numpy(), schema.field(name).type)
+            for name, tensor in values.items()
+        }
+        arrays["prompt_id"] = pa.repeat(prompt, n)
+        arrays["position"] = pa.array(range(n), pa.int32())
+        yield pa.table([arrays[name] for name in schema.names], schema=schema)
 
 
 def facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def compare_shard(
         "rows": sum(map(len, answers.values())),
         "changed_argmax": sum(drift["changed_argmax"] for drift in drifts),
         "max_logit_difference": max(drift["max_logit_difference"] for drift in drifts),
-        "left_out": found.left_out.tolist(),
+        "left_out": found.most_left_out(batch.lengths).tolist(),
     }
 
 
@@ -191,16 +191,10 @@ def tables(
             "position": pa.array(range(n), pa.int32()),
             "token_id": answer["token_id"],
         }
-        arrays |= {name: array(part, schema.field(name).type) for name, part in rows.items()}
+        arrays |= {
+            name: columns.array(part, schema.field(name).type) for name, part in rows.items()
+        }
         yield pa.table([arrays[name] for name in schema.names], schema=schema)
-
-
-def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return a column of numbers, or of lists of them."""
-    if pa.types.is_fixed_size_list(kind):
-        flat = pa.array(values.reshape(-1), kind.value_type)
-        return pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
-    return pa.array(values, kind)
 
 
 def check_finite(pair: Pair, prompt: str, target: np.ndarray, draft: np.ndarray) -> None:
