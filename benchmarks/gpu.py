@@ -37,7 +37,7 @@ from pipeline.stages.distributions.compute import dump
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding
 from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
 from pipeline.stages.distributions.sampling import Sampling
-from pipeline.store.artifacts import Draft
+from pipeline.store.artifacts import Pending
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
@@ -77,11 +77,11 @@ def ours(
 ) -> dict[str, Any]:
     """Time the stage's own code, from the plan to the joined data.parquet."""
     with tempfile.TemporaryDirectory() as folder:
-        draft = Draft(Path(folder), "distributions")
+        pending = Pending(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.open(draft, lengths, lambda _: batch)
+        plan = Plan.open(pending, lengths, lambda _: batch)
         begun = time.perf_counter()
-        dump(model, prompts, decoding, running, plan, draft)
+        dump(model, prompts, decoding, running, plan, pending)
         whole = time.perf_counter() - begun
         if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
             raise torch.OutOfMemoryError("the batch was halved")

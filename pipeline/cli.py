@@ -155,11 +155,11 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
     name = report_name(config) if settings.stage == "report" else ""
-    pending = runner.pending(wanted, store)
-    if any(stage_of(node).models(node) for node in pending):
+    missing = runner.missing(wanted, store)
+    if any(stage_of(node).models(node) for node in missing):
         from pipeline.execution import preflight
 
-        preflight.check(pending)  # an error now rather than after the prompts
+        preflight.check_models(missing)  # an error now rather than after the prompts
     if note:
         _note(config, Path(settings.outputs) / "runs")
     _refer(wanted, store)

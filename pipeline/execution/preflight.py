@@ -10,7 +10,7 @@ from pipeline.models.vocabulary import check_same_tokens
 from pipeline.plan.stage import Node, stage_of
 
 
-def check(nodes: Iterable[Node]) -> None:
+def check_models(nodes: Iterable[Node]) -> None:
     """Check the models that `nodes`, still to be computed, will load.
 
     Raises:

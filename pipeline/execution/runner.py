@@ -21,7 +21,7 @@ from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
 from pipeline.plan.graph import MODULES, STAGES, with_upstream
 from pipeline.plan.stage import Node, stage_of
-from pipeline.store.artifacts import Artifact, Draft, Store
+from pipeline.store.artifacts import Artifact, Pending, Store
 
 RECORDED_PACKAGES = (
     "numpy",
@@ -91,7 +91,7 @@ def _damaged(artifacts: Iterable[Artifact | None]) -> list[DamagedError]:
     ]
 
 
-def pending(nodes: Iterable[Node], store: Store) -> list[Node]:
+def missing(nodes: Iterable[Node], store: Store) -> list[Node]:
     """All nodes that must be computed for `nodes`, each once, upstream first."""
     wanted, damages = list(nodes), Counter[Path]()
     while True:
@@ -199,24 +199,24 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
         name: [upstream[node.fingerprint] for node in nodes]
         for name, nodes in group[0].upstream.items()
     }
-    drafts: list[Draft] = []
+    pending: list[Pending] = []
     begun = time.monotonic()
     try:
-        drafts += [store.draft(node, upstream) for node in group]
+        pending += [store.pending(node, upstream) for node in group]
         if stage_of(group[0]).joint:
-            module.compute(group, named, drafts)
+            module.compute(group, named, pending)
         else:
-            module.compute(group[0], named, drafts[0])
+            module.compute(group[0], named, pending[0])
         facts = environment(time.monotonic() - begun)
         for node in group[0].upstream_nodes:  # files were checked before, and read by their path
             now = store.find(node)
             if now is not None and now.content != upstream[node.fingerprint].content:
                 raise DamagedError(now.directory, f"{now.directory} was replaced while it was read")
-        pairs = zip(group, drafts, strict=True)
-        return [store.publish(node, draft, facts) for node, draft in pairs]
+        pairs = zip(group, pending, strict=True)
+        return [store.publish(node, made, facts) for node, made in pairs]
     finally:
-        for draft in drafts:
-            draft.drop()
+        for made in pending:
+            made.drop()
 
 
 def _say_cached(found: dict[Path, Node]) -> None:

@@ -122,14 +122,14 @@ class Stage:
         upstream: the stages that its artifacts may be made from.
         columns: of each Parquet file, the columns and their types, as in `pipeline.store.columns`.
         nodes: gives the artifacts to be of a request.
-        module: the module whose `compute(node, upstream, draft)` makes an artifact.
+        module: the module whose `compute(node, upstream, pending)` makes an artifact.
         check: refuses a configuration, by a PipelineError, before any file is looked at.
         summary: gives the rows of an artifact in the table of a sweep.
         printed: whether a single run prints these rows as well.
         models: gives the models that a node loads, the target first, then the drafter.
         resumable: whether what a killed run leaves is completed.
         joint: whether all nodes on one upstream are made in one pass, under one lock, by
-            `compute(nodes, upstream, drafts)`.
+            `compute(nodes, upstream, pending)`.
     """
 
     name: str

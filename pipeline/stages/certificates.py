@@ -16,7 +16,7 @@ from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store.columns import STEP
 
 if TYPE_CHECKING:
-    from pipeline.store.artifacts import Artifact, Draft
+    from pipeline.store.artifacts import Artifact, Pending
 
 
 def nodes(request: Request) -> list[Node]:
@@ -35,7 +35,7 @@ def nodes(request: Request) -> list[Node]:
     ]
 
 
-def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list[Draft]) -> None:
+def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: list[Pending]) -> None:
     """Certify the distributions under the rule of every node, each into its own artifact."""
     import pyarrow as pa
 
@@ -46,7 +46,7 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list
     temperature = nodes[0].config["temperature"]
     schema = columns.schema("certificates")
     with ExitStack() as stack:
-        writers = [stack.enter_context(draft.writer("data", schema)) for draft in drafts]
+        writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
         for steps, dist in distributions.chunks(upstream["distributions"][0], temperature):
             try:
                 result = certify(dist, rules)

@@ -15,7 +15,7 @@ from pipeline.plan.summaries import bootstrap_settings, lower_bound_marks
 from pipeline.store.columns import COUNTED
 
 if TYPE_CHECKING:
-    from pipeline.store.artifacts import Artifact, Draft
+    from pipeline.store.artifacts import Artifact, Pending
 
 
 def nodes(request: Request) -> list[Node]:
@@ -38,7 +38,7 @@ def nodes(request: Request) -> list[Node]:
     ]
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Estimate the run lengths under each rule's certificates; the rows follow the rules."""
     import pandas as pd
     import pyarrow as pa
@@ -68,10 +68,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
             config["window"],
         )
         frames.append(frame.assign(rule=artifact.record["label"]))
-    draft.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
+    pending.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
     schema = columns.schema("run_lengths")
     everything = pd.concat(frames, ignore_index=True)[schema.names]
-    draft.write(
+    pending.write(
         "data",
         pa.Table.from_pandas(everything, schema, preserve_index=False).replace_schema_metadata(
             None

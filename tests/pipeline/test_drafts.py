@@ -22,7 +22,7 @@ from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import Comparison, compare
 from pipeline.stages.drafts.forced import Batch, Pair, teacher_force
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
@@ -226,8 +226,8 @@ def dump(folder: Path) -> Artifact:
                 schema=schema,
             )
         )
-    draft = Draft(folder, "distributions")
-    draft.write("data", pa.concat_tables(tables))
+    pending = Pending(folder, "distributions")
+    pending.write("data", pa.concat_tables(tables))
     sampling = {"temperature": 0.5, "top_p": 1.0, "top_k": 0}
     record(folder, "distributions", sampling, k=K, tokens_per_second=100.0)
     return Artifact(folder)
@@ -236,7 +236,7 @@ def dump(folder: Path) -> Artifact:
 def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "prompts").mkdir()
-    above = Draft(tmp_path / "prompts", "prompts")
+    above = Pending(tmp_path / "prompts", "prompts")
     above.write(
         "data",
         pa.Table.from_pylist(
@@ -280,7 +280,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as change:
         change.setattr(loaded["drafter"].module.config, "max_position_embeddings", 5)
         with pytest.raises(PipelineError, match="takes 5 tokens"):
-            drafts.compute(node, upstream, Draft(tmp_path / "short", "drafts"))
+            drafts.compute(node, upstream, Pending(tmp_path / "short", "drafts"))
 
     calls: list[list[str]] = []
     real = drafts.compare_shard
@@ -294,8 +294,8 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(drafts, "compare_shard", interrupted)
     (tmp_path / "draft").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        drafts.compute(node, upstream, Draft(tmp_path / "draft", "drafts"))
-    again = Draft(tmp_path / "draft", "drafts")
+        drafts.compute(node, upstream, Pending(tmp_path / "draft", "drafts"))
+    again = Pending(tmp_path / "draft", "drafts")
     drafts.compute(node, upstream, again)
     assert calls == [["b"], ["a"], ["a"], ["c"]]  # b was finished, and is not computed again
     record(tmp_path / "draft", "drafts")
@@ -318,8 +318,8 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
-    draft = Draft(tmp_path / "draft", "prompts")
-    plan = shards.Plan.open(draft, dict.fromkeys("abcd", 1), lambda n: 4)
+    pending = Pending(tmp_path / "draft", "prompts")
+    plan = shards.Plan.open(pending, dict.fromkeys("abcd", 1), lambda n: 4)
     done: list[list[str]] = []
 
     def compute(shard: shards.Shard, path: Path, progress: Any) -> dict[str, Any]:
@@ -343,14 +343,14 @@ def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> Non
         plan,
         list("dcba"),
         compute,
-        draft,
+        pending,
         columns.schema("prompts"),
         steps=1,
         label="test",
         device=torch.device("cpu"),
     )
     assert done == [["a"], ["b"], ["c"], ["d"]]
-    assert draft.rows == {"data": 4}
+    assert pending.rows == {"data": 4}
 
 
 def test_permuted_vocabulary_is_refused() -> None:

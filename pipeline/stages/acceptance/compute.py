@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node
 from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store import columns, distributions
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 
 POSITIONS = 16  # of a bin of the profile
 DECILES = 10
@@ -42,7 +42,7 @@ SAMPLED_COLUMNS = (  # what stochastic_statistics takes
 )
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Judge every rule, check soundness, and write all statistics.
 
     Raises:
@@ -84,14 +84,14 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     }
     for name, frame in frames.items():
         schema = columns.schema("acceptance", name)
-        draft.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
+        pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
-    with draft.writer("data", schema) as writer:
+    with pending.writer("data", schema) as writer:
         for label in per_step:
             writer.write_table(step_rows(table, verdicts[label], schema))
-    draft.facts |= facts(settings, steps, frames["statistics"], frames["listing"])
-    draft.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
-    print_soundness(draft.facts)
+    pending.facts |= facts(settings, steps, frames["statistics"], frames["listing"])
+    pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
+    print_soundness(pending.facts)
 
 
 def stochastic(

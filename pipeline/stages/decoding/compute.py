@@ -20,7 +20,7 @@ import torch
 
 from analysis.rules.builtin import to_mapping
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, compute_pending, out_of_memory
+from pipeline.execution.shards import Plan, Shard, compute_unfinished, out_of_memory
 from pipeline.execution.stopwatch import describe_device
 from pipeline.formats import spec_bench
 from pipeline.models.encoding import encode
@@ -35,7 +35,7 @@ from pipeline.stages.decoding.loop import Answer, check_prompt, decode
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.stages.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 
 T = TypeVar("T")
 WARM_UP = 8  # tokens decoded before anything is timed
@@ -53,7 +53,7 @@ class Pair:
     lookup: int
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Decode the first prompts with every method."""
     config = node.config
     tokenizer = same_tokenizer(node)
@@ -65,11 +65,11 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     def later(row: dict[str, Any], shard: dict[str, Any]) -> dict[str, Any]:
         return later_turns(pair, row, shard, tokenizer, source.record["config"])
 
-    shards = decode_prompts(pair, rows, draft, f"decoding {node.label}", later)
-    assemble(draft, shards, node)
-    draft.facts |= facts(pair)
+    shards = decode_prompts(pair, rows, pending, f"decoding {node.label}", later)
+    assemble(pending, shards, node)
+    pending.facts |= facts(pair)
     spec_bench.write_answers(
-        draft.directory / "timings" / "answers",
+        pending.directory / "timings" / "answers",
         [run_name(method) for method in pair.runs],
         in_order_of_source(rows, shards),
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
@@ -151,7 +151,7 @@ def check_fits(pair: Pair, row: Mapping[str, Any]) -> None:
 def decode_prompts(
     pair: Pair,
     rows: list[dict[str, Any]],
-    draft: Draft,
+    pending: Pending,
     label: str,
     later: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def decode_prompts(
     `later` gives what a shard holds of the turns after a prompt's first.
     """
     turns = {row["prompt_id"]: at for at, row in enumerate(rows)}
-    plan = Plan.open(draft, dict.fromkeys(turns, 1), lambda _: 1, ".json")
+    plan = Plan.open(pending, dict.fromkeys(turns, 1), lambda _: 1, ".json")
 
     def decode_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
         at = turns[planned.prompts[0]]
@@ -171,7 +171,7 @@ def decode_prompts(
         return {}
 
     device = pair.target.device
-    compute_pending(plan, decode_shard, steps=1, label=label, device=device, unit="prompt")
+    compute_unfinished(plan, decode_shard, steps=1, label=label, device=device, unit="prompt")
     return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
@@ -272,13 +272,13 @@ def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[
     return ModelDrafter(pair.drafter, choice), verifier
 
 
-def assemble(draft: Draft, shards: list[dict[str, Any]], node: Node) -> None:
+def assemble(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:
     """Write the tables of the artifact from its shards, in the order of the prompts."""
-    (draft.directory / "timings").mkdir(exist_ok=True)
+    (pending.directory / "timings").mkdir(exist_ok=True)
     for name in STAGE.columns:
         rows = [row for shard in shards for row in shard.get(name, [])]
-        draft.write(name, pa.Table.from_pylist(rows, schema=columns.schema(STAGE.name, name)))
-    failed = draft.rows["failures"]
+        pending.write(name, pa.Table.from_pylist(rows, schema=columns.schema(STAGE.name, name)))
+    failed = pending.rows["failures"]
     if failed:
         first = next(shard["failures"][0]["reason"] for shard in shards if "failures" in shard)
         if failed == len(shards):
@@ -290,7 +290,7 @@ def assemble(draft: Draft, shards: list[dict[str, Any]], node: Node) -> None:
             f"{first} (failures.parquet names them)",
             flush=True,
         )
-    draft.facts["failed_prompts"] = failed
+    pending.facts["failed_prompts"] = failed
 
 
 def facts(pair: Pair) -> dict[str, Any]:

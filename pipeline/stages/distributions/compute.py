@@ -30,10 +30,10 @@ from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode
 from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Decode the prompts of `upstream` and write their distributions."""
     source = upstream["prompts"][0]
     table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
@@ -43,14 +43,14 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     check_prompts(skeleton(node.config["model"], settings, key), prompts, decoding.steps)
     model = load_model(node.config["model"], settings, key)
     plan = Plan.open(
-        draft,
+        pending,
         {name: len(ids) for name, ids in prompts.items()},
         batch_limit(model, settings["batch"], settings["memory_share"], decoding),
     )
-    dump(model, prompts, decoding, running_batch(settings["cache"], model), plan, draft)
-    draft.facts |= facts(node, model, plan)
+    dump(model, prompts, decoding, running_batch(settings["cache"], model), plan, pending)
+    pending.facts |= facts(node, model, plan)
     for name in ("template", "enable_thinking"):
-        draft.facts[name] = source.record["config"][name]
+        pending.facts[name] = source.record["config"][name]
 
 
 def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: int) -> None:
@@ -72,14 +72,14 @@ def dump(
     decoding: Decoding,
     running: type[PaddedBatch],
     plan: Plan,
-    draft: Draft,
+    pending: Pending,
 ) -> None:
     """Decode the shards of `plan` and write data.parquet."""
     assemble(
         plan,
         list(prompts),
         shard_of(model, prompts, decoding, running),
-        draft,
+        pending,
         columns.schema("distributions", k=min(decoding.k, model.vocab_size)),
         steps=decoding.steps,
         label=model.label,

@@ -23,14 +23,14 @@ from pipeline.models.vocabulary import check_same_tokens, common_rows
 from pipeline.plan.stage import Node
 from pipeline.stages.drafts.forced import Batch, Pair, Steps, teacher_force
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 
 BLOCK = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Compare the pair on every step of the dump in `upstream`."""
     dump = upstream["distributions"][0]
     tokenizer, tokens = same_tokens(node)
@@ -52,7 +52,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
             f"{pair.rows} rows that both models have: take another drafter"
         )
     plan = Plan.open(
-        draft,
+        pending,
         {name: len(prompts[name]) for name in answers},
         lambda _: node.settings["target"]["batch"] or BATCH,
     )
@@ -70,17 +70,17 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         plan,
         list(answers),
         shard,
-        draft,
+        pending,
         columns.schema("drafts", k=pair.k, draft_k=pair.draft_k),
         steps=max(map(len, answers.values())),
         label=describe(node),
         device=pair.target.device,
     )
-    write_tokens(tokenizer, answers, draft)
-    draft.facts |= facts(node, pair, plan, dump, tokens)
+    write_tokens(tokenizer, answers, pending)
+    pending.facts |= facts(node, pair, plan, dump, tokens)
     print(
         "{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
-        "{generation_seconds_per_thousand_steps:.3g} s)".format(describe(node), **draft.facts),
+        "{generation_seconds_per_thousand_steps:.3g} s)".format(describe(node), **pending.facts),
         flush=True,
     )
 
@@ -267,12 +267,12 @@ def facts(node: Node, pair: Pair, plan: Plan, dump: Artifact, tokens: int) -> di
     }
 
 
-def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], draft: Draft) -> None:
+def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], pending: Pending) -> None:
     """Write the text of every emitted token, so that readers of the artifact need no tokenizer."""
     used = sorted(
         {token for answer in answers.values() for token in answer["token_id"].to_pylist()}
     )
-    draft.write(
+    pending.write(
         "tokens",
         pa.table(
             [pa.array(used, pa.int32()), [tokenizer.decode([token]) for token in used]],

@@ -18,11 +18,11 @@ from pipeline.stages.report.index import page
 from pipeline.stages.report.inputs import measure, read_targets, setup
 from pipeline.stages.report.numbers import macros
 from pipeline.stages.report.shown import files
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
-    """Write the report of a study into `draft.directory`."""
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+    """Write the report of a study into `pending.directory`."""
     targets = read_targets(node, upstream)
     measured = measure(targets)
     tables = [*all_tables(measured), *certificate_tables(targets)]
@@ -52,7 +52,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
         **decoded,
     }
     for name, content in contents.items():
-        path = draft.directory / name
+        path = pending.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content)
-    draft.facts |= {"tables": [table.name for table in tables], "figures": list(figures)}
+    pending.facts |= {"tables": [table.name for table in tables], "figures": list(figures)}
