@@ -33,7 +33,7 @@ from pipeline.execution.stopwatch import (
 )
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import logit_statistics
-from pipeline.stages.distributions.compute import dump
+from pipeline.stages.distributions.compute import decode_shards
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding
 from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
 from pipeline.stages.distributions.sampling import Sampling
@@ -81,7 +81,7 @@ def ours(
         lengths = {name: len(ids) for name, ids in prompts.items()}
         plan = Plan.open(pending, lengths, lambda _: batch)
         begun = time.perf_counter()
-        dump(model, prompts, decoding, running, plan, pending)
+        decode_shards(model, prompts, decoding, running, plan, pending)
         whole = time.perf_counter() - begun
         if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
             raise torch.OutOfMemoryError("the batch was halved")

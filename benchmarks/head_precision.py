@@ -25,7 +25,7 @@ from pipeline.models.heads import Head
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.paths import ROOT
-from pipeline.stages.distributions.decode import Decoding, decode
+from pipeline.stages.distributions.decode import Decoding, decode_batch
 from pipeline.stages.distributions.running import GrowingBatch
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.stages.prompts.compute import sample
@@ -44,7 +44,9 @@ def trajectories(
     table, _ = sample(Source([ROOT / "assets/mini/prompts.jsonl"]), tokenizer, wanted, "mini")
     prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
     decoding = Decoding(steps, 1, 1.0, Sampling(temperature, 1.0, 0, 0))
-    out = decode(model, prompts, decoding, GrowingBatch, Stopwatch(model.device), lambda _: None)
+    out = decode_batch(
+        model, prompts, decoding, GrowingBatch, Stopwatch(model.device), lambda _: None
+    )
     return {name: (ids, out.token_id[row, : int(out.lengths[row])].tolist())
             for row, (name, ids) in enumerate(prompts.items())}  # fmt: skip
 

@@ -18,7 +18,7 @@ from benchmarks.gpu import REDUCED, synthetic_prompts
 from pipeline.execution.shards import Plan
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.models.load import random_qwen3
-from pipeline.stages.distributions.compute import dump
+from pipeline.stages.distributions.compute import decode_shards
 from pipeline.stages.distributions.decode import Decoding
 from pipeline.stages.distributions.running import GrowingBatch
 from pipeline.stages.distributions.sampling import Sampling
@@ -38,7 +38,7 @@ def measure(count: int) -> dict[str, float]:
         pending = Pending(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
         plan = Plan.open(pending, lengths, lambda _: BATCH)
-        dump(model, prompts, decoding, GrowingBatch, plan, pending)
+        decode_shards(model, prompts, decoding, GrowingBatch, plan, pending)
         written = (pending.directory / "data.parquet").stat().st_size
     found = {"before": before, "peak": peak_memory(device), "written": written}
     return {name: round(size / 2**20, 1) for name, size in found.items()}

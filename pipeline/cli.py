@@ -24,7 +24,7 @@ from pipeline.console import interrupts, terminal
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import (
-    EXPECTED,
+    EXPECTED_ERRORS,
     check_groups,
     explain,
     given,
@@ -66,7 +66,7 @@ def _told() -> Iterator[None]:
             yield
         except BrokenPipeError:
             raise
-        except EXPECTED as error:
+        except EXPECTED_ERRORS as error:
             if interrupts(error):
                 raise KeyboardInterrupt from None
             if TRACEBACK:
@@ -130,7 +130,7 @@ def _swept(config: DictConfig) -> None:
             raise
         except Exception as error:  # listed at the end, and the exit status of the sweep
             sweeps.write_failure(directory, overrides, explain(error) or type(error).__name__)
-            if not isinstance(error, EXPECTED):
+            if not isinstance(error, EXPECTED_ERRORS):
                 raise
         else:
             sweeps.write_point(directory, overrides, nodes, artifacts)

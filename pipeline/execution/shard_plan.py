@@ -20,7 +20,7 @@ from pipeline.store.fingerprint import file_digest
 
 PLAN = "plan.json"
 
-Measured = dict[str, Any]
+ShardMeasured = dict[str, Any]
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Plan:
         """The unfinished shards, in order."""
         return [shard for shard in self.shards if shard.checksum is None]
 
-    def finish(self, shard: Shard, measured: Measured) -> None:
+    def finish(self, shard: Shard, measured: ShardMeasured) -> None:
         """Keep the shard's file that was written beside its place."""
         beside = self.beside(shard)
         shard.measured, shard.checksum = measured, file_digest(beside)

@@ -19,18 +19,18 @@ import torch
 from tqdm import tqdm
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shard_plan import Measured, Plan, Shard
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.store.artifacts import Pending
 
-__all__ = ["Measured", "Plan", "Shard"]  # with the rest of this module
+__all__ = ["Plan", "Shard", "ShardMeasured"]  # with the rest of this module
 JOINED = 64  # prompts in a row group of data.parquet
 
 # Computes a shard: writes a row group for each of its prompts to the path, calls the last
 # argument with the steps it has done so far, and returns what it measured. Or computes it and
 # returns the function that writes and returns that, which is run while the next one is computed.
 Compute = Callable[
-    [Shard, Path, Callable[[int], object]], Measured | Callable[[], Measured]
+    [Shard, Path, Callable[[int], object]], ShardMeasured | Callable[[], ShardMeasured]
 ]  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def compute_unfinished(
 
 def _attempt(
     plan: Plan, shard: Shard, compute: Compute, progress: Callable[[int], object]
-) -> Measured | Callable[[], Measured] | None:
+) -> ShardMeasured | Callable[[], ShardMeasured] | None:
     """Compute one shard; return None, and keep nothing, when memory runs out."""
     try:
         return compute(shard, plan.beside(shard), progress)
@@ -131,7 +131,7 @@ class _Writer:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()  # lets the last one finish, when the run is stopped too
 
-    def take(self, shard: Shard, computed: Measured | Callable[[], Measured]) -> None:
+    def take(self, shard: Shard, computed: ShardMeasured | Callable[[], ShardMeasured]) -> None:
         """Finish `shard`: beside the next one when something was left for later, else at once.
 
         Waits for the one before, and raises its error.

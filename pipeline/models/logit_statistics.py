@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 23  # float64 values held at once: 64 MB
+CPU_CHUNK = 1 << 23  # float64 values held at once: 64 MB
 CUDA_CHUNK = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
-MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
+MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
 
 class LogitStatistics(NamedTuple):
@@ -34,7 +34,7 @@ def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> LogitS
     makes its entropy NaN.
     """
     top_logits, top_ids = top_k(logits, k)
-    rows = max(1, (CUDA_CHUNK if logits.is_cuda else CHUNK) // logits.shape[1])
+    rows = max(1, (CUDA_CHUNK if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
     parts = [
         _of_chunk(logits[i : i + rows], top_ids[i : i + rows], temperature)
         for i in range(0, len(logits), rows)
@@ -47,7 +47,7 @@ def _of_chunk(logits: Tensor, top_ids: Tensor, temperature: float) -> dict[str, 
     """Return the statistics (B,) float64 of whole rows, by name."""
     z = logits.double()
     largest = z.gather(1, top_ids[:, :1])
-    z.sub_(largest).div_(temperature).clamp_(min=MASKED)
+    z.sub_(largest).div_(temperature).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids)
     weight = below.exp()
     others = weight[:, 1:].sum(1)
@@ -64,7 +64,7 @@ def _of_chunk(logits: Tensor, top_ids: Tensor, temperature: float) -> dict[str, 
         tail_spread = torch.linalg.vecdot(tail, z) + drop * tail_sum
         others = others + drop.exp() * tail_sum
         spread = spread + drop.exp() * tail_spread
-        log_tail = torch.where(drop > MASKED, drop + tail_sum.log(), -torch.inf)
+        log_tail = torch.where(drop > MASKED_LOGIT, drop + tail_sum.log(), -torch.inf)
     log_sum = others.log1p()
     entropy = log_sum - spread * torch.exp(-log_sum)
     return {

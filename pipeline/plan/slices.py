@@ -55,7 +55,7 @@ def statistics_slice(config: Config) -> dict[str, Any]:
     }
 
 
-def check_k(rules: Iterable[Any], k: int) -> None:
+def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
     """Check that `k` stored tokens a step are enough for all rules."""
     for rule in rules:
         if rule.minimum_k > k:

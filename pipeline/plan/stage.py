@@ -19,7 +19,7 @@ from pipeline.store.identity import Identities
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
-Row = dict[str, Any]
+SummaryRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class UsedModel(NamedTuple):
     settings: Mapping[str, Any]
 
 
-def row_counts(node: Node, artifact: Artifact) -> list[Row]:
+def row_counts(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
     counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
     return [{"artifact": f"{node.stage}/{artifact.directory.name}", **counts}]
@@ -139,7 +139,7 @@ class Stage:
     nodes: Callable[[Request], Iterable[Node]]
     module: str
     check: Callable[[Request], None] = accept_any
-    summary: Callable[[Node, Artifact], list[Row]] = row_counts
+    summary: Callable[[Node, Artifact], list[SummaryRow]] = row_counts
     printed: bool = False
     models: Callable[[Node], list[UsedModel]] = no_models
     resumable: bool = False
@@ -156,3 +156,8 @@ def pair_models(node: Node) -> list[UsedModel]:
     """Return the models of a node that loads a target and its drafter."""
     keys = {"target": f"targets.{node.label}", "drafter": "drafter"}
     return [UsedModel(key, node.config[name], node.settings[name]) for name, key in keys.items()]
+
+
+def pair_label(node: Node) -> str:
+    """Return target and drafter as printed."""
+    return f"{node.settings['target']['label']} and {node.settings['drafter']['label']}"

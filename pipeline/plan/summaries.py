@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from analysis.report.text import mark_of, upper_end
-from pipeline.plan.stage import Row
+from pipeline.plan.stage import SummaryRow
 
 
 class BootstrapSettings(NamedTuple):
@@ -24,7 +24,7 @@ def bootstrap_settings(settings: Mapping[str, Any]) -> BootstrapSettings:
     )
 
 
-def lower_bound_marks(column: str, row: Row) -> Row:
+def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:
     """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
     from analysis.statistics.run_lengths import censored_ends
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import rule_slice, statistics_slice
-from pipeline.plan.stage import Node, Request, Row, Stage
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow
 from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store.columns import STEP
 
@@ -64,7 +64,7 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: lis
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
-def summary(node: Node, artifact: Artifact) -> list[Row]:
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row: the statistics of a rule's certificates, the ceiling for those that are empty."""
     import numpy as np
 
@@ -77,7 +77,7 @@ def summary(node: Node, artifact: Artifact) -> list[Row]:
     lower, upper = (np.where(np.isinf(end), rule.ceiling, end) for end in (lo, hi))
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
     bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.settings))
-    row: Row = {
+    row: SummaryRow = {
         "target": node.upstream["distributions"][0].settings["label"],
         "rule": rule.label,
         "steps": len(lo),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import statistics_slice
-from pipeline.plan.stage import Node, Request, Row, Stage
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow
 from pipeline.plan.summaries import bootstrap_settings, lower_bound_marks
 from pipeline.store.columns import COUNTED
 
@@ -79,7 +79,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     )
 
 
-def summary(node: Node, artifact: Artifact) -> list[Row]:
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a rule and eps: the length a call of the target."""
     names = ["value", upper_end("value"), *limits("value"), "prompts"]
     return [

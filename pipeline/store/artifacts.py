@@ -64,7 +64,7 @@ class Pending:
         from pipeline.store import columns as known
 
         path = self.directory / f"{name}.parquet"
-        known.check(self.stage, name, schema, path)
+        known.check_schema(self.stage, name, schema, path)
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             yield writer
         self.rows[name] = pq.read_metadata(path).num_rows

@@ -34,7 +34,7 @@ COUNTED: Columns = {  # beside intervals
 }
 
 
-def files(stage: str) -> Mapping[str, Mapping[str, str]]:
+def columns_of(stage: str) -> Mapping[str, Mapping[str, str]]:
     """Return the columns of each Parquet file of a stage: a stage is a module of its name."""
     found: Mapping[str, Mapping[str, str]] = import_module(f"pipeline.stages.{stage}").STAGE.columns
     return found
@@ -75,7 +75,7 @@ def schema(
     lengths = {"top_ids": k, "top_logits": k}
     lengths |= {"draft_top_ids": draft_k, "draft_top_logits": draft_k}
     fields = []
-    for column, named in files(stage)[name].items():
+    for column, named in columns_of(stage)[name].items():
         kind, length = arrow(named), lengths.get(column)
         fields.append(
             pa.field(column, kind if length is None else pa.list_(kind.value_type, length))
@@ -83,7 +83,7 @@ def schema(
     return pa.schema(fields)
 
 
-def check(stage: str, name: str, found: pa.Schema, path: Path) -> None:
+def check_schema(stage: str, name: str, found: pa.Schema, path: Path) -> None:
     """Check that a file has exactly the columns and types its stage writes.
 
     Raises:
@@ -91,7 +91,7 @@ def check(stage: str, name: str, found: pa.Schema, path: Path) -> None:
     """
     import pyarrow as pa
 
-    wanted = files(stage).get(name)
+    wanted = columns_of(stage).get(name)
     if wanted is None:
         return
     if found.names != list(wanted):

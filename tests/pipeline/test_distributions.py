@@ -211,7 +211,7 @@ def test_killed_run_is_completed(
     """Stopped after the first shard: it is kept, the rest is computed, the bytes are the same."""
     sampled = {"temperature": 1.0, "batch": 2}
     whole, _ = dump(model, source, tmp_path / "whole", **sampled)
-    decode, calls = distributions.decode, []
+    decode, calls = distributions.decode_batch, []
 
     def stopping(*arguments: Any) -> Any:
         calls.append(list(arguments[1]))
@@ -219,7 +219,7 @@ def test_killed_run_is_completed(
             raise KeyboardInterrupt
         return decode(*arguments)
 
-    monkeypatch.setattr(distributions, "decode", stopping)
+    monkeypatch.setattr(distributions, "decode_batch", stopping)
     with pytest.raises(KeyboardInterrupt):
         dump(model, source, tmp_path / "killed", **sampled)
     resumed, _ = dump(model, source, tmp_path / "killed", **sampled)
@@ -238,7 +238,7 @@ def test_joined_but_unpublished_run_is_not_decoded_again(
         patch.setattr(distributions, "facts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             dump(model, source, tmp_path)
-    monkeypatch.setattr(distributions, "decode", None)
+    monkeypatch.setattr(distributions, "decode_batch", None)
     artifact, table = dump(model, source, tmp_path)
     assert artifact.record["rows"] == {"data": len(table)}
     assert not list(tmp_path.glob("distributions/.*.partial"))
@@ -252,7 +252,7 @@ def test_out_of_memory_halves_the_shard(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     expected = dump(model, source, tmp_path / "whole", batch=2)[1]
-    decode, sizes = distributions.decode, []
+    decode, sizes = distributions.decode_batch, []
 
     def limited(language_model: Any, prompts: dict[str, list[int]], *rest: Any) -> Any:
         sizes.append(len(prompts))
@@ -260,13 +260,13 @@ def test_out_of_memory_halves_the_shard(
             raise error
         return decode(language_model, prompts, *rest)
 
-    monkeypatch.setattr(distributions, "decode", limited)
+    monkeypatch.setattr(distributions, "decode_batch", limited)
     artifact, table = dump(model, source, tmp_path / "halved", batch=6)
     assert sizes == [6, 3, 2, 1, 2, 1]
     assert table["token_id"].tolist() == expected["token_id"].tolist()
     assert artifact.record["facts"]["shards"] == 4
 
-    monkeypatch.setattr(distributions, "decode", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(distributions, "decode_batch", lambda *_: (_ for _ in ()).throw(error))
     with pytest.raises(PipelineError, match=r"prompt id\d alone does not fit .*prompts.max_tokens"):
         dump(model, source, tmp_path / "never", batch=1)
 

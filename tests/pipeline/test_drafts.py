@@ -19,8 +19,8 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models import vocabulary
 from pipeline.models.load import LanguageModel, new_qwen3, wrap
 from pipeline.stages.drafts import compute as drafts
-from pipeline.stages.drafts.compare import Comparison, compare
-from pipeline.stages.drafts.forced import Batch, Pair, teacher_force
+from pipeline.stages.drafts.compare import PairStatistics, pair_statistics
+from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from tests.analysis.cases import stored_columns
@@ -41,9 +41,9 @@ def tiny(seed: int, vocab: int = VOCAB) -> LanguageModel:
     return wrap(module, f"tiny-{seed}", torch.device("cpu"), "float32", (2,), "test")
 
 
-def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> Pair:
+def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> ComparedPair:
     rows = min(target.vocab_size, drafter.vocab_size)
-    return Pair(target, drafter, rows, K, min(64, rows), 1.0, block)
+    return ComparedPair(target, drafter, rows, K, min(64, rows), 1.0, block)
 
 
 def plain(model: LanguageModel, name: str, rows: int = VOCAB) -> np.ndarray:
@@ -54,7 +54,7 @@ def plain(model: LanguageModel, name: str, rows: int = VOCAB) -> np.ndarray:
     return logits[len(PROMPTS[name]) - 1 : -1, :rows].numpy()
 
 
-def run(both: Pair) -> Any:
+def run(both: ComparedPair) -> Any:
     batch = Batch.make(list(PROMPTS.values()), list(ANSWERS.values()), torch.device("cpu"))
     return teacher_force(both, batch, Stopwatch(torch.device("cpu")), lambda steps: None)
 
@@ -84,19 +84,19 @@ def test_device_formulas_equal_the_numpy_ones() -> None:
     w = (z + rng.standard_normal((40, 1)) ** 3 * rng.standard_normal((40, 200))).astype(np.float32)
     z[:10], w[:20] = z[:10].round(), w[:20].round()  # ties
     w[39] = z[39]
-    found = compare(torch.from_numpy(z), torch.from_numpy(w), 1.0)
+    found = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 1.0)
     for field, wanted in vars(divergences.compare(z, w)).items():
         # sums of 200 float64 terms in another order
         np.testing.assert_allclose(
             getattr(found, field), wanted, rtol=1e-11, atol=1e-15, err_msg=field
         )
-    tempered = compare(torch.from_numpy(z), torch.from_numpy(w), 2.0)
+    tempered = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 2.0)
     np.testing.assert_allclose(
         tempered.kl, divergences.compare(z / 2, w / 2).kl, rtol=1e-11, atol=1e-15
     )
 
 
-def own(found: Comparison) -> dict[str, torch.Tensor]:
+def own(found: PairStatistics) -> dict[str, torch.Tensor]:
     """The columns at the certified temperature: those of analysis.acceptance.divergences."""
     columns_of = found._asdict().items()
     return {name: values for name, values in columns_of if not name.startswith("sampled_")}
@@ -105,7 +105,7 @@ def own(found: Comparison) -> dict[str, torch.Tensor]:
 def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
     rng = np.random.default_rng(0)
     z, w = (torch.from_numpy(2 * rng.standard_normal((30, 50), dtype=np.float32)) for _ in range(2))
-    found = compare(z, w, 1.0, 0.5)
+    found = pair_statistics(z, w, 1.0, 0.5)
     wanted = divergences.compare(z.numpy() / 0.5, w.numpy() / 0.5)
     for name in ("tv", "erss_acceptance", "harmonic_mean"):
         law = getattr(found, f"sampled_{name}")
@@ -113,9 +113,9 @@ def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
         assert not np.allclose(law, getattr(found, name))
     drafted = torch.softmax(z.double() / 0.5, 1)[range(30), w.argmax(1)]
     np.testing.assert_allclose(found.sampled_draft_prob, drafted, rtol=1e-11)
-    same = compare(z, w, 0.5, 0.5)
+    same = pair_statistics(z, w, 0.5, 0.5)
     assert torch.equal(same.sampled_tv, same.tv)
-    unknown = compare(z, w, 1.0)._asdict()
+    unknown = pair_statistics(z, w, 1.0)._asdict()
     assert all(t.isnan().all() for name, t in unknown.items() if name.startswith("sampled_"))
 
 
@@ -140,7 +140,7 @@ def test_masked_tokens_on_the_device() -> None:
     wanted = vars(divergences.compare(z, w))
     assert np.isposinf(wanted["kl"]).tolist() == [False] * 10 + [True] * 20
     for shift in (np.float32(0), np.float32(10_000)):
-        found = compare(torch.from_numpy(z + shift), torch.from_numpy(w + shift), 1.0)
+        found = pair_statistics(torch.from_numpy(z + shift), torch.from_numpy(w + shift), 1.0)
         for field, values in wanted.items():
             np.testing.assert_allclose(
                 getattr(found, field), values, rtol=1e-12, atol=1e-15, err_msg=field
@@ -151,7 +151,7 @@ def test_masked_tokens_on_the_device() -> None:
 def test_kl_and_tv_can_be_audited_from_the_columns(size: int, tmp_path: Path) -> None:
     """All 64 >= V tokens of q are there: both follow. Else the stored ones bound both below."""
     target, drafter = tiny(1, size), tiny(2, size)
-    both = Pair(target, drafter, size, size, min(drafts.DRAFT_K, size), 1.0, 1 << 20)
+    both = ComparedPair(target, drafter, size, size, min(drafts.DRAFT_K, size), 1.0, 1 << 20)
     prompts = {name: [token % size for token in ids] for name, ids in PROMPTS.items()}
     answers = {
         name: pa.table({

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
-from pipeline.plan.slices import check_k, rule_slice, statistics_slice
-from pipeline.plan.stage import Node, Request, Row, Stage
+from pipeline.plan.slices import check_stored_tokens, rule_slice, statistics_slice
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow
 from pipeline.plan.summaries import lower_bound_marks
 from pipeline.store.columns import COUNTED, STEP
 
@@ -46,7 +46,7 @@ def nodes(request: Request) -> list[Node]:
     dials = build_dials(asked.dials)
     turned = [rule for dial in dials for rule in dial.rules]
     if STAGE.name in request.asked:
-        check_k([*presets.values(), *turned], config.distributions.k)
+        check_stored_tokens([*presets.values(), *turned], config.distributions.k)
     slice_ = {
         "rules": [rule_slice(rule) for rule in request.rules],
         "presets": {name: rule_slice(rule) for name, rule in presets.items()},
@@ -74,10 +74,10 @@ def nodes(request: Request) -> list[Node]:
     ]
 
 
-def summary(node: Node, artifact: Artifact) -> list[Row]:
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a rule of the criteria."""
     facts = artifact.record["facts"]
-    rows: dict[str, Row] = {
+    rows: dict[str, SummaryRow] = {
         rule.label: {
             "target": node.settings["target"],
             "drafter": node.settings["drafter"],

@@ -57,14 +57,14 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     frames = {
-        "listing": listing(settings),
+        "listing": rule_listing(settings),
         "statistics": pd.concat(
             [
                 *[
                     rule_statistics(steps, verdict, bootstrap, config["window"])
                     for verdict in verdicts.values()
                 ],
-                *stochastic(drafts, table, steps, bootstrap),
+                *sampled_statistics(drafts, table, steps, bootstrap),
             ]
         ).assign(**bootstrap.counted),
         "profile": pd.concat(
@@ -89,12 +89,12 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     with pending.writer("data", schema) as writer:
         for label in per_step:
             writer.write_table(step_rows(table, verdicts[label], schema))
-    pending.facts |= facts(settings, steps, frames["statistics"], frames["listing"])
+    pending.facts |= soundness_facts(settings, steps, frames["statistics"], frames["listing"])
     pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
     print_soundness(pending.facts)
 
 
-def stochastic(
+def sampled_statistics(
     drafts: Artifact, table: pa.Table, steps: Steps, bootstrap: PromptBootstrap
 ) -> list[pd.DataFrame]:
     """Return the statistics of stochastic verification; none where the answers were not sampled."""
@@ -112,7 +112,7 @@ def unique(rules: Sequence[Rule]) -> dict[str, Rule]:
 def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
     """Read a drafts artifact: what the rules need, and its plain columns."""
     table = drafts.read(columns=["prompt_id", *STEP_COLUMNS, *SAMPLED_COLUMNS])
-    target = distributions.read(drafts, drafts.record["facts"]["temperature"])
+    target = distributions.read_distributions(drafts, drafts.record["facts"]["temperature"])
     return Steps(target, **{name: table[name].to_numpy() for name in STEP_COLUMNS}), table
 
 
@@ -136,7 +136,7 @@ def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings:
             )
 
 
-def listing(settings: Any) -> pd.DataFrame:
+def rule_listing(settings: Any) -> pd.DataFrame:
     """Say what each rule is there for."""
 
     def row(group: str, rule: Rule, name: str = "", dial: Dial | None = None) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def print_soundness(found: dict[str, Any]) -> None:
     )
 
 
-def facts(
+def soundness_facts(
     settings: Any, steps: Steps, statistics: pd.DataFrame, listed: pd.DataFrame
 ) -> dict[str, Any]:
     """Return what the record says of soundness; `check_sound` has passed.

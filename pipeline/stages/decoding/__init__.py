@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.report.text import limits
 from pipeline.plan.slices import rule_slice, statistics_slice
-from pipeline.plan.stage import Node, Request, Row, Stage, pair_models
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
 from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store.columns import STEP, Columns
 
@@ -63,14 +63,14 @@ def method_slice(method: Method) -> dict[str, Any]:
     }
 
 
-def summary(node: Node, artifact: Artifact) -> list[Row]:
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
-    from pipeline.store.decoded import read
+    from pipeline.store.decoded import read_decoded
 
     target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
     bootstrap = bootstrap_settings(node.settings)
-    one = read(target, drafter, artifact)
+    one = read_decoded(target, drafter, artifact)
     speeds = speed.speedups(one, *bootstrap)
     found = metrics.acceptance(one).join(metrics.acceptance_intervals(one, *bootstrap))
     found = found.join(

@@ -27,7 +27,7 @@ from pipeline.models.encoding import encode
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.vocabulary import check_same_tokens, common_rows
 from pipeline.plan.methods import RACES, Method, with_baselines
-from pipeline.plan.stage import Node
+from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.decoding import STAGE, records
 from pipeline.stages.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
 from pipeline.stages.decoding.drafters import Drafter, ModelDrafter, Nothing, PromptLookup
@@ -42,7 +42,7 @@ WARM_UP = 8  # tokens decoded before anything is timed
 
 
 @dataclass(frozen=True)
-class Pair:
+class DecodingPair:
     """A target, its drafter, and what both are asked to do."""
 
     target: LanguageModel
@@ -57,7 +57,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     """Decode the first prompts with every method."""
     config = node.config
     tokenizer = same_tokenizer(node)
-    pair = load_pair(node, 1 + max(tokenizer.get_vocab().values()))
+    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()))
     source = upstream["prompts"][0]
     rows = source.read().slice(0, config["prompts"]).to_pylist()
     warm_up(pair, rows)
@@ -66,8 +66,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         return later_turns(pair, row, shard, tokenizer, source.record["config"])
 
     shards = decode_prompts(pair, rows, pending, f"decoding {node.label}", later)
-    assemble(pending, shards, node)
-    pending.facts |= facts(pair)
+    write_tables(pending, shards, node)
+    pending.facts |= decoding_facts(pair)
     spec_bench.write_answers(
         pending.directory / "timings" / "answers",
         [run_name(method) for method in pair.runs],
@@ -82,23 +82,18 @@ def same_tokenizer(node: Node) -> Any:
         load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"), key)
         for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter"))
     )
-    check_same_tokens(target.get_vocab(), drafter.get_vocab(), describe(node))
+    check_same_tokens(target.get_vocab(), drafter.get_vocab(), pair_label(node))
     return target
 
 
-def describe(node: Node) -> str:
-    """Return the pair as printed."""
-    return f"{node.settings['target']['label']} and {node.settings['drafter']['label']}"
-
-
-def load_pair(node: Node, tokens: int) -> Pair:
+def load_decoding_pair(node: Node, tokens: int) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have."""
     config, settings = node.config, node.settings
     target = load_model(config["target"], settings["target"], f"targets.{node.label}")
     drafter = load_model(config["drafter"], settings["drafter"], "drafter")
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
     methods: list[Method] = settings["methods"]
-    return Pair(
+    return DecodingPair(
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
         replace(drafter, vocab_size=rows, label="the drafter"),
@@ -109,13 +104,13 @@ def load_pair(node: Node, tokens: int) -> Pair:
     )
 
 
-def warm_up(pair: Pair, rows: list[dict[str, Any]]) -> None:
+def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
     """Decode a few tokens with every method, so that no first call is timed."""
 
     def warm(row: dict[str, Any]) -> None:
         check_fits(pair, row)
         for method in pair.runs:
-            run(pair, method, row, WARM_UP)
+            decode_timed(pair, method, row, WARM_UP)
 
     reasons = []
     for row in rows:
@@ -141,7 +136,7 @@ def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str 
     return None, reason
 
 
-def check_fits(pair: Pair, row: Mapping[str, Any]) -> None:
+def check_fits(pair: DecodingPair, row: Mapping[str, Any]) -> None:
     """Check that a prompt and its answer fit into the contexts of the models that decode it."""
     drafts = any(method.drafter == "model" for method in pair.runs)
     for model in [pair.target, pair.drafter] if drafts else [pair.target]:
@@ -149,7 +144,7 @@ def check_fits(pair: Pair, row: Mapping[str, Any]) -> None:
 
 
 def decode_prompts(
-    pair: Pair,
+    pair: DecodingPair,
     rows: list[dict[str, Any]],
     pending: Pending,
     label: str,
@@ -175,7 +170,7 @@ def decode_prompts(
     return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
-def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
+def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[str, Any]:
     """Decode one prompt with every method; a prompt that fails is recorded with its reason.
 
     Every prompt begins with another method, so that none gains from its place.
@@ -187,7 +182,7 @@ def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
         answers: dict[int, tuple[Answer, int | None]] = {}
         for at in range(count):
             index = (at + turn) % count
-            answers[index] = run(pair, pair.runs[index], row, pair.steps)
+            answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
         ordered = [answers[index] for index in range(count)]
         return records.shard(pair.target, pair.drafter, row, pair.runs, ordered)
 
@@ -196,7 +191,7 @@ def decode_prompt(pair: Pair, row: dict[str, Any], turn: int) -> dict[str, Any]:
 
 
 def later_turns(
-    pair: Pair,
+    pair: DecodingPair,
     row: dict[str, Any],
     shard: Mapping[str, Any],
     tokenizer: Any,
@@ -209,7 +204,7 @@ def later_turns(
 
     def decode_turn(at: int, turn: dict[str, Any]) -> Answer:
         check_fits(pair, turn)
-        return run(pair, pair.runs[at], turn, pair.steps)[0]
+        return decode_timed(pair, pair.runs[at], turn, pair.steps)[0]
 
     def encode_turns(turns: list[str]) -> list[int]:
         thinking = prompts["enable_thinking"]
@@ -236,8 +231,8 @@ def in_order_of_source(
     return [shards[at] for at in order]
 
 
-def run(
-    pair: Pair, method: Method, row: Mapping[str, Any], steps: int
+def decode_timed(
+    pair: DecodingPair, method: Method, row: Mapping[str, Any], steps: int
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device = pair.target.device
@@ -249,7 +244,9 @@ def run(
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
 
-def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[Drafter, Verifier]:
+def strategies(
+    pair: DecodingPair, method: Method, prompt_id: str, steps: int
+) -> tuple[Drafter, Verifier]:
     """Return what drafts and what verifies under `method`."""
     temperature, device = method.temperature, pair.target.device
     noise = Noise(pair.seed, prompt_id, steps, device, method.draft_length)
@@ -272,7 +269,7 @@ def strategies(pair: Pair, method: Method, prompt_id: str, steps: int) -> tuple[
     return ModelDrafter(pair.drafter, choice), verifier
 
 
-def assemble(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:
+def write_tables(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:
     """Write the tables of the artifact from its shards, in the order of the prompts."""
     (pending.directory / "timings").mkdir(exist_ok=True)
     for name in STAGE.columns:
@@ -293,7 +290,7 @@ def assemble(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None
     pending.facts["failed_prompts"] = failed
 
 
-def facts(pair: Pair) -> dict[str, Any]:
+def decoding_facts(pair: DecodingPair) -> dict[str, Any]:
     """Return what the record says of the runs and the models."""
     return {
         "runs": [

@@ -21,7 +21,7 @@ STORED = 16  # most probable tokens a rule sees first; a threshold decides on th
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """The accepted nodes of a draft, from its root on, and the token emitted after them."""
 
     path: tuple[int, ...]
@@ -32,7 +32,7 @@ class Verdict:
 class Verifier(Protocol):
     """Accepts drafted tokens."""
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept drafted tokens and choose the next.
 
         Args:
@@ -43,10 +43,10 @@ class Verifier(Protocol):
         ...
 
 
-def chain(verdict: verification.Verdict, drafted: int) -> Verdict:
+def chain(verdict: verification.Verdict, drafted: int) -> Verification:
     """Return the verdict on a chain of `drafted` tokens."""
     accepted, token = verdict
-    return Verdict(tuple(range(accepted)), token, min(accepted + 1, drafted))
+    return Verification(tuple(range(accepted)), token, min(accepted + 1, drafted))
 
 
 class Match:
@@ -60,7 +60,7 @@ class Match:
         """Let the target choose with `choice`."""
         self._choice = choice
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted = draft.tokens.tolist()
         return chain(
@@ -75,7 +75,7 @@ class Relaxed:
         """Accept under `rule`."""
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:  # noqa: ARG002
         """Accept drafted tokens as long as the rule does."""
         n = len(draft.tokens)
         argmax = logits.argmax(-1)
@@ -97,7 +97,7 @@ class SpeculativeSampling:
         self._uniforms = noise.uniforms
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Test drafted tokens one after the other."""
         n = len(draft.tokens)
         p = self._target.weights(logits)

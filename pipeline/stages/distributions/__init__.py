@@ -5,14 +5,14 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
-from pipeline.plan.slices import check_k, model_slice, run_settings
+from pipeline.plan.slices import check_stored_tokens, model_slice, run_settings
 from pipeline.plan.stage import Node, Request, Stage, UsedModel
 from pipeline.store.columns import STEP, TARGET
 
 
 def check(request: Request) -> None:
     """Check that enough tokens of a step are stored for the rules."""
-    check_k(request.rules, request.config.distributions.k)
+    check_stored_tokens(request.rules, request.config.distributions.k)
 
 
 def nodes(request: Request) -> list[Node]:

@@ -26,7 +26,7 @@ from pipeline.execution.stopwatch import (
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
 from pipeline.stages.distributions.batches import batch_limit
-from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
 from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store import columns
@@ -47,8 +47,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         {name: len(ids) for name, ids in prompts.items()},
         batch_limit(model, settings["batch"], settings["memory_share"], decoding),
     )
-    dump(model, prompts, decoding, running_batch(settings["cache"], model), plan, pending)
-    pending.facts |= facts(node, model, plan)
+    decode_shards(model, prompts, decoding, running_batch(settings["cache"], model), plan, pending)
+    pending.facts |= distribution_facts(node, model, plan)
     for name in ("template", "enable_thinking"):
         pending.facts[name] = source.record["config"][name]
 
@@ -66,7 +66,7 @@ def decoding_of(config: Mapping[str, Any]) -> Decoding:
     return Decoding(config["steps"], config["k"], config["certified_temperature"], sampling)
 
 
-def dump(
+def decode_shards(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
@@ -100,13 +100,13 @@ def shard_of(
     ) -> Callable[[], dict[str, Any]]:
         watch = Stopwatch(model.device)
         batch = {name: prompts[name] for name in shard.prompts}
-        out = decode(model, batch, decoding, running, watch, progress)
-        return partial(write, model.label, shard.prompts, out, watch, path)
+        out = decode_batch(model, batch, decoding, running, watch, progress)
+        return partial(write_shard, model.label, shard.prompts, out, watch, path)
 
     return compute_shard
 
 
-def write(
+def write_shard(
     label: str, prompts: list[str], out: DecodedBatch, watch: Stopwatch, path: Path
 ) -> dict[str, Any]:
     """Transfer, check and write a decoded shard; return what was measured."""
@@ -114,10 +114,10 @@ def write(
     host = Stopwatch(torch.device("cpu"))
     with host("transfer"):
         out = out.to_host()
-    check_finite(label, prompts, out)
+    check_finite_steps(label, prompts, out)
     with host("write"):
         schema = columns.schema("distributions", k=out.statistics.top_ids.shape[2])
-        write_groups(path, tables(prompts, out, schema), schema)
+        write_groups(path, decoded_tables(prompts, out, schema), schema)
     return {
         "seconds": seconds | host.seconds(),
         "rows": int(out.lengths.sum()),
@@ -127,7 +127,7 @@ def write(
     }
 
 
-def check_finite(label: str, prompts: list[str], out: DecodedBatch) -> None:
+def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> None:
     """Check the stored steps.
 
     Raises:
@@ -144,7 +144,7 @@ def check_finite(label: str, prompts: list[str], out: DecodedBatch) -> None:
         )
 
 
-def tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> Iterator[pa.Table]:
+def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of each prompt."""
     values = {"token_id": out.token_id} | out.statistics._asdict()
     for row, prompt in enumerate(prompts):
@@ -158,7 +158,7 @@ def tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> Iterator
         yield pa.table([arrays[name] for name in schema.names], schema=schema)
 
 
-def facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
+def distribution_facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
     """Return what the record says of the model, the run and its throughput."""
     config = node.config
     cuda = model.device.type == "cuda"

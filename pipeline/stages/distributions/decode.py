@@ -89,7 +89,7 @@ class DecodedBatch:
 
 
 @torch.inference_mode()
-def decode(
+def decode_batch(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,

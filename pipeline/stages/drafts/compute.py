@@ -20,19 +20,19 @@ from pipeline.execution.shards import Plan, Shard, assemble, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.vocabulary import check_same_tokens, common_rows
-from pipeline.plan.stage import Node
-from pipeline.stages.drafts.forced import Batch, Pair, Steps, teacher_force
+from pipeline.plan.stage import Node, pair_label
+from pipeline.stages.drafts.forced import Batch, ComparedPair, ForcedSteps, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 
-BLOCK = 1 << 25  # logits of one model held at once, 128 MB in float32
+LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
-    """Compare the pair on every step of the dump in `upstream`."""
-    dump = upstream["distributions"][0]
+    """Compare the pair on every step of the distributions in `upstream`."""
+    distributions = upstream["distributions"][0]
     tokenizer, tokens = same_tokens(node)
     prompts = dict(
         zip(
@@ -40,15 +40,15 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             strict=True,
         )
     )
-    answers = read_answers(dump)
-    pair = load_pair(node, tokens, dump)
+    answers = read_answers(distributions)
+    pair = load_compared_pair(node, tokens, distributions)
     longest = max(len(prompts[name]) + len(answer) for name, answer in answers.items())
     for model in (pair.target, pair.drafter):
         model.check_context(longest, "distributions.steps")
     largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
     if largest >= pair.rows:
         raise PipelineError(
-            f"{describe(node)}: the target emitted token {largest}, beyond the "
+            f"{pair_label(node)}: the target emitted token {largest}, beyond the "
             f"{pair.rows} rows that both models have: take another drafter"
         )
     plan = Plan.open(
@@ -73,21 +73,16 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         pending,
         columns.schema("drafts", k=pair.k, draft_k=pair.draft_k),
         steps=max(map(len, answers.values())),
-        label=describe(node),
+        label=pair_label(node),
         device=pair.target.device,
     )
     write_tokens(tokenizer, answers, pending)
-    pending.facts |= facts(node, pair, plan, dump, tokens)
+    pending.facts |= pair_facts(node, pair, plan, distributions, tokens)
     print(
         "{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
-        "{generation_seconds_per_thousand_steps:.3g} s)".format(describe(node), **pending.facts),
+        "{generation_seconds_per_thousand_steps:.3g} s)".format(pair_label(node), **pending.facts),
         flush=True,
     )
-
-
-def describe(node: Node) -> str:
-    """Return the pair as printed."""
-    return f"{node.settings['target']['label']} and {node.settings['drafter']['label']}"
 
 
 def same_tokens(node: Node) -> tuple[Any, int]:
@@ -97,26 +92,26 @@ def same_tokens(node: Node) -> tuple[Any, int]:
         for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter"))
     )
     vocabulary = target.get_vocab()
-    check_same_tokens(vocabulary, drafter.get_vocab(), describe(node))
+    check_same_tokens(vocabulary, drafter.get_vocab(), pair_label(node))
     return target, 1 + max(vocabulary.values())
 
 
-def load_pair(node: Node, tokens: int, dump: Artifact) -> Pair:
+def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> ComparedPair:
     """Load both models and decide over which rows they are compared."""
     target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
     drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
     for model, key in ((target, f"targets.{node.label}"), (drafter, "drafter")):
         model.check_drafts(key)
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, describe(node))
-    return Pair(
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
+    return ComparedPair(
         target,
         drafter,
         rows,
-        min(dump.record["facts"]["k"], rows),
+        min(distributions.record["facts"]["k"], rows),
         min(DRAFT_K, rows),
         node.config["temperature"],
-        BLOCK,
-        sampled_temperature(dump.record["config"]),
+        LOGITS_HELD,
+        sampled_temperature(distributions.record["config"]),
     )
 
 
@@ -130,9 +125,9 @@ def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
     return sampling["temperature"] if whole and sampling["temperature"] > 0 else None
 
 
-def read_answers(dump: Artifact) -> dict[str, pa.Table]:
+def read_answers(distributions: Artifact) -> dict[str, pa.Table]:
     """Return the steps of every prompt: what was emitted, and the top logits then."""
-    table = dump.read(columns=["prompt_id", "token_id", "top_ids", "top_logits"])
+    table = distributions.read(columns=["prompt_id", "token_id", "top_ids", "top_logits"])
     ids = table["prompt_id"].to_numpy()
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
     ends = np.append(starts[1:], len(ids))
@@ -143,7 +138,7 @@ def read_answers(dump: Artifact) -> dict[str, pa.Table]:
 
 
 def compare_shard(
-    pair: Pair,
+    pair: ComparedPair,
     prompts: dict[str, list[int]],
     answers: dict[str, pa.Table],
     path: Path,
@@ -160,7 +155,7 @@ def compare_shard(
     with watch("write"):
         drifts: list[dict[str, Any]] = []
         schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k)
-        write_groups(path, tables(found, pair, answers, drifts, schema), schema)
+        write_groups(path, forced_tables(found, pair, answers, drifts, schema), schema)
     return {
         "seconds": watch.seconds(),
         "rows": sum(map(len, answers.values())),
@@ -170,9 +165,9 @@ def compare_shard(
     }
 
 
-def tables(
-    found: Steps,
-    pair: Pair,
+def forced_tables(
+    found: ForcedSteps,
+    pair: ComparedPair,
     answers: dict[str, pa.Table],
     drifts: list[dict[str, Any]],
     schema: pa.Schema,
@@ -184,7 +179,7 @@ def tables(
     for row, (prompt, answer) in enumerate(answers.items()):
         n = len(answer)
         rows = {name: t[row, :n].numpy() for name, t in values.items()}
-        check_finite(pair, prompt, rows["entropy"], rows["draft_entropy"])
+        check_finite_entropies(pair, prompt, rows["entropy"], rows["draft_entropy"])
         drifts.append(drift(answer, rows["top_ids"], rows["top_logits"]))
         arrays = {
             "prompt_id": pa.repeat(prompt, n),
@@ -197,7 +192,9 @@ def tables(
         yield pa.table([arrays[name] for name in schema.names], schema=schema)
 
 
-def check_finite(pair: Pair, prompt: str, target: np.ndarray, draft: np.ndarray) -> None:
+def check_finite_entropies(
+    pair: ComparedPair, prompt: str, target: np.ndarray, draft: np.ndarray
+) -> None:
     """Check the (n,) entropies of both models, which are NaN where a logit is not allowed.
 
     Raises:
@@ -230,7 +227,9 @@ def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> dict[str, An
     }
 
 
-def facts(node: Node, pair: Pair, plan: Plan, dump: Artifact, tokens: int) -> dict[str, Any]:
+def pair_facts(
+    node: Node, pair: ComparedPair, plan: Plan, distributions: Artifact, tokens: int
+) -> dict[str, Any]:
     """Return what the record says of the pair, the run, its drift and its cost."""
     seconds: Counter[str] = Counter()
     for shard in plan.shards:
@@ -261,7 +260,7 @@ def facts(node: Node, pair: Pair, plan: Plan, dump: Artifact, tokens: int) -> di
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "seconds_per_thousand_steps": round(1000 * sum(seconds.values()) / steps, 4),
         "generation_seconds_per_thousand_steps": round(
-            1000 / dump.record["facts"]["tokens_per_second"], 4
+            1000 / distributions.record["facts"]["tokens_per_second"], 4
         ),
         "peak_memory_bytes": peak_memory(pair.target.device),
     }

@@ -11,11 +11,11 @@ from torch import Tensor
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import LogitStatistics, logit_statistics
-from pipeline.stages.drafts.compare import Comparison, compare
+from pipeline.stages.drafts.compare import PairStatistics, pair_statistics
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedPair:
     """What is compared, and how much of it is held at once."""
 
     target: LanguageModel
@@ -55,16 +55,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ForcedSteps:
     """What is known of n answer tokens of B prompts; column s is the step of answer token s."""
 
     target: LogitStatistics  # fields (B, n, ...)
     draft: LogitStatistics  # fields (B, n, ...)
-    pair: Comparison  # fields (B, n)
+    pair: PairStatistics  # fields (B, n)
     left_out: Tensor  # (2, B, n) probability of rows that one model has alone: target, drafter
 
     @classmethod
-    def join(cls, parts: Sequence[Steps]) -> Steps:
+    def join(cls, parts: Sequence[ForcedSteps]) -> ForcedSteps:
         """Return the steps of blocks that follow one another."""
 
         def joined(tensors: Iterable[Tensor], dim: int = 1) -> Tensor:
@@ -73,7 +73,7 @@ class Steps:
         return cls(
             LogitStatistics(*map(joined, zip(*(part.target for part in parts), strict=True))),
             LogitStatistics(*map(joined, zip(*(part.draft for part in parts), strict=True))),
-            Comparison(*map(joined, zip(*(part.pair for part in parts), strict=True))),
+            PairStatistics(*map(joined, zip(*(part.pair for part in parts), strict=True))),
             joined((part.left_out for part in parts), dim=2),
         )
 
@@ -85,8 +85,8 @@ class Steps:
 
 @torch.inference_mode()
 def teacher_force(
-    pair: Pair, batch: Batch, watch: Stopwatch, progress: Callable[[int], object]
-) -> Steps:
+    pair: ComparedPair, batch: Batch, watch: Stopwatch, progress: Callable[[int], object]
+) -> ForcedSteps:
     """Run both models over `batch`, a block of answer tokens at a time.
 
     The logits of a step are those after the token before it. Blocks bound what the logits of a
@@ -111,7 +111,7 @@ def teacher_force(
         with watch("comparison"):
             parts.append(_measure(pair, logits[0], logits[1], size))
         progress(size * (end - begin))
-    return Steps.join(parts)
+    return ForcedSteps.join(parts)
 
 
 def _run(
@@ -122,7 +122,7 @@ def _run(
     )
 
 
-def _measure(pair: Pair, target: Tensor, draft: Tensor, size: int) -> Steps:
+def _measure(pair: ComparedPair, target: Tensor, draft: Tensor, size: int) -> ForcedSteps:
     """Measure the (B n, V) logits of a block."""
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
@@ -130,15 +130,15 @@ def _measure(pair: Pair, target: Tensor, draft: Tensor, size: int) -> Steps:
     def by_prompt(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         return (tensor.unflatten(0, (size, -1)) for tensor in tensors)
 
-    return Steps(
+    return ForcedSteps(
         LogitStatistics(*by_prompt(logit_statistics(target, pair.k, pair.temperature))),
         LogitStatistics(*by_prompt(logit_statistics(draft, pair.draft_k, pair.temperature))),
-        Comparison(*by_prompt(compare(target, draft, pair.temperature, pair.sampled))),
+        PairStatistics(*by_prompt(pair_statistics(target, draft, pair.temperature, pair.sampled))),
         left_out.unflatten(1, (size, -1)),
     )
 
 
-def _left_out(logits: Tensor, pair: Pair) -> Tensor:
+def _left_out(logits: Tensor, pair: ComparedPair) -> Tensor:
     """Return the (N,) probability of the rows beyond those compared."""
     if logits.shape[1] == pair.rows:
         return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)

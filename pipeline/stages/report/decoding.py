@@ -22,7 +22,7 @@ from analysis.report.text import markdown
 from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import read, thetas
+from pipeline.store.decoded import read_decoded, thetas
 
 TITLES = {
     "decoding_acceptance": "What is accepted, and what is given up",
@@ -67,7 +67,7 @@ def decoding_part(
     if not found:
         return {}, ""
     decoded = [
-        read(target, node.config["drafter"], artifact)
+        read_decoded(target, node.config["drafter"], artifact)
         for target, artifact in zip(node.config["targets"], found, strict=True)
     ]
     statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]

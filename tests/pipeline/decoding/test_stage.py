@@ -154,14 +154,14 @@ def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
 def test_a_prompt_on_which_memory_runs_out_fails_alone(
     stage: Any, broken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = decoding.run
+    real = decoding.decode_timed
 
     def short(pair: Any, method: Any, row: Any, steps: int) -> Any:
         if row["prompt_id"] == str(broken):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(pair, method, row, steps)
 
-    monkeypatch.setattr(decoding, "run", short)
+    monkeypatch.setattr(decoding, "decode_timed", short)
     found = content(stage(PROMPTS[:2]))
     assert {row["prompt_id"] for row in found["data"]} == {str(1 - broken)}
     assert found["failures"] == [
