@@ -32,12 +32,12 @@ from pipeline.execution.stopwatch import (
     throughput,
 )
 from pipeline.models.load import LanguageModel, random_qwen3
-from pipeline.models.logit_statistics import summarise
-from pipeline.stages.distributions import dump
-from pipeline.stages.distributions.decode import Decoding, Trajectories
+from pipeline.models.logit_statistics import logit_statistics
+from pipeline.stages.distributions.compute import decode_shards
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding
 from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
 from pipeline.stages.distributions.sampling import Sampling
-from pipeline.store.artifacts import Draft
+from pipeline.store.artifacts import Pending
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
@@ -77,11 +77,11 @@ def ours(
 ) -> dict[str, Any]:
     """Time the stage's own code, from the plan to the joined data.parquet."""
     with tempfile.TemporaryDirectory() as folder:
-        draft = Draft(Path(folder), "distributions")
+        pending = Pending(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.open(draft, lengths, lambda _: batch)
+        plan = Plan.open(pending, lengths, lambda _: batch)
         begun = time.perf_counter()
-        dump(model, prompts, decoding, running, plan, draft)
+        decode_shards(model, prompts, decoding, running, plan, pending)
         whole = time.perf_counter() - begun
         if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
             raise torch.OutOfMemoryError("the batch was halved")
@@ -103,19 +103,19 @@ def with_generate(
         begun = time.perf_counter()
         ids, mask, _ = pad_left(ordered[start : start + batch], 0, model.device)
         k = min(decoding.k, model.vocab_size)
-        out = Trajectories.empty(len(ids), decoding.steps, k, model.device)
+        out = DecodedBatch.empty(len(ids), decoding.steps, k, model.device)
         rows = torch.arange(len(ids), device=model.device)
         width = ids.shape[1]
 
         def take(
             so_far: torch.Tensor,
             scores: torch.Tensor,
-            out: Trajectories = out,
+            out: DecodedBatch = out,
             rows: torch.Tensor = rows,
             width: int = width,
             k: int = k,
         ) -> torch.Tensor:
-            found = summarise(scores, k)
+            found = logit_statistics(scores, k)
             out.store(rows, so_far.shape[1] - width, found.top_ids[:, 0], found)
             return scores
 

@@ -23,12 +23,12 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.formats.sources import Source
 from pipeline.models.heads import Head
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
-from pipeline.models.logit_statistics import summarise
+from pipeline.models.logit_statistics import logit_statistics
 from pipeline.paths import ROOT
-from pipeline.stages.distributions.decode import Decoding, decode
+from pipeline.stages.distributions.decode import Decoding, decode_batch
 from pipeline.stages.distributions.running import GrowingBatch
 from pipeline.stages.distributions.sampling import Sampling
-from pipeline.stages.prompts import sample
+from pipeline.stages.prompts.compute import sample
 
 K = 256
 QUANTILES = (0.01, 0.05, 0.25, 0.5)
@@ -44,7 +44,9 @@ def trajectories(
     table, _ = sample(Source([ROOT / "assets/mini/prompts.jsonl"]), tokenizer, wanted, "mini")
     prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
     decoding = Decoding(steps, 1, 1.0, Sampling(temperature, 1.0, 0, 0))
-    out = decode(model, prompts, decoding, GrowingBatch, Stopwatch(model.device), lambda _: None)
+    out = decode_batch(
+        model, prompts, decoding, GrowingBatch, Stopwatch(model.device), lambda _: None
+    )
     return {name: (ids, out.token_id[row, : int(out.lengths[row])].tolist())
             for row, (name, ids) in enumerate(prompts.items())}  # fmt: skip
 
@@ -62,8 +64,15 @@ def rescored(
 def top_k(logits: torch.Tensor) -> TopK:
     """Return the distributions of `logits` (N, V) as a dump holds them."""
     size = logits.shape[1]
-    ids, values, _, surprisal, tail, h = (t.numpy() for t in summarise(logits, min(K, size)))
-    return TopK.from_columns(ids, values, surprisal, tail, h, vocab_size=size)
+    found = logit_statistics(logits, min(K, size))
+    return TopK.from_columns(
+        found.top_ids.numpy(),
+        found.top_logits.numpy(),
+        found.top_surprisal.numpy(),
+        found.log_tail.numpy(),
+        found.entropy.numpy(),
+        vocab_size=size,
+    )
 
 
 def compared(

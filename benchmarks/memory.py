@@ -18,11 +18,11 @@ from benchmarks.gpu import REDUCED, synthetic_prompts
 from pipeline.execution.shards import Plan
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.models.load import random_qwen3
-from pipeline.stages.distributions import dump
+from pipeline.stages.distributions.compute import decode_shards
 from pipeline.stages.distributions.decode import Decoding
 from pipeline.stages.distributions.running import GrowingBatch
 from pipeline.stages.distributions.sampling import Sampling
-from pipeline.store.artifacts import Draft
+from pipeline.store.artifacts import Pending
 
 BATCH, STEPS, K = 20, 32, 256
 
@@ -35,11 +35,11 @@ def measure(count: int) -> dict[str, float]:
     decoding = Decoding(STEPS, K, 1.0, Sampling(0.0, 1.0, 0, 0))
     before = peak_memory(device)
     with tempfile.TemporaryDirectory() as folder:
-        draft = Draft(Path(folder), "distributions")
+        pending = Pending(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.open(draft, lengths, lambda _: BATCH)
-        dump(model, prompts, decoding, GrowingBatch, plan, draft)
-        written = (draft.directory / "data.parquet").stat().st_size
+        plan = Plan.open(pending, lengths, lambda _: BATCH)
+        decode_shards(model, prompts, decoding, GrowingBatch, plan, pending)
+        written = (pending.directory / "data.parquet").stat().st_size
     found = {"before": before, "peak": peak_memory(device), "written": written}
     return {name: round(size / 2**20, 1) for name, size in found.items()}
 

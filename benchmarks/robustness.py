@@ -193,7 +193,7 @@ def interrupted(trial: Trial) -> dict[str, Path]:
 
             def finish(plan: Any, *rest: Any) -> None:
                 real(plan, *rest)
-                if len(plan.pending()) <= 1:
+                if len(plan.unfinished()) <= 1:
                     os.kill(os.getpid(), signal.SIGKILL)
 
             shards.Plan.finish = finish  # type: ignore[assignment, method-assign]

@@ -29,13 +29,13 @@ K, VOCABULARY, ROWS = 16, 4096, 100_000
 def write_dump(store: Store, steps: int) -> Node:
     """Publish a made-up dump of `steps` steps, in row groups of ROWS."""
     node = Node("distributions", f"made-up-{steps}", {"steps": steps})
-    draft = store.draft(node)
-    draft.facts["vocab_size"] = VOCABULARY
+    pending = store.pending(node)
+    pending.facts["vocab_size"] = VOCABULARY
     random = np.random.default_rng(0)
-    with draft.writer("data", columns.schema("distributions", k=K)) as writer:
+    with pending.writer("data", columns.schema("distributions", k=K)) as writer:
         for start in range(0, steps, ROWS):
             writer.write_batch(made_up(random, start, min(ROWS, steps - start)))
-    store.publish(node, draft, {})
+    store.publish(node, pending, {})
     return node
 
 

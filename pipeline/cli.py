@@ -24,7 +24,7 @@ from pipeline.console import interrupts, terminal
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import (
-    EXPECTED,
+    EXPECTED_ERRORS,
     check_groups,
     explain,
     given,
@@ -66,7 +66,7 @@ def _told() -> Iterator[None]:
             yield
         except BrokenPipeError:
             raise
-        except EXPECTED as error:
+        except EXPECTED_ERRORS as error:
             if interrupts(error):
                 raise KeyboardInterrupt from None
             if TRACEBACK:
@@ -107,10 +107,11 @@ def _multirun() -> None:
 
 def _single(config: DictConfig) -> None:
     from pipeline import sweeps
+    from pipeline.plan.stage import stage_of
 
     with _told():
         artifacts, nodes = run(config, note=True)
-        if artifacts[0].record["stage"] in ("certificates", "acceptance", "decoding"):
+        if stage_of(nodes[0]).printed:
             sweeps.print_table(sweeps.rows_of(nodes, artifacts))
 
 
@@ -129,7 +130,7 @@ def _swept(config: DictConfig) -> None:
             raise
         except Exception as error:  # listed at the end, and the exit status of the sweep
             sweeps.write_failure(directory, overrides, explain(error) or type(error).__name__)
-            if not isinstance(error, EXPECTED):
+            if not isinstance(error, EXPECTED_ERRORS):
                 raise
         else:
             sweeps.write_point(directory, overrides, nodes, artifacts)
@@ -144,7 +145,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
         PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline.execution import runner
-    from pipeline.plan.graph import RESUMABLE
+    from pipeline.plan.stage import stage_of
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -154,11 +155,11 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
     name = report_name(config) if settings.stage == "report" else ""
-    pending = runner.pending(wanted, store)
-    if any(node.stage in RESUMABLE for node in pending):
+    missing = runner.missing(wanted, store)
+    if any(stage_of(node).models(node) for node in missing):
         from pipeline.execution import preflight
 
-        preflight.check(pending)  # an error now rather than after the prompts
+        preflight.check_models(missing)  # an error now rather than after the prompts
     if note:
         _note(config, Path(settings.outputs) / "runs")
     _refer(wanted, store)

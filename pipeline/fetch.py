@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from conf import schema
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
 from pipeline.paths import CONF
-from pipeline.plan.composition import EXPECTED, explain, settings_of
+from pipeline.plan.composition import EXPECTED_ERRORS, explain, settings_of
 from pipeline.store.identity import MODEL_FILES, hub_commit, hub_files, local_path, split_patterns
 
 Wanted = tuple[str, str, str | None, str, list[str]]
@@ -52,7 +52,7 @@ def main(overrides: Sequence[str]) -> None:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=list(overrides))
         fetch(settings_of(config))
-    except EXPECTED as error:
+    except EXPECTED_ERRORS as error:
         raise SystemExit(f"error: {explain(error)}") from None
 
 

@@ -70,7 +70,7 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def collect(root: Path, forget: str | None, delete: bool) -> None:
+def collect_garbage(root: Path, forget: str | None, delete: bool) -> None:
     """List what is free, and remove it when `delete` is set.
 
     Raises:
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> None:
     if not root.is_dir():
         parser.error(f"{root} does not exist: nothing was computed there")
     try:
-        collect(root, given.forget, given.delete)
+        collect_garbage(root, given.forget, given.delete)
     except PipelineError as error:
         raise SystemExit(f"error: {error}") from None
 

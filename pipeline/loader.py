@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 
@@ -71,7 +71,7 @@ class Study:
     def distributions(self, target: str) -> TopK:
         """Return the stored distributions of all steps of a target."""
         artifact = self.artifact("distributions", target)
-        return distributions.read(artifact, self.config.certificates.temperature)
+        return distributions.read_distributions(artifact, self.config.certificates.temperature)
 
     def _of(self, stage: str, target: str | None) -> list[Node]:
         if stage not in self.nodes:
@@ -87,6 +87,6 @@ class Study:
 
 
 def _columns(artifact: Artifact) -> list[Any]:
-    from pipeline.store.columns import SCHEMAS
+    from pipeline.store.columns import columns_of
 
-    return list(SCHEMAS[artifact.record["stage"], "data"])
+    return list(columns_of(artifact.record["stage"])["data"])

@@ -14,9 +14,8 @@ from typing import Any
 
 from analysis.report.text import UNDEFINED, length_text, limits, mark_of, upper_end
 from pipeline.execution.runner import shown
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node, stage_of
 from pipeline.store.artifacts import Artifact, slug
-from pipeline.summaries import summarise
 
 POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept
@@ -49,8 +48,11 @@ def write_point(
 
 def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
     """Return the rows of a table that sums up artifacts."""
+    from analysis.statistics.bootstrap import few
+
     pairs = zip(nodes, artifacts, strict=True)
-    return [row for node, artifact in pairs for row in summarise(node, artifact)]
+    rows = [row for node, artifact in pairs for row in stage_of(node).summary(node, artifact)]
+    return [row | {"few_prompts": few(row["prompts"])} if "prompts" in row else row for row in rows]
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

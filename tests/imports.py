@@ -17,6 +17,8 @@ PLUMBING = {  # no stage's own
     "pipeline.paths",
     "pipeline.plan.graph",
     "pipeline.plan.slices",
+    "pipeline.plan.stage",
+    "pipeline.plan.summaries",
     "pipeline.store.artifacts",
     "pipeline.store.fingerprint",
     "pipeline.store.identity",

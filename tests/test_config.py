@@ -20,7 +20,7 @@ from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, ROOT
 from pipeline.plan.composition import (
-    EXPECTED,
+    EXPECTED_ERRORS,
     check_groups,
     explain,
     given,
@@ -128,7 +128,7 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
     ],
 )
 def test_typos_are_named_in_one_line_with_what_is_known(override: str, message: str) -> None:
-    with pytest.raises(EXPECTED) as error:
+    with pytest.raises(EXPECTED_ERRORS) as error:
         settings_of(compose("config", [override]))
     assert re.search(message, explain(error.value))
     assert "\n" not in explain(error.value)

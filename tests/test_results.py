@@ -82,7 +82,7 @@ def test_only_new_versions_are_accepted(tmp_path: Path, monkeypatch: pytest.Monk
     assert "nothing changed" in str(command.refusal("decoding", old, RESULTS))
     for said in (results.verdict("decoding", old, other), command.refusal("decoding", old, other)):
         assert "other results under the same version" in str(said)
-        assert "raise VERSIONS['decoding']" in str(said)
+        assert "pipeline/stages/decoding and run" in str(said)
         assert "python -m tests.results decoding" in str(said)
     assert "went back" in str(command.refusal("decoding", old | {"prompts": 0}, other))
     for name in old:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from pipeline.plan.graph import MODULES
+from conf import schema
+from pipeline.loader import Study
+from pipeline.plan.graph import MODULES, STAGES
 from tests.conftest import HEAVY
 from tests.imports import closure, imported, source
 
@@ -67,6 +70,25 @@ def test_stages_do_not_import_each_other() -> None:
                 assert not any(name == other or name.startswith(f"{other}.") for other in others), (
                     f"{path} imports {name}"
                 )
+
+
+def test_the_graph_lists_the_stages_of_the_configuration_in_order() -> None:
+    assert tuple(STAGES) == schema.STAGES
+    for at, (name, stage) in enumerate(STAGES.items()):
+        assert stage.name == name
+        assert set(stage.upstream) <= set(list(STAGES)[:at]), name
+        assert hasattr(import_module(stage.module), "compute"), name
+
+
+def test_what_a_stage_is_made_from_it_declares(tmp_path: Path) -> None:
+    nodes = Study("study=mini", f"outputs={tmp_path}").nodes
+    for name, planned in nodes.items():
+        assert planned, name
+        for node in planned:
+            above = {
+                stage for nodes in node.upstream.values() for stage in {n.stage for n in nodes}
+            }
+            assert above <= set(STAGES[name].upstream), name
 
 
 def test_a_cached_run_imports_nothing_heavy() -> None:

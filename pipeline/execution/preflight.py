@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from pipeline.models.devices import check_threads, choose_device
 from pipeline.models.load import load_tokenizer, skeleton
 from pipeline.models.vocabulary import check_same_tokens
-from pipeline.plan.graph import DRAFTING, Node
-
-Wanted = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+from pipeline.plan.stage import Node, stage_of
 
 
-def check(nodes: Iterable[Node]) -> None:
+def check_models(nodes: Iterable[Node]) -> None:
     """Check the models that `nodes`, still to be computed, will load.
 
     Raises:
@@ -22,28 +19,19 @@ def check(nodes: Iterable[Node]) -> None:
     """
     checked = set()
     for node in nodes:
-        models = list(models_of(node))
+        models = stage_of(node).models(node)
+        drafting = len(models) > 1  # the target and a drafter
         for key, config, settings in models:
             choose_device(settings["device"])
             check_threads(settings["threads"])
             if (key, len(models)) not in checked:
                 found = skeleton(config, settings, key)
-                if node.stage in DRAFTING:
+                if drafting:
                     found.check_drafts(key)
                 checked.add((key, len(models)))
-        if node.stage in DRAFTING:
+        if drafting:
             target, drafter = (
                 load_tokenizer(settings["path"], config.get("commit"), key).get_vocab()
                 for key, config, settings in models
             )
             check_same_tokens(target, drafter, " and ".join(key for key, _, _ in models))
-
-
-def models_of(node: Node) -> Iterator[Wanted]:
-    """Yield key, configuration and settings of the models that a node loads, the target first."""
-    target = f"targets.{node.label}"
-    if node.stage == "distributions":
-        yield target, node.config["model"], node.settings
-    elif node.stage in DRAFTING:
-        yield target, node.config["target"], node.settings["target"]
-        yield "drafter", node.config["drafter"], node.settings["drafter"]

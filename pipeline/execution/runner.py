@@ -19,8 +19,9 @@ from typing import Any
 
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
-from pipeline.plan.graph import JOINT, MODULES, VERSIONS, Node, with_upstream
-from pipeline.store.artifacts import Artifact, Draft, Store
+from pipeline.plan.graph import MODULES, STAGES, with_upstream
+from pipeline.plan.stage import Node, stage_of
+from pipeline.store.artifacts import Artifact, Pending, Store
 
 RECORDED_PACKAGES = (
     "numpy",
@@ -90,7 +91,7 @@ def _damaged(artifacts: Iterable[Artifact | None]) -> list[DamagedError]:
     ]
 
 
-def pending(nodes: Iterable[Node], store: Store) -> list[Node]:
+def missing(nodes: Iterable[Node], store: Store) -> list[Node]:
     """All nodes that must be computed for `nodes`, each once, upstream first."""
     wanted, damages = list(nodes), Counter[Path]()
     while True:
@@ -116,7 +117,7 @@ def _next_group(wanted: list[Node], store: Store) -> list[Node]:
     todo = _missing(wanted, store)
     if not todo:
         return []
-    first = min(todo, key=lambda node: list(VERSIONS).index(node.stage))
+    first = min(todo, key=lambda node: list(STAGES).index(node.stage))
     return [node for node in todo if _lock_name(node) == _lock_name(first)]
 
 
@@ -157,14 +158,14 @@ def _disagreed(nodes: list[Node], store: Store) -> list[Node]:
 
 
 def _lock_name(node: Node) -> str:
-    owner = node.upstream_nodes[0] if node.stage in JOINT else node
+    owner = node.upstream_nodes[0] if stage_of(node).joint else node
     return f"{node.stage}-{owner.hash12}"
 
 
 def _compute(group: list[Node], store: Store) -> list[DamagedError]:
     """Compute `group` and publish it; or return what it would be made from and is damaged."""
-    first = group[0]
-    name = f"{first.stage} {first.upstream_nodes[0].label if first.stage in JOINT else first.label}"
+    first, joint = group[0], stage_of(group[0]).joint
+    name = f"{first.stage} {first.upstream_nodes[0].label if joint else first.label}"
     try:
         with store.lock(_lock_name(first), f"{name}: another process computes it, waiting"):
             group = [node for node in group if not store.fresh(node)]
@@ -176,7 +177,7 @@ def _compute(group: list[Node], store: Store) -> list[DamagedError]:
             damaged = _damaged(upstream.values())
             if damaged or len(upstream) < len(found):  # or set aside by another process just now
                 return damaged
-            count = f" {len(group)}" if first.stage in JOINT else ""
+            count = f" {len(group)}" if joint else ""
             print(f"{name}: computing{count}", flush=True)
             begun = time.monotonic()
             published = _run(group, upstream, store)
@@ -187,7 +188,7 @@ def _compute(group: list[Node], store: Store) -> list[DamagedError]:
             f"{name}: can't write below {store.root} ({os.strerror(error.errno)}): nothing "
             "half-written was kept; make room and run the same command again"
         ) from error
-    place = published[0].directory.parent if first.stage in JOINT else published[0].directory
+    place = published[0].directory.parent if joint else published[0].directory
     print(f"{name}: {time.monotonic() - begun:.1f} s -> {shown(place)}", flush=True)
     return []
 
@@ -198,24 +199,24 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
         name: [upstream[node.fingerprint] for node in nodes]
         for name, nodes in group[0].upstream.items()
     }
-    drafts: list[Draft] = []
+    pending: list[Pending] = []
     begun = time.monotonic()
     try:
-        drafts += [store.draft(node, upstream) for node in group]
-        if group[0].stage in JOINT:
-            module.compute(group, named, drafts)
+        pending += [store.pending(node, upstream) for node in group]
+        if stage_of(group[0]).joint:
+            module.compute(group, named, pending)
         else:
-            module.compute(group[0], named, drafts[0])
+            module.compute(group[0], named, pending[0])
         facts = environment(time.monotonic() - begun)
         for node in group[0].upstream_nodes:  # files were checked before, and read by their path
             now = store.find(node)
             if now is not None and now.content != upstream[node.fingerprint].content:
                 raise DamagedError(now.directory, f"{now.directory} was replaced while it was read")
-        pairs = zip(group, drafts, strict=True)
-        return [store.publish(node, draft, facts) for node, draft in pairs]
+        pairs = zip(group, pending, strict=True)
+        return [store.publish(node, made, facts) for node, made in pairs]
     finally:
-        for draft in drafts:
-            draft.drop()
+        for made in pending:
+            made.drop()
 
 
 def _say_cached(found: dict[Path, Node]) -> None:

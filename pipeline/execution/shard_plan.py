@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.store.artifacts import Draft
+from pipeline.store.artifacts import Pending
 from pipeline.store.durable import put, read_sealed, write_sealed
 from pipeline.store.fingerprint import file_digest
 
 PLAN = "plan.json"
 
-Measured = dict[str, Any]
+ShardMeasured = dict[str, Any]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Plan:
     @classmethod
     def open(
         cls,
-        draft: Draft,
+        pending: Pending,
         lengths: Mapping[str, int],
         fits: Callable[[int], int],
         suffix: str = ".parquet",
@@ -53,27 +53,27 @@ class Plan:
         """Take up the plan that an interrupted run left of the same, or make one.
 
         Args:
-            draft: what is made, and from what.
+            pending: what is made, and from what.
             lengths: tokens of every prompt, by prompt_id.
             fits: how many prompts, of which the longest has that many tokens, fit together.
             suffix: of the shards' files.
         """
-        path = draft.workspace / PLAN
+        path = pending.workspace / PLAN
         try:
             plan = cls.load(path)
         except FileNotFoundError:
-            return cls.make(path, draft.made_from, lengths, fits, suffix)
+            return cls.make(path, pending.made_from, lengths, fits, suffix)
         except ValueError as error:
             reason = f"{path} {error}"
         else:
-            if plan.made_from == draft.made_from:
+            if plan.made_from == pending.made_from:
                 for file in plan.clean():
                     print(f"damaged: {file}: computed again", flush=True)
                 return plan
             reason = f"{path} is of an interrupted run on other inputs"
         print(f"{reason}: its shards are computed again", flush=True)
         shutil.rmtree(path.parent / "shards", ignore_errors=True)
-        return cls.make(path, draft.made_from, lengths, fits, suffix)
+        return cls.make(path, pending.made_from, lengths, fits, suffix)
 
     @classmethod
     def load(cls, path: Path) -> Plan:
@@ -117,11 +117,11 @@ class Plan:
         """The file of a shard."""
         return self.folder / f"{shard.name}{self.suffix}"
 
-    def pending(self) -> list[Shard]:
+    def unfinished(self) -> list[Shard]:
         """The unfinished shards, in order."""
         return [shard for shard in self.shards if shard.checksum is None]
 
-    def finish(self, shard: Shard, measured: Measured) -> None:
+    def finish(self, shard: Shard, measured: ShardMeasured) -> None:
         """Keep the shard's file that was written beside its place."""
         beside = self.beside(shard)
         shard.measured, shard.checksum = measured, file_digest(beside)
@@ -175,7 +175,7 @@ class Plan:
 
     def halve(self, too_large: int) -> None:
         """Halve every unfinished shard of at least `too_large` prompts."""
-        large = [s.name for s in self.pending() if len(s.prompts) >= too_large]
+        large = [s.name for s in self.unfinished() if len(s.prompts) >= too_large]
         self.shards = [
             part
             for shard in self.shards

@@ -19,18 +19,18 @@ import torch
 from tqdm import tqdm
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shard_plan import Measured, Plan, Shard
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.stopwatch import peak_memory
-from pipeline.store.artifacts import Draft
+from pipeline.store.artifacts import Pending
 
-__all__ = ["Measured", "Plan", "Shard"]  # with the rest of this module
+__all__ = ["Plan", "Shard", "ShardMeasured"]  # with the rest of this module
 JOINED = 64  # prompts in a row group of data.parquet
 
 # Computes a shard: writes a row group for each of its prompts to the path, calls the last
 # argument with the steps it has done so far, and returns what it measured. Or computes it and
 # returns the function that writes and returns that, which is run while the next one is computed.
 Compute = Callable[
-    [Shard, Path, Callable[[int], object]], Measured | Callable[[], Measured]
+    [Shard, Path, Callable[[int], object]], ShardMeasured | Callable[[], ShardMeasured]
 ]  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def assemble(
     plan: Plan,
     order: Sequence[str],
     compute: Compute,
-    draft: Draft,
+    pending: Pending,
     schema: pa.Schema,
     *,
     steps: int,
@@ -47,13 +47,13 @@ def assemble(
 ) -> None:
     """Compute the unfinished shards of `plan`, then write data.parquet in the order `order`.
 
-    `schema` is that of the shards and of data.parquet; the rest is as in `compute_pending`.
+    `schema` is that of the shards and of data.parquet; the rest is as in `compute_unfinished`.
     """
-    compute_pending(plan, compute, steps=steps, label=label, device=device)
-    _join(plan, order, draft, schema)
+    compute_unfinished(plan, compute, steps=steps, label=label, device=device)
+    _join(plan, order, pending, schema)
 
 
-def compute_pending(
+def compute_unfinished(
     plan: Plan,
     compute: Compute,
     *,
@@ -75,7 +75,7 @@ def compute_pending(
     Raises:
         PipelineError: a single prompt does not fit into the memory.
     """
-    todo = plan.pending()
+    todo = plan.unfinished()
     total = sum(len(shard.prompts) for shard in todo) * steps
     with (
         tqdm(total=total, unit=unit, desc=label, disable=not sys.stderr.isatty()) as bar,
@@ -99,14 +99,14 @@ def compute_pending(
                 )
             writer.wait()  # the shard before is then finished, and is not halved
             plan.halve(len(shard.prompts))
-            todo = plan.pending()
+            todo = plan.unfinished()
         writer.wait()
     plan.check()
 
 
 def _attempt(
     plan: Plan, shard: Shard, compute: Compute, progress: Callable[[int], object]
-) -> Measured | Callable[[], Measured] | None:
+) -> ShardMeasured | Callable[[], ShardMeasured] | None:
     """Compute one shard; return None, and keep nothing, when memory runs out."""
     try:
         return compute(shard, plan.beside(shard), progress)
@@ -131,7 +131,7 @@ class _Writer:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()  # lets the last one finish, when the run is stopped too
 
-    def take(self, shard: Shard, computed: Measured | Callable[[], Measured]) -> None:
+    def take(self, shard: Shard, computed: ShardMeasured | Callable[[], ShardMeasured]) -> None:
         """Finish `shard`: beside the next one when something was left for later, else at once.
 
         Waits for the one before, and raises its error.
@@ -167,13 +167,13 @@ def write_groups(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> N
             writer.write_table(table)
 
 
-def _join(plan: Plan, order: Sequence[str], draft: Draft, schema: pa.Schema) -> None:
+def _join(plan: Plan, order: Sequence[str], pending: Pending, schema: pa.Schema) -> None:
     """Write data.parquet from the shards, in the order of the prompts, a few at a time."""
     places = {
         name: (shard.name, row) for shard in plan.shards for row, name in enumerate(shard.prompts)
     }
     files = {shard.name: plan.file(shard) for shard in plan.shards}
-    with draft.writer("data", schema) as writer:
+    with pending.writer("data", schema) as writer:
         for start in range(0, len(order), JOINED):
             found = [places[name] for name in order[start : start + JOINED]]
             with ExitStack() as stack:  # only the shards in use: each holds a footer

@@ -24,7 +24,7 @@ from pipeline.store.identity import READERS, hub_files, local_path, split_patter
 GROUPS = 16  # row groups of a Parquet file that are held
 
 
-class Rows(Protocol):
+class SourceRows(Protocol):
     """The rows of one file."""
 
     def __len__(self) -> int:
@@ -83,12 +83,12 @@ class Source:
         Raises:
             PipelineError: one can't be read, or there are no rows.
         """
-        kinds: dict[str, Callable[[Path], Rows]] = {
+        kinds: dict[str, Callable[[Path], SourceRows]] = {
             ".jsonl": JsonLines,
             ".parquet": Parquet,
             ".txt": Text,
         }
-        self._files: list[Rows] = [kinds[file.suffix](file) for file in files]
+        self._files: list[SourceRows] = [kinds[file.suffix](file) for file in files]
         self._ends = list(accumulate(len(rows) for rows in self._files))
         if not len(self):
             raise PipelineError(f"prompts.source: {files[0]} holds no rows")

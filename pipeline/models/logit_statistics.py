@@ -1,4 +1,4 @@
-"""What is stored of a row of logits: its top K and the moments of the whole."""
+"""What is stored of a row of logits: its top K, and statistics of the whole."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 23  # float64 values held at once: 64 MB
+CPU_CHUNK = 1 << 23  # float64 values held at once: 64 MB
 CUDA_CHUNK = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
-MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
+MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
 
-class Statistics(NamedTuple):
+class LogitStatistics(NamedTuple):
     """Statistics of B rows of logits; logits raw, the rest in nats at the certified temperature."""
 
     top_ids: Tensor  # (B, K) int64, by decreasing logit, ties by id
@@ -23,7 +23,7 @@ class Statistics(NamedTuple):
     entropy: Tensor  # (B,) float64, over the full vocabulary
 
 
-def summarise(logits: Tensor, k: int, temperature: float = 1.0) -> Statistics:
+def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> LogitStatistics:
     """Return the statistics of `logits` (B, V).
 
     Everything is measured from the largest logit m, in float64, a few rows at a time:
@@ -34,20 +34,20 @@ def summarise(logits: Tensor, k: int, temperature: float = 1.0) -> Statistics:
     makes its entropy NaN.
     """
     top_logits, top_ids = top_k(logits, k)
-    rows = max(1, (CUDA_CHUNK if logits.is_cuda else CHUNK) // logits.shape[1])
+    rows = max(1, (CUDA_CHUNK if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
     parts = [
-        _moments(logits[i : i + rows], top_ids[i : i + rows], temperature)
+        _of_chunk(logits[i : i + rows], top_ids[i : i + rows], temperature)
         for i in range(0, len(logits), rows)
     ]
-    moments = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    return Statistics(top_ids, top_logits.float(), *moments)
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return LogitStatistics(top_ids=top_ids, top_logits=top_logits.float(), **whole)
 
 
-def _moments(logits: Tensor, top_ids: Tensor, temperature: float) -> Tensor:
-    """Return (4, B) float64: logsumexp, top_surprisal, log_tail and entropy."""
+def _of_chunk(logits: Tensor, top_ids: Tensor, temperature: float) -> dict[str, Tensor]:
+    """Return the statistics (B,) float64 of whole rows, by name."""
     z = logits.double()
     largest = z.gather(1, top_ids[:, :1])
-    z.sub_(largest).div_(temperature).clamp_(min=MASKED)
+    z.sub_(largest).div_(temperature).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids)
     weight = below.exp()
     others = weight[:, 1:].sum(1)
@@ -64,11 +64,15 @@ def _moments(logits: Tensor, top_ids: Tensor, temperature: float) -> Tensor:
         tail_spread = torch.linalg.vecdot(tail, z) + drop * tail_sum
         others = others + drop.exp() * tail_sum
         spread = spread + drop.exp() * tail_spread
-        log_tail = torch.where(drop > MASKED, drop + tail_sum.log(), -torch.inf)
+        log_tail = torch.where(drop > MASKED_LOGIT, drop + tail_sum.log(), -torch.inf)
     log_sum = others.log1p()
     entropy = log_sum - spread * torch.exp(-log_sum)
-    logsumexp = largest[:, 0] / temperature + log_sum
-    return torch.stack([logsumexp, log_sum, log_tail - log_sum, entropy])
+    return {
+        "logsumexp": largest[:, 0] / temperature + log_sum,
+        "top_surprisal": log_sum,
+        "log_tail": log_tail - log_sum,
+        "entropy": entropy,
+    }
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

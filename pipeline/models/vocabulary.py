@@ -10,7 +10,7 @@ from conf.schema import Model
 from pipeline.errors import PipelineError, first_line
 from pipeline.store.identity import TOKENIZER_FILES, Identities, hub_files, local_path
 
-SHOWN = 3  # differing tokens that are named
+TOKENS_NAMED = 3  # differing tokens that are named
 
 
 def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pair: str) -> None:
@@ -35,7 +35,7 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
     if wrong:
         named = "; ".join(
             f"{token!r} is {target.get(token, 'missing')} and {drafter.get(token, 'missing')}"
-            for token in wrong[:SHOWN]
+            for token in wrong[:TOKENS_NAMED]
         )
         raise PipelineError(
             f"{pair}: their tokenizers differ in {len(wrong)} tokens ({named}). A KL divergence "

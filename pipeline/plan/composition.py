@@ -23,8 +23,14 @@ from pipeline.store.artifacts import slug
 from pipeline.store.fingerprint import fingerprint
 
 # errors of a user's making, or of the machine's: printed without a traceback
-EXPECTED = (PipelineError, FieldError, CompactHydraException, OmegaConfBaseException, OSError)
-NOT_CONTENT = ("study", "study_name", "stage", "outputs", "device")  # of no report
+EXPECTED_ERRORS = (
+    PipelineError,
+    FieldError,
+    CompactHydraException,
+    OmegaConfBaseException,
+    OSError,
+)
+NOT_OF_REPORT = ("study", "study_name", "stage", "outputs", "device")  # of no report
 READABLE = 60  # characters that say how a report differs from its study's
 
 
@@ -100,7 +106,7 @@ def _content(config: DictConfig) -> dict[str, Any]:
     """Return what a report may show, by full key: numbers, texts and lists."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
-    return dict(_leaves({key: values[key] for key in values if key not in NOT_CONTENT}))
+    return dict(_leaves({key: values[key] for key in values if key not in NOT_OF_REPORT}))
 
 
 def _leaves(node: Mapping[Any, Any], at: str = "") -> Iterator[tuple[str, Any]]:

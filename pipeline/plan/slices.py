@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from conf.schema import Config, Model
+from pipeline.errors import PipelineError
 from pipeline.store.fingerprint import file_digest
 from pipeline.store.identity import Identities
 
@@ -51,3 +53,13 @@ def statistics_slice(config: Config) -> dict[str, Any]:
         "confidence": config.statistics.confidence,
         "statistics_seed": config.statistics.seed,
     }
+
+
+def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
+    """Check that `k` stored tokens a step are enough for all rules."""
+    for rule in rules:
+        if rule.minimum_k > k:
+            raise PipelineError(
+                f"distributions.k={k} is too small for {rule.label}: "
+                f"store at least {rule.minimum_k} tokens a step"
+            )

@@ -1,4 +1,4 @@
-"""Stage certificates: certificates of many rules on one dump, in one pass over its rows.
+"""Stage certificates: certificates of many rules on a target's distributions, in one pass.
 
 Run it with ``python -m pipeline stage=certificates``.
 """
@@ -6,23 +6,47 @@ Run it with ``python -m pipeline stage=certificates``.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from analysis.certificates.certify import certify
+from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.graph import Node
-from pipeline.store import columns, distributions
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.plan.slices import rule_slice, statistics_slice
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow
+from pipeline.plan.summaries import bootstrap_settings
+from pipeline.store.columns import STEP
+
+if TYPE_CHECKING:
+    from pipeline.store.artifacts import Artifact, Pending
 
 
-def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list[Draft]) -> None:
-    """Certify one dump under the rule of every node, each into its own draft."""
+def nodes(request: Request) -> list[Node]:
+    """The certificates of every rule on each target's distributions, target by target."""
+    config = request.config
+    return [
+        Node(
+            STAGE.name,
+            rule.label,
+            rule_slice(rule) | {"temperature": config.certificates.temperature},
+            {"distributions": (distributions,)},
+            settings={"rule": rule, **statistics_slice(config)},
+        )
+        for distributions in request.nodes["distributions"]
+        for rule in request.rules
+    ]
+
+
+def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: list[Pending]) -> None:
+    """Certify the distributions under the rule of every node, each into its own artifact."""
+    import pyarrow as pa
+
+    from analysis.certificates.certify import certify
+    from pipeline.store import columns, distributions
+
     rules = [node.settings["rule"] for node in nodes]
     temperature = nodes[0].config["temperature"]
     schema = columns.schema("certificates")
     with ExitStack() as stack:
-        writers = [stack.enter_context(draft.writer("data", schema)) for draft in drafts]
+        writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
         for steps, dist in distributions.chunks(upstream["distributions"][0], temperature):
             try:
                 result = certify(dist, rules)
@@ -38,3 +62,44 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], drafts: list
                     pa.array(count, mask=count <= 0),
                 ]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+    """One row: the statistics of a rule's certificates, the ceiling for those that are empty."""
+    import numpy as np
+
+    from analysis.statistics.bootstrap import PromptBootstrap, summarise
+    from analysis.statistics.run_lengths import Trajectories
+
+    rule = node.settings["rule"]
+    table = artifact.read(columns=["position", "lo", "hi"])
+    lo, hi = (table.column(name).to_numpy() for name in ("lo", "hi"))
+    lower, upper = (np.where(np.isinf(end), rule.ceiling, end) for end in (lo, hi))
+    prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
+    bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.settings))
+    row: SummaryRow = {
+        "target": node.upstream["distributions"][0].settings["label"],
+        "rule": rule.label,
+        "steps": len(lo),
+        "prompts": bootstrap.count,
+    }
+    for name, found in summarise(lower, upper, rule.ceiling, bootstrap).items():
+        row[name], row[upper_end(name)] = found.value, found.optimistic
+        row |= dict(zip(limits(name), (found.low, found.high), strict=True))
+    return [row | {"empty": float(np.mean(np.isinf(lo))), "inexact": float(np.mean(lo < hi))}]
+
+
+STAGE = Stage(
+    name="certificates",
+    version=2,
+    upstream=("distributions",),
+    columns={
+        "data": STEP
+        | {"lo": "float64", "hi": "float64", "active_size": "int32", "accepted_count": "int32"}
+    },
+    nodes=nodes,
+    module=__name__,
+    summary=summary,
+    printed=True,
+    joint=True,
+)

@@ -5,25 +5,52 @@ Run it with ``python -m pipeline stage=run_lengths``.
 
 from __future__ import annotations
 
-import pandas as pd
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
-from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import Trajectories, run_lengths
+from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.graph import Node
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.plan.slices import statistics_slice
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow
+from pipeline.plan.summaries import bootstrap_settings, lower_bound_marks
+from pipeline.store.columns import COUNTED
+
+if TYPE_CHECKING:
+    from pipeline.store.artifacts import Artifact, Pending
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def nodes(request: Request) -> list[Node]:
+    """The certifiable run lengths of each target under all rules."""
+    config = request.config
+    return [
+        Node(
+            STAGE.name,
+            target.label,
+            {
+                "eps": list(config.run_lengths.eps),
+                "window": config.run_lengths.window,
+                **statistics_slice(config),
+            },
+            {"certificates": certificates},
+        )
+        for target, certificates in zip(
+            config.targets.values(), request.by_target("certificates"), strict=True
+        )
+    ]
+
+
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Estimate the run lengths under each rule's certificates; the rows follow the rules."""
+    import pandas as pd
+    import pyarrow as pa
+
+    from analysis.statistics.bootstrap import PromptBootstrap
+    from analysis.statistics.run_lengths import Trajectories, run_lengths
+    from pipeline.store import columns
+
     config = node.config
     steps = upstream["certificates"][0].read(columns=["prompt_id", "position"])
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    bootstrap = PromptBootstrap(
-        trajectories.prompts, config["resamples"], config["confidence"], config["statistics_seed"]
-    )
+    bootstrap = PromptBootstrap(trajectories.prompts, *bootstrap_settings(config))
     frames = []
     for artifact in upstream["certificates"]:
         table = artifact.read(columns=["prompt_id", "position", "lo", "hi"])
@@ -41,12 +68,50 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
             config["window"],
         )
         frames.append(frame.assign(rule=artifact.record["label"]))
-    draft.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
+    pending.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
     schema = columns.schema("run_lengths")
     everything = pd.concat(frames, ignore_index=True)[schema.names]
-    draft.write(
+    pending.write(
         "data",
         pa.Table.from_pandas(everything, schema, preserve_index=False).replace_schema_metadata(
             None
         ),
     )
+
+
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+    """One row a rule and eps: the length a call of the target."""
+    names = ["value", upper_end("value"), *limits("value"), "prompts"]
+    return [
+        {"target": node.label, **{name: row[name] for name in ("rule", "eps", "estimator", *names)}}
+        | lower_bound_marks("value", row)
+        for row in artifact.read().to_pylist()
+        if row["estimator"] == "per_call"
+    ]
+
+
+STAGE = Stage(
+    name="run_lengths",
+    version=2,
+    upstream=("certificates",),
+    columns={
+        "data": {
+            "rule": "string",
+            "eps": "float64",
+            "estimator": "string",
+            "value": "float64",  # tokens, from lo; null where not defined
+            "optimistic": "float64",  # from hi
+            "low": "float64",
+            "high": "float64",
+            "cut": "float64",  # share of segments that trajectories' ends cut, under lo
+            "cut_optimistic": "float64",  # under hi
+            "failures": "int64",
+            "failing_prompts": "int32",
+            **COUNTED,
+            "steps": "int64",
+        }
+    },
+    nodes=nodes,
+    module=__name__,
+    summary=summary,
+)

@@ -24,14 +24,14 @@ from pipeline.store.published import RECORD, Artifact, content_digest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.plan.graph import Node
+    from pipeline.plan.stage import Node
 
-__all__ = ["RECORD", "Artifact", "Draft", "Store", "content_digest", "slug"]
+__all__ = ["RECORD", "Artifact", "Pending", "Store", "content_digest", "slug"]
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
 SCHEMA_VERSION = 2  # of record.json and of the columns
 
 
-class Draft:
+class Pending:
     """An artifact in the making."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Draft:
         from pipeline.store import columns as known
 
         path = self.directory / f"{name}.parquet"
-        known.check(self.stage, name, schema, path)
+        known.check_schema(self.stage, name, schema, path)
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             yield writer
         self.rows[name] = pq.read_metadata(path).num_rows
@@ -154,7 +154,7 @@ class Store:
         """Where `node` is made."""
         return self.root / node.stage / f".{node.hash12}.partial"
 
-    def draft(self, node: Node, upstream: Mapping[str, Artifact] | None = None) -> Draft:
+    def pending(self, node: Node, upstream: Mapping[str, Artifact] | None = None) -> Pending:
         """Open the working directory of `node`, with the shards that a killed run left.
 
         Args:
@@ -170,21 +170,21 @@ class Store:
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         contents = {name: artifact.content for name, artifact in upstream.items()}
-        return Draft(
+        return Pending(
             directory,
             node.stage,
             workspace,
             {"fingerprint": node.fingerprint, "version": node.version, "upstream": contents},
         )
 
-    def publish(self, node: Node, draft: Draft, environment: Mapping[str, Any]) -> Artifact:
-        """Record, sync and rename a finished draft to its place."""
+    def publish(self, node: Node, pending: Pending, environment: Mapping[str, Any]) -> Artifact:
+        """Record, sync and rename a finished artifact to its place."""
         files = {}
-        for path in sorted(draft.directory.rglob("*")):
+        for path in sorted(pending.directory.rglob("*")):
             if path.is_file():
-                files[path.relative_to(draft.directory).as_posix()] = file_digest(path)
+                files[path.relative_to(pending.directory).as_posix()] = file_digest(path)
             sync(path)
-        contents = draft.made_from["upstream"]
+        contents = pending.made_from["upstream"]
         record = {
             "stage": node.stage,
             "label": node.label,
@@ -204,18 +204,18 @@ class Store:
             ],
             "content": content_digest(files),
             "files": files,
-            "rows": draft.rows,
+            "rows": pending.rows,
             "artifact_schema": SCHEMA_VERSION,
-            "facts": draft.facts,
+            "facts": pending.facts,
             **environment,
         }
-        write_sealed(draft.directory / RECORD, record)
+        write_sealed(pending.directory / RECORD, record)
         place = self.root / node.stage / f"{slug(node.label)}-{node.hash12}"
         with self.moving():
             for at, old in enumerate(self._all(node)):
-                old.rename(draft.workspace / f"replaced-{at}")
-            put(draft.directory, place)
-        shutil.rmtree(draft.workspace, ignore_errors=True)
+                old.rename(pending.workspace / f"replaced-{at}")
+            put(pending.directory, place)
+        shutil.rmtree(pending.workspace, ignore_errors=True)
         return Artifact(place)
 
     def _all(self, node: Node) -> list[Path]:

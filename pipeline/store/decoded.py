@@ -13,7 +13,7 @@ from analysis.rules import Mars, build
 from pipeline.store.artifacts import Artifact
 
 
-def read(target: str, drafter: str, artifact: Artifact) -> Decoded:
+def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     """Read what a target decoded with a drafter, both given by their printed names."""
     facts = artifact.record["facts"]
 

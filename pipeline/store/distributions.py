@@ -1,4 +1,4 @@
-"""Read the stored distributions of a dump as `analysis.topk.TopK`."""
+"""Read the stored distributions of an artifact as `analysis.topk.TopK`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ from analysis.topk import TopK
 from pipeline.store.artifacts import Artifact
 
 ROWS = 8192  # of a chunk
-COLUMNS = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")  # as TopK takes them
+TOP_K_COLUMNS = (
+    "top_ids",
+    "top_logits",
+    "top_surprisal",
+    "log_tail",
+    "entropy",
+)  # as TopK takes them
 
 
 def chunks(
-    dump: Artifact, temperature: float, rows: int = ROWS
+    artifact: Artifact, temperature: float, rows: int = ROWS
 ) -> Iterator[tuple[pa.RecordBatch, TopK]]:
-    """Stream a dump as (prompt_id and position, distributions), `rows` steps at a time."""
-    vocab_size = dump.record["facts"]["vocab_size"]
-    for batch in dump.batches(columns=["prompt_id", "position", *COLUMNS], rows=rows):
-        yield batch.select(["prompt_id", "position"]), top_k(batch, vocab_size, temperature)
+    """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
+    vocab_size = artifact.record["facts"]["vocab_size"]
+    for batch in artifact.batches(columns=["prompt_id", "position", *TOP_K_COLUMNS], rows=rows):
+        yield batch.select(["prompt_id", "position"]), as_top_k(batch, vocab_size, temperature)
 
 
-def read(dump: Artifact, temperature: float) -> TopK:
-    """Read all steps of a dump at once."""
-    table = dump.read(columns=list(COLUMNS)).combine_chunks()
-    return top_k(table.to_batches()[0], dump.record["facts"]["vocab_size"], temperature)
+def read_distributions(artifact: Artifact, temperature: float) -> TopK:
+    """Read all steps of an artifact at once."""
+    table = artifact.read(columns=list(TOP_K_COLUMNS)).combine_chunks()
+    return as_top_k(table.to_batches()[0], artifact.record["facts"]["vocab_size"], temperature)
 
 
-def top_k(batch: pa.RecordBatch, vocab_size: int, temperature: float) -> TopK:
+def as_top_k(batch: pa.RecordBatch, vocab_size: int, temperature: float) -> TopK:
     """Return the distributions of a batch of rows, without copying the lists."""
 
     def matrix(name: str) -> np.ndarray:

@@ -78,8 +78,9 @@ class Artifact:
 
         path = self.directory / name
         try:
-            known.check(self.record["stage"], name.removesuffix(".parquet"), pq.read_schema(path),
-                        path)  # fmt: skip
+            known.check_schema(
+                self.record["stage"], name.removesuffix(".parquet"), pq.read_schema(path), path
+            )
         except (pa.ArrowException, PipelineError) as error:
             raise DamagedError(self.directory, str(error)) from error
 

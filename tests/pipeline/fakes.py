@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.plan.graph import Node
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.durable import write_sealed
 from pipeline.store.fingerprint import file_digest
 
@@ -32,14 +32,14 @@ def table(text: str) -> pa.Table:
     return pa.Table.from_pylist([row], schema=columns.schema("prompts"))
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write one row; fail half-way when the configuration says so."""
     calls.append(node.label)
     above = [artifact.content for artifacts in upstream.values() for artifact in artifacts]
     if node.config.get("fail"):
-        draft.write("data", table("half"))
+        pending.write("data", table("half"))
         raise RuntimeError("killed half-way")
-    draft.write("data", table(f"{node.config} {above} {node.settings.get('noise', '')}"))
+    pending.write("data", table(f"{node.config} {above} {node.settings.get('noise', '')}"))
 
 
 def node(label: str, upstream: tuple[Node, ...] = (), **config: Any) -> Node:

@@ -148,12 +148,12 @@ class MadeUp:
         )
 
     def _publish(self, node: Node, values: dict[str, Any], **facts: Any) -> Artifact:
-        draft = self.store.draft(node)
-        draft.facts |= facts
+        pending = self.store.pending(node)
+        pending.facts |= facts
         schema = columns.schema(node.stage, k=facts.get("k"))
         arrays = [_array(values[field.name], field.type) for field in schema]
-        draft.write("data", pa.Table.from_arrays(arrays, schema=schema))
-        return self.store.publish(node, draft, {})
+        pending.write("data", pa.Table.from_arrays(arrays, schema=schema))
+        return self.store.publish(node, pending, {})
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

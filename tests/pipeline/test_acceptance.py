@@ -15,9 +15,9 @@ from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.dials import build_dial
 from pipeline.errors import PipelineError
 from pipeline.plan.graph import Node
-from pipeline.stages import acceptance
+from pipeline.stages.acceptance import compute as acceptance
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
@@ -44,8 +44,8 @@ def drafts(
         **{f"draft_{name}": list(values) for name, values in drafted.items()},
         **changed,
     }
-    draft = Draft(folder, "drafts")
-    draft.write(
+    pending = Pending(folder, "drafts")
+    pending.write(
         "data",
         pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
     )
@@ -92,10 +92,10 @@ def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, di
         settings=settings,
     )
     folder.mkdir()
-    draft = Draft(folder, "acceptance")
-    acceptance.compute(node, {"drafts": [upstream]}, draft)
+    pending = Pending(folder, "acceptance")
+    acceptance.compute(node, {"drafts": [upstream]}, pending)
     record(folder, "acceptance")
-    return Artifact(folder), draft.facts
+    return Artifact(folder), pending.facts
 
 
 def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:

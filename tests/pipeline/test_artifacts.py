@@ -60,8 +60,8 @@ def test_failure_leaves_nothing(store: Store) -> None:
 
 def test_what_a_kill_left_is_removed_by_the_next_run(store: Store) -> None:
     node = fakes.node("a")
-    draft = store.draft(node)  # killed while it was made
-    (draft.directory / "leftover.parquet").write_bytes(b"old")
+    pending = store.pending(node)  # killed while it was made
+    (pending.directory / "leftover.parquet").write_bytes(b"old")
     artifact = runner.ensure([node], store)[0]
     assert set(artifact.record["files"]) == {"data.parquet"}
     store.workspace(node).mkdir()  # killed when it had just been published

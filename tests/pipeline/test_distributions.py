@@ -20,8 +20,8 @@ from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
 from pipeline.models.load import load_model
-from pipeline.models.logit_statistics import summarise, top_k
-from pipeline.stages import distributions
+from pipeline.models.logit_statistics import logit_statistics, top_k
+from pipeline.stages.distributions import compute as distributions
 from pipeline.stages.distributions.running import StaticBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 from pipeline.store.artifacts import Artifact
@@ -211,7 +211,7 @@ def test_killed_run_is_completed(
     """Stopped after the first shard: it is kept, the rest is computed, the bytes are the same."""
     sampled = {"temperature": 1.0, "batch": 2}
     whole, _ = dump(model, source, tmp_path / "whole", **sampled)
-    decode, calls = distributions.decode, []
+    decode, calls = distributions.decode_batch, []
 
     def stopping(*arguments: Any) -> Any:
         calls.append(list(arguments[1]))
@@ -219,7 +219,7 @@ def test_killed_run_is_completed(
             raise KeyboardInterrupt
         return decode(*arguments)
 
-    monkeypatch.setattr(distributions, "decode", stopping)
+    monkeypatch.setattr(distributions, "decode_batch", stopping)
     with pytest.raises(KeyboardInterrupt):
         dump(model, source, tmp_path / "killed", **sampled)
     resumed, _ = dump(model, source, tmp_path / "killed", **sampled)
@@ -235,10 +235,10 @@ def test_joined_but_unpublished_run_is_not_decoded_again(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(distributions, "facts", lambda *_: 1 / 0)
+        patch.setattr(distributions, "distribution_facts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             dump(model, source, tmp_path)
-    monkeypatch.setattr(distributions, "decode", None)
+    monkeypatch.setattr(distributions, "decode_batch", None)
     artifact, table = dump(model, source, tmp_path)
     assert artifact.record["rows"] == {"data": len(table)}
     assert not list(tmp_path.glob("distributions/.*.partial"))
@@ -252,7 +252,7 @@ def test_out_of_memory_halves_the_shard(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     expected = dump(model, source, tmp_path / "whole", batch=2)[1]
-    decode, sizes = distributions.decode, []
+    decode, sizes = distributions.decode_batch, []
 
     def limited(language_model: Any, prompts: dict[str, list[int]], *rest: Any) -> Any:
         sizes.append(len(prompts))
@@ -260,13 +260,13 @@ def test_out_of_memory_halves_the_shard(
             raise error
         return decode(language_model, prompts, *rest)
 
-    monkeypatch.setattr(distributions, "decode", limited)
+    monkeypatch.setattr(distributions, "decode_batch", limited)
     artifact, table = dump(model, source, tmp_path / "halved", batch=6)
     assert sizes == [6, 3, 2, 1, 2, 1]
     assert table["token_id"].tolist() == expected["token_id"].tolist()
     assert artifact.record["facts"]["shards"] == 4
 
-    monkeypatch.setattr(distributions, "decode", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(distributions, "decode_batch", lambda *_: (_ for _ in ()).throw(error))
     with pytest.raises(PipelineError, match=r"prompt id\d alone does not fit .*prompts.max_tokens"):
         dump(model, source, tmp_path / "never", batch=1)
 
@@ -312,11 +312,11 @@ def test_top_k_orders_ties_by_id() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_moments_against_sixty_digits(temperature: float) -> None:
+def test_statistics_against_sixty_digits(temperature: float) -> None:
     """A flat row, a sharp one (entropy 1e-15), and a tail of e^-2000 that float64 underflows."""
     rows = np.array([[1.0, 0.5, 0.25, 0.0, -1.0], [40.0, 2.0, 1.0, 0.5, -3.0],
                      [5.0, 4.0, -2000.0, -2001.0, -2002.0]], dtype=np.float32)  # fmt: skip
-    found = summarise(torch.from_numpy(rows), 2, temperature)
+    found = logit_statistics(torch.from_numpy(rows), 2, temperature)
     mpmath.mp.dps = 60
     for i, row in enumerate(rows):
         z = [mpmath.mpf(float(value)) / mpmath.mpf(temperature) for value in row]
@@ -333,13 +333,13 @@ def test_moments_against_sixty_digits(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 4, 9])
-def test_moments_of_masked_and_of_large_logits(k: int) -> None:
+def test_statistics_of_masked_and_of_large_logits(k: int) -> None:
     """As `TopK.from_logits` has them: some, most and all but one token masked; logits of 1e4."""
     rng = np.random.default_rng(k)
     z = rng.normal(size=(40, 9)).astype(np.float32)
     z[:10, :3] = z[10:20, 2:] = z[20:30, 1:] = -np.inf
     z[30:] += 10_000
-    found, wanted = summarise(torch.from_numpy(z), k, 0.7), TopK.from_logits(z, k, 0.7)
+    found, wanted = logit_statistics(torch.from_numpy(z), k, 0.7), TopK.from_logits(z, k, 0.7)
     np.testing.assert_array_equal(found.top_ids, wanted.ids)
     np.testing.assert_array_equal(found.top_logits, wanted.logits)
     for name in ("top_surprisal", "log_tail", "entropy"):
@@ -348,6 +348,6 @@ def test_moments_of_masked_and_of_large_logits(k: int) -> None:
     TopK.from_columns(*(t.numpy() for t in (*found[:2], *found[3:])), 9, 0.7)  # none is refused
     for broken in (np.nan, np.inf):
         z[3, 1] = broken
-        assert summarise(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
+        assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
     z[3] = -np.inf
-    assert summarise(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
+    assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]

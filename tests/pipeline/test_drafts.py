@@ -18,11 +18,11 @@ from pipeline.execution import shards
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models import vocabulary
 from pipeline.models.load import LanguageModel, new_qwen3, wrap
-from pipeline.stages import drafts
-from pipeline.stages.drafts.compare import Comparison, compare
-from pipeline.stages.drafts.forced import Batch, Pair, teacher_force
+from pipeline.stages.drafts import compute as drafts
+from pipeline.stages.drafts.compare import PairStatistics, pair_statistics
+from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
@@ -41,9 +41,9 @@ def tiny(seed: int, vocab: int = VOCAB) -> LanguageModel:
     return wrap(module, f"tiny-{seed}", torch.device("cpu"), "float32", (2,), "test")
 
 
-def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> Pair:
+def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> ComparedPair:
     rows = min(target.vocab_size, drafter.vocab_size)
-    return Pair(target, drafter, rows, K, min(64, rows), 1.0, block)
+    return ComparedPair(target, drafter, rows, K, min(64, rows), 1.0, block)
 
 
 def plain(model: LanguageModel, name: str, rows: int = VOCAB) -> np.ndarray:
@@ -54,7 +54,7 @@ def plain(model: LanguageModel, name: str, rows: int = VOCAB) -> np.ndarray:
     return logits[len(PROMPTS[name]) - 1 : -1, :rows].numpy()
 
 
-def run(both: Pair) -> Any:
+def run(both: ComparedPair) -> Any:
     batch = Batch.make(list(PROMPTS.values()), list(ANSWERS.values()), torch.device("cpu"))
     return teacher_force(both, batch, Stopwatch(torch.device("cpu")), lambda steps: None)
 
@@ -84,19 +84,19 @@ def test_device_formulas_equal_the_numpy_ones() -> None:
     w = (z + rng.standard_normal((40, 1)) ** 3 * rng.standard_normal((40, 200))).astype(np.float32)
     z[:10], w[:20] = z[:10].round(), w[:20].round()  # ties
     w[39] = z[39]
-    found = compare(torch.from_numpy(z), torch.from_numpy(w), 1.0)
+    found = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 1.0)
     for field, wanted in vars(divergences.compare(z, w)).items():
         # sums of 200 float64 terms in another order
         np.testing.assert_allclose(
             getattr(found, field), wanted, rtol=1e-11, atol=1e-15, err_msg=field
         )
-    tempered = compare(torch.from_numpy(z), torch.from_numpy(w), 2.0)
+    tempered = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 2.0)
     np.testing.assert_allclose(
         tempered.kl, divergences.compare(z / 2, w / 2).kl, rtol=1e-11, atol=1e-15
     )
 
 
-def own(found: Comparison) -> dict[str, torch.Tensor]:
+def own(found: PairStatistics) -> dict[str, torch.Tensor]:
     """The columns at the certified temperature: those of analysis.acceptance.divergences."""
     columns_of = found._asdict().items()
     return {name: values for name, values in columns_of if not name.startswith("sampled_")}
@@ -105,7 +105,7 @@ def own(found: Comparison) -> dict[str, torch.Tensor]:
 def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
     rng = np.random.default_rng(0)
     z, w = (torch.from_numpy(2 * rng.standard_normal((30, 50), dtype=np.float32)) for _ in range(2))
-    found = compare(z, w, 1.0, 0.5)
+    found = pair_statistics(z, w, 1.0, 0.5)
     wanted = divergences.compare(z.numpy() / 0.5, w.numpy() / 0.5)
     for name in ("tv", "erss_acceptance", "harmonic_mean"):
         law = getattr(found, f"sampled_{name}")
@@ -113,9 +113,9 @@ def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
         assert not np.allclose(law, getattr(found, name))
     drafted = torch.softmax(z.double() / 0.5, 1)[range(30), w.argmax(1)]
     np.testing.assert_allclose(found.sampled_draft_prob, drafted, rtol=1e-11)
-    same = compare(z, w, 0.5, 0.5)
+    same = pair_statistics(z, w, 0.5, 0.5)
     assert torch.equal(same.sampled_tv, same.tv)
-    unknown = compare(z, w, 1.0)._asdict()
+    unknown = pair_statistics(z, w, 1.0)._asdict()
     assert all(t.isnan().all() for name, t in unknown.items() if name.startswith("sampled_"))
 
 
@@ -140,7 +140,7 @@ def test_masked_tokens_on_the_device() -> None:
     wanted = vars(divergences.compare(z, w))
     assert np.isposinf(wanted["kl"]).tolist() == [False] * 10 + [True] * 20
     for shift in (np.float32(0), np.float32(10_000)):
-        found = compare(torch.from_numpy(z + shift), torch.from_numpy(w + shift), 1.0)
+        found = pair_statistics(torch.from_numpy(z + shift), torch.from_numpy(w + shift), 1.0)
         for field, values in wanted.items():
             np.testing.assert_allclose(
                 getattr(found, field), values, rtol=1e-12, atol=1e-15, err_msg=field
@@ -151,7 +151,7 @@ def test_masked_tokens_on_the_device() -> None:
 def test_kl_and_tv_can_be_audited_from_the_columns(size: int, tmp_path: Path) -> None:
     """All 64 >= V tokens of q are there: both follow. Else the stored ones bound both below."""
     target, drafter = tiny(1, size), tiny(2, size)
-    both = Pair(target, drafter, size, size, min(drafts.DRAFT_K, size), 1.0, 1 << 20)
+    both = ComparedPair(target, drafter, size, size, min(drafts.DRAFT_K, size), 1.0, 1 << 20)
     prompts = {name: [token % size for token in ids] for name, ids in PROMPTS.items()}
     answers = {
         name: pa.table({
@@ -197,8 +197,10 @@ def test_rows_that_one_model_has_alone_are_left_out_and_their_mass_is_told() -> 
         largest = max(largest, float(np.exp(full[:, VOCAB:]).sum(axis=1).max()))
         wanted = divergences.compare(plain(both.target, name), plain(both.drafter, name))
         np.testing.assert_allclose(found.pair.kl[row, : len(wanted.kl)], wanted.kl, rtol=1e-4)
-    assert found.left_out[0].item() == pytest.approx(largest, rel=1e-4)
-    assert found.left_out[1].item() == 0
+    lengths = torch.tensor([len(plain(both.target, name)) for name in PROMPTS])
+    of_target, of_drafter = found.most_left_out(lengths).tolist()
+    assert of_target == pytest.approx(largest, rel=1e-4)
+    assert of_drafter == 0
 
 
 def dump(folder: Path) -> Artifact:
@@ -224,8 +226,8 @@ def dump(folder: Path) -> Artifact:
                 schema=schema,
             )
         )
-    draft = Draft(folder, "distributions")
-    draft.write("data", pa.concat_tables(tables))
+    pending = Pending(folder, "distributions")
+    pending.write("data", pa.concat_tables(tables))
     sampling = {"temperature": 0.5, "top_p": 1.0, "top_k": 0}
     record(folder, "distributions", sampling, k=K, tokens_per_second=100.0)
     return Artifact(folder)
@@ -234,7 +236,7 @@ def dump(folder: Path) -> Artifact:
 def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "prompts").mkdir()
-    above = Draft(tmp_path / "prompts", "prompts")
+    above = Pending(tmp_path / "prompts", "prompts")
     above.write(
         "data",
         pa.Table.from_pylist(
@@ -278,7 +280,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as change:
         change.setattr(loaded["drafter"].module.config, "max_position_embeddings", 5)
         with pytest.raises(PipelineError, match="takes 5 tokens"):
-            drafts.compute(node, upstream, Draft(tmp_path / "short", "drafts"))
+            drafts.compute(node, upstream, Pending(tmp_path / "short", "drafts"))
 
     calls: list[list[str]] = []
     real = drafts.compare_shard
@@ -292,8 +294,8 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(drafts, "compare_shard", interrupted)
     (tmp_path / "draft").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        drafts.compute(node, upstream, Draft(tmp_path / "draft", "drafts"))
-    again = Draft(tmp_path / "draft", "drafts")
+        drafts.compute(node, upstream, Pending(tmp_path / "draft", "drafts"))
+    again = Pending(tmp_path / "draft", "drafts")
     drafts.compute(node, upstream, again)
     assert calls == [["b"], ["a"], ["a"], ["c"]]  # b was finished, and is not computed again
     record(tmp_path / "draft", "drafts")
@@ -316,8 +318,8 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
-    draft = Draft(tmp_path / "draft", "prompts")
-    plan = shards.Plan.open(draft, dict.fromkeys("abcd", 1), lambda n: 4)
+    pending = Pending(tmp_path / "draft", "prompts")
+    plan = shards.Plan.open(pending, dict.fromkeys("abcd", 1), lambda n: 4)
     done: list[list[str]] = []
 
     def compute(shard: shards.Shard, path: Path, progress: Any) -> dict[str, Any]:
@@ -341,14 +343,14 @@ def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> Non
         plan,
         list("dcba"),
         compute,
-        draft,
+        pending,
         columns.schema("prompts"),
         steps=1,
         label="test",
         device=torch.device("cpu"),
     )
     assert done == [["a"], ["b"], ["c"], ["d"]]
-    assert draft.rows == {"data": 4}
+    assert pending.rows == {"data": 4}
 
 
 def test_permuted_vocabulary_is_refused() -> None:

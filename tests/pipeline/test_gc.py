@@ -31,10 +31,10 @@ def test_only_what_nothing_refers_to_is_removed(
     gc.refer("study=a", [nodes["old"]], store)
     gc.refer("study=a", [nodes["a"]], store)  # the same command, of a new version say
     gc.refer("study=b", [nodes["b"]], store)
-    partial = store.draft(fakes.node("unfinished", t=5))
+    partial = store.pending(fakes.node("unfinished", t=5))
     kept = fakes.node("going on", t=6)
     gc.refer("study=c", [kept], store)
-    store.draft(kept)
+    store.pending(kept)
     (store.find(nodes["b"]).directory / "record.json").write_text("")  # type: ignore[union-attr]
     aside = store.set_aside([store.find(nodes["b"]).directory])  # type: ignore[union-attr]
     runner.ensure([nodes["b"]], store)

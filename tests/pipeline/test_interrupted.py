@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
 from pipeline.paths import CONF, ROOT
 from pipeline.plan.graph import RESUMABLE, VERSIONS, Node, with_upstream
-from pipeline.store.artifacts import Artifact, Draft, Store
+from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.durable import read_sealed
 
 LONG = sorted(RESUMABLE)
@@ -79,7 +79,7 @@ def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> shar
         with pytest.raises(KeyboardInterrupt):
             runner.ensure([node], store)
     plan = shards.Plan.load(store.workspace(node) / "plan.json")
-    assert len(plan.pending()) == 1
+    assert len(plan.unfinished()) == 1
     return plan
 
 
@@ -145,16 +145,16 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
 
 def rebuilt(store: Store, node: Node) -> None:
     """Publish `node` again with other content, as another machine would."""
-    draft = store.draft(node)
+    pending = store.pending(node)
     artifact = found(store, node)
-    draft.facts |= artifact.record["facts"]
+    pending.facts |= artifact.record["facts"]
     table = artifact.read()
     at = table.column_names.index("token_ids" if node.stage == "prompts" else "token_id")
     values = table.column(at).to_pylist()
     changed = [value[::-1] if isinstance(value, list) else (value + 7) % 290 for value in values]
     field = table.schema.field(at)
-    draft.write("data", table.set_column(at, field, pa.array(changed, field.type)))
-    store.publish(node, draft, {})
+    pending.write("data", table.set_column(at, field, pa.array(changed, field.type)))
+    store.publish(node, pending, {})
 
 
 @pytest.mark.parametrize("stage", LONG)
@@ -205,22 +205,22 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
         for place in places:
             place.symlink_to(FULL)
 
-    made = Store.draft
+    made = Store.pending
 
-    def full_draft(*arguments: Any) -> Draft:
-        draft = made(*arguments)
-        plant([draft.directory / "index.md" if stage == "report" else
-               draft.directory / "data.parquet"])  # fmt: skip
-        return draft
+    def full_artifact(*arguments: Any) -> Pending:
+        pending = made(*arguments)
+        plant([pending.directory / "index.md" if stage == "report" else
+               pending.directory / "data.parquet"])  # fmt: skip
+        return pending
 
     opened = shards.Plan.open
 
     def full_plan(*arguments: Any) -> shards.Plan:
         plan = opened(*arguments)
-        plant([plan.beside(shard) for shard in plan.pending()[1:]])
+        plant([plan.beside(shard) for shard in plan.unfinished()[1:]])
         return plan
 
-    patches: list[tuple[Any, str, Any]] = [(Store, "draft", full_draft)]
+    patches: list[tuple[Any, str, Any]] = [(Store, "pending", full_artifact)]
     if stage in RESUMABLE:
         patches.insert(0, (shards.Plan, "open", full_plan))
     for owner, name, patched in patches:

@@ -51,9 +51,9 @@ def test_certificates_of_other_steps_are_refused(tmp_path: Path) -> None:
     _, certificates = made.target("t", 0)
     found = store.find(certificates[1])
     assert found is not None
-    draft = store.draft(certificates[1])
-    draft.write("data", found.read().slice(0, 200))
-    store.publish(certificates[1], draft, {})
+    pending = store.pending(certificates[1])
+    pending.write("data", found.read().slice(0, 200))
+    store.publish(certificates[1], pending, {})
     with pytest.raises(PipelineError, match="certify different steps"):
         ensure([made.run_lengths("t", certificates)], store)
 

@@ -14,7 +14,7 @@ import torch
 
 from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
 from pipeline.store import columns
-from pipeline.store.artifacts import Draft
+from pipeline.store.artifacts import Pending
 from tests.pipeline import fakes
 
 SCHEMA = columns.schema("prompts")
@@ -29,9 +29,9 @@ def table(name: str) -> pa.Table:
 
 def run(folder: Path, compute: Compute) -> list[str]:
     folder.mkdir(exist_ok=True)
-    draft = Draft(folder, "prompts")
-    plan = Plan.open(draft, dict.fromkeys(PROMPTS, 1), lambda _: 1)
-    assemble(plan, sorted(PROMPTS), compute, draft, SCHEMA, steps=1, label="test",
+    pending = Pending(folder, "prompts")
+    plan = Plan.open(pending, dict.fromkeys(PROMPTS, 1), lambda _: 1)
+    assemble(plan, sorted(PROMPTS), compute, pending, SCHEMA, steps=1, label="test",
              device=torch.device("cpu"))  # fmt: skip
     return pq.read_table(folder / "data.parquet")["prompt_id"].to_pylist()
 

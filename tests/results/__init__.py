@@ -2,7 +2,7 @@
 
 An artifact is found by its stage's version and those of the stages above it. Were other results
 to come from the same versions, an old cache would be served in their place: so a stage whose
-results changed gets a new version in pipeline/plan/graph.py, and ``python -m tests.results STAGE``
+results changed gets a new version in its STAGE, and ``python -m tests.results STAGE``
 then accepts its results. It refuses where none of these versions moved.
 
 Integers, booleans and text are compared exactly, numbers within the stage's tolerance.
@@ -141,8 +141,8 @@ def verdict(stage: str, versions: dict[str, int], results: Any) -> str | None:
         return (
             f"{stage} computes other results under the same version, so old caches would be served "
             f"in their place ({len(found)} differ):\n  " + "\n  ".join(found[:10]) + "\nIf that is "
-            f"not meant, mend it. If it is, raise VERSIONS[{stage!r}] (now {VERSIONS[stage]}) in "
-            f"pipeline/plan/graph.py and run python -m tests.results {stage}"
+            f"not meant, mend it. If it is, raise the version of STAGE (now {VERSIONS[stage]}) in "
+            f"pipeline/stages/{stage} and run python -m tests.results {stage}"
         )
     if changed:
         return (

@@ -143,8 +143,8 @@ def publish(store: Store, node: Node, k: int) -> None:
         return
     for above in node.upstream_nodes:
         publish(store, above, k)
-    draft = store.draft(node)
-    draft.facts |= {"vocab_size": V, "temperature": 1.0, "k": k, "sampled_temperature": SAMPLED}
+    pending = store.pending(node)
+    pending.facts |= {"vocab_size": V, "temperature": 1.0, "k": k, "sampled_temperature": SAMPLED}
     values = {
         "prompts": {name: [] for name in columns.schema("prompts").names},
         "distributions": STEPS | stored(k),
@@ -153,8 +153,8 @@ def publish(store: Store, node: Node, k: int) -> None:
     }[node.stage]
     schema = columns.schema(node.stage, k=k, draft_k=V)
     arrays = [pa.array(list(values[field.name]), field.type) for field in schema]
-    draft.write("data", pa.Table.from_arrays(arrays, schema=schema))
-    store.publish(node, draft, {})
+    pending.write("data", pa.Table.from_arrays(arrays, schema=schema))
+    store.publish(node, pending, {})
 
 
 def stored(k: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Call:
+class TargetCall:
     """One call of the target: what was drafted, tested, accepted, emitted, and how long it took."""
 
     position: int  # of the first drafted token in the answer
@@ -40,7 +40,7 @@ class Answer:
     """A decoded answer and the calls that made it; the first token comes from the prompt's pass."""
 
     tokens: list[int] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TargetCall] = field(default_factory=list)
     first_seconds: float = 0.0  # until the first token
     begin_seconds: float = 0.0  # the drafter's pass over the prompt
     ended: bool = False  # by the model, not by the limit
@@ -109,19 +109,19 @@ def decode(
         list(prompt),
         len(prompt),
     )
-    begin(run)
+    read_prompt(run)
     while not run.answer.ended and run.position < limit:
         step(run)
     run.answer.tokens = run.text[run.prompt :]
     return run.answer
 
 
-def begin(run: Run) -> None:
+def read_prompt(run: Run) -> None:
     """Let the target read the prompt and emit the first token; then the drafter reads it."""
     started = run.clock()
     ids = torch.tensor(run.text, device=run.target.model.device)
     logits = run.target.read(ids)
-    check_finite(run, logits)
+    check_finite_logits(run, logits)
     first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), 0)
     run.emit([first.token])
     emitted = run.clock()
@@ -141,7 +141,7 @@ def step(run: Run) -> None:
     logits = run.target.extend(torch.cat([last, draft.tokens]), _shifted(draft.parents))
     read = run.clock()
 
-    check_finite(run, logits)
+    check_finite_logits(run, logits)
     verdict = run.verifier.verify(logits, draft, position)
     run.target.keep(known, verdict.path)
     tokens = draft.tokens.tolist()
@@ -150,7 +150,7 @@ def step(run: Run) -> None:
     run.drafter.accept(known + len(verdict.path))
     # what follows the token that ends the answer was never tested
     run.answer.calls.append(
-        Call(
+        TargetCall(
             position,
             len(tokens),
             leading(~np.isin(tokens, run.target.model.eos)),
@@ -164,7 +164,7 @@ def step(run: Run) -> None:
     )
 
 
-def check_finite(run: Run, logits: Tensor) -> None:
+def check_finite_logits(run: Run, logits: Tensor) -> None:
     """Check the target's logits (n, V) after the text so far and the draft."""
     if not bool(torch.isfinite(logits).all()):
         raise PipelineError(

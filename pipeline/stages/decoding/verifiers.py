@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from analysis.decoding import laws as verification
 from analysis.rules import Drafted, Rule
 from analysis.topk import TopK
-from pipeline.models.logit_statistics import summarise
+from pipeline.models.logit_statistics import logit_statistics
 from pipeline.stages.decoding.choices import TEST, TOKEN, Choice, Inversion, Noise
 from pipeline.stages.decoding.drafters import Draft
 
@@ -21,7 +21,7 @@ STORED = 16  # most probable tokens a rule sees first; a threshold decides on th
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """The accepted nodes of a draft, from its root on, and the token emitted after them."""
 
     path: tuple[int, ...]
@@ -32,7 +32,7 @@ class Verdict:
 class Verifier(Protocol):
     """Accepts drafted tokens."""
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept drafted tokens and choose the next.
 
         Args:
@@ -43,10 +43,10 @@ class Verifier(Protocol):
         ...
 
 
-def chain(verdict: verification.Verdict, drafted: int) -> Verdict:
+def chain(verdict: verification.Verdict, drafted: int) -> Verification:
     """Return the verdict on a chain of `drafted` tokens."""
     accepted, token = verdict
-    return Verdict(tuple(range(accepted)), token, min(accepted + 1, drafted))
+    return Verification(tuple(range(accepted)), token, min(accepted + 1, drafted))
 
 
 class Match:
@@ -60,7 +60,7 @@ class Match:
         """Let the target choose with `choice`."""
         self._choice = choice
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted = draft.tokens.tolist()
         return chain(
@@ -75,7 +75,7 @@ class Relaxed:
         """Accept under `rule`."""
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:  # noqa: ARG002
         """Accept drafted tokens as long as the rule does."""
         n = len(draft.tokens)
         argmax = logits.argmax(-1)
@@ -97,7 +97,7 @@ class SpeculativeSampling:
         self._uniforms = noise.uniforms
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Test drafted tokens one after the other."""
         n = len(draft.tokens)
         p = self._target.weights(logits)
@@ -140,22 +140,36 @@ def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) ->
     other = (argmax != drafted).nonzero()[:, 0]
     accepts = np.ones(len(drafted), dtype=np.bool_)
     if len(other):
-        dist, rank, log_prob = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
-        beyond = rank > dist.k
+        found = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
+        dist, beyond = found.dist, found.rank > found.dist.k
         if beyond.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[beyond]) < 0:
-            dist, rank, log_prob = ranked(logits[other], drafted[other], logits.shape[1])
-        accepts[other.cpu().numpy()] = rule.accepts(dist, Drafted(rank, log_prob))
+            found = ranked(logits[other], drafted[other], logits.shape[1])
+        accepts[other.cpu().numpy()] = rule.accepts(found.dist, Drafted(found.rank, found.log_prob))
     return accepts
 
 
-def ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, np.ndarray, np.ndarray]:
-    """Return the top K of raw logits (n, V), and rank and log-probability of one token a row."""
+class Ranked(NamedTuple):
+    """The top K of n rows of logits, and where one token of each stands."""
+
+    dist: TopK
+    rank: np.ndarray  # (n,) from 1
+    log_prob: np.ndarray  # (n,)
+
+
+def ranked(logits: Tensor, tokens: Tensor, k: int) -> Ranked:
+    """Return the top K of raw logits (n, V), and where `tokens` (n,) stand."""
     size = logits.shape[1]
-    found = summarise(logits, min(k, size))
+    found = logit_statistics(logits, min(k, size))
     mine = logits.gather(1, tokens[:, None])
     before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
     rank = 1 + ((logits > mine) | ((logits == mine) & before)).sum(1)
     log_prob = (mine[:, 0].double() - found.top_logits[:, 0]) - found.top_surprisal
-    top_ids, top_logits, _, surprisal, tail, entropy = (part.cpu().numpy() for part in found)
-    dist = TopK(top_ids.astype(np.int32), top_logits, surprisal, tail, entropy, size)
-    return dist, rank.cpu().numpy(), log_prob.cpu().numpy()
+    dist = TopK(
+        found.top_ids.cpu().numpy().astype(np.int32),
+        found.top_logits.cpu().numpy(),
+        found.top_surprisal.cpu().numpy(),
+        found.log_tail.cpu().numpy(),
+        found.entropy.cpu().numpy(),
+        size,
+    )
+    return Ranked(dist, rank.cpu().numpy(), log_prob.cpu().numpy())

@@ -1,192 +1,60 @@
 """Stage distributions: decodes every prompt and keeps what is known of every step's distribution.
 
-Run it with ``python -m pipeline stage=distributions``. Shards are fixed in plan.json first; a
-finished one is never computed again. At the end they are joined in the order of the prompts.
+Run it with ``python -m pipeline stage=distributions``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Any
+from pipeline.plan.slices import check_stored_tokens, model_slice, run_settings
+from pipeline.plan.stage import Node, Request, Stage, UsedModel
+from pipeline.store.columns import STEP, TARGET
 
-import pyarrow as pa
-import torch
 
-from pipeline.errors import PipelineError
-from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
-from pipeline.execution.stopwatch import (
-    Stopwatch,
-    copy_bandwidth,
-    describe_device,
-    peak_memory,
-    throughput,
+def check(request: Request) -> None:
+    """Check that enough tokens of a step are stored for the rules."""
+    check_stored_tokens(request.rules, request.config.distributions.k)
+
+
+def nodes(request: Request) -> list[Node]:
+    """The distributions of each target's trajectories."""
+    config = request.config
+    asked = config.distributions
+    return [
+        Node(
+            STAGE.name,
+            key,
+            {
+                "model": model_slice(f"targets.{key}", target, request.identities),
+                "steps": asked.steps,
+                "k": asked.k,
+                "temperature": asked.temperature,
+                "top_p": asked.top_p,
+                "top_k": asked.top_k,
+                "seed": asked.seed,
+                "certified_temperature": config.certificates.temperature,
+            },
+            {"prompts": prompts},
+            settings=run_settings(config, target),
+        )
+        for (key, target), prompts in zip(
+            config.targets.items(), request.by_target("prompts"), strict=True
+        )
+    ]
+
+
+def models(node: Node) -> list[UsedModel]:
+    """The target."""
+    return [UsedModel(f"targets.{node.label}", node.config["model"], node.settings)]
+
+
+STAGE = Stage(
+    name="distributions",
+    version=2,
+    upstream=("prompts",),
+    columns={"data": STEP | {"token_id": "int32"} | TARGET},
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    check=check,
+    models=models,
+    resumable=True,
 )
-from pipeline.models.load import LanguageModel, load_model, skeleton
-from pipeline.plan.graph import Node
-from pipeline.stages.distributions.batches import batch_limit
-from pipeline.stages.distributions.decode import Decoding, Trajectories, decode
-from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
-from pipeline.stages.distributions.sampling import Sampling
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
-
-
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
-    """Decode the prompts of `upstream` and write their distributions."""
-    source = upstream["prompts"][0]
-    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
-    prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
-    settings, decoding = node.settings, decoding_of(node.config)
-    key = f"targets.{node.label}"
-    check_prompts(skeleton(node.config["model"], settings, key), prompts, decoding.steps)
-    model = load_model(node.config["model"], settings, key)
-    plan = Plan.open(
-        draft,
-        {name: len(ids) for name, ids in prompts.items()},
-        batch_limit(model, settings["batch"], settings["memory_share"], decoding),
-    )
-    dump(model, prompts, decoding, running_batch(settings["cache"], model), plan, draft)
-    draft.facts |= facts(node, model, plan)
-    for name in ("template", "enable_thinking"):
-        draft.facts[name] = source.record["config"][name]
-
-
-def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: int) -> None:
-    """Check, before its weights are read, that a model has room and the tokens for all prompts."""
-    model.check_context(max(map(len, prompts.values())) + steps, "distributions.steps")
-    for name, ids in prompts.items():
-        model.check_tokens(ids, f"prompt {name}")
-
-
-def decoding_of(config: Mapping[str, Any]) -> Decoding:
-    """Return what a node's configuration asks for."""
-    sampling = Sampling(*(config[name] for name in ("temperature", "top_p", "top_k", "seed")))
-    return Decoding(config["steps"], config["k"], config["certified_temperature"], sampling)
-
-
-def dump(
-    model: LanguageModel,
-    prompts: dict[str, list[int]],
-    decoding: Decoding,
-    running: type[PaddedBatch],
-    plan: Plan,
-    draft: Draft,
-) -> None:
-    """Decode the shards of `plan` and write data.parquet."""
-    assemble(
-        plan,
-        list(prompts),
-        shard_of(model, prompts, decoding, running),
-        draft,
-        columns.schema("distributions", k=min(decoding.k, model.vocab_size)),
-        steps=decoding.steps,
-        label=model.label,
-        device=model.device,
-    )
-
-
-def shard_of(
-    model: LanguageModel,
-    prompts: dict[str, list[int]],
-    decoding: Decoding,
-    running: type[PaddedBatch],
-) -> Compute:
-    """Return the function that decodes one shard and leaves its transfer and writing for later."""
-
-    def compute_shard(
-        shard: Shard, path: Path, progress: Callable[[int], object]
-    ) -> Callable[[], dict[str, Any]]:
-        watch = Stopwatch(model.device)
-        batch = {name: prompts[name] for name in shard.prompts}
-        out = decode(model, batch, decoding, running, watch, progress)
-        return partial(write, model.label, shard.prompts, out, watch, path)
-
-    return compute_shard
-
-
-def write(
-    label: str, prompts: list[str], out: Trajectories, watch: Stopwatch, path: Path
-) -> dict[str, Any]:
-    """Transfer, check and write a decoded shard; return what was measured."""
-    seconds = watch.seconds()  # waits for the device
-    host = Stopwatch(torch.device("cpu"))
-    with host("transfer"):
-        out = out.to_host()
-    check_finite(label, prompts, out)
-    with host("write"):
-        schema = columns.schema("distributions", k=out.top_ids.shape[2])
-        write_groups(path, tables(prompts, out, schema), schema)
-    return {
-        "seconds": seconds | host.seconds(),
-        "rows": int(out.lengths.sum()),
-        "forwards": out.forwards,
-        "kv_tokens": out.kv_tokens,
-        "graph": out.graph,
-    }
-
-
-def check_finite(label: str, prompts: list[str], out: Trajectories) -> None:
-    """Check the stored steps.
-
-    Raises:
-        PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
-    """
-    inside = torch.arange(out.token_id.shape[1]) < out.lengths[:, None]
-    broken = (inside & ~out.moments[..., -1].isfinite()).nonzero()
-    if len(broken):
-        row, step = broken[0].tolist()
-        raise PipelineError(
-            f"{label}: NaN or infinite logits for prompt {prompts[row]} at step {step} "
-            f"({len(broken)} steps of this batch): try dtype: float32 or attention: eager for "
-            "this model, and check its weights"
-        )
-
-
-def tables(prompts: list[str], out: Trajectories, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of each prompt."""
-    k = out.top_ids.shape[2]
-    for row, prompt in enumerate(prompts):
-        n = int(out.lengths[row])
-        lists = (out.top_ids[row, :n], out.top_logits[row, :n])
-        yield pa.table(
-            [
-                pa.repeat(prompt, n),
-                pa.array(range(n), pa.int32()),
-                out.token_id[row, :n].numpy(),
-                *(pa.FixedSizeListArray.from_arrays(t.numpy().reshape(-1), k) for t in lists),
-                *out.moments[row, :n].T.contiguous().numpy(),
-            ],
-            schema=schema,
-        )
-
-
-def facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
-    """Return what the record says of the model, the run and its throughput."""
-    config = node.config
-    cuda = model.device.type == "cuda"
-    return {
-        "model": model.label,
-        "revision": node.settings["revision"],
-        "commit": config["model"].get("commit"),
-        "vocab_size": model.vocab_size,
-        "k": min(config["k"], model.vocab_size),
-        "dtype": config["model"]["dtype"],
-        "logits_dtype": config["model"]["head_dtype"],
-        "attention": config["model"]["attention"],
-        "sampling": {name: config[name] for name in ("temperature", "top_p", "top_k", "seed")},
-        "certified_temperature": config["certified_temperature"],
-        "eos": list(model.eos),
-        **describe_device(model.device),
-        "static_shapes": running_batch(node.settings["cache"], model) is StaticBatch,
-        "cuda_graph": all(shard.measured["graph"] for shard in plan.shards),
-        "shards": len(plan.shards),
-        "batch": max(len(shard.prompts) for shard in plan.shards),
-        "peak_memory_bytes": peak_memory(model.device),
-        **throughput(
-            (shard.measured for shard in plan.shards),
-            model,
-            copy_bandwidth(model.device) if cuda else None,
-        ),
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import Statistics, summarise
+from pipeline.models.logit_statistics import LogitStatistics, logit_statistics
 from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 
@@ -31,39 +30,45 @@ class Decoding:
 
 
 @dataclass
-class Trajectories:
-    """Statistics of B prompts over at most n steps; of row b the first `lengths[b]` steps count."""
+class DecodedBatch:
+    """What B prompts gave in at most n steps; of row b the first `lengths[b]` steps count."""
 
     token_id: Tensor  # (B, n) int32
-    top_ids: Tensor  # (B, n, K) int32
-    top_logits: Tensor  # (B, n, K) float32
-    moments: Tensor  # (B, n, 4) float64: logsumexp, top_surprisal, log_tail, entropy
+    statistics: LogitStatistics  # fields (B, n, ...), ids int32
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
     kv_tokens: int  # cached tokens read in all decoding steps together
     forwards: int  # decoding steps, each of which reads the weights
     graph: bool = False  # whether they were replayed from a CUDA graph
 
     @classmethod
-    def empty(cls, batch: int, steps: int, k: int, device: torch.device) -> Trajectories:
+    def empty(cls, batch: int, steps: int, k: int, device: torch.device) -> DecodedBatch:
         """Allocate everything once."""
+
+        def zeros(dtype: torch.dtype, *size: int) -> Tensor:
+            return torch.zeros((batch, steps, *size), dtype=dtype, device=device)
+
         return cls(
-            torch.zeros((batch, steps), dtype=torch.int32, device=device),
-            torch.zeros((batch, steps, k), dtype=torch.int32, device=device),
-            torch.zeros((batch, steps, k), dtype=torch.float32, device=device),
-            torch.zeros((batch, steps, 4), dtype=torch.float64, device=device),
-            torch.full((batch,), steps, device=device),
-            0,
-            0,
+            token_id=zeros(torch.int32),
+            statistics=LogitStatistics(
+                top_ids=zeros(torch.int32, k),
+                top_logits=zeros(torch.float32, k),
+                logsumexp=zeros(torch.float64),
+                top_surprisal=zeros(torch.float64),
+                log_tail=zeros(torch.float64),
+                entropy=zeros(torch.float64),
+            ),
+            lengths=torch.full((batch,), steps, device=device),
+            kv_tokens=0,
+            forwards=0,
         )
 
-    def store(self, rows: Tensor, step: int, token: Tensor, found: Statistics) -> None:
+    def store(self, rows: Tensor, step: int, token: Tensor, found: LogitStatistics) -> None:
         """Store one step of the prompts `rows`."""
         self.token_id[rows, step] = token.int()
-        self.top_ids[rows, step] = found.top_ids.int()
-        self.top_logits[rows, step] = found.top_logits
-        self.moments[rows, step] = torch.stack(found[2:], dim=1)
+        for stored, values in zip(self.statistics, found, strict=True):
+            stored[rows, step] = values.to(stored.dtype)
 
-    def to_host(self) -> Trajectories:
+    def to_host(self) -> DecodedBatch:
         """Return a copy in the host's memory; all work on the tensors must be done.
 
         On CUDA the copy runs on a stream of its own, beside what the device is doing meanwhile.
@@ -71,25 +76,27 @@ class Trajectories:
         if self.token_id.device.type != "cuda":
             return self
         stream = torch.cuda.Stream(self.token_id.device)
-        copies: dict[str, Any] = {}
+
+        def copied(there: Tensor) -> Tensor:
+            here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+            return here.copy_(there, non_blocking=True)
+
         with torch.cuda.stream(stream):
-            for name in ("token_id", "top_ids", "top_logits", "moments", "lengths"):
-                there = getattr(self, name)
-                here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
-                copies[name] = here.copy_(there, non_blocking=True)
+            token_id, lengths = copied(self.token_id), copied(self.lengths)
+            statistics = LogitStatistics(*map(copied, self.statistics))
         stream.synchronize()
-        return replace(self, **copies)
+        return replace(self, token_id=token_id, statistics=statistics, lengths=lengths)
 
 
 @torch.inference_mode()
-def decode(
+def decode_batch(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
     running: type[PaddedBatch],
     watch: Stopwatch,
     progress: Callable[[int], object],
-) -> Trajectories:
+) -> DecodedBatch:
     """Decode `prompts` (tokens by prompt_id) together.
 
     Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
@@ -101,14 +108,14 @@ def decode(
         np.stack([uniforms(decoding.sampling.seed, name, steps) for name in prompts])
     ).to(model.device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
-    out = Trajectories.empty(len(prompts), steps, k, model.device)
+    out = DecodedBatch.empty(len(prompts), steps, k, model.device)
     rows = torch.arange(len(prompts), device=model.device)  # still decoding
 
     with watch("prefill"):
         logits = batch.prefill()
     for step in range(steps):
         with watch("statistics"):
-            found = summarise(logits, k, decoding.certified_temperature)
+            found = logit_statistics(logits, k, decoding.certified_temperature)
             token = choose(logits, found.top_ids[:, 0], decoding.sampling, noise[rows, step])
             out.store(rows, step, token, found)
         progress(len(rows))

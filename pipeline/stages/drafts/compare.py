@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from analysis.acceptance.divergences import SERIES, SERIES_BELOW
-from pipeline.models.logit_statistics import CHUNK, MASKED
+from pipeline.models.logit_statistics import CPU_CHUNK, MASKED_LOGIT
 
 
-class Comparison(NamedTuple):
+class PairStatistics(NamedTuple):
     """See analysis.acceptance.divergences.Comparison; (B,) each, float64 and int64."""
 
     kl: Tensor
@@ -30,32 +30,32 @@ class Comparison(NamedTuple):
     sampled_draft_prob: Tensor
 
 
-def compare(
+def pair_statistics(
     target: Tensor, draft: Tensor, temperature: float, sampled: float | None = None
-) -> Comparison:
+) -> PairStatistics:
     """Compare two (B, V) tensors of raw logits, a few rows at a time.
 
     Ranks are those of the raw logits; the distributions are at `temperature`, and the laws of
     stochastic verification also at `sampled`, NaN for None.
     """
-    rows = max(1, CHUNK // target.shape[1])
+    rows = max(1, CPU_CHUNK // target.shape[1])
     parts = [
         _compare(target[i : i + rows], draft[i : i + rows], temperature, sampled)
         for i in range(0, len(target), rows)
     ]
-    return Comparison(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return PairStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _compare(
     target: Tensor, draft: Tensor, temperature: float, sampled: float | None
-) -> Comparison:
+) -> PairStatistics:
     token, rank = _drafted(target, draft)
     # argmax leaves open which of several equal logits it takes; of booleans, the first is wanted
     first = _first(target == target.amax(1, keepdim=True))[:, None]
     log_p, log_q = _log_softmax(target, temperature), _log_softmax(draft, temperature)
     p, q = log_p.exp(), log_q.exp()
     d = _numbers(log_p - log_q)  # of a token that both mask: 0
-    return Comparison(
+    return PairStatistics(
         kl=_kl(p, q, d),
         reverse_kl=_kl(q, p, -d),
         tv=(p - q).abs().sum(1) / 2,
@@ -63,7 +63,7 @@ def _compare(
         draft_rank=rank,
         draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
         argmax_rank=(draft >= draft.gather(1, first)).sum(1),
-        draft_entropy=-torch.linalg.vecdot(q, log_q.clamp(min=MASKED)),
+        draft_entropy=-torch.linalg.vecdot(q, log_q.clamp(min=MASKED_LOGIT)),
         erss_acceptance=_erss(p, q, d),
         harmonic_mean=_ratio(p * q, p + q).sum(1),
         **_sampled(target, draft, token, sampled),
@@ -76,7 +76,7 @@ def _sampled(
     """Return the acceptance laws of stochastic verification at a temperature, by column."""
     if temperature is None:
         unknown = torch.full((len(target),), torch.nan, dtype=torch.float64, device=target.device)
-        return {name: unknown for name in Comparison._fields if name.startswith("sampled_")}
+        return {name: unknown for name in PairStatistics._fields if name.startswith("sampled_")}
     log_p, log_q = (_log_softmax(z, temperature) for z in (target, draft))
     p, q = log_p.exp(), log_q.exp()
     d = _numbers(log_p - log_q)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import Statistics, summarise
-from pipeline.stages.drafts.compare import Comparison, compare
+from pipeline.models.logit_statistics import LogitStatistics, logit_statistics
+from pipeline.stages.drafts.compare import PairStatistics, pair_statistics
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedPair:
     """What is compared, and how much of it is held at once."""
 
     target: LanguageModel
@@ -56,26 +55,44 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ForcedSteps:
     """What is known of n answer tokens of B prompts; column s is the step of answer token s."""
 
-    target: Statistics  # fields (B, n, ...)
-    draft: Statistics  # fields (B, n, ...)
-    pair: Comparison  # fields (B, n)
-    left_out: Tensor  # (2,) most probability of rows that one model has alone: target, drafter
+    target: LogitStatistics  # fields (B, n, ...)
+    draft: LogitStatistics  # fields (B, n, ...)
+    pair: PairStatistics  # fields (B, n)
+    left_out: Tensor  # (2, B, n) probability of rows that one model has alone: target, drafter
+
+    @classmethod
+    def join(cls, parts: Sequence[ForcedSteps]) -> ForcedSteps:
+        """Return the steps of blocks that follow one another."""
+
+        def joined(tensors: Iterable[Tensor], dim: int = 1) -> Tensor:
+            return torch.cat(list(tensors), dim=dim)
+
+        return cls(
+            LogitStatistics(*map(joined, zip(*(part.target for part in parts), strict=True))),
+            LogitStatistics(*map(joined, zip(*(part.draft for part in parts), strict=True))),
+            PairStatistics(*map(joined, zip(*(part.pair for part in parts), strict=True))),
+            joined((part.left_out for part in parts), dim=2),
+        )
+
+    def most_left_out(self, lengths: Tensor) -> Tensor:
+        """Return the (2,) largest probability left out, over the first `lengths` (B,) steps."""
+        inside = torch.arange(self.left_out.shape[2], device=lengths.device) < lengths[:, None]
+        return torch.where(inside, self.left_out, 0).amax((1, 2))
 
 
 @torch.inference_mode()
 def teacher_force(
-    pair: Pair, batch: Batch, watch: Stopwatch, progress: Callable[[int], object]
-) -> Steps:
+    pair: ComparedPair, batch: Batch, watch: Stopwatch, progress: Callable[[int], object]
+) -> ForcedSteps:
     """Run both models over `batch`, a block of answer tokens at a time.
 
     The logits of a step are those after the token before it. Blocks bound what the logits of a
     full vocabulary take; the key-value caches make them one pass.
     """
     size, columns = batch.ids.shape
-    steps = columns - batch.width
     models = (pair.target, pair.drafter)
     caches = [model.new_cache(columns - 1) for model in models]
     if batch.width > 1:
@@ -94,17 +111,7 @@ def teacher_force(
         with watch("comparison"):
             parts.append(_measure(pair, logits[0], logits[1], size))
         progress(size * (end - begin))
-    *fields, left_out = zip(*parts, strict=True)
-    target, draft, compared = (
-        [torch.cat(field, dim=1) for field in zip(*part, strict=True)] for part in fields
-    )
-    inside = torch.arange(steps, device=batch.lengths.device) < batch.lengths[:, None]
-    return Steps(
-        Statistics(*target),
-        Statistics(*draft),
-        Comparison(*compared),
-        torch.where(inside, torch.cat(left_out, dim=2), 0).amax((1, 2)),
-    )
+    return ForcedSteps.join(parts)
 
 
 def _run(
@@ -115,20 +122,23 @@ def _run(
     )
 
 
-def _measure(pair: Pair, target: Tensor, draft: Tensor, size: int) -> list[Any]:
-    """Measure the (B n, V) logits of a block; fields come back as (B, n, ...)."""
+def _measure(pair: ComparedPair, target: Tensor, draft: Tensor, size: int) -> ForcedSteps:
+    """Measure the (B n, V) logits of a block."""
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
-    found = (
-        summarise(target, pair.k, pair.temperature),
-        summarise(draft, pair.draft_k, pair.temperature),
-        compare(target, draft, pair.temperature, pair.sampled),
+
+    def by_prompt(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        return (tensor.unflatten(0, (size, -1)) for tensor in tensors)
+
+    return ForcedSteps(
+        LogitStatistics(*by_prompt(logit_statistics(target, pair.k, pair.temperature))),
+        LogitStatistics(*by_prompt(logit_statistics(draft, pair.draft_k, pair.temperature))),
+        PairStatistics(*by_prompt(pair_statistics(target, draft, pair.temperature, pair.sampled))),
+        left_out.unflatten(1, (size, -1)),
     )
-    fields = [[t.unflatten(0, (size, -1)) for t in part] for part in found]
-    return [*fields, left_out.unflatten(1, (size, -1))]
 
 
-def _left_out(logits: Tensor, pair: Pair) -> Tensor:
+def _left_out(logits: Tensor, pair: ComparedPair) -> Tensor:
     """Return the (N,) probability of the rows beyond those compared."""
     if logits.shape[1] == pair.rows:
         return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)

@@ -1,59 +1,63 @@
 """Stage report: tables, figures, numbers and one page that shows them.
 
-Run it with ``python -m pipeline stage=report``. Files: ``index.md``, ``numbers.tex``,
-``tables/*.csv`` and ``.tex``, ``figures/*.pdf`` and ``.png``, and of most figures ``.csv``, the
-numbers drawn. They hold no date and no path. ``timings/`` holds what depends on the clock.
+Run it with ``python -m pipeline stage=report``.
 """
 
 from __future__ import annotations
 
-from analysis.report.figure import Figure
-from analysis.report.table import Table
-from pipeline.plan.graph import Node
-from pipeline.stages.report.acceptance import acceptance_part
-from pipeline.stages.report.decoding import decoding_parts
-from pipeline.stages.report.index import certificates_part
-from pipeline.stages.report.inputs import measure, read_targets
-from pipeline.stages.report.numbers import macros
-from pipeline.stages.report.shown import Part
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.plan.rules import check_names
+from pipeline.plan.slices import statistics_slice
+from pipeline.plan.stage import Node, Request, Stage
 
-NUMBERS = Part(
-    [
-        "## Numbers",
-        "[numbers.tex](numbers.tex) holds the numbers of Tables 1 to 7 as LaTeX macros.",
-    ],
-    [],
+UPSTREAM = (
+    "prompts",
+    "distributions",
+    "certificates",
+    "run_lengths",
+    "drafts",
+    "acceptance",
+    "decoding",
 )
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
-    """Write the report of a study into `draft.directory`."""
-    targets = read_targets(node, upstream)
-    measured = measure(targets)
-    found: list[Part | None] = [
-        certificates_part(node.config["study"], targets, measured, node.config),
-        acceptance_part(node, upstream),
-        NUMBERS,
+def check(request: Request) -> None:
+    """Check that the names of targets and rules can stand in one report."""
+    if STAGE.name in request.asked:
+        labels = [target.label for target in request.config.targets.values()]
+        check_names(labels, request.rules)
+
+
+def nodes(request: Request) -> list[Node]:
+    """The report; printed names are part of its content.
+
+    Upstream lists follow the order of the targets; certificates are target-major, one a rule.
+    """
+    from analysis.rules import to_mapping
+
+    config = request.config
+    left_out = set() if config.decoding.report else {"decoding"}
+    return [
+        Node(
+            STAGE.name,
+            config.study,
+            {
+                "study": config.study_name or config.study,
+                "targets": [target.label for target in config.targets.values()],
+                "drafter": None if config.drafter is None else config.drafter.label,
+                "rules": [to_mapping(rule) for rule in request.rules],
+                **statistics_slice(config),
+            },
+            {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
+        )
     ]
-    speed = {}
-    decoded = decoding_parts(node, upstream)
-    if decoded is not None:
-        found.append(decoded[0])
-        speed = {"decoding.md": decoded[1].markdown().encode(), **decoded[1].files()}
-    parts = [part for part in found if part is not None]
-    contents = {
-        "index.md": "\n".join(part.markdown() for part in parts).encode(),
-        "numbers.tex": macros(measured).encode(),
-        **{path: content for part in parts for path, content in part.files().items()},
-        **{f"timings/{path}": content for path, content in speed.items()},
-    }
-    for name, content in contents.items():
-        path = draft.directory / name
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_bytes(content)
-    shown = [item for part in parts for item in part.shown]
-    draft.facts |= {
-        "tables": [item.name for item in shown if isinstance(item, Table)],
-        "figures": [item.name for item in shown if isinstance(item, Figure)],
-    }
+
+
+STAGE = Stage(
+    name="report",
+    version=3,
+    upstream=UPSTREAM,
+    columns={},
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    check=check,
+)

@@ -26,7 +26,7 @@ from analysis.rules import (
     Typical,
     build,
 )
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
 from pipeline.stages.report.shown import Part, setup_table
 from pipeline.store.artifacts import Artifact

@@ -25,11 +25,11 @@ from analysis.report.decoding_tables import (
 )
 from analysis.report.decoding_tokens import tokens_table
 from analysis.report.escape import markdown
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
 from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import read, thetas
+from pipeline.store.decoded import read_decoded, thetas
 
 
 def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[Part, Part] | None:
@@ -38,7 +38,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
     if not found:
         return None
     decoded = [
-        read(target, node.config["drafter"], artifact)
+        read_decoded(target, node.config["drafter"], artifact)
         for target, artifact in zip(node.config["targets"], found, strict=True)
     ]
     statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]

@@ -14,7 +14,7 @@ from analysis.report.measured import Certified, Measured, certificate_statistics
 from analysis.rules import Mars, Rule, build
 from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import Trajectories
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 

@@ -18,7 +18,7 @@ from pipeline.stages.decoding.drafters import ModelDrafter, Nothing, PromptLooku
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.verifiers import Match, Relaxed
-from pipeline.stages.drafts.forced import Batch, Pair, teacher_force
+from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
 
 
@@ -45,7 +45,7 @@ def test_the_history_is_the_walk_over_the_indicators_of_stage_drafts(
 ) -> None:
     answers = [plain_greedy(target, prompt) for prompt in PROMPTS]
     batch = Batch.make(PROMPTS, answers, CPU)
-    pair = Pair(target, drafter, V, 4, 4, 1.0, 1 << 20)
+    pair = ComparedPair(target, drafter, V, 4, 4, 1.0, 1 << 20)
     rank = teacher_force(pair, batch, Stopwatch(CPU), lambda _: None).pair.draft_rank
     for row, prompt in enumerate(PROMPTS):
         answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)

@@ -15,8 +15,8 @@ from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
-from pipeline.stages import decoding
-from pipeline.store.artifacts import Artifact, Draft, content_digest
+from pipeline.stages.decoding import compute as decoding
+from pipeline.store.artifacts import Artifact, Pending, content_digest
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
 
@@ -49,7 +49,7 @@ def stage(
         lambda _, settings, key: {"a": target, "b": drafter}[settings["label"]],
     )
 
-    def run(prompts: list[list[int]], name: str = "draft", **later: list[str]) -> Draft:
+    def run(prompts: list[list[int]], name: str = "draft", **later: list[str]) -> Pending:
         rows = [
             {
                 "prompt_id": str(at),
@@ -84,16 +84,16 @@ def stage(
         )
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        draft = Draft(folder, "decoding")
-        decoding.compute(node, {"prompts": [upstream]}, draft)  # type: ignore[list-item]
+        pending = Pending(folder, "decoding")
+        decoding.compute(node, {"prompts": [upstream]}, pending)  # type: ignore[list-item]
         record(folder, "decoding")
-        return draft
+        return pending
 
     return run
 
 
-def content(draft: Draft) -> dict[str, Any]:
-    artifact = Artifact(draft.directory)
+def content(pending: Pending) -> dict[str, Any]:
+    artifact = Artifact(pending.directory)
     return {
         name: artifact.read(name).to_pylist()
         for name in ("data", "calls", "trajectory", "indicators", "failures")
@@ -101,14 +101,14 @@ def content(draft: Draft) -> dict[str, Any]:
 
 
 def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
-    draft = stage([PROMPTS[0], [], PROMPTS[1]])
-    found = content(draft)
+    pending = stage([PROMPTS[0], [], PROMPTS[1]])
+    found = content(pending)
     assert found["failures"] == [
         {"prompt_id": "1", "reason": "the prompt is empty: give at least one token"}
     ]
-    assert draft.facts["failed_prompts"] == 1
+    assert pending.facts["failed_prompts"] == 1
     assert {row["prompt_id"] for row in found["data"]} == {"0", "2"}
-    runs = draft.facts["runs"]
+    runs = pending.facts["runs"]
     assert [run["method"] for run in runs if run["drafter"] == "none"] == [
         "autoregressive",
         "autoregressive",
@@ -122,8 +122,8 @@ def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
 
 
 def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> None:
-    draft = stage(PROMPTS)
-    runs, rows = draft.facts["runs"], content(draft)["data"]
+    pending = stage(PROMPTS)
+    runs, rows = pending.facts["runs"], content(pending)["data"]
     answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in rows}
     plain, race = (
         next(at for at, run in enumerate(runs) if run["method"] == name and run["temperature"] == 1)
@@ -154,14 +154,14 @@ def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
 def test_a_prompt_on_which_memory_runs_out_fails_alone(
     stage: Any, broken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = decoding.run
+    real = decoding.decode_timed
 
     def short(pair: Any, method: Any, row: Any, steps: int) -> Any:
         if row["prompt_id"] == str(broken):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(pair, method, row, steps)
 
-    monkeypatch.setattr(decoding, "run", short)
+    monkeypatch.setattr(decoding, "decode_timed", short)
     found = content(stage(PROMPTS[:2]))
     assert {row["prompt_id"] for row in found["data"]} == {str(1 - broken)}
     assert found["failures"] == [
@@ -210,8 +210,8 @@ def test_a_killed_stage_resumes_and_ends_with_the_same_content(
 
 
 def test_answers_have_spec_benchs_format(stage: Any) -> None:
-    draft = stage([PROMPTS[0]])
-    path = draft.directory / "timings/answers/greedy_draft_length=3_temperature=0.jsonl"
+    pending = stage([PROMPTS[0]])
+    path = pending.directory / "timings/answers/greedy_draft_length=3_temperature=0.jsonl"
     [answer] = [json.loads(line) for line in path.read_text().splitlines()]
     [choice] = answer["choices"]
     assert (answer["question_id"], answer["category"]) == (0, "s")

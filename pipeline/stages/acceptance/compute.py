@@ -1,6 +1,6 @@
-"""Stage acceptance: what every rule accepts of a drafter, and what the certificates promised.
+"""Judges every rule on every step, and compares with what the certificates promised.
 
-Run it with ``python -m pipeline stage=acceptance drafter=...``. Certificates are computed from
+Certificates are computed from
 the drafts artifact's own columns: they must belong to the same p as its ranks and KL.
 """
 
@@ -20,15 +20,29 @@ from analysis.rules import Rule, StrictGreedy
 from analysis.rules.dials import Dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.errors import PipelineError
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
+from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store import columns, distributions
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 
 POSITIONS = 16  # of a bin of the profile
 DECILES = 10
+STEP_COLUMNS = (
+    "position",
+    "kl",
+    "draft_rank",
+    "draft_log_prob",
+    "argmax_rank",
+)  # as Steps has them
+SAMPLED_COLUMNS = (  # what stochastic_statistics takes
+    "sampled_tv",
+    "sampled_erss_acceptance",
+    "sampled_harmonic_mean",
+    "sampled_draft_prob",
+)
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Judge every rule, check soundness, and write all statistics.
 
     Raises:
@@ -41,21 +55,16 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     rules = unique([*per_step.values(), *turned])
     verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
-    bootstrap = PromptBootstrap(
-        steps.trajectories.prompts,
-        config["resamples"],
-        config["confidence"],
-        config["statistics_seed"],
-    )
+    bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     frames = {
-        "listing": listing(settings),
+        "listing": rule_listing(settings),
         "statistics": pd.concat(
             [
                 *[
                     rule_statistics(steps, verdict, bootstrap, config["window"])
                     for verdict in verdicts.values()
                 ],
-                *stochastic(drafts, table, steps, bootstrap),
+                *sampled_statistics(drafts, table, steps, bootstrap),
             ]
         ).assign(**bootstrap.counted),
         "profile": pd.concat(
@@ -75,24 +84,23 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], draft: Draft) -> No
     }
     for name, frame in frames.items():
         schema = columns.schema("acceptance", name)
-        draft.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
+        pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
-    with draft.writer("data", schema) as writer:
+    with pending.writer("data", schema) as writer:
         for label in per_step:
             writer.write_table(step_rows(table, verdicts[label], schema))
-    draft.facts |= facts(settings, steps, frames["statistics"], frames["listing"])
-    draft.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
-    print_soundness(draft.facts)
+    pending.facts |= soundness_facts(settings, steps, frames["statistics"], frames["listing"])
+    pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
+    print_soundness(pending.facts)
 
 
-def stochastic(
+def sampled_statistics(
     drafts: Artifact, table: pa.Table, steps: Steps, bootstrap: PromptBootstrap
 ) -> list[pd.DataFrame]:
     """Return the statistics of stochastic verification; none where the answers were not sampled."""
     if drafts.record["facts"]["sampled_temperature"] is None:
         return []
-    names = ("tv", "erss_acceptance", "harmonic_mean", "draft_prob")
-    tv, races, harmonic, argmax = (table[f"sampled_{name}"].to_numpy() for name in names)
+    tv, races, harmonic, argmax = (table[name].to_numpy() for name in SAMPLED_COLUMNS)
     return [stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap)]
 
 
@@ -103,11 +111,9 @@ def unique(rules: Sequence[Rule]) -> dict[str, Rule]:
 
 def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
     """Read a drafts artifact: what the rules need, and its plain columns."""
-    names = ["prompt_id", "position", *columns.PAIR]
-    table = drafts.read(columns=names)
-    target = distributions.read(drafts, drafts.record["facts"]["temperature"])
-    wanted = ("position", "kl", "draft_rank", "draft_log_prob", "argmax_rank")
-    return Steps(target, *(table[name].to_numpy() for name in wanted)), table
+    table = drafts.read(columns=["prompt_id", *STEP_COLUMNS, *SAMPLED_COLUMNS])
+    target = distributions.read_distributions(drafts, drafts.record["facts"]["temperature"])
+    return Steps(target, **{name: table[name].to_numpy() for name in STEP_COLUMNS}), table
 
 
 def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings: Any) -> None:
@@ -130,7 +136,7 @@ def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings:
             )
 
 
-def listing(settings: Any) -> pd.DataFrame:
+def rule_listing(settings: Any) -> pd.DataFrame:
     """Say what each rule is there for."""
 
     def row(group: str, rule: Rule, name: str = "", dial: Dial | None = None) -> dict[str, Any]:
@@ -190,7 +196,7 @@ def print_soundness(found: dict[str, Any]) -> None:
     )
 
 
-def facts(
+def soundness_facts(
     settings: Any, steps: Steps, statistics: pd.DataFrame, listed: pd.DataFrame
 ) -> dict[str, Any]:
     """Return what the record says of soundness; `check_sound` has passed.

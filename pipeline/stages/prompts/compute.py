@@ -1,6 +1,6 @@
-"""Stage prompts: samples prompts of the wanted length from a data set.
+"""Samples prompts of the wanted length from a data set.
 
-Run it with ``python -m pipeline stage=prompts``. A row of the source has a text (`text` or
+A row of the source has a text (`text` or
 `prompt`), UltraChat's `messages`, of which the first of the user is the prompt, or Spec-Bench's
 `turns`. Files are read by `pipeline.formats.sources`.
 """
@@ -21,9 +21,9 @@ from pipeline.formats import spec_bench
 from pipeline.formats.sources import Source, source_files
 from pipeline.models.encoding import encode
 from pipeline.models.load import load_tokenizer
-from pipeline.plan.graph import Node
+from pipeline.plan.stage import Node
 from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Draft
+from pipeline.store.artifacts import Artifact, Pending
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")
@@ -46,7 +46,7 @@ class Prompt:
     category: str | None = None
 
 
-def compute(node: Node, _: dict[str, list[Artifact]], draft: Draft) -> None:
+def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Visit the rows of the source in seeded order until enough prompts are found."""
     config, settings = node.config, node.settings
     path = settings["source"]
@@ -55,7 +55,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], draft: Draft) -> None:
     tokenizer = load_tokenizer(settings["model"], settings["model_revision"], "target")
     name = config["source"].get("hub") or Path(path).name
     table, excluded = sample(rows, tokenizer, config, name)
-    draft.facts |= {"source_rows": len(rows), "excluded": excluded}
+    pending.facts |= {"source_rows": len(rows), "excluded": excluded}
     found, told = len(table["prompt_id"]), counted(excluded, config)
     if found < config["count"]:
         lower = [
@@ -73,7 +73,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], draft: Draft) -> None:
     if excluded:
         visited = found + sum(entry["rows"] for entry in excluded.values())
         print(f"prompts {node.label}: of {visited} rows that were looked at {told}", flush=True)
-    draft.write(
+    pending.write(
         "data",
         pa.table(table).select(columns.schema("prompts").names).cast(columns.schema("prompts")),
     )

@@ -1,0 +1,163 @@
+"""What a stage is: one object that says all that the rest of the pipeline must know of it.
+
+A stage is a module of `pipeline.stages`, named as the stage, that exports ``STAGE``. It is imported
+by every command, so what only a computation needs is imported by the module that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from conf.schema import Config
+from pipeline.store.fingerprint import fingerprint
+from pipeline.store.identity import Identities
+
+if TYPE_CHECKING:
+    from pipeline.store.artifacts import Artifact
+
+SummaryRow = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One artifact to be: its stage, what determines it, and what it is made from."""
+
+    stage: str
+    label: str
+    config: Mapping[str, Any]
+    upstream: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # never determines the content
+
+    @property
+    def version(self) -> int:
+        """The version of the stage's computation."""
+        return stage_of(self).version
+
+    @cached_property
+    def upstream_nodes(self) -> tuple[Node, ...]:
+        """All nodes this one is made from, in order."""
+        return tuple(node for nodes in self.upstream.values() for node in nodes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of stage, version, configuration slice and upstream fingerprints."""
+        return fingerprint(
+            {
+                "stage": self.stage,
+                "version": self.version,
+                "config": self.config,
+                "upstream": {
+                    name: [node.fingerprint for node in nodes]
+                    for name, nodes in self.upstream.items()
+                },
+            }
+        )
+
+    @property
+    def hash12(self) -> str:
+        """The part of the fingerprint that names the directory."""
+        return self.fingerprint[:12]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command asks for, and the nodes of the stages that were planned before.
+
+    Attributes:
+        config: checked.
+        rules: the acceptance rules of `config.criteria`, built.
+        identities: of the files that the configuration names.
+        asked: the stage that is asked for, and all it is made from.
+        nodes: by stage, target by target.
+    """
+
+    config: Config
+    rules: list[Any]
+    identities: Identities
+    asked: frozenset[str]
+    nodes: dict[str, list[Node]] = field(default_factory=dict)
+
+    def by_target(self, stage: str) -> list[tuple[Node, ...]]:
+        """Return the nodes of an earlier stage, those of each target together."""
+        nodes, count = self.nodes[stage], len(self.config.targets)
+        each = len(nodes) // count
+        return [tuple(nodes[at * each : (at + 1) * each]) for at in range(count)]
+
+
+class UsedModel(NamedTuple):
+    """A model that a node loads: its key, what determines its numbers, and how it runs."""
+
+    key: str
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+def row_counts(node: Node, artifact: Artifact) -> list[SummaryRow]:
+    """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
+    counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
+    return [{"artifact": f"{node.stage}/{artifact.directory.name}", **counts}]
+
+
+def accept_any(_: Request) -> None:
+    """Accept every configuration."""
+
+
+def no_models(_: Node) -> list[UsedModel]:
+    """Load no model."""
+    return []
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage.
+
+    Attributes:
+        name: that of its module, of the configuration key `stage`, and of its directory.
+        version: raised when what it computes changes; its artifacts, and all that hang on them,
+            are then made anew.
+        upstream: the stages that its artifacts may be made from.
+        columns: of each Parquet file, the columns and their types, as in `pipeline.store.columns`.
+        nodes: gives the artifacts to be of a request.
+        module: the module whose `compute(node, upstream, pending)` makes an artifact.
+        check: refuses a configuration, by a PipelineError, before any file is looked at.
+        summary: gives the rows of an artifact in the table of a sweep.
+        printed: whether a single run prints these rows as well.
+        models: gives the models that a node loads, the target first, then the drafter.
+        resumable: whether what a killed run leaves is completed.
+        joint: whether all nodes on one upstream are made in one pass, under one lock, by
+            `compute(nodes, upstream, pending)`.
+    """
+
+    name: str
+    version: int
+    upstream: tuple[str, ...]
+    columns: Mapping[str, Mapping[str, str]]
+    nodes: Callable[[Request], Iterable[Node]]
+    module: str
+    check: Callable[[Request], None] = accept_any
+    summary: Callable[[Node, Artifact], list[SummaryRow]] = row_counts
+    printed: bool = False
+    models: Callable[[Node], list[UsedModel]] = no_models
+    resumable: bool = False
+    joint: bool = False
+
+
+def stage_of(node: Node) -> Stage:
+    """Return the stage of a node."""
+    found: Stage = import_module(f"pipeline.stages.{node.stage}").STAGE
+    return found
+
+
+def pair_models(node: Node) -> list[UsedModel]:
+    """Return the models of a node that loads a target and its drafter."""
+    keys = {"target": f"targets.{node.label}", "drafter": "drafter"}
+    return [UsedModel(key, node.config[name], node.settings[name]) for name, key in keys.items()]
+
+
+def pair_label(node: Node) -> str:
+    """Return target and drafter as printed."""
+    return f"{node.settings['target']['label']} and {node.settings['drafter']['label']}"

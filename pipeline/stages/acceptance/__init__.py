@@ -1,0 +1,169 @@
+"""Stage acceptance: what every rule accepts of a drafter, and what the certificates promised.
+
+Run it with ``python -m pipeline stage=acceptance drafter=...``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.report.text import limits, upper_end
+from pipeline.plan.slices import check_stored_tokens, rule_slice, statistics_slice
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow
+from pipeline.plan.summaries import lower_bound_marks
+from pipeline.store.columns import COUNTED, STEP
+
+if TYPE_CHECKING:
+    from pipeline.store.artifacts import Artifact
+
+SUMMARY = {  # statistic: its column in a sweep's table
+    "acceptance": "accepted",
+    "certified": "certified",
+    "coverage": "coverage",
+    "departure": "departs",
+    "given_up": "given up",
+    "realised_per_call": "length",
+    "certified_per_call": "certified length",
+}
+RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
+
+
+def nodes(request: Request) -> list[Node]:
+    """What the rules accept of a drafter, and what of it is certified, of each target.
+
+    Raises:
+        PipelineError: a preset or a dial is no rule, or needs more stored tokens.
+    """
+    from pipeline.plan.rules import build_dials, build_rules
+
+    config, asked = request.config, request.config.acceptance
+    if not request.nodes["drafts"]:
+        return []
+    presets = {
+        name: build_rules(preset, f"acceptance.presets.{name}")[0]
+        for name, preset in asked.presets.items()
+    }
+    dials = build_dials(asked.dials)
+    turned = [rule for dial in dials for rule in dial.rules]
+    if STAGE.name in request.asked:
+        check_stored_tokens([*presets.values(), *turned], config.distributions.k)
+    slice_ = {
+        "rules": [rule_slice(rule) for rule in request.rules],
+        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
+        "dials": [rule_slice(rule) for rule in turned],
+        "fractions": list(asked.fractions),
+        "wanted_length": asked.wanted_length,
+        "window": config.run_lengths.window,
+        **statistics_slice(config),
+    }
+    return [
+        Node(
+            STAGE.name,
+            drafts.label,
+            slice_,
+            {"drafts": (drafts,)},
+            settings={
+                "rules": request.rules,
+                "presets": presets,
+                "dials": dials,
+                "target": drafts.settings["target"]["label"],
+                "drafter": drafts.settings["drafter"]["label"],
+            },
+        )
+        for drafts in request.nodes["drafts"]
+    ]
+
+
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+    """One row a rule of the criteria."""
+    facts = artifact.record["facts"]
+    rows: dict[str, SummaryRow] = {
+        rule.label: {
+            "target": node.settings["target"],
+            "drafter": node.settings["drafter"],
+            "rule": rule.label,
+            "steps": facts["steps"],
+            "prompts": facts["prompts"],
+        }
+        for rule in node.settings["rules"]
+    }
+    for row in artifact.read("statistics").to_pylist():
+        if row["rule"] in rows and row["statistic"] in SUMMARY:
+            name = SUMMARY[row["statistic"]]
+            found = rows[row["rule"]]
+            found[name] = row["value"]
+            found |= dict(zip(limits(name), (row["low"], row["high"]), strict=True))
+            if row["statistic"] in RANGED:
+                found[upper_end(name)] = row[upper_end("value")]
+            if row["statistic"].endswith("_per_call"):
+                found |= lower_bound_marks(name, row)
+    return list(rows.values())
+
+
+STAGE = Stage(
+    name="acceptance",
+    version=2,
+    upstream=("drafts",),
+    columns={
+        "data": STEP
+        | {
+            "rule": "string",
+            "lo": "float64",
+            "hi": "float64",
+            "accepted": "bool",
+            "certified": "bool",  # kl below lo by more than rounding
+        },
+        "listing": {  # what the rules are there for
+            "group": "string",  # criteria, preset, dial or baseline
+            "name": "string",  # of the preset or dial, else empty
+            "parameter": "string",  # that a dial turns, else empty
+            "setting": "float64",  # its value, else null
+            "rule": "string",
+        },
+        "statistics": {  # analysis.acceptance.summary.rule_statistics
+            "rule": "string",
+            "statistic": "string",
+            "value": "float64",
+            "optimistic": "float64",
+            "low": "float64",
+            "high": "float64",
+            "cut": "float64",  # of lengths: share of segments that trajectories' ends cut
+            "cut_optimistic": "float64",
+            **COUNTED,
+        },
+        "profile": {
+            "rule": "string",
+            "by": "string",  # position or margin
+            "bin": "int32",
+            "low": "float64",
+            "high": "float64",
+            "steps": "int64",
+            "accepted": "float64",
+            "certified": "float64",
+        },
+        "needed": {
+            "rule": "string",
+            "fraction": "float64",  # of steps certified
+            "value": "float64",  # a KL below it suffices, nats; from lo
+            "optimistic": "float64",  # from hi
+            "low": "float64",
+            "high": "float64",
+            **COUNTED,
+        },
+        "reached": {  # the strictest setting of a dial with the wanted length
+            "dial": "string",
+            "parameter": "string",
+            "kind": "string",  # realised or certified
+            "wanted": "float64",
+            "value": "float64",  # null where no setting reaches it
+            "length": "float64",  # estimator long_run
+            "optimistic": "float64",  # from hi
+            "optimistic_length": "float64",
+            "empty": "float64",  # share of steps that reject nothing, at value
+        },
+    },
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    summary=summary,
+    printed=True,
+)

@@ -1,0 +1,188 @@
+"""Decodes every prompt and keeps what is known of every step's distribution.
+
+Shards are fixed in plan.json first; a
+finished one is never computed again. At the end they are joined in the order of the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from pipeline.errors import PipelineError
+from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
+from pipeline.execution.stopwatch import (
+    Stopwatch,
+    copy_bandwidth,
+    describe_device,
+    peak_memory,
+    throughput,
+)
+from pipeline.models.load import LanguageModel, load_model, skeleton
+from pipeline.plan.stage import Node
+from pipeline.stages.distributions.batches import batch_limit
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
+from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
+from pipeline.stages.distributions.sampling import Sampling
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Pending
+
+
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+    """Decode the prompts of `upstream` and write their distributions."""
+    source = upstream["prompts"][0]
+    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
+    prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
+    settings, decoding = node.settings, decoding_of(node.config)
+    key = f"targets.{node.label}"
+    check_prompts(skeleton(node.config["model"], settings, key), prompts, decoding.steps)
+    model = load_model(node.config["model"], settings, key)
+    plan = Plan.open(
+        pending,
+        {name: len(ids) for name, ids in prompts.items()},
+        batch_limit(model, settings["batch"], settings["memory_share"], decoding),
+    )
+    decode_shards(model, prompts, decoding, running_batch(settings["cache"], model), plan, pending)
+    pending.facts |= distribution_facts(node, model, plan)
+    for name in ("template", "enable_thinking"):
+        pending.facts[name] = source.record["config"][name]
+
+
+def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: int) -> None:
+    """Check, before its weights are read, that a model has room and the tokens for all prompts."""
+    model.check_context(max(map(len, prompts.values())) + steps, "distributions.steps")
+    for name, ids in prompts.items():
+        model.check_tokens(ids, f"prompt {name}")
+
+
+def decoding_of(config: Mapping[str, Any]) -> Decoding:
+    """Return what a node's configuration asks for."""
+    sampling = Sampling(*(config[name] for name in ("temperature", "top_p", "top_k", "seed")))
+    return Decoding(config["steps"], config["k"], config["certified_temperature"], sampling)
+
+
+def decode_shards(
+    model: LanguageModel,
+    prompts: dict[str, list[int]],
+    decoding: Decoding,
+    running: type[PaddedBatch],
+    plan: Plan,
+    pending: Pending,
+) -> None:
+    """Decode the shards of `plan` and write data.parquet."""
+    assemble(
+        plan,
+        list(prompts),
+        shard_of(model, prompts, decoding, running),
+        pending,
+        columns.schema("distributions", k=min(decoding.k, model.vocab_size)),
+        steps=decoding.steps,
+        label=model.label,
+        device=model.device,
+    )
+
+
+def shard_of(
+    model: LanguageModel,
+    prompts: dict[str, list[int]],
+    decoding: Decoding,
+    running: type[PaddedBatch],
+) -> Compute:
+    """Return the function that decodes one shard and leaves its transfer and writing for later."""
+
+    def compute_shard(
+        shard: Shard, path: Path, progress: Callable[[int], object]
+    ) -> Callable[[], dict[str, Any]]:
+        watch = Stopwatch(model.device)
+        batch = {name: prompts[name] for name in shard.prompts}
+        out = decode_batch(model, batch, decoding, running, watch, progress)
+        return partial(write_shard, model.label, shard.prompts, out, watch, path)
+
+    return compute_shard
+
+
+def write_shard(
+    label: str, prompts: list[str], out: DecodedBatch, watch: Stopwatch, path: Path
+) -> dict[str, Any]:
+    """Transfer, check and write a decoded shard; return what was measured."""
+    seconds = watch.seconds()  # waits for the device
+    host = Stopwatch(torch.device("cpu"))
+    with host("transfer"):
+        out = out.to_host()
+    check_finite_steps(label, prompts, out)
+    with host("write"):
+        schema = columns.schema("distributions", k=out.statistics.top_ids.shape[2])
+        write_groups(path, decoded_tables(prompts, out, schema), schema)
+    return {
+        "seconds": seconds | host.seconds(),
+        "rows": int(out.lengths.sum()),
+        "forwards": out.forwards,
+        "kv_tokens": out.kv_tokens,
+        "graph": out.graph,
+    }
+
+
+def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> None:
+    """Check the stored steps.
+
+    Raises:
+        PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
+    """
+    inside = torch.arange(out.token_id.shape[1]) < out.lengths[:, None]
+    broken = (inside & ~out.statistics.entropy.isfinite()).nonzero()
+    if len(broken):
+        row, step = broken[0].tolist()
+        raise PipelineError(
+            f"{label}: NaN or infinite logits for prompt {prompts[row]} at step {step} "
+            f"({len(broken)} steps of this batch): try dtype: float32 or attention: eager for "
+            "this model, and check its weights"
+        )
+
+
+def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of each prompt."""
+    values = {"token_id": out.token_id} | out.statistics._asdict()
+    for row, prompt in enumerate(prompts):
+        n = int(out.lengths[row])
+        arrays = {
+            name: columns.array(tensor[row, :n].numpy(), schema.field(name).type)
+            for name, tensor in values.items()
+        }
+        arrays["prompt_id"] = pa.repeat(prompt, n)
+        arrays["position"] = pa.array(range(n), pa.int32())
+        yield pa.table([arrays[name] for name in schema.names], schema=schema)
+
+
+def distribution_facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
+    """Return what the record says of the model, the run and its throughput."""
+    config = node.config
+    cuda = model.device.type == "cuda"
+    return {
+        "model": model.label,
+        "revision": node.settings["revision"],
+        "commit": config["model"].get("commit"),
+        "vocab_size": model.vocab_size,
+        "k": min(config["k"], model.vocab_size),
+        "dtype": config["model"]["dtype"],
+        "logits_dtype": config["model"]["head_dtype"],
+        "attention": config["model"]["attention"],
+        "sampling": {name: config[name] for name in ("temperature", "top_p", "top_k", "seed")},
+        "certified_temperature": config["certified_temperature"],
+        "eos": list(model.eos),
+        **describe_device(model.device),
+        "static_shapes": running_batch(node.settings["cache"], model) is StaticBatch,
+        "cuda_graph": all(shard.measured["graph"] for shard in plan.shards),
+        "shards": len(plan.shards),
+        "batch": max(len(shard.prompts) for shard in plan.shards),
+        "peak_memory_bytes": peak_memory(model.device),
+        **throughput(
+            (shard.measured for shard in plan.shards),
+            model,
+            copy_bandwidth(model.device) if cuda else None,
+        ),
+    }

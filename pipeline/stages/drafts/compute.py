@@ -1,0 +1,291 @@
+"""Reads the target's trajectories again, with target and drafter, and compares the two.
+
+The certificate, the ranks and the KL
+of a step all come from one pass of each model, so they belong to the same p. How far this p is
+from the one the trajectory was decoded with, in another pass, is reported as drift.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import PipelineError
+from pipeline.execution.shards import Plan, Shard, assemble, write_groups
+from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
+from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.vocabulary import check_same_tokens, common_rows
+from pipeline.plan.stage import Node, pair_label
+from pipeline.stages.drafts.forced import Batch, ComparedPair, ForcedSteps, teacher_force
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Pending
+
+LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
+BATCH = 32  # prompts of a shard; larger ones were not faster
+DRAFT_K = 64  # tokens of the drafter's distribution that are stored
+
+
+def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+    """Compare the pair on every step of the distributions in `upstream`."""
+    distributions = upstream["distributions"][0]
+    tokenizer, tokens = same_tokens(node)
+    prompts = dict(
+        zip(
+            *upstream["prompts"][0].read(columns=["prompt_id", "token_ids"]).to_pydict().values(),
+            strict=True,
+        )
+    )
+    answers = read_answers(distributions)
+    pair = load_compared_pair(node, tokens, distributions)
+    longest = max(len(prompts[name]) + len(answer) for name, answer in answers.items())
+    for model in (pair.target, pair.drafter):
+        model.check_context(longest, "distributions.steps")
+    largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
+    if largest >= pair.rows:
+        raise PipelineError(
+            f"{pair_label(node)}: the target emitted token {largest}, beyond the "
+            f"{pair.rows} rows that both models have: take another drafter"
+        )
+    plan = Plan.open(
+        pending,
+        {name: len(prompts[name]) for name in answers},
+        lambda _: node.settings["target"]["batch"] or BATCH,
+    )
+
+    def shard(shard: Shard, path: Path, progress: Callable[[int], object]) -> dict[str, Any]:
+        return compare_shard(
+            pair,
+            {name: prompts[name] for name in shard.prompts},
+            {name: answers[name] for name in shard.prompts},
+            path,
+            progress,
+        )
+
+    assemble(
+        plan,
+        list(answers),
+        shard,
+        pending,
+        columns.schema("drafts", k=pair.k, draft_k=pair.draft_k),
+        steps=max(map(len, answers.values())),
+        label=pair_label(node),
+        device=pair.target.device,
+    )
+    write_tokens(tokenizer, answers, pending)
+    pending.facts |= pair_facts(node, pair, plan, distributions, tokens)
+    print(
+        "{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
+        "{generation_seconds_per_thousand_steps:.3g} s)".format(pair_label(node), **pending.facts),
+        flush=True,
+    )
+
+
+def same_tokens(node: Node) -> tuple[Any, int]:
+    """Check that the tokenizers agree; return one, and one more than its largest token id."""
+    target, drafter = (
+        load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"), key)
+        for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter"))
+    )
+    vocabulary = target.get_vocab()
+    check_same_tokens(vocabulary, drafter.get_vocab(), pair_label(node))
+    return target, 1 + max(vocabulary.values())
+
+
+def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> ComparedPair:
+    """Load both models and decide over which rows they are compared."""
+    target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
+    drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
+    for model, key in ((target, f"targets.{node.label}"), (drafter, "drafter")):
+        model.check_drafts(key)
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
+    return ComparedPair(
+        target,
+        drafter,
+        rows,
+        min(distributions.record["facts"]["k"], rows),
+        min(DRAFT_K, rows),
+        node.config["temperature"],
+        LOGITS_HELD,
+        sampled_temperature(distributions.record["config"]),
+    )
+
+
+def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
+    """Return the temperature at which answers were drawn from the whole distribution.
+
+    None where they were decoded greedily, or drawn from the part that top_p or top_k leaves: the
+    laws of stochastic verification at a temperature belong to text sampled at it.
+    """
+    whole = sampling["top_p"] == 1 and sampling["top_k"] == 0
+    return sampling["temperature"] if whole and sampling["temperature"] > 0 else None
+
+
+def read_answers(distributions: Artifact) -> dict[str, pa.Table]:
+    """Return the steps of every prompt: what was emitted, and the top logits then."""
+    table = distributions.read(columns=["prompt_id", "token_id", "top_ids", "top_logits"])
+    ids = table["prompt_id"].to_numpy()
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+    ends = np.append(starts[1:], len(ids))
+    return {
+        ids[begin]: table.slice(begin, end - begin)
+        for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    }
+
+
+def compare_shard(
+    pair: ComparedPair,
+    prompts: dict[str, list[int]],
+    answers: dict[str, pa.Table],
+    path: Path,
+    progress: Callable[[int], object],
+) -> dict[str, Any]:
+    """Compute and write one shard; return what was measured."""
+    watch = Stopwatch(pair.target.device)
+    batch = Batch.make(
+        list(prompts.values()),
+        [answer["token_id"].to_pylist() for answer in answers.values()],
+        pair.target.device,
+    )
+    found = teacher_force(pair, batch, watch, progress)
+    with watch("write"):
+        drifts: list[dict[str, Any]] = []
+        schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k)
+        write_groups(path, forced_tables(found, pair, answers, drifts, schema), schema)
+    return {
+        "seconds": watch.seconds(),
+        "rows": sum(map(len, answers.values())),
+        "changed_argmax": sum(drift["changed_argmax"] for drift in drifts),
+        "max_logit_difference": max(drift["max_logit_difference"] for drift in drifts),
+        "left_out": found.most_left_out(batch.lengths).tolist(),
+    }
+
+
+def forced_tables(
+    found: ForcedSteps,
+    pair: ComparedPair,
+    answers: dict[str, pa.Table],
+    drifts: list[dict[str, Any]],
+    schema: pa.Schema,
+) -> Iterator[pa.Table]:
+    """Yield the rows of each prompt; appends the drift of each to `drifts`."""
+    values = {f"draft_{name}": t for name, t in found.draft._asdict().items()}
+    values |= found.target._asdict() | found.pair._asdict()
+    values = {name: t.cpu() for name, t in values.items() if name in schema.names}
+    for row, (prompt, answer) in enumerate(answers.items()):
+        n = len(answer)
+        rows = {name: t[row, :n].numpy() for name, t in values.items()}
+        check_finite_entropies(pair, prompt, rows["entropy"], rows["draft_entropy"])
+        drifts.append(drift(answer, rows["top_ids"], rows["top_logits"]))
+        arrays = {
+            "prompt_id": pa.repeat(prompt, n),
+            "position": pa.array(range(n), pa.int32()),
+            "token_id": answer["token_id"],
+        }
+        arrays |= {
+            name: columns.array(part, schema.field(name).type) for name, part in rows.items()
+        }
+        yield pa.table([arrays[name] for name in schema.names], schema=schema)
+
+
+def check_finite_entropies(
+    pair: ComparedPair, prompt: str, target: np.ndarray, draft: np.ndarray
+) -> None:
+    """Check the (n,) entropies of both models, which are NaN where a logit is not allowed.
+
+    Raises:
+        PipelineError: a logit was NaN or infinite; names the models, the prompt and the step.
+    """
+    broken = np.flatnonzero(~np.isfinite(target + draft))
+    if len(broken):
+        raise PipelineError(
+            f"{pair.target.label} and {pair.drafter.label}: NaN or infinite logits for prompt "
+            f"{prompt} at step {broken[0]}: try dtype: float32 or attention: eager for both "
+            "models, and check their weights"
+        )
+
+
+def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
+    """Compare the (n, K) top logits of this pass with those stored when the text was decoded."""
+    stored = [
+        answer[name].combine_chunks().flatten().to_numpy().reshape(len(answer), -1)
+        for name in ("top_ids", "top_logits")
+    ]
+    differences = [0.0]
+    for old_ids, old, new_ids, new in zip(*stored, ids, logits, strict=True):
+        _, left, right = np.intersect1d(old_ids, new_ids, assume_unique=True, return_indices=True)
+        old, new = old[left], new[right]
+        same = old == new  # masked tokens as well
+        differences.append(float(np.abs(old[~same] - new[~same]).max(initial=0)))
+    return {
+        "changed_argmax": int(np.sum(stored[0][:, 0] != ids[:, 0])),
+        "max_logit_difference": max(differences),
+    }
+
+
+def pair_facts(
+    node: Node, pair: ComparedPair, plan: Plan, distributions: Artifact, tokens: int
+) -> dict[str, Any]:
+    """Return what the record says of the pair, the run, its drift and its cost."""
+    seconds: Counter[str] = Counter()
+    for shard in plan.shards:
+        seconds.update(shard.measured["seconds"])
+
+    def each(name: str) -> list[Any]:
+        return [shard.measured[name] for shard in plan.shards]
+
+    steps = sum(each("rows"))
+    target_out, draft_out = (max(column) for column in zip(*each("left_out"), strict=True))
+    return {
+        "target": model_facts(pair.target, node.config["target"]),
+        "drafter": model_facts(pair.drafter, node.config["drafter"]),
+        "vocab_size": pair.rows,
+        "tokenizer_tokens": tokens,
+        "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
+        "k": pair.k,
+        "temperature": pair.temperature,
+        "sampled_temperature": pair.sampled,
+        "drift": {
+            "max_logit_difference": max(each("max_logit_difference")),
+            "changed_argmax": sum(each("changed_argmax")),
+            "steps": steps,
+        },
+        **describe_device(pair.target.device),
+        "shards": len(plan.shards),
+        "steps": steps,
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "seconds_per_thousand_steps": round(1000 * sum(seconds.values()) / steps, 4),
+        "generation_seconds_per_thousand_steps": round(
+            1000 / distributions.record["facts"]["tokens_per_second"], 4
+        ),
+        "peak_memory_bytes": peak_memory(pair.target.device),
+    }
+
+
+def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], pending: Pending) -> None:
+    """Write the text of every emitted token, so that readers of the artifact need no tokenizer."""
+    used = sorted(
+        {token for answer in answers.values() for token in answer["token_id"].to_pylist()}
+    )
+    pending.write(
+        "tokens",
+        pa.table(
+            [pa.array(used, pa.int32()), [tokenizer.decode([token]) for token in used]],
+            schema=columns.schema("drafts", "tokens"),
+        ),
+    )
+
+
+def model_facts(model: LanguageModel, config: Any) -> dict[str, Any]:
+    """Return what the record says of one of the two models."""
+    return {
+        "model": model.label,
+        "commit": config.get("commit"),
+        "dtype": config["dtype"],
+        "logits_dtype": config["head_dtype"],
+        "vocab_size": model.vocab_size,
+    }

@@ -1,0 +1,71 @@
+"""Stage prompts: samples prompts of the wanted length from a data set.
+
+Run it with ``python -m pipeline stage=prompts``.
+"""
+
+from __future__ import annotations
+
+from pipeline.errors import PipelineError
+from pipeline.plan.stage import Node, Request, Stage
+
+
+def check(request: Request) -> None:
+    """Check that the lengths of prompts leave a range."""
+    prompts = request.config.prompts
+    if prompts.min_tokens > prompts.max_tokens:
+        raise PipelineError(
+            f"prompts.min_tokens={prompts.min_tokens} exceeds "
+            f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
+        )
+
+
+def nodes(request: Request) -> list[Node]:
+    """The prompts of each target: equal for targets that share a tokenizer."""
+    prompts, identities = request.config.prompts, request.identities
+    return [
+        Node(
+            STAGE.name,
+            request.config.study,
+            {
+                "source": identities.source(prompts.source, prompts.revision, "prompts.source"),
+                "split": prompts.split,
+                "count": prompts.count,
+                "min_tokens": prompts.min_tokens,
+                "max_tokens": prompts.max_tokens,
+                "seed": prompts.seed,
+                "template": prompts.template,
+                "enable_thinking": prompts.enable_thinking,
+                "tokenizer": identities.tokenizer(
+                    target.path, target.revision, f"targets.{key}.path"
+                ),
+            },
+            settings={
+                "source": prompts.source,
+                "revision": prompts.revision,
+                "model": target.path,
+                "model_revision": target.revision,
+            },
+        )
+        for key, target in request.config.targets.items()
+    ]
+
+
+STAGE = Stage(
+    name="prompts",
+    version=2,
+    upstream=(),
+    columns={
+        "data": {
+            "prompt_id": "string",
+            "source": "string",
+            "source_row": "int64",
+            "text": "string",
+            "later_turns": "list<string>",  # of the user, after the answer to text
+            "token_ids": "list<int32>",
+            "n_tokens": "int32",
+        }
+    },
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    check=check,
+)
