@@ -87,7 +87,7 @@ def compared(
     for name in heads:
         logits = torch.cat([row[name] for row in rows]).float()
         top = logits.topk(2, dim=1).values
-        certificates = certify(top_k(logits), [StrictGreedy()]).lo[:, 0]
+        certificates = certify(top_k(logits), [StrictGreedy()]).lower[:, 0]
         quantiles = np.quantile(certificates, QUANTILES, method="inverted_cdf")
         result[name] = {
             "steps": len(logits),

@@ -2,7 +2,7 @@
 
 Tails: full distributions that agree with what is stored of a step (top K, T, H) but differ beyond
 K; the exact certificate of each must lie in the interval of the stored step. Drafts: random q
-whose mode is rejected; KL(p || q) must never be below lo. Prints how often the intervals are
+whose mode is rejected; KL(p || q) must never be below lower. Prints how often the intervals are
 exact, and how much the stored entropy narrows the others.
 """
 
@@ -123,31 +123,31 @@ def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> Report:
         )
         other, possible = match_entropy(low, high, entropy(tail))
         full = np.column_stack([p[:, :k], other])[possible]
-        truth = certify(TopK.from_probabilities(full), RULES).lo
+        truth = certify(TopK.from_probabilities(full), RULES).lower
         worst = max(worst, excess(found, truth, possible))
-        exact.append((found.lo == found.hi).mean())
+        exact.append((found.lower == found.upper).mean())
         moved.append((np.abs(other - tail).max(axis=1)[possible] > 1e-6).mean())
         done += len(full)
     return Report(done, worst, float(np.mean(exact)), float(np.mean(moved)))
 
 
 def excess(found: Certificates, truth: Floats, rows: NDArray[np.bool_]) -> float:
-    """Return by how much the truth leaves [lo, hi], relative to it, at most over all."""
-    lo, hi = found.lo[rows], found.hi[rows]
+    """Return by how much the truth leaves [lower, upper], relative to it, at most over all."""
+    lower, upper = found.lower[rows], found.upper[rows]
     infinite = np.isinf(truth)
     scale = np.where(infinite | (truth == 0), 1.0, truth)
     finite = np.where(infinite, 0.0, truth)
-    below = np.where(infinite, 0.0, (np.where(np.isinf(lo), np.inf, lo) - finite) / scale)
+    below = np.where(infinite, 0.0, (np.where(np.isinf(lower), np.inf, lower) - finite) / scale)
     above = np.where(
         infinite,
-        np.where(np.isinf(hi), 0.0, np.inf),
-        (finite - np.where(np.isinf(hi), finite, hi)) / scale,
+        np.where(np.isinf(upper), 0.0, np.inf),
+        (finite - np.where(np.isinf(upper), finite, upper)) / scale,
     )
     return float(max(below.max(), above.max()))
 
 
 def attack_drafts(cases: int, size: int, k: int, seed: int = 0) -> float:
-    """Return the least KL(p || q) / lo over random drafts whose mode is rejected."""
+    """Return the least KL(p || q) / lower over random drafts whose mode is rejected."""
     rng = np.random.default_rng(seed)
     done, least = 0, np.inf
     while done < cases:
@@ -157,7 +157,7 @@ def attack_drafts(cases: int, size: int, k: int, seed: int = 0) -> float:
         dist = TopK.from_probabilities(p, k=k)
         n = certify(TopK.from_probabilities(p), [rule]).accepted_count[:, 0]
         rows = np.flatnonzero((n < size) & (n > 0))
-        p, n, lo = p[rows], n[rows], certify(dist[rows], [rule]).lo[:, 0]
+        p, n, lower = p[rows], n[rows], certify(dist[rows], [rule]).lower[:, 0]
         token = n + (rng.random(len(n)) ** 3 * (size - n)).astype(int)  # often the first rejected
         q = p ** rng.uniform(0.2, 1.5, (len(p), 1)) * np.exp(
             rng.uniform(0, 1, (len(p), 1)) * rng.standard_normal(p.shape)
@@ -171,9 +171,9 @@ def attack_drafts(cases: int, size: int, k: int, seed: int = 0) -> float:
         q[np.arange(len(p)), token] = level
         q /= q.sum(axis=1, keepdims=True)
         kl = (p * np.log(p / q)).sum(axis=1)
-        positive = (lo > 1e-6) & np.isfinite(lo)
+        positive = (lower > 1e-6) & np.isfinite(lower)
         if positive.any():
-            least = min(least, float((kl[positive] / lo[positive]).min()))
+            least = min(least, float((kl[positive] / lower[positive]).min()))
         done += len(p)
     return least
 
@@ -185,10 +185,10 @@ def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
     # an entropy whose error is stated as unbounded is never used
     blind = replace(dist, entropy_error=np.inf)
     with_, without = certify(dist, RULES[5:]), certify(blind, RULES[5:])
-    open_ = np.isfinite(without.hi) & (without.hi > without.lo)
+    open_ = np.isfinite(without.upper) & (without.upper > without.lower)
     return (
-        float((with_.hi[open_] - with_.lo[open_]).mean()),
-        float((without.hi[open_] - without.lo[open_]).mean()),
+        float((with_.upper[open_] - with_.lower[open_]).mean()),
+        float((without.upper[open_] - without.lower[open_]).mean()),
     )
 
 
@@ -210,8 +210,8 @@ def main() -> None:
             f"{wide / narrow:.1f} times"
         )
     least = attack_drafts(cases, 30, 12)
-    print(f"{cases} rejected drafts: least KL / lo = {least:.6f}")
-    assert least > 1 - 1e-9, "a rejected draft is closer than lo"
+    print(f"{cases} rejected drafts: least KL / lower = {least:.6f}")
+    assert least > 1 - 1e-9, "a rejected draft is closer than lower"
 
 
 if __name__ == "__main__":

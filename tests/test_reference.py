@@ -48,7 +48,7 @@ def measure(outputs: Path) -> dict[str, Any]:
         p0 = study.distributions(target).probs[:, 0]
         certificates = {
             rule.label: summary(
-                study.frame("certificates", target, rule.label)["lo"].to_numpy(), rule.ceiling
+                study.frame("certificates", target, rule.label)["lower"].to_numpy(), rule.ceiling
             )
             for rule in study.rules
         }

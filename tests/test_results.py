@@ -14,7 +14,7 @@ from tests.results import __main__ as command
 from tests.results.study import FixedStudy
 
 RESULTS: dict[str, Any] = {
-    "data": {"position": [0, 1], "accepted": [True, None], "lo": [0.25, float("inf")]},
+    "data": {"position": [0, 1], "accepted": [True, None], "lower": [0.25, float("inf")]},
     "page": ["mean 0.125 of 3 steps", "p5 -1.5e-07"],
 }
 
@@ -37,9 +37,9 @@ def test_stage_computes_what_its_version_says(stage: str, study: FixedStudy) -> 
         ("data", "position", [0.0, 1]),  # another type
         ("data", "position", [0]),
         ("data", "accepted", [True, False]),
-        ("data", "lo", [0.25 * (1 + 3e-4), float("inf")]),
-        ("data", "lo", [0.25, 1e300]),
-        ("data", "lo", [float("nan"), float("inf")]),
+        ("data", "lower", [0.25 * (1 + 3e-4), float("inf")]),
+        ("data", "lower", [0.25, 1e300]),
+        ("data", "lower", [float("nan"), float("inf")]),
         ("data", "added", [1]),
         ("page", 0, "mean 0.127 of 3 steps"),
         ("page", 0, "mean 0.125 of 4 steps"),
@@ -57,7 +57,7 @@ def test_what_counts_as_another_result(file: str, column: Any, value: Any) -> No
 
 
 def test_rounding_is_no_other_result() -> None:
-    rounded = {"data": RESULTS["data"] | {"lo": [0.25 * (1 + 5e-5), float("inf")]},
+    rounded = {"data": RESULTS["data"] | {"lower": [0.25 * (1 + 5e-5), float("inf")]},
                "page": ["mean 0.126 of 3 steps", "p5 2.5e-07"]}  # fmt: skip
     assert results.differences("decoding", RESULTS, rounded) == []
     assert results.differences("certificates", RESULTS, rounded) != []  # a stricter stage

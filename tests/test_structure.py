@@ -112,7 +112,7 @@ def test_the_public_names_are_imported_when_asked_for() -> None:
         "assert 'numba' not in sys.modules\n"
         "from analysis import TopK, certify, certify_logits\n"
         "from analysis.rules import StrictGreedy\n"
-        "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6))"
+        "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True

@@ -85,16 +85,16 @@ class Verdict:
 
     Attributes:
         rule: the rule.
-        lo: (N,) lower ends of the certificates, nats; +inf where nothing is rejected.
-        hi: (N,) upper ends; equal to `lo` where exact.
+        lower: (N,) lower ends of the certificates, nats; +inf where nothing is rejected.
+        upper: (N,) upper ends; equal to `lower` where exact.
         accepted: (N,) whether the drafter is accepted.
-        certified: (N,) whether its KL lies below `lo` by more than both numbers' rounding.
-        certifiable: (N,) the same of `hi`; differs where the certificate is not exact.
+        certified: (N,) whether its KL lies below `lower` by more than both numbers' rounding.
+        certifiable: (N,) the same of `upper`; differs where the certificate is not exact.
     """
 
     rule: Rule
-    lo: Floats
-    hi: Floats
+    lower: Floats
+    upper: Floats
     accepted: Flags
     certified: Flags
     certifiable: Flags
@@ -109,27 +109,30 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Verdict]:
     """Apply `rules` to all steps.
 
     KL = R does not guarantee acceptance, and both are known up to rounding only: a step counts
-    as certified when KL + kl_rounding(KL) < (1 - 1e-12) lo. A KL of exactly 0 has no rounding.
+    as certified when KL + kl_rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding.
     Where nothing is rejected every step is certified, also at an infinite KL.
     """
     size = (len(steps), len(rules))
-    lo, hi, accepted = np.empty(size), np.empty(size), np.empty(size, dtype=bool)
+    lower, upper, accepted = np.empty(size), np.empty(size), np.empty(size, dtype=bool)
     for start in range(0, len(steps), CHUNK):
         part = slice(start, start + CHUNK)
         dist = steps.target[part]
         found = certify(dist, rules)
-        lo[part], hi[part] = found.lo, found.hi
+        lower[part], upper[part] = found.lower, found.upper
         drafted = steps.drafted(part)
         for at, rule in enumerate(rules):
             accepted[part, at] = rule.accepts(dist, drafted, found.accepted_count[:, at])
     kl = (steps.kl + kl_rounding(steps.kl))[:, None]
     certified, certifiable = (
-        np.isinf(end) | (kl < (1 - CERTIFICATE_ROUNDING) * end) for end in (lo, hi)
+        np.isinf(end) | (kl < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
     )
     return [
         Verdict(
             rule,
-            *(np.ascontiguousarray(a[:, at]) for a in (lo, hi, accepted, certified, certifiable)),
+            *(
+                np.ascontiguousarray(a[:, at])
+                for a in (lower, upper, accepted, certified, certifiable)
+            ),
         )
         for at, rule in enumerate(rules)
     ]
@@ -145,7 +148,7 @@ def profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFr
         parts: quantile bins of the margin p(rank 1) - p(rank 2); 10 gives deciles.
 
     Returns:
-        One row a bin: rule, by (position, margin), bin, low and high end, steps, accepted and
+        One row a bin: rule, by (position, margin), bin, begin and end, steps, accepted and
         certified shares.
     """
     cuts = np.quantile(steps.margin, np.linspace(0, 1, parts + 1))
@@ -167,8 +170,8 @@ def profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFr
                     "rule": verdict.rule.label,
                     "by": by,
                     "bin": np.arange(len(count), dtype=np.int32),
-                    "low": edges[:-1],
-                    "high": edges[1:],
+                    "begin": edges[:-1],
+                    "end": edges[1:],
                     "steps": count.astype(np.int64),
                     **shares,
                 }

@@ -46,7 +46,7 @@ def smallest_relaxation(
         "length": length,
         "optimistic": optimistic,
         "optimistic_length": optimistic_length,
-        "empty": float(np.mean(np.isinf(judge(steps, [rule])[0].lo))),
+        "empty": float(np.mean(np.isinf(judge(steps, [rule])[0].lower))),
     }
 
 

@@ -18,7 +18,7 @@ from .realised import Steps, Verdict
 
 Row = dict[str, str | float]
 Weights = Floats | Flags
-LENGTH_COLUMNS = ["value", "optimistic", "low", "high", "cut", "cut_optimistic"]
+LENGTH_COLUMNS = ["value", "optimistic", "ci_low", "ci_high", "cut", "cut_optimistic"]
 
 
 def rule_statistics(
@@ -27,7 +27,7 @@ def rule_statistics(
     """Measure one rule on one drafter.
 
     Returns:
-        One row a statistic: `value`, `optimistic` and the limits `low` of value, `high` of
+        One row a statistic: `value`, `optimistic` and the limits `ci_low` of value, `ci_high` of
         optimistic. Where certificates are intervals, value is the least and optimistic the most
         that they allow (rank_correlation: bounds of these); elsewhere both are equal. Shares of
         all steps: acceptance, certified, departure (accepted, but not the target's argmax), empty
@@ -47,7 +47,7 @@ def rule_statistics(
     accepted, certified = verdict.accepted, verdict.certified
     departs = accepted & (steps.draft_rank > 1) & verdict.rule.judges_tokens
     everywhere = np.ones(len(steps), dtype=bool)
-    empty, possibly_empty = np.isinf(verdict.lo), np.isinf(verdict.hi)
+    empty, possibly_empty = np.isinf(verdict.lower), np.isinf(verdict.upper)
     rows = [
         _share("acceptance", accepted, everywhere, bootstrap),
         _between("certified", certified, verdict.certifiable, everywhere, bootstrap),
@@ -55,12 +55,14 @@ def rule_statistics(
         _share("departure", departs, everywhere, bootstrap),
         _share("given_up", np.where(departs, steps.given_up, 0.0), everywhere, bootstrap),
         _between("empty", empty, possibly_empty, everywhere, bootstrap),
-        _share("inexact", verdict.lo < verdict.hi, everywhere, bootstrap),
+        _share("inexact", verdict.lower < verdict.upper, everywhere, bootstrap),
         _gain(accepted, steps.draft_rank == 1, bootstrap),
     ]
-    slack = _quantiles(steps.slack(verdict.lo), steps.slack(verdict.hi), [0.5, 0.05], bootstrap)
+    slack = _quantiles(
+        steps.slack(verdict.lower), steps.slack(verdict.upper), [0.5, 0.05], bootstrap
+    )
     for name, ends in zip(("slack_median", "slack_p5"), slack.to_dict("records"), strict=True):
-        rows.append(_row(name, ends["value"], ends["optimistic"], ends["low"], ends["high"]))
+        rows.append(_row(name, ends["value"], ends["optimistic"], ends["ci_low"], ends["ci_high"]))
     for name, value, optimistic in (
         *_association(steps, verdict),
         *_tightest(steps, verdict),
@@ -146,13 +148,13 @@ def kl_needed(
 
     Returns:
         One row a fraction: `value` from the lower ends of the certificates, `optimistic` from
-        the upper ends, the limits `low` of value and `high` of optimistic; nats, +inf where so
-        many regions are empty.
+        the upper ends, the limits `ci_low` of value and `ci_high` of optimistic; nats, +inf
+        where so many regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
-    negated = -_quantiles(-verdict.hi, -verdict.lo, fractions, bootstrap)
-    names = {"value": "optimistic", "optimistic": "value", "low": "high", "high": "low"}
-    found = negated.rename(columns=names)[["value", "optimistic", "low", "high"]]
+    negated = -_quantiles(-verdict.upper, -verdict.lower, fractions, bootstrap)
+    names = {"value": "optimistic", "optimistic": "value", "ci_low": "ci_high", "ci_high": "ci_low"}
+    found = negated.rename(columns=names)[["value", "optimistic", "ci_low", "ci_high"]]
     found.insert(0, "rule", verdict.rule.label)
     found.insert(1, "fraction", list(fractions))
     return found
@@ -163,8 +165,8 @@ def _row(statistic: str, value: float, optimistic: float, low: float, high: floa
         "statistic": statistic,
         "value": float(value),
         "optimistic": float(optimistic),
-        "low": float(low),
-        "high": float(high),
+        "ci_low": float(low),
+        "ci_high": float(high),
     }
 
 
@@ -197,20 +199,20 @@ def _between(name: str, sure: Flags, maybe: Flags, below: Flags, bootstrap: Prom
     """Return the share of certified steps, from both ends of the certificates."""
     lower = _share(name, sure, below, bootstrap)
     upper = lower if np.array_equal(sure, maybe) else _share(name, maybe, below, bootstrap)
-    return lower | {"optimistic": upper["value"], "high": upper["high"]}
+    return lower | {"optimistic": upper["value"], "ci_high": upper["ci_high"]}
 
 
 def _quantiles(
     lower: Floats, upper: Floats, levels: Sequence[float], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    """Return a row a level: value, optimistic, low, high of values known as intervals."""
+    """Return a row a level: value, optimistic, ci_low, ci_high of values known as intervals."""
     value, draws = bootstrap.quantiles(lower, levels)
     low, high = bootstrap.interval(draws)
     optimistic = value
     if not np.array_equal(lower, upper):
         optimistic, draws = bootstrap.quantiles(upper, levels)
         high = bootstrap.interval(draws)[1]
-    return pd.DataFrame({"value": value, "optimistic": optimistic, "low": low, "high": high})
+    return pd.DataFrame({"value": value, "optimistic": optimistic, "ci_low": low, "ci_high": high})
 
 
 def _association(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
@@ -227,9 +229,12 @@ def _association(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float
         return [("rank_correlation", np.nan, np.nan), ("ordered", np.nan, np.nan)]
     least, most = (
         _ordered(steps.slack(np.where(accepted, up, down)), accepted)
-        for up, down in ((verdict.lo, verdict.hi), (verdict.hi, verdict.lo))
+        for up, down in ((verdict.lower, verdict.upper), (verdict.upper, verdict.lower))
     )
-    share, spreads = ahead / size, _spreads(steps.slack(verdict.lo), verdict.lo == verdict.hi)
+    share, spreads = (
+        ahead / size,
+        _spreads(steps.slack(verdict.lower), verdict.lower == verdict.upper),
+    )
     if not spreads.any():  # all steps tie
         return [("rank_correlation", np.nan, np.nan), ("ordered", least, most)]
     # the covariance of ranks and acceptance is size * share * (1 - share) * (U - 1/2)
@@ -265,7 +270,7 @@ def _spreads(slack: Floats, exact: Flags) -> Floats:
 
 def _tightest(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
     """Return how near the lower ends, which soundness is checked with, come to the KL."""
-    slack = steps.slack(verdict.lo)
+    slack = steps.slack(verdict.lower)
     certified = float(slack[verdict.certified].min(initial=np.inf))
     rejected = float(-slack[~verdict.accepted].max(initial=-np.inf))
     return [("tightest_certified", certified, certified), ("tightest_rejected", rejected, rejected)]

@@ -32,15 +32,15 @@ class Certificates:
     """Certificates of N steps under R rules; every array is (N, R).
 
     Attributes:
-        lo: nats, float64; a drafter with KL(p || q) < lo is accepted.
-        hi: nats, float64; equal to lo where the certificate is exact, +inf where nothing is
+        lower: nats, float64; a drafter with KL(p || q) < lower is accepted.
+        upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
             rejected or that cannot be excluded.
-        active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lo); 0 where nothing is rejected.
+        active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
         accepted_count: int32, n; `rules.UNKNOWN` where it can't be told, NO_COUNT for trees.
     """
 
-    lo: Floats
-    hi: Floats
+    lower: Floats
+    upper: Floats
     active_size: NDArray[np.int32]
     accepted_count: NDArray[np.int32]
 
@@ -64,7 +64,7 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1) -> Certi
 
     Example:
         >>> from analysis.rules import StrictGreedy
-        >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lo.round(6).tolist()
+        >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6).tolist()
         [[0.130812]]
     """
     if not isinstance(dist, TopK):
@@ -73,14 +73,14 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1) -> Certi
             "TopK.from_logits(logits)"
         )
     rules = _listed(rules)
-    lo, hi, active, accepted, left = _stored(dist, rules, threads)
+    lower, upper, active, accepted, left = _stored(dist, rules, threads)
     if np.any(left):
-        cells = [np.flatnonzero(np.isnan(lo[r])) for r in np.flatnonzero(left)]
+        cells = [np.flatnonzero(np.isnan(lower[r])) for r in np.flatnonzero(left)]
         which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
-        lo[which, open_], hi[which, open_], active[which, open_], accepted[which, open_] = (
+        lower[which, open_], upper[which, open_], active[which, open_], accepted[which, open_] = (
             intervals(dist, rules, which, open_, accepted[which, open_])
         )
-    return Certificates(lo.T, hi.T, active.T, accepted.T)
+    return Certificates(lower.T, upper.T, active.T, accepted.T)
 
 
 def certify_logits(
@@ -101,7 +101,7 @@ def certify_logits(
 
     Example:
         >>> from analysis.rules import StrictGreedy
-        >>> certify_logits([1.0, 0.0, -np.inf], StrictGreedy()).lo.round(6).tolist()
+        >>> certify_logits([1.0, 0.0, -np.inf], StrictGreedy()).lower.round(6).tolist()
         [[0.110944]]
     """
     return certify(TopK.from_logits(logits, temperature=temperature), rules)
@@ -119,9 +119,9 @@ def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
 
 
 def _stored(dist: TopK, rules: Sequence[Rule], threads: int) -> tuple[NDArray[Any], ...]:
-    """Return lo, hi, |A| and n, each (R, N), and how many cells of each rule are open.
+    """Return lower, upper, |A| and n, each (R, N), and how many cells of each rule are open.
 
-    All stored tokens are accepted at an open cell, and lo and hi are nan there.
+    All stored tokens are accepted at an open cell, and lower and upper are nan there.
     """
     check_k(rules, dist.k, dist.vocab_size)
     table = _rules(dist, rules)
@@ -136,9 +136,9 @@ def _stored(dist: TopK, rules: Sequence[Rule], threads: int) -> tuple[NDArray[An
         with ThreadPoolExecutor(threads) as pool:
             run = partial(_run, dist, table, found)
             left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
-    lo, hi = floats[:, :, : len(dist)]
+    lower, upper = floats[:, :, : len(dist)]
     active, accepted = ints[:, :, : len(dist)]
-    return lo, hi, active, accepted, left
+    return lower, upper, active, accepted, left
 
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:

@@ -13,7 +13,7 @@ e = w - 1, from exact differences of logits. With A the active tokens and c thei
 
 The fast form takes one logarithm, and is used where it loses less than two digits.
 
-Where the first rejected token is not among the K stored, lo and hi are left nan for
+Where the first rejected token is not among the K stored, lower and upper are left nan for
 `truncation`. All compiled code is in this file: numba's cache on disk follows changes of
 the file a function is in, not of the files of what it calls.
 """
@@ -188,10 +188,10 @@ def begin(steps: StoredSteps, block: Block, start: int, count: int) -> int:
 @compiled
 def first_rejected(block: Block, found: Found) -> None:
     """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
-    for i in range(found.lo.size):
-        found.lo[i] = block.m[i]
-        found.hi[i] = block.m[i]
-    for i in range(found.lo.size):
+    for i in range(found.lower.size):
+        found.lower[i] = block.m[i]
+        found.upper[i] = block.m[i]
+    for i in range(found.lower.size):
         found.active[i] = block.a[i]
         found.accepted[i] = 1
 
@@ -202,10 +202,10 @@ def write(block: Block, found: Found, i: int, n: int, k: int, size: int) -> int:
     found.accepted[i] = n
     if 0 < n < k:
         at = known(block.s, i * block.width, n)
-        found.lo[i] = found.hi[i] = block.s[at + M]
+        found.lower[i] = found.upper[i] = block.s[at + M]
         found.active[i] = np.int32(block.s[at + A])
         return 0
-    found.lo[i] = found.hi[i] = math.inf if n >= size else math.nan
+    found.lower[i] = found.upper[i] = math.inf if n >= size else math.nan
     found.active[i] = 0
     return 1 if n < size else 0
 
@@ -289,13 +289,13 @@ def settle(
 @compiled
 def tree_rule(steps: StoredSteps, m: int, block: Block, found: Found, start: int) -> int:
     """Apply Theorem 5.1 to a block; return the first bad step, or -1."""
-    for i in range(found.lo.size):
+    for i in range(found.lower.size):
         value, members = math.inf, 0
         if m < steps.size:
             if not reach(steps, block, start + i, i, m + 1):
                 return start + i
             value, members = tree(block.s, i * block.width, m)
-        found.lo[i] = found.hi[i] = block.p0[i] * value
+        found.lower[i] = found.upper[i] = block.p0[i] * value
         found.active[i] = members
         found.accepted[i] = 0  # rules.NO_COUNT
     return -1
@@ -319,8 +319,8 @@ def certify_rows(
                 return bad
             place, more = rules.place[r], 0
             part = Found(
-                found.lo[place, start:stop],
-                found.hi[place, start:stop],
+                found.lower[place, start:stop],
+                found.upper[place, start:stop],
                 found.active[place, start:stop],
                 found.accepted[place, start:stop],
             )

@@ -49,8 +49,8 @@ class Rules(NamedTuple):
 class Found(NamedTuple):
     """Certificates: (R, N), or one rule's of a block."""
 
-    lo: Floats
-    hi: Floats
+    lower: Floats
+    upper: Floats
     active: NDArray[np.int32]
     accepted: NDArray[np.int32]
 

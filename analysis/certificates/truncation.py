@@ -40,7 +40,7 @@ def intervals(
     steps: NDArray[np.intp],
     counts: Counts,
 ) -> Intervals:
-    """Return lo, hi, |A| at lo, and accepted counts where all K stored tokens pass.
+    """Return lower, upper, |A| at lower, and accepted counts where all K stored tokens pass.
 
     Args:
         dist: N steps, K < V.
@@ -74,8 +74,8 @@ def intervals(
                 values = _by_threshold(part, theta[rows])
             for column, value in zip(found, values, strict=True):
                 column[rows] = value
-    lo, hi, active, accepted = found
-    return lo, hi, active, accepted
+    lower, upper, active, accepted = found
+    return lower, upper, active, accepted
 
 
 class Stored:
@@ -122,13 +122,13 @@ class Stored:
 def _by_threshold(stored: Stored, theta: Floats) -> Intervals:
     dist, n = stored.dist, stored.others
     low, high, most = (_one_left if n == 1 else _several_left)(stored, theta)
-    lo, hi, active = _ends(stored, low, high, most)
+    lower, upper, active = _ends(stored, low, high, most)
     least = low if n == 1 else stored.tail * (1.0 - TAIL_ERROR) - (n - 1) * stored.p_k
     everything = (theta < 0) | (least > theta)
     accepted = np.where(most == 0, dist.k, -1)
     return (
-        np.where(everything, np.inf, lo),
-        np.where(everything, np.inf, np.where(most == n, np.inf, hi)),
+        np.where(everything, np.inf, lower),
+        np.where(everything, np.inf, np.where(most == n, np.inf, upper)),
         np.where(everything, 0, active).astype(np.int32),
         np.where(everything, dist.vocab_size, accepted).astype(np.int32),
     )
@@ -172,26 +172,26 @@ def _by_count(stored: Stored, counts: Counts) -> Intervals:
     more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
     high = np.minimum(p_k, tail * (1.0 + error) / (more + 1.0))
     least = (tail * (1.0 - error) - more * p_k) / (stored.others - more)
-    lo, hi, active = _ends(stored, np.clip(least, 0.0, high), high, more)
-    return lo, np.where(counts < 0, np.inf, hi), active, counts
+    lower, upper, active = _ends(stored, np.clip(least, 0.0, high), high, more)
+    return lower, np.where(counts < 0, np.inf, upper), active, counts
 
 
 def _ends(
     stored: Stored, low: Floats, high: Floats, most: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """Return M of a b in [low, high] that at most so many unseen tokens exceed: lo, hi, |A|.
+    """Return M of a b in [low, high] that at most so many unseen tokens exceed: lower, upper, |A|.
 
     They are equal where b is known, unless M falls so fast there that its rounding shows.
     """
     cost, active = mode_cost(stored.e, stored.excess(high * (1.0 + stored.p0_error)))
-    lo = stored.p0 * cost * (1.0 - MARGIN)
-    hi = stored.p0 * _upper_end(stored, low * (1.0 - stored.p0_error), most) * (1.0 + MARGIN)
+    lower = stored.p0 * cost * (1.0 - MARGIN)
+    upper = stored.p0 * _upper_end(stored, low * (1.0 - stored.p0_error), most) * (1.0 + MARGIN)
     known = (stored.others == 1) | (stored.tail < TINY)
-    exact = known & (most == 0) & (hi - lo <= 4.0 * MARGIN * lo)
+    exact = known & (most == 0) & (upper - lower <= 4.0 * MARGIN * lower)
     if exact.any():
         cost, _ = mode_cost(stored.e, stored.excess(stored.tail))
-        lo, hi = (np.where(exact, stored.p0 * cost, end) for end in (lo, hi))
-    return lo, hi, active
+        lower, upper = (np.where(exact, stored.p0 * cost, end) for end in (lower, upper))
+    return lower, upper, active
 
 
 def mode_cost(e: Floats, b: Floats) -> tuple[Floats, NDArray[np.int32]]:

@@ -140,8 +140,8 @@ def acceptance_intervals(
         seed: of the bootstrap.
 
     Returns:
-        One row a run: rate_low, rate_high, tokens_per_call_low, tokens_per_call_high; NaN where
-        nothing was tested.
+        One row a run: rate_ci_low, rate_ci_high, tokens_per_call_ci_low,
+        tokens_per_call_ci_high; NaN where nothing was tested.
     """
     prompts, runs = sorted(decoded.data["prompt_id"].unique()), len(decoded.runs)
     calls = decoded.calls.assign(calls=1).groupby(["prompt_id", "run"], as_index=False).sum()
@@ -156,7 +156,7 @@ def acceptance_intervals(
             for column in (above, below)
         )
         draws = np.divide(over, under, out=np.full_like(over, np.nan), where=under > 0)
-        columns[f"{name}_low"], columns[f"{name}_high"] = bootstrap.interval(draws)
+        columns[f"{name}_ci_low"], columns[f"{name}_ci_high"] = bootstrap.interval(draws)
     return pd.DataFrame(columns)
 
 

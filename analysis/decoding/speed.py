@@ -28,8 +28,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     Returns:
         The rows of `acceptance` with seconds: `per_token` (whole answers, the prompt's pass
         included), `tokens_per_second`; `speedup` over the baseline with its interval over
-        prompts, `low` and `high`; `c_draft`, `c_verify` (the target's pass) and `c_other` (the
-        law, roll-back) of a call, means; `c_p` what a token costs the target alone, the
+        prompts, `ci_low` and `ci_high`; `c_draft`, `c_verify` (the target's pass) and `c_other`
+        (the law, roll-back) of a call, means; `c_p` what a token costs the target alone, the
         baseline's c_verify + c_other, and `c_q` what a drafted token costs: pass and choice of
         the token in both; `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p;
         `predicted` k / (1 + d rho), d the tokens drafted a call, and `predicted_costs`
@@ -131,8 +131,8 @@ def speedups(
             "per_token": cost,
             "tokens_per_second": 1 / cost,
             "speedup": cost[alone] / cost,
-            "low": low,
-            "high": high,
+            "ci_low": low,
+            "ci_high": high,
         }
     )
 

@@ -103,7 +103,7 @@ def profile_figure(pairs: Pairs, profile: pd.DataFrame, rules: Sequence[str]) ->
 def _profile(axis: Axes, part: pd.DataFrame, rules: Sequence[str], by: str) -> None:
     for (color, _), rule in zip(LINES, rules, strict=False):
         lines = part[(part["rule"] == rule) & (part["steps"] > 0)]
-        x = (lines["low"] + lines["high"]) / 2 if by == "position" else lines["bin"] + 1
+        x = (lines["begin"] + lines["end"]) / 2 if by == "position" else lines["bin"] + 1
         for name, style in (("accepted", "-"), ("certified", ":")):
             axis.plot(x, lines[name], linestyle=style, color=color, marker=".", markersize=3)
     axis.set_ylim(-0.03, 1.03)

@@ -202,5 +202,5 @@ def pair_table(
 
 def _text(row: Mapping[Any, Any], text: Callable[[float], str]) -> str:
     if text is _gain and math.isinf(row["value"]):  # no rejection: at least its lower limit
-        return f"≥ {_gain(row['low'])}"
+        return f"≥ {_gain(row['ci_low'])}"
     return length_text(text(row["value"]), text(row["optimistic"]), censored_ends(row))

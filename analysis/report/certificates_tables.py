@@ -138,11 +138,11 @@ def determined_table(panels: Panels) -> Table:
 
 
 def _determined(item: Certified) -> dict[str, float]:
-    exact, bounded = item.lo == item.hi, np.isfinite(item.hi)
+    exact, bounded = item.lower == item.upper, np.isfinite(item.upper)
     return {
         "determined": float(np.mean(exact)),
-        "empty": float(np.mean(np.isinf(item.lo))),
-        "widest": float(np.max(item.hi[bounded] - item.lo[bounded], initial=0.0)),
+        "empty": float(np.mean(np.isinf(item.lower))),
+        "widest": float(np.max(item.upper[bounded] - item.lower[bounded], initial=0.0)),
         "unbounded": float(np.mean(~exact & ~bounded)),
-        "steps": len(item.lo),
+        "steps": len(item.lower),
     }

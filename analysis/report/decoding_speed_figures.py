@@ -44,7 +44,7 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         axis.set_ylabel("agreement with the baseline", color=BLUE)
         other.set_ylabel("speedup", color=PURPLE)
         axis.legend(loc="best")
-    shown = ["target", "draft_length", "theta", "agreement", "speedup", "low", "high"]
+    shown = ["target", "draft_length", "theta", "agreement", "speedup", "ci_low", "ci_high"]
     return Figure(
         "decoding_thresholds",
         "The threshold of MARS",
@@ -57,7 +57,7 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
 
 def reach(group: pd.DataFrame) -> np.ndarray:
     """Return how far the interval of a speedup reaches below and above it, (2, rows)."""
-    ends = [group["speedup"] - group["low"], group["high"] - group["speedup"]]
+    ends = [group["speedup"] - group["ci_low"], group["ci_high"] - group["speedup"]]
     return np.stack(ends).clip(min=0)
 
 
@@ -95,7 +95,7 @@ def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_ylabel("speedup")
     legend(drawing, axes[0])
-    shown = ["target", "method", "temperature", "draft_length", "speedup", "low", "high"]
+    shown = ["target", "method", "temperature", "draft_length", "speedup", "ci_low", "ci_high"]
     return Figure(
         "decoding_lengths",
         "Speedup over draft length",

@@ -38,11 +38,11 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
             texts = setting_texts(row)
             for part in parts:
                 texts += [times(part["speedup"].iloc[run]), number_text(part["tau"].iloc[run])]
-            interval = f"[{row['low']:.2f}, {row['high']:.2f}]"
+            interval = f"[{row['ci_low']:.2f}, {row['ci_high']:.2f}]"
             texts += [f"{times(row['speedup'])} {interval}", number_text(row["tokens_per_call"])]
             rows.append((row["method"], [*map(Cell, texts)]))
         sections.append(Section(one.target, rows))
-        whole = table[["speedup", "low", "high"]].assign(tau=table["tokens_per_call"])
+        whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
         counted = {"prompts": one.prompts, "few_prompts": few(one.prompts)}
         settings = one.runs[["method", "draft_length", "temperature"]].assign(**counted)
         frames += [

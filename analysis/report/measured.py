@@ -21,13 +21,13 @@ class Certified:
 
     Attributes:
         rule: the rule.
-        lo: (N,) lower ends, +inf where the rejection region is empty.
-        hi: (N,) upper ends.
+        lower: (N,) lower ends, +inf where the rejection region is empty.
+        upper: (N,) upper ends.
     """
 
     rule: Rule
-    lo: Floats
-    hi: Floats
+    lower: Floats
+    upper: Floats
 
 
 Panels = Mapping[str, Sequence[Certified]]  # by target
@@ -40,8 +40,8 @@ class Measured:
     Attributes:
         targets: printed names, in order.
         rules: all rules, in order.
-        top: target, k, statistic, value, optimistic, low, high, prompts, few_prompts.
-        certificates: target, rule (label), statistic, value, optimistic, low, high, empty,
+        top: target, k, statistic, value, optimistic, ci_low, ci_high, prompts, few_prompts.
+        certificates: target, rule (label), statistic, value, optimistic, ci_low, ci_high, empty,
             inexact, undefined, steps, prompts, few_prompts.
         runs: target, rule and the columns of `analysis.statistics.run_lengths.run_lengths`.
     """
@@ -67,8 +67,8 @@ class Measured:
 def certificate_statistics(
     target: str,
     rule: Rule,
-    lo: Floats,
-    hi: Floats,
+    lower: Floats,
+    upper: Floats,
     bootstrap: PromptBootstrap,
     undefined: float = math.nan,
 ) -> pd.DataFrame:
@@ -77,14 +77,14 @@ def certificate_statistics(
     `undefined` counts the steps at which the rule's test means nothing (MARS: z1 <= 0); NaN for
     rules whose test always does.
     """
-    frame = _tidy(summarise(lo, hi, rule.ceiling, bootstrap), bootstrap)
+    frame = _tidy(summarise(lower, upper, rule.ceiling, bootstrap), bootstrap)
     frame.insert(0, "target", target)
     frame.insert(1, "rule", rule.label)
     return frame.assign(
-        empty=float(np.mean(np.isinf(lo))),
-        inexact=float(np.mean(lo < hi)),
+        empty=float(np.mean(np.isinf(lower))),
+        inexact=float(np.mean(lower < upper)),
         undefined=undefined,
-        steps=len(lo),
+        steps=len(lower),
     )
 
 
@@ -109,8 +109,8 @@ def _tidy(estimates: dict[str, Estimate], bootstrap: PromptBootstrap) -> pd.Data
                 "statistic": name,
                 "value": e.value,
                 "optimistic": e.optimistic,
-                "low": e.low,
-                "high": e.high,
+                "ci_low": e.ci_low,
+                "ci_high": e.ci_high,
                 **bootstrap.counted,
             }
             for name, e in estimates.items()

@@ -22,9 +22,9 @@ class Pairs:
         targets: printed names, in order.
         rules: every rule, by label.
         listing: group, name, parameter, setting, rule; the same for all targets.
-        statistics: target, rule, statistic, value, optimistic, low, high, cut, cut_optimistic
+        statistics: target, rule, statistic, value, optimistic, ci_low, ci_high, cut, cut_optimistic
             (NaN where it is no length), prompts, few_prompts.
-        needed: target, rule, fraction, value, optimistic, low, high, prompts, few_prompts.
+        needed: target, rule, fraction, value, optimistic, ci_low, ci_high, prompts, few_prompts.
         reached: target, dial, parameter, kind, wanted, value, length, optimistic,
             optimistic_length, empty.
         sampled: temperature at which the targets' answers were sampled; None where they were not,

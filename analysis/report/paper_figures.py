@@ -79,14 +79,14 @@ def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure
         if item is None:
             return None
         bootstrap = bootstraps[target]
-        low = survival_band(item.lo, grid, bootstrap)[0]
-        high = survival_band(item.hi, grid, bootstrap)[1]
+        low = survival_band(item.lower, grid, bootstrap)[0]
+        high = survival_band(item.upper, grid, bootstrap)[1]
         name = f"{100 * bootstrap.confidence:g} % interval over prompts"
         axis.fill_between(grid, low, high, color=BLUE, alpha=0.3, linewidth=0, label=name)
-        share = survival(item.lo, grid)
+        share = survival(item.lower, grid)
         axis.plot(grid, share, color=BLUE, linewidth=1, label=greedy.title)
         finish(axis, SINGLE, [greedy])
-        curve = {"target": target, "eps": grid, "share": share, "low": low, "high": high}
+        curve = {"target": target, "eps": grid, "share": share, "ci_low": low, "ci_high": high}
         frames.append(pd.DataFrame(curve))
     label(drawing, axes)
     return Figure(

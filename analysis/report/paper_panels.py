@@ -69,7 +69,7 @@ def _curves(axis: Axes, items: Sequence[Certified], limit: float) -> list[pd.Dat
             if item.rule == StrictGreedy()
             else dict(zip(("color", "linestyle"), next(lines), strict=True))
         )
-        share, possible = survival(item.lo, grid), survival(item.hi, grid)
+        share, possible = survival(item.lower, grid), survival(item.upper, grid)
         axis.plot(grid, share, label=item.rule.title, **style)
         if not np.array_equal(share, possible):
             axis.fill_between(grid, share, possible, color=style["color"], alpha=0.25, linewidth=0)

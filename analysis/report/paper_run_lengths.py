@@ -81,7 +81,7 @@ def estimator_table(measured: Measured) -> Table:
         found = [look[target, rule.label, name] for name in names]
         shown = [
             interval_text(
-                row["value"], row["optimistic"], row["low"], row["high"], censored_ends(row)
+                row["value"], row["optimistic"], row["ci_low"], row["ci_high"], censored_ends(row)
             )
             for row in found
         ]

@@ -148,9 +148,9 @@ def limits(column: str) -> tuple[str, str]:
     """Return the columns that have the interval over prompts of a statistic.
 
     >>> limits("value"), limits("mean")
-    (('low', 'high'), ('mean_low', 'mean_high'))
+    (('ci_low', 'ci_high'), ('mean_ci_low', 'mean_ci_high'))
     """
-    return ("low", "high") if column == "value" else (f"{column}_low", f"{column}_high")
+    return ("ci_low", "ci_high") if column == "value" else (f"{column}_ci_low", f"{column}_ci_high")
 
 
 def range_text(first: str, last: str) -> str:

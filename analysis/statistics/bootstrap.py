@@ -1,8 +1,8 @@
 """Means and quantiles over decoding steps, and their bootstrap over prompts.
 
 Steps of one prompt are correlated, so whole prompts are resampled. A certificate can be +inf
-(empty rejection region) or known as an interval [lo, hi]: quantiles rank +inf at the top, means
-replace it by the rule's ceiling, and a statistic of an interval is computed at both ends.
+(empty rejection region) or known as an interval [lower, upper]: quantiles rank +inf at the top,
+means replace it by the rule's ceiling, and a statistic of an interval is computed at both ends.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Estimate:
     """A statistic with its confidence interval.
 
     Attributes:
-        value: computed on the lower ends `lo`: what is certain.
-        optimistic: computed on the upper ends `hi`; equals `value` where every step is exact.
-        low: lower confidence limit, of `value`.
-        high: upper confidence limit, of `optimistic`.
+        value: computed on the lower ends `lower`: what is certain.
+        optimistic: computed on the upper ends `upper`; equals `value` where every step is exact.
+        ci_low: lower confidence limit, of `value`.
+        ci_high: upper confidence limit, of `optimistic`.
     """
 
     value: float
     optimistic: float
-    low: float
-    high: float
+    ci_low: float
+    ci_high: float
 
 
 class PromptBootstrap:
@@ -153,20 +153,20 @@ def _rank(level: float | Floats, count: NDArray[np.generic]) -> Integers:
 
 
 def summarise(
-    lo: Floats, hi: Floats, ceiling: float, bootstrap: PromptBootstrap
+    lower: Floats, upper: Floats, ceiling: float, bootstrap: PromptBootstrap
 ) -> dict[str, Estimate]:
     """Return mean, median, p5 and p25 of certificates known as intervals.
 
     Args:
-        lo: (N,) lower ends in nats, +inf where the rejection region is empty.
-        hi: (N,) upper ends.
+        lower: (N,) lower ends in nats, +inf where the rejection region is empty.
+        upper: (N,) upper ends.
         ceiling: the rule's ceiling in nats, which stands for +inf in means: log 2, or
             log(m+1) for a tree. A quantile that falls on an empty region is +inf.
         bootstrap: the prompts of the steps and their resamples.
     """
-    pessimistic = _statistics(lo, ceiling, bootstrap)
-    exact = np.array_equal(lo, hi)
-    optimistic = pessimistic if exact else _statistics(hi, ceiling, bootstrap)
+    pessimistic = _statistics(lower, ceiling, bootstrap)
+    exact = np.array_equal(lower, upper)
+    optimistic = pessimistic if exact else _statistics(upper, ceiling, bootstrap)
     return {
         name: Estimate(value, optimistic[name][0], low, optimistic[name][2])
         for name, (value, low, _) in pessimistic.items()

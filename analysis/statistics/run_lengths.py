@@ -131,8 +131,8 @@ class Counts:
 
 
 def run_lengths(
-    lo: Floats,
-    hi: Floats,
+    lower: Floats,
+    upper: Floats,
     eps: Sequence[float],
     trajectories: Trajectories,
     bootstrap: PromptBootstrap,
@@ -141,8 +141,8 @@ def run_lengths(
     """Estimate the certifiable run lengths of one rule at every level of `eps`.
 
     Args:
-        lo: (N,) lower ends of the certificates in nats, +inf where always accepted.
-        hi: (N,) upper ends; equal to `lo` where exact.
+        lower: (N,) lower ends of the certificates in nats, +inf where always accepted.
+        upper: (N,) upper ends; equal to `lower` where exact.
         eps: KL levels in nats.
         trajectories: the trajectory of each step.
         bootstrap: resamples of the prompts, in the order of `trajectories`.
@@ -150,28 +150,29 @@ def run_lengths(
 
     Returns:
         One row a level and estimator: `value` and `optimistic`, the least and the most that
-        certificates between `lo` and `hi` give, the limits `low` (of value) and `high` (of
-        optimistic), `cut` and `cut_optimistic`, the shares of the estimator's segments that
-        trajectories' ends cut under `lo` and under `hi` (0 for long_run and the residual, which
-        ends do not shorten), `failures`, the number of `failing_prompts` (both of `lo`),
-        `prompts`, `few_prompts`, `steps`. Without a failure `long_run` is +inf with the one-sided
-        limit of `failure_free_bound`. NaN where an estimator is not defined: no trajectory has
+        certificates between `lower` and `upper` give, the limits `ci_low` (of value) and
+        `ci_high` (of optimistic), `cut` and `cut_optimistic`, the shares of the
+        estimator's segments that trajectories' ends cut under `lower` and under `upper`
+        (0 for long_run and the residual, which ends do not shorten), `failures`, the
+        number of `failing_prompts` (both of `lower`), `prompts`, `few_prompts`, `steps`.
+        Without a failure `long_run` is +inf with the one-sided limit of
+        `failure_free_bound`. NaN where an estimator is not defined: no trajectory has
         `window` steps.
     """
     levels = np.asarray(eps, dtype=np.float64)
-    lower = Counts.of(lo, levels, trajectories, window)
-    exact = np.array_equal(lo, hi)
-    upper = lower if exact else Counts.of(hi, levels, trajectories, window)
-    runs = MeanRuns.of(lo > levels[:, None], hi > levels[:, None], trajectories.prompts)
+    exact = np.array_equal(lower, upper)
+    sure = Counts.of(lower, levels, trajectories, window)
+    possible = sure if exact else Counts.of(upper, levels, trajectories, window)
+    runs = MeanRuns.of(lower > levels[:, None], upper > levels[:, None], trajectories.prompts)
 
     def ends(total: Total) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        least = lower.estimates(window, total)
-        most = least if exact else upper.estimates(window, total)
+        least = sure.estimates(window, total)
+        most = least if exact else possible.estimates(window, total)
         return least | {"mean_run": runs.least(total)}, most | {"mean_run": runs.most(total)}
 
     (value, optimistic), draws = ends(_over_all), ends(bootstrap.sums)
-    cut, cut_optimistic = lower.cut(), upper.cut()
-    failures, steps = _over_all(lower.failures), int(lower.steps.sum())
+    cut, cut_optimistic = sure.cut(), possible.cut()
+    failures, steps = _over_all(sure.failures), int(sure.steps.sum())
     frames = []
     for name in ("per_call", "mean_run", "long_run", f"residual_{window}"):
         low, high = bootstrap.interval(draws[0][name])[0], bootstrap.interval(draws[1][name])[1]
@@ -183,12 +184,12 @@ def run_lengths(
             "estimator": name,
             "value": value[name],
             "optimistic": optimistic[name],
-            "low": low,
-            "high": high,
+            "ci_low": low,
+            "ci_high": high,
             "cut": cut.get(name, 0.0),
             "cut_optimistic": cut_optimistic.get(name, 0.0),
             "failures": failures,
-            "failing_prompts": np.count_nonzero(lower.failures, axis=0),
+            "failing_prompts": np.count_nonzero(sure.failures, axis=0),
             "steps": steps,
             **bootstrap.counted,
         }

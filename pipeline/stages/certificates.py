@@ -56,8 +56,8 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: lis
                 count = result.accepted_count[:, at]
                 arrays = [
                     *steps.columns,
-                    pa.array(result.lo[:, at]),
-                    pa.array(result.hi[:, at]),
+                    pa.array(result.lower[:, at]),
+                    pa.array(result.upper[:, at]),
                     pa.array(result.active_size[:, at]),
                     pa.array(count, mask=count <= 0),
                 ]
@@ -72,30 +72,37 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     from analysis.statistics.run_lengths import Trajectories
 
     rule = node.settings["rule"]
-    table = artifact.read(columns=["position", "lo", "hi"])
-    lo, hi = (table.column(name).to_numpy() for name in ("lo", "hi"))
-    lower, upper = (np.where(np.isinf(end), rule.ceiling, end) for end in (lo, hi))
+    table = artifact.read(columns=["position", "lower", "upper"])
+    lower, upper = (table.column(name).to_numpy() for name in ("lower", "upper"))
+    lower, upper = (np.where(np.isinf(end), rule.ceiling, end) for end in (lower, upper))
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
     bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.settings))
     row: SummaryRow = {
         "target": node.upstream["distributions"][0].settings["label"],
         "rule": rule.label,
-        "steps": len(lo),
+        "steps": len(lower),
         "prompts": bootstrap.count,
     }
     for name, found in summarise(lower, upper, rule.ceiling, bootstrap).items():
         row[name], row[upper_end(name)] = found.value, found.optimistic
-        row |= dict(zip(limits(name), (found.low, found.high), strict=True))
-    return [row | {"empty": float(np.mean(np.isinf(lo))), "inexact": float(np.mean(lo < hi))}]
+        row |= dict(zip(limits(name), (found.ci_low, found.ci_high), strict=True))
+    return [
+        row | {"empty": float(np.mean(np.isinf(lower))), "inexact": float(np.mean(lower < upper))}
+    ]
 
 
 STAGE = Stage(
     name="certificates",
-    version=2,
+    version=3,
     upstream=("distributions",),
     columns={
         "data": STEP
-        | {"lo": "float64", "hi": "float64", "active_size": "int32", "accepted_count": "int32"}
+        | {
+            "lower": "float64",
+            "upper": "float64",
+            "active_size": "int32",
+            "accepted_count": "int32",
+        }
     },
     nodes=nodes,
     module=__name__,

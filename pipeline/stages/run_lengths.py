@@ -53,15 +53,15 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     bootstrap = PromptBootstrap(trajectories.prompts, *bootstrap_settings(config))
     frames = []
     for artifact in upstream["certificates"]:
-        table = artifact.read(columns=["prompt_id", "position", "lo", "hi"])
+        table = artifact.read(columns=["prompt_id", "position", "lower", "upper"])
         if not table.select(["prompt_id", "position"]).equals(steps):
             raise PipelineError(
                 f"{artifact.directory} and {upstream['certificates'][0].directory} "
                 "certify different steps"
             )
         frame = run_lengths(
-            table["lo"].to_numpy(),
-            table["hi"].to_numpy(),
+            table["lower"].to_numpy(),
+            table["upper"].to_numpy(),
             config["eps"],
             trajectories,
             bootstrap,
@@ -92,19 +92,19 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="run_lengths",
-    version=2,
+    version=3,
     upstream=("certificates",),
     columns={
         "data": {
             "rule": "string",
             "eps": "float64",
             "estimator": "string",
-            "value": "float64",  # tokens, from lo; null where not defined
-            "optimistic": "float64",  # from hi
-            "low": "float64",
-            "high": "float64",
-            "cut": "float64",  # share of segments that trajectories' ends cut, under lo
-            "cut_optimistic": "float64",  # under hi
+            "value": "float64",  # tokens, from lower; null where not defined
+            "optimistic": "float64",  # from upper
+            "ci_low": "float64",
+            "ci_high": "float64",
+            "cut": "float64",  # share of segments that trajectories' ends cut, under lower
+            "cut_optimistic": "float64",  # under upper
             "failures": "int64",
             "failing_prompts": "int32",
             **COUNTED,

@@ -48,7 +48,7 @@ def stored_columns(z: np.ndarray, k: int, temperature: float = 1.0) -> dict[str,
 
 def certificate(p: np.ndarray, rule: Rule, k: int | None = None) -> float:
     """The lower end for one target (V,), of which k tokens are stored (all without k)."""
-    return float(certify(TopK.from_probabilities(p[None], k=k), [rule]).lo[0, 0])
+    return float(certify(TopK.from_probabilities(p[None], k=k), [rule]).lower[0, 0])
 
 
 def kl(p: np.ndarray, q: np.ndarray) -> float:
@@ -58,5 +58,5 @@ def kl(p: np.ndarray, q: np.ndarray) -> float:
 
 def assert_same(found: Certificates, wanted: Certificates) -> None:
     """Assert that all that is known of the steps is exactly equal."""
-    for name in ("lo", "hi", "active_size", "accepted_count"):
+    for name in ("lower", "upper", "active_size", "accepted_count"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)

@@ -98,7 +98,7 @@ def test_the_extremal_draft_is_at_the_border() -> None:
     for bend, accepted in ((0.0, False), (1e-3, True), (-1e-3, False)):
         w = np.log([[level + bend, level - bend, 0.2]]).astype(np.float32)
         verdict = judge(steps_of(z, w, 3, position), [StrictGreedy()])[0]
-        assert verdict.lo[0] == pytest.approx(radius, rel=1e-6)
+        assert verdict.lower[0] == pytest.approx(radius, rel=1e-6)
         assert verdict.accepted[0] == accepted
         assert verdict.certified[0] == (bend > 0)
 
@@ -108,8 +108,8 @@ def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero() -> None:
     steps = steps_of(z, z.copy(), 3, np.arange(3, dtype=np.int32))
     assert not steps.kl.any()
     for verdict in judge(steps, RULES):
-        np.testing.assert_array_equal(verdict.certified, verdict.lo > 0)
-        assert verdict.accepted[verdict.lo > 0].all()
+        np.testing.assert_array_equal(verdict.certified, verdict.lower > 0)
+        assert verdict.accepted[verdict.lower > 0].all()
     greedy = judge(steps, [StrictGreedy()])[0]
     assert greedy.accepted.tolist() == [True, False, False]  # ties go against the drafter
 
@@ -151,7 +151,7 @@ def test_kl_needed_certifies_its_fraction_and_no_larger_kl_does(fraction: float)
     rule = Additive(t=0.1)
     row = kl_needed(judge(steps, [rule])[0], [fraction], bootstrap(steps)).iloc[0]
     assert 0 < row["value"] < math.inf
-    assert row["low"] <= row["value"] <= row["high"]
+    assert row["ci_low"] <= row["value"] <= row["ci_high"]
 
     def certified(kl: float) -> float:
         drafted = replace(steps, kl=np.full(len(steps), kl))
@@ -169,12 +169,17 @@ def opened(seed: int, grid: float) -> tuple[Steps, Verdict]:
     steps, rng = pair(1.0, seed=seed), np.random.default_rng(seed)
     size = len(steps)
     steps = replace(steps, kl=np.round(rng.uniform(0, 0.5, size) / grid) * grid)
-    lo = np.round(rng.uniform(0, 0.5, size) / grid) * grid
-    hi = lo + np.where(rng.random(size) < 0.3, np.round(rng.uniform(0, 0.3, size) / grid), 0) * grid
-    hi[rng.random(size) < 0.05] = np.inf
-    lo[:15] = hi[:15] = np.inf
-    accepted = (rng.random(size) < 0.7) | (steps.kl < lo)
-    return steps, Verdict(StrictGreedy(), lo, hi, accepted, steps.kl < lo, steps.kl < hi)
+    lower = np.round(rng.uniform(0, 0.5, size) / grid) * grid
+    upper = (
+        lower
+        + np.where(rng.random(size) < 0.3, np.round(rng.uniform(0, 0.3, size) / grid), 0) * grid
+    )
+    upper[rng.random(size) < 0.05] = np.inf
+    lower[:15] = upper[:15] = np.inf
+    accepted = (rng.random(size) < 0.7) | (steps.kl < lower)
+    return steps, Verdict(
+        StrictGreedy(), lower, upper, accepted, steps.kl < lower, steps.kl < upper
+    )
 
 
 OF_ENDS = ("inexact", "violations", "tightest_certified", "tightest_rejected")  # by definition
@@ -191,11 +196,11 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
     names = ["ordered", "rank_correlation", "certified_per_call", "empty"]
     assert (found.loc[names, "value"] < found.loc[names, "optimistic"]).all()
     for share in (0.0, 0.1, 0.5, 0.9, 1.0) * 3:  # of the steps at their upper ends
-        r = np.where(rng.random(len(steps)) < share, verdict.hi, verdict.lo)
-        between = verdict.lo + grid * rng.integers(3, size=len(steps))
-        r = np.where(rng.random(len(steps)) < 0.3, np.minimum(between, verdict.hi), r)
+        r = np.where(rng.random(len(steps)) < share, verdict.upper, verdict.lower)
+        between = verdict.lower + grid * rng.integers(3, size=len(steps))
+        r = np.where(rng.random(len(steps)) < 0.3, np.minimum(between, verdict.upper), r)
         r = np.where(verdict.accepted, r, np.minimum(r, steps.kl))  # certified is accepted
-        truth = replace(verdict, lo=r, hi=r, certified=steps.kl < r, certifiable=steps.kl < r)
+        truth = replace(verdict, lower=r, upper=r, certified=steps.kl < r, certifiable=steps.kl < r)
         exact = rule_statistics(steps, truth, sampled, 8).set_index("statistic").loc[found.index]
         rounding = 1e-12 * exact["value"].abs()
         for name in found.index[exact["value"].notna()]:
@@ -211,13 +216,13 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
 def test_the_rank_correlation_of_exact_certificates_is_spearmans() -> None:
     for grid in (1e-6, 0.1):
         steps, verdict = opened(0, grid)
-        exact = replace(verdict, hi=verdict.lo, certifiable=verdict.certified)
+        exact = replace(verdict, upper=verdict.lower, certifiable=verdict.certified)
         found = rule_statistics(steps, exact, bootstrap(steps), 8).set_index("statistic")
-        ranks = pd.Series(verdict.lo - steps.kl).rank()
+        ranks = pd.Series(verdict.lower - steps.kl).rank()
         expected = np.corrcoef(ranks, verdict.accepted)[0, 1]
         row = found.loc["rank_correlation"]
         assert row["value"] == row["optimistic"] == pytest.approx(expected, rel=1e-12)
-    same = replace(exact, lo=steps.kl, hi=steps.kl)  # all steps tie
+    same = replace(exact, lower=steps.kl, upper=steps.kl)  # all steps tie
     found = rule_statistics(steps, same, bootstrap(steps), 8).set_index("statistic")
     assert found.loc[["rank_correlation", "ordered"], "value"].isna().tolist() == [True, False]
     assert found.loc["ordered", "value"] == 0.5
@@ -239,12 +244,12 @@ def test_the_gain_is_that_of_the_long_run_on_the_same_resamples() -> None:
         weights = times[drawn.prompts]
         gains.append(weights @ ~greedy.accepted / (weights @ ~relaxed.accepted) - 1)
     ordered = sorted(gains)  # 50 of them, at 0.9: the third from either end
-    assert [row["low"], row["high"]] == pytest.approx([ordered[2], ordered[-3]])
-    assert found[0].loc["gain", ["value", "low", "high"]].tolist() == [0, 0, 0]
+    assert [row["ci_low"], row["ci_high"]] == pytest.approx([ordered[2], ordered[-3]])
+    assert found[0].loc["gain", ["value", "ci_low", "ci_high"]].tolist() == [0, 0, 0]
     everything = replace(relaxed, accepted=np.ones(len(steps), dtype=bool))
     row = rule_statistics(steps, everything, drawn, 8).set_index("statistic").loc["gain"]
     limit = failure_free_bound(len(steps), PROMPTS, 0.9)
-    assert (row["value"], row["low"]) == (math.inf, pytest.approx(limit / base - 1))
+    assert (row["value"], row["ci_low"]) == (math.inf, pytest.approx(limit / base - 1))
 
 
 def test_exact_certificates_give_one_value() -> None:

@@ -71,7 +71,7 @@ def pairs() -> Pairs:
         (TARGET, "additive", "t", "realised", 3.0, 0.1, 3.1, 0.1, 3.1, 0.0),
         (TARGET, "additive", "t", "certified", 3.0, math.nan, 2.5, 0.45, 3.2, 0.34),
     ]
-    ends = ["value", "optimistic", "low", "high"]
+    ends = ["value", "optimistic", "ci_low", "ci_high"]
     return Pairs(
         "drafter",
         [TARGET],

@@ -107,7 +107,7 @@ def test_bounds_hold_on_random_targets() -> None:
     p = -np.sort(-dirichlet(0, 300, 30, 0.03, 0.2, 1.0))
     dist, p0 = TopK.from_probabilities(p), p[:, 0]
     slack = 1 + 1e-12
-    greedy = certify(dist, [StrictGreedy()]).lo[:, 0]
+    greedy = certify(dist, [StrictGreedy()]).lower[:, 0]
     margin = p0 - p[:, 1]
     assert (greedy * slack >= bounds.greedy_lower(margin)).all()
     assert (bounds.greedy_lower(margin) * slack >= bounds.pinsker(margin)).all()
@@ -115,8 +115,8 @@ def test_bounds_hold_on_random_targets() -> None:
     assert (greedy <= s * bounds.g_upper(margin / s) * slack).all()
     for rule in THRESHOLD_RULES:
         found = certify(dist, [rule])
-        rows = np.isfinite(found.lo[:, 0])
-        value, a = found.lo[rows, 0], p0[rows]
+        rows = np.isfinite(found.lower[:, 0])
+        value, a = found.lower[rows, 0], p0[rows]
         theta = rule.cut(dist).threshold(dist)[rows]
         b = p[rows, found.accepted_count[rows, 0]]
         assert (value * slack >= bounds.two_token(a, b)).all()
@@ -131,7 +131,7 @@ def test_bounds_hold_on_random_targets() -> None:
         if rule.name == "multiplicative":
             assert (value * slack >= bounds.multiplicative_lower(a, rule.alpha)).all()
     for m in M:
-        value = certify(dist, [Tree(m)]).lo[:, 0]
+        value = certify(dist, [Tree(m)]).lower[:, 0]
         assert (value * slack >= bounds.tree_lower(p0 - p[:, m], m)).all()
         assert (value <= bounds.tree_upper(p0, m) * slack).all()
         assert (bounds.tree_upper(p0, m) <= bounds.tree_ceiling(m) * slack).all()

@@ -100,9 +100,9 @@ def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
 
 
 def test_what_is_determined() -> None:
-    lo = np.array([0.1, 0.2, 0.3, 0.4, math.inf])
-    hi = np.array([0.1, 0.25, math.inf, 0.4, math.inf])
-    table = determined_table({"target": [Certified(Additive(0.1), lo, hi)]})
+    lower = np.array([0.1, 0.2, 0.3, 0.4, math.inf])
+    upper = np.array([0.1, 0.25, math.inf, 0.4, math.inf])
+    table = determined_table({"target": [Certified(Additive(0.1), lower, upper)]})
     ((_, cells),) = table.sections[0].rows
     assert [cell.text for cell in cells] == ["60 %", "20 %", "0.05", "20 %"]
 

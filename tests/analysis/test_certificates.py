@@ -117,8 +117,8 @@ def test_single_token_rules_match_a_convex_solver(p: np.ndarray) -> None:
         assert found.accepted_count[0, index] == SIZE - len(rejected)
         assert rejected == list(range(SIZE - len(rejected), SIZE))
         expected = min((solved[x] for x in rejected), default=math.inf)
-        assert found.lo[0, index] == pytest.approx(expected, abs=2e-6)
-        assert found.hi[0, index] == found.lo[0, index]
+        assert found.lower[0, index] == pytest.approx(expected, abs=2e-6)
+        assert found.upper[0, index] == found.lower[0, index]
 
 
 @settings(max_examples=15, deadline=None)
@@ -129,7 +129,7 @@ def test_trees_match_a_convex_solver(p: np.ndarray) -> None:
         expected = min(
             least_kl(problem, p) for chosen, problem in _cover.items() if len(chosen) == m
         )
-        assert found.lo[0, m - 1] == pytest.approx(expected, abs=2e-6)
+        assert found.lower[0, m - 1] == pytest.approx(expected, abs=2e-6)
 
 
 def tree_of_subset(p: np.ndarray, chosen: tuple[int, ...]) -> float:
@@ -197,21 +197,21 @@ def test_relative_accuracy_at_every_gap() -> None:
             z = z.astype(np.float32)
             found = certify(from_logits(z), rules)
             for index, rule in enumerate(rules):
-                if np.isinf(found.lo[0, index]):
+                if np.isinf(found.lower[0, index]):
                     continue
                 n = int(found.accepted_count[0, index])
                 truth = exact(z, n, rule.m if isinstance(rule, Tree) else None)
-                assert abs(found.lo[0, index] - truth) <= 5e-14 * truth
+                assert abs(found.lower[0, index] - truth) <= 5e-14 * truth
 
 
 def test_ties_and_zeros() -> None:
     rules = [StrictGreedy(), Additive(0.0), Multiplicative(1.0), Tree(1), Tree(2), Additive(0.2)]
     tied = certify(TopK.from_probabilities([[0.4, 0.4, 0.2, 0.0]]), rules)
-    assert tied.lo[0].tolist()[:4] == [0.0] * 4  # R = 0 iff p(rank n + 1) = p0
+    assert tied.lower[0].tolist()[:4] == [0.0] * 4  # R = 0 iff p(rank n + 1) = p0
     assert tied.accepted_count[0].tolist() == [1, 1, 1, 0, 0, 2]
     # zeros are rejected tokens, not absent ones: M(0) = p0 log 2 when only x0 is active
     certain = certify(TopK.from_probabilities([[1.0, 0.0, 0.0]]), [*rules, AbsoluteThreshold(0.0)])
-    assert certain.lo[0] == pytest.approx([math.log(2)] * 4 + [math.log(3)] + [math.log(2)] * 2)
+    assert certain.lower[0] == pytest.approx([math.log(2)] * 4 + [math.log(3)] + [math.log(2)] * 2)
 
 
 def test_empty_rejection_regions() -> None:
@@ -226,17 +226,17 @@ def test_empty_rejection_regions() -> None:
         Tree(7),
     ]
     found = certify(p, rules)
-    assert np.isposinf(found.lo).all()
-    assert np.isposinf(found.hi).all()
+    assert np.isposinf(found.lower).all()
+    assert np.isposinf(found.upper).all()
     assert found.accepted_count[0].tolist() == [3] * 5 + [0] * 2
     assert (found.active_size == 0).all()
-    assert np.isinf(certify(TopK.from_probabilities([[1.0]]), [StrictGreedy()]).lo)
+    assert np.isinf(certify(TopK.from_probabilities([[1.0]]), [StrictGreedy()]).lower)
 
 
 @pytest.mark.parametrize("rule", [*RULES, Mars(0.9), Tree(2)])
 def test_a_vocabulary_of_one_token_rejects_nothing(rule: Rule) -> None:
     found = certify_logits([3.0], rule)
-    assert (found.lo.tolist(), found.hi.tolist()) == ([[math.inf]], [[math.inf]])
+    assert (found.lower.tolist(), found.upper.tolist()) == ([[math.inf]], [[math.inf]])
     assert found.accepted_count.tolist() == [[NO_COUNT if isinstance(rule, Tree) else 1]]
 
 
@@ -249,7 +249,7 @@ def test_masked_tokens_are_zeros() -> None:
     p = TopK.from_probabilities(weight / weight.sum(axis=1, keepdims=True))
     rules = [*RULES, AbsoluteThreshold(0.0), Additive(0.9), Tree(2), Tree(5)]
     found, wanted = certify_logits(z, rules), certify(p, rules)
-    np.testing.assert_allclose(found.lo, wanted.lo, rtol=1e-11)
+    np.testing.assert_allclose(found.lower, wanted.lower, rtol=1e-11)
     np.testing.assert_array_equal(found.accepted_count, wanted.accepted_count)
     assert (certify_logits([1.0, -np.inf, -np.inf], Mars(0.5)).accepted_count == 1).all()
 
@@ -274,7 +274,7 @@ def test_one_rule_may_be_given_bare_and_arguments_are_checked() -> None:
 def test_additive_at_t_equal_p0_rejects_exact_zeros() -> None:
     found = certify(TopK.from_probabilities([[0.5, 0.5, 0.0]]), [Additive(0.5)])
     assert found.accepted_count[0, 0] == 2
-    assert np.isfinite(found.lo[0, 0])
+    assert np.isfinite(found.lower[0, 0])
 
 
 def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
@@ -288,7 +288,7 @@ def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
         top = float(z[row, 0])
         alpha = math.exp(-(1 - 0.9) * top) if top > 0 else 1.0
         twin = certify(dist[row : row + 1], [TopMMultiplicative(2, alpha)])
-        assert twin.lo[0, 0] == found.lo[row, 0]
+        assert twin.lower[0, 0] == found.lower[row, 0]
     negative = dist.logits[:, 0] <= 0
     assert 40 <= negative.sum() < 60
     assert Mars(0.9).undefined(dist).tolist() == negative.tolist()
@@ -302,7 +302,7 @@ def test_too_few_stored_tokens_are_refused_before_any_work() -> None:
     for rule in (Tree(3), TopMAdditive(3, 0.1), TopMMultiplicative(3, 0.5)):
         with pytest.raises(ValueError, match=r"needs the 4 most probable .* K=3"):
             certify(dist, [rule])
-    assert certify(dist, [Tree(2), TopMAdditive(2, 0.1)]).lo.shape == (1, 2)
+    assert certify(dist, [Tree(2), TopMAdditive(2, 0.1)]).lower.shape == (1, 2)
 
 
 def test_stored_ranks_out_of_order_are_refused() -> None:
@@ -320,15 +320,15 @@ def test_threads_and_slices_change_nothing() -> None:
         certify(dist[100:200], rules),
         Certificates(**{name: values[100:200] for name, values in vars(whole).items()}),
     )
-    assert certify(dist[:0], rules).lo.shape == (0, len(rules))
-    assert certify(dist, []).lo.shape == (301, 0)
+    assert certify(dist[:0], rules).lower.shape == (0, len(rules))
+    assert certify(dist, []).lower.shape == (301, 0)
 
 
 def test_monotone_in_every_parameter() -> None:
     dist = TopK.from_probabilities(dirichlet(4, 400, 60, 0.1))
 
     def values(rules: list[Rule]) -> np.ndarray:
-        return certify(dist, rules).lo
+        return certify(dist, rules).lower
 
     additive = values([StrictGreedy(), *(Additive(t) for t in (0.0, 0.01, 0.1, 0.3, 0.9))])
     assert (additive[:, 1:] >= additive[:, :-1]).all()
@@ -357,7 +357,9 @@ def test_the_kernel_equals_the_reference() -> None:
         dist = TopK.from_probabilities(p)
         rules = [*RULES, Tree(1), Tree(2), Tree(5)]
         found = certify(dist, rules)
-        np.testing.assert_allclose(found.lo, reference.certify(dist, rules), rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(
+            found.lower, reference.certify(dist, rules), rtol=1e-12, atol=1e-15
+        )
     with pytest.raises(ValueError, match="store all"):
         reference.certify(TopK.from_probabilities([[0.5, 0.5]], k=1), [StrictGreedy()])
 
@@ -368,9 +370,9 @@ def test_the_kernel_equals_a_plain_numpy_twin_on_logits_like_a_model_s() -> None
     found = certify(dist, rules)
     for index, rule in enumerate(rules):
         value, _, active, count = twin(dist, rule)
-        seen = np.isfinite(found.lo[:, index]) & (found.lo[:, index] == found.hi[:, index])
+        seen = np.isfinite(found.lower[:, index]) & (found.lower[:, index] == found.upper[:, index])
         seen &= found.accepted_count[:, index] < 15
         assert seen.mean() > 0.6
-        np.testing.assert_allclose(found.lo[seen, index], value[seen], rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(found.lower[seen, index], value[seen], rtol=1e-9, atol=1e-13)
         np.testing.assert_array_equal(found.accepted_count[seen, index], count[seen])
         np.testing.assert_array_equal(found.active_size[seen, index], active[seen])

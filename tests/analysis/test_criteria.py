@@ -225,7 +225,7 @@ def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         lenient = dist.entropy > 1.0
         assert 20 < lenient.sum() < 180
         np.testing.assert_array_equal(
-            found.lo[:, 0], np.where(lenient, found.lo[:, 2], found.lo[:, 3])
+            found.lower[:, 0], np.where(lenient, found.lower[:, 2], found.lower[:, 3])
         )
         held = np.cumsum(p, axis=1)
         for row, n in enumerate(found.accepted_count[:, 1]):
@@ -234,9 +234,9 @@ def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         short = certify(cut, [nucleus])
         unknown = short.accepted_count[:, 0] == -1
         assert 0 < unknown.sum() < 200
-        assert np.isposinf(short.hi[unknown]).all()
-        assert (short.lo[:, 0] <= found.lo[:, 1] * (1 + 1e-11)).all()
-        assert (short.hi[:, 0] >= found.lo[:, 1] * (1 - 1e-11)).all()
+        assert np.isposinf(short.upper[unknown]).all()
+        assert (short.lower[:, 0] <= found.lower[:, 1] * (1 + 1e-11)).all()
+        assert (short.upper[:, 0] >= found.lower[:, 1] * (1 - 1e-11)).all()
         with pytest.raises(ValueError, match="share=2 is not allowed"):
             build({**mappings[1], "share": 2})
     finally:

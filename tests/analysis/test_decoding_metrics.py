@@ -161,9 +161,12 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
     assert found.iloc[0, :2].isna().all()  # the baseline tests nothing
     assert found.iloc[0, 2:].tolist() == [1, 1]
     table = acceptance_table([decoded], 200, 0.9, 0)
-    assert {"rate_low", "rate_high", "tokens_per_call_low", "tokens_per_call_high"} <= set(
-        table.data
-    )
+    assert {
+        "rate_ci_low",
+        "rate_ci_high",
+        "tokens_per_call_ci_low",
+        "tokens_per_call_ci_high",
+    } <= set(table.data)
     assert not table.data.equals(acceptance_table([decoded], 2, 0.9, 5).data)
 
 

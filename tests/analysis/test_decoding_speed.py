@@ -43,7 +43,7 @@ def test_speed_costs_and_predictions() -> None:
     assert np.isnan(table["predicted"].iloc[0])
     alone, drafted = 0.04 + 8 * 0.010, 0.04 + 5 * 0.012 + 7 * 0.001
     assert table["speedup"].tolist()[:2] == pytest.approx([1.0, alone / drafted])
-    assert table["low"].iloc[1] <= table["speedup"].iloc[1] <= table["high"].iloc[1]
+    assert table["ci_low"].iloc[1] <= table["speedup"].iloc[1] <= table["ci_high"].iloc[1]
     assert table["tokens_per_second"].iloc[0] == pytest.approx(10 / alone)
     assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)

@@ -26,7 +26,7 @@ def test_two_ways_in_agree(temperature: float) -> None:
     np.testing.assert_allclose(dump.entropy, given.entropy, atol=1e-12)
     np.testing.assert_allclose(dump.top_probability, given.probs[:, 0], rtol=1e-12)
     rules = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(3)]
-    np.testing.assert_allclose(certify(dump, rules).lo, certify(given, rules).lo, rtol=1e-9)
+    np.testing.assert_allclose(certify(dump, rules).lower, certify(given, rules).lower, rtol=1e-9)
 
 
 def test_ties_by_id_zeros_kept_and_tail() -> None:

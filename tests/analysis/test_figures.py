@@ -43,10 +43,10 @@ RULES = expand(
 
 
 def certified(rule: Rule, seed: int) -> Certified:
-    lo = np.random.default_rng(seed).beta(1, 2, STEPS) * rule.ceiling
+    lower = np.random.default_rng(seed).beta(1, 2, STEPS) * rule.ceiling
     if rule.label == "additive t=0.5":
-        lo[:100] = np.inf
-    return Certified(rule, lo, lo)
+        lower[:100] = np.inf
+    return Certified(rule, lower, lower)
 
 
 def study(targets: int = 2) -> dict[str, Figure]:
@@ -97,7 +97,7 @@ def test_widths_are_those_of_a_papers_columns(targets: int, width: float, panels
 def test_curves_are_shares_strictly_above() -> None:
     figure = study()["figure3"]
     for at, rule in ((0, "Strict greedy"), (2, "Additive (t = 0.5)")):
-        values = certified(RULES[at], at).lo
+        values = certified(RULES[at], at).lower
         x, y = curve(figure, rule)
         assert [np.mean(values > eps) for eps in x[::50]] == pytest.approx(y[::50])
     assert y[-1] == 0.25  # empty regions stay above every level
@@ -120,7 +120,7 @@ def test_trees_alone_have_their_own_ceilings_only() -> None:
 
 def test_certificates_known_as_intervals_are_shaded() -> None:
     item = certified(RULES[1], 0)
-    opened = Certified(item.rule, item.lo, item.lo + 0.1)
+    opened = Certified(item.rule, item.lower, item.lower + 0.1)
     exact, shaded = (figure3({"a": [one]}) for one in (item, opened))
     assert exact is not None
     assert shaded is not None

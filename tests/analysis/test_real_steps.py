@@ -56,7 +56,7 @@ def found(steps: TopK) -> Certificates:
 
 def of(found: Certificates, rule: Rule) -> tuple[Floats, Floats]:
     at = RULES.index(rule)
-    return found.lo[:, at], found.hi[:, at]
+    return found.lower[:, at], found.upper[:, at]
 
 
 def gap(steps: TopK, ranks: np.ndarray) -> Floats:
@@ -74,59 +74,61 @@ def at_least(value: Floats, bound: Floats, gaps: Floats) -> None:
 def test_the_steps_are_worth_testing(steps: TopK, found: Certificates) -> None:
     assert len(steps) > 60
     assert steps.k < steps.vocab_size
-    assert (found.lo < found.hi).any()  # intervals,
-    assert np.isinf(found.lo).any()  # empty regions,
+    assert (found.lower < found.upper).any()  # intervals,
+    assert np.isinf(found.lower).any()  # empty regions,
     assert (steps.probs[:, 0] > 0.9).any()  # certain steps
     assert (steps.probs[:, 0] < 0.2).any()  # and open ones
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.name != "tree"], ids=str)
 def test_bounds_of_one_token(rule: Rule, steps: TopK, found: Certificates) -> None:
-    lo, hi = of(found, rule)
+    lower, upper = of(found, rule)
     count = found.accepted_count[:, RULES.index(rule)]
-    p0, finite = steps.probs[:, 0], np.isfinite(hi)
+    p0, finite = steps.probs[:, 0], np.isfinite(upper)
     stored = (count >= 0) & (count < steps.k)
     ranks = np.where(stored, count, 1)
     b, gaps = np.take_along_axis(steps.probs, ranks[:, None], axis=1)[:, 0], gap(steps, ranks)
-    assert (lo[stored] == hi[stored]).all()
-    at_least(lo[stored], bounds.two_token(p0, b)[stored], gaps[stored])
-    assert (lo[stored] <= bounds.single_upper(p0, b)[stored] * (1 + ROUNDING)).all()
-    assert (hi[finite] <= bounds.single_upper(p0)[finite] * (1 + ROUNDING)).all()
-    assert (hi[finite] <= math.log(2)).all()
-    exact = finite & (lo == hi)
+    assert (lower[stored] == upper[stored]).all()
+    at_least(lower[stored], bounds.two_token(p0, b)[stored], gaps[stored])
+    assert (lower[stored] <= bounds.single_upper(p0, b)[stored] * (1 + ROUNDING)).all()
+    assert (upper[finite] <= bounds.single_upper(p0)[finite] * (1 + ROUNDING)).all()
+    assert (upper[finite] <= math.log(2)).all()
+    exact = finite & (lower == upper)
     size = found.active_size[exact, RULES.index(rule)]
-    assert (hi[exact] <= bounds.ceiling(size) * (1 + ROUNDING)).all()
+    assert (upper[exact] <= bounds.ceiling(size) * (1 + ROUNDING)).all()
 
     # what a theorem promises of every step holds of the lower ends, intervals included
-    lo = np.where(lo < hi, lo * (1 + WIDENED), lo)
+    lower = np.where(lower < upper, lower * (1 + WIDENED), lower)
     everywhere = np.full(len(steps), np.inf)
     if rule.name == "greedy":
-        at_least(lo, bounds.greedy_lower(p0 - b), gaps)
-        at_least(lo, bounds.pinsker(p0 - b), gaps)
+        at_least(lower, bounds.greedy_lower(p0 - b), gaps)
+        at_least(lower, bounds.pinsker(p0 - b), gaps)
     elif rule.name == "additive":
-        at_least(lo, np.full(len(steps), bounds.additive_lower(rule.parameters["t"])), everywhere)
+        at_least(
+            lower, np.full(len(steps), bounds.additive_lower(rule.parameters["t"])), everywhere
+        )
     elif rule.name == "multiplicative":
-        at_least(lo, bounds.multiplicative_lower(p0, rule.parameters["alpha"]), everywhere)
+        at_least(lower, bounds.multiplicative_lower(p0, rule.parameters["alpha"]), everywhere)
     elif rule.name == "typical":
         theta = np.minimum(0.1, 0.09 * np.exp(-steps.entropy))
-        at_least(lo, bounds.two_token(p0, theta), everywhere)
+        at_least(lower, bounds.two_token(p0, theta), everywhere)
 
 
 @pytest.mark.parametrize("m", M)
 def test_bounds_of_trees(m: int, steps: TopK, found: Certificates) -> None:
-    lo, hi = of(found, Tree(m))
+    lower, upper = of(found, Tree(m))
     p0, gamma = steps.probs[:, 0], steps.probs[:, 0] - steps.probs[:, m]
-    assert (lo == hi).all()
-    at_least(lo, bounds.tree_lower(gamma, m), gap(steps, np.full(len(steps), m)))
-    assert (hi <= bounds.tree_upper(p0, m) * (1 + ROUNDING)).all()
-    assert (hi < bounds.tree_ceiling(m)).all()
+    assert (lower == upper).all()
+    at_least(lower, bounds.tree_lower(gamma, m), gap(steps, np.full(len(steps), m)))
+    assert (upper <= bounds.tree_upper(p0, m) * (1 + ROUNDING)).all()
+    assert (upper < bounds.tree_ceiling(m)).all()
 
 
 def never_falls(chain: list[Rule], found: Certificates) -> None:
     """Assert that certificates do not fall along a chain of rules that accept more and more.
 
-    An interval may reach below the one before it, but not wholly: hi >= the lo before it. Where
-    both are exact this is R >= R.
+    An interval may reach below the one before it, but not wholly: upper >= the lower before it.
+    Where both are exact this is R >= R.
     """
     for one, next_ in itertools.pairwise(chain):
         assert (of(found, one)[0] <= of(found, next_)[1] * (1 + ROUNDING)).all(), (one, next_)
@@ -153,12 +155,12 @@ def test_a_mixed_rule_is_the_smaller_of_its_parts(m: int, found: Certificates) -
         *((TopMAdditive(m, t), Additive(t)) for t in T),
         *((TopMMultiplicative(m, alpha), Multiplicative(alpha)) for alpha in ALPHA),
     ]:
-        (mixed, same), (lo, hi) = of(found, mixed_rule), of(found, part)
+        (mixed, same), (lower, upper) = of(found, mixed_rule), of(found, part)
         assert (mixed == same).all()
-        assert (mixed <= hi * (1 + ROUNDING)).all()
+        assert (mixed <= upper * (1 + ROUNDING)).all()
         assert (mixed <= top_m * (1 + ROUNDING)).all()
         threshold = mixed < top_m
-        np.testing.assert_allclose(mixed[threshold], lo[threshold], rtol=ROUNDING)
+        np.testing.assert_allclose(mixed[threshold], lower[threshold], rtol=ROUNDING)
 
 
 def test_a_tree_of_width_one_is_strict_greedy(found: Certificates) -> None:

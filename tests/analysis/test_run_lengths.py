@@ -104,27 +104,27 @@ def test_the_bootstrap_equals_estimates_on_resamples_written_out() -> None:
     for name in NAMES:
         ordered = sorted(draw[name] for draw in drawn if not math.isnan(draw[name]))
         cut = math.ceil(0.025 * len(ordered) - 1e-9)
-        assert found.loc[name, "low"] == ordered[cut - 1]
-        assert found.loc[name, "high"] == ordered[-cut]
+        assert found.loc[name, "ci_low"] == ordered[cut - 1]
+        assert found.loc[name, "ci_high"] == ordered[-cut]
 
 
 def test_intervals_of_certificates_give_intervals_of_run_lengths() -> None:
     rng = np.random.default_rng(6)
-    lo = rng.random(240)
-    hi = np.where(rng.random(240) < 0.3, lo + 0.3, lo)
+    lower = rng.random(240)
+    upper = np.where(rng.random(240) < 0.3, lower + 0.3, lower)
     trajectories = Trajectories.from_positions(positions([80] * 3))
     bootstrap = PromptBootstrap(trajectories.prompts, 50, 0.95, seed=0)
     both, lower, upper = (
         run_lengths(*ends, [0.2, 0.5], trajectories, bootstrap)
-        for ends in ((lo, hi), (lo, lo), (hi, hi))
+        for ends in ((lower, upper), (lower, lower), (upper, upper))
     )
     both, lower, upper = (table[table["estimator"] != "mean_run"] for table in (both, lower, upper))
     assert both["cut"].equals(lower["cut"])
     assert both["cut_optimistic"].equals(upper["cut"])
     assert both["value"].equals(lower["value"])
-    assert both["low"].equals(lower["low"])
+    assert both["ci_low"].equals(lower["ci_low"])
     assert both["optimistic"].equals(upper["value"])
-    assert both["high"].equals(upper["high"])
+    assert both["ci_high"].equals(upper["ci_high"])
     assert (both["value"] < both["optimistic"]).any()
 
 
@@ -149,10 +149,10 @@ def truths(steps: list[list[tuple[float, float]]]) -> list[list[list[bool]]]:
 def test_the_ends_are_the_extremes_over_all_that_intervals_allow(
     steps: list[list[tuple[float, float]]],
 ) -> None:
-    lo, hi = np.array([step for part in steps for step in part]).T
+    lower, upper = np.array([step for part in steps for step in part]).T
     trajectories = Trajectories.from_positions(positions([len(part) for part in steps]))
     bootstrap = PromptBootstrap(trajectories.prompts, 2, 0.95, seed=0)
-    found = run_lengths(lo, hi, [0.1], trajectories, bootstrap, 4).set_index("estimator")
+    found = run_lengths(lower, upper, [0.1], trajectories, bootstrap, 4).set_index("estimator")
     possible = [walk(truth, 4) for truth in truths(steps)]
     for name in NAMES:
         values = [each[name] for each in possible]
@@ -161,11 +161,15 @@ def test_the_ends_are_the_extremes_over_all_that_intervals_allow(
 
 
 def test_one_more_certified_step_can_shorten_the_mean_run() -> None:
-    lo = np.array([0.9, 0.9, 0.9, 0, 0.2, 0, 0])
-    hi = np.where(np.arange(7) == 4, 0.6, lo)
+    lower = np.array([0.9, 0.9, 0.9, 0, 0.2, 0, 0])
+    upper = np.where(np.arange(7) == 4, 0.6, lower)
     trajectories = Trajectories.from_positions(np.arange(7))
     bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
-    row = run_lengths(lo, hi, [0.5], trajectories, bootstrap).set_index("estimator").loc["mean_run"]
+    row = (
+        run_lengths(lower, upper, [0.5], trajectories, bootstrap)
+        .set_index("estimator")
+        .loc["mean_run"]
+    )
     assert (row["value"], row["optimistic"]) == (2.0, 3.0)  # the ends give 3.0 and 2.0
 
 
@@ -174,10 +178,10 @@ def test_resampled_mean_runs_are_the_extremes_of_resamples_written_out() -> None
     kinds = [NO, YES, UNKNOWN]
     steps = [[kinds[at] for at in rng.integers(3, size=5)] for _ in range(3)]
     steps[1] = [NO, UNKNOWN, UNKNOWN, NO, NO]  # in some resamples there may be no run
-    lo, hi = np.array([step for part in steps for step in part]).T[:, None] > 0.1
+    lower, upper = np.array([step for part in steps for step in part]).T[:, None] > 0.1
     prompts = np.repeat(np.arange(3), 5)
     bootstrap = PromptBootstrap(prompts, 40, 0.95, seed=0)
-    runs = MeanRuns.of(lo, hi, prompts)
+    runs = MeanRuns.of(lower, upper, prompts)
     least, most = runs.least(bootstrap.sums)[:, 0], runs.most(bootstrap.sums)[:, 0]
     for at, times in enumerate(bootstrap.weights):
         drawn = [part for part, n in zip(steps, times, strict=True) for _ in range(int(n))]
@@ -217,22 +221,22 @@ def test_independent_failures_give_the_known_limits() -> None:
     for name, limit in limits.items():
         row = found.loc[name]
         assert row["value"] == pytest.approx(limit, rel=0.05)  # about 4 standard errors
-        assert row["high"] - row["low"] < 0.1 * limit
+        assert row["ci_high"] - row["ci_low"] < 0.1 * limit
     # certified steps over runs coincides with tokens per call when failures are independent
     assert found.loc["mean_run", "value"] == pytest.approx(limits["per_call"], rel=0.05)
 
 
 def test_without_a_failure_the_long_run_has_a_one_sided_bound() -> None:
     found = estimate([[True] * 10] * 30).set_index("estimator").loc["long_run"]
-    assert (found["value"], found["high"], found["failing_prompts"]) == (math.inf, math.inf, 0)
-    share = 300 / (30 * found["low"])  # of prompts with a failure, at the limit
+    assert (found["value"], found["ci_high"], found["failing_prompts"]) == (math.inf, math.inf, 0)
+    share = 300 / (30 * found["ci_low"])  # of prompts with a failure, at the limit
     assert (1 - share) ** 30 == pytest.approx(0.05)
     assert failure_free_bound(64000, 10**6, 0.95) == pytest.approx(64000 / -math.log(0.05), 1e-5)
 
 
 def test_short_trajectories_have_no_residual() -> None:
     found = estimate([[True] * 3, [True, False]]).set_index("estimator").loc["residual_4"]
-    assert np.isnan(found[["value", "optimistic", "low", "high"]].astype(float)).all()
+    assert np.isnan(found[["value", "optimistic", "ci_low", "ci_high"]].astype(float)).all()
 
 
 @pytest.mark.parametrize("position", [[1, 2], [0, 2], [0, 1, 1], []])

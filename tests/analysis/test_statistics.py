@@ -81,7 +81,7 @@ def test_intervals_cover_the_truth_when_the_steps_of_a_prompt_are_equal() -> Non
         values = np.repeat(rng.exponential(size=40), 25)
         found = summarise(values, values, math.inf, PromptBootstrap(prompts, 200, 0.95, seed))
         for at, (name, truth) in enumerate((("mean", 1.0), ("median", math.log(2)))):
-            covered[at] += found[name].low <= truth <= found[name].high
+            covered[at] += found[name].ci_low <= truth <= found[name].ci_high
     # nominal 0.95, a little less for 40 skewed values; standard error 0.018
     assert np.all((covered / 200 > 0.88) & (covered / 200 < 0.99))
 
@@ -119,14 +119,14 @@ def test_empty_regions_rank_at_the_top_and_count_as_the_ceiling_in_means() -> No
 
 
 def test_an_interval_is_summarised_at_both_ends() -> None:
-    lo, prompts = clustered(2)
-    hi = np.where(np.arange(len(lo)) % 9 == 0, lo + 0.4, lo)
+    lower, prompts = clustered(2)
+    upper = np.where(np.arange(len(lower)) % 9 == 0, lower + 0.4, lower)
     bootstrap = PromptBootstrap(prompts, 100, 0.95, seed=0)
-    both = summarise(lo, hi, 1.0, bootstrap)
-    lower, upper = summarise(lo, lo, 1.0, bootstrap), summarise(hi, hi, 1.0, bootstrap)
+    both = summarise(lower, upper, 1.0, bootstrap)
+    lower, upper = summarise(lower, lower, 1.0, bootstrap), summarise(upper, upper, 1.0, bootstrap)
     for name, estimate in both.items():
-        assert (estimate.value, estimate.low) == (lower[name].value, lower[name].low)
-        assert (estimate.optimistic, estimate.high) == (upper[name].value, upper[name].high)
+        assert (estimate.value, estimate.ci_low) == (lower[name].value, lower[name].ci_low)
+        assert (estimate.optimistic, estimate.ci_high) == (upper[name].value, upper[name].ci_high)
     assert both["mean"].value < both["mean"].optimistic
 
 
@@ -156,19 +156,23 @@ def test_the_least_number_of_prompts_is_named(prompts: list[int], said: str) -> 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(seed: int) -> None:
-    lo, prompts = clustered(seed)
+    lower, prompts = clustered(seed)
     rng, ceiling = np.random.default_rng(seed), 2.0
-    hi = np.where(rng.random(len(lo)) < 0.3, np.minimum(lo + rng.random(len(lo)), ceiling), lo)
-    hi = np.where(np.isinf(lo) | (rng.random(len(lo)) < 0.05), np.inf, hi)
+    upper = np.where(
+        rng.random(len(lower)) < 0.3, np.minimum(lower + rng.random(len(lower)), ceiling), lower
+    )
+    upper = np.where(np.isinf(lower) | (rng.random(len(lower)) < 0.05), np.inf, upper)
     bootstrap = PromptBootstrap(prompts, 50, 0.95, seed)
-    found = summarise(lo, hi, ceiling, bootstrap)
+    found = summarise(lower, upper, ceiling, bootstrap)
     for share in (0.0, 0.3, 0.7, 1.0):
-        between = np.minimum(hi, np.where(np.isinf(lo), lo, lo + share * rng.random(len(lo)) / 2))
-        truth = np.where(rng.random(len(lo)) < share, hi, between)
+        between = np.minimum(
+            upper, np.where(np.isinf(lower), lower, lower + share * rng.random(len(lower)) / 2)
+        )
+        truth = np.where(rng.random(len(lower)) < share, upper, between)
         for name, exact in summarise(truth, truth, ceiling, bootstrap).items():
             assert found[name].value <= exact.value <= found[name].optimistic
-            assert found[name].low <= exact.low
-            assert exact.high <= found[name].high
+            assert found[name].ci_low <= exact.ci_low
+            assert exact.ci_high <= found[name].ci_high
 
 
 def test_certified_means_strictly_above() -> None:

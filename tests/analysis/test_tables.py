@@ -37,11 +37,11 @@ EMPTY, INEXACT = "additive t=0.3", "additive t=0.45"
 def certificates(target: str, rule: str) -> tuple[np.ndarray, np.ndarray]:
     """Values of 4 prompts of 70 steps: three in four empty for one rule, open for another."""
     rng = np.random.default_rng(len(target) + sum(map(ord, rule)))
-    lo = rng.beta(2, 2, size=280) * 0.69
+    lower = rng.beta(2, 2, size=280) * 0.69
     if rule == EMPTY:
-        lo[np.arange(280) % 4 > 0] = np.inf
-    hi = np.where(np.arange(280) % 10 == 0, np.inf, lo) if rule == INEXACT else lo
-    return lo, hi
+        lower[np.arange(280) % 4 > 0] = np.inf
+    upper = np.where(np.arange(280) % 10 == 0, np.inf, lower) if rule == INEXACT else lower
+    return lower, upper
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,13 @@ def measure(rules: list[Rule]) -> Measured:
         probabilities = np.sort(np.random.default_rng(0).random((280, 3)))
         top.append(top_statistics(target, probabilities, [1, 3, 5], bootstrap))
         for rule in rules:
-            lo, hi = certificates(target, rule.label)
+            lower, upper = certificates(target, rule.label)
             undefined = 3 if rule.name == "mars" else math.nan
-            certified.append(certificate_statistics(target, rule, lo, hi, bootstrap, undefined))
+            certified.append(
+                certificate_statistics(target, rule, lower, upper, bootstrap, undefined)
+            )
             runs.append(
-                run_lengths(lo, hi, [0.01, 0.1, 0.69], trajectories, bootstrap).assign(
+                run_lengths(lower, upper, [0.01, 0.1, 0.69], trajectories, bootstrap).assign(
                     rule=rule.label, target=target
                 )
             )
@@ -82,9 +84,9 @@ def cells(markdown: str, row: str) -> list[str]:
 
 def test_the_cells_of_table_2(measured: Measured) -> None:
     table = {table.name: table for table in all_tables(measured)}["table2"]
-    lo, _ = certificates(TARGETS[0], "greedy")
-    ordered = np.sort(lo)
-    expected = [lo.mean(), ordered[139], ordered[13], ordered[69]]  # ranks 280 q
+    lower, _ = certificates(TARGETS[0], "greedy")
+    ordered = np.sort(lower)
+    expected = [lower.mean(), ordered[139], ordered[13], ordered[69]]  # ranks 280 q
     assert cells(table.markdown(), "Strict greedy")[:4] == [f"{x:.3f}" for x in expected]
     assert cells(table.markdown(), "*as published*")[:4] == [
         "*0.438*",
@@ -105,8 +107,8 @@ def test_the_cells_of_table_2(measured: Measured) -> None:
 
 def test_an_open_certificate_prints_a_range(measured: Measured) -> None:
     table = {table.name: table for table in all_tables(measured)}["table3"]
-    lo, hi = certificates(TARGETS[0], INEXACT)
-    low, high = np.sort(lo)[13], np.sort(hi)[13]
+    lower, upper = certificates(TARGETS[0], INEXACT)
+    low, high = np.sort(lower)[13], np.sort(upper)[13]
     assert cells(table.markdown(), "t = 0.45")[0] == f"{low:.3f}–{high:.3f}"
     assert "Additive (t = 0.45) 10 % / 10 %" in table.notes[-2]
 
@@ -132,8 +134,8 @@ def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
     printed = {rule.label: cells(table.markdown(), rule.title) for rule in shown}
     marked = 0
     for (rule, eps), row in data.iterrows():
-        lo, hi = certificates(TARGETS[0], rule)
-        for values, mark in ((lo, "censored"), (hi, "censored_optimistic")):
+        lower, upper = certificates(TARGETS[0], rule)
+        for values, mark in ((lower, "censored"), (upper, "censored_optimistic")):
             ends = np.sum(values[69::70] > eps)  # 4 trajectories of 70 steps
             assert row[mark] == (ends / (ends + np.sum(values <= eps)) > 0.1)
         if rule in printed:
@@ -161,8 +163,8 @@ def test_tables_with_intervals_warn_of_few_prompts(measured: Measured) -> None:
 def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     data = pd.read_csv(io.StringIO(tables["table2"].csv()))
-    assert (data["low"] <= data["value"]).all()
-    assert (data["value"] <= data["high"]).all()
+    assert (data["ci_low"] <= data["value"]).all()
+    assert (data["value"] <= data["ci_high"]).all()
     assert data.groupby("rule")["empty"].max().to_dict() == {
         "additive t=0.1": 0,
         EMPTY: 0.75,

@@ -58,19 +58,21 @@ def compare(p: np.ndarray, k: int, theta: float) -> tuple[float, float] | None:
     stored = TopK.from_probabilities(p[None], k=k)
     rule = AbsoluteThreshold(theta)
     found = certify(stored, [rule])
-    lo, hi = found.lo[0, 0], found.hi[0, 0]
-    if lo == hi:
+    lower, upper = found.lower[0, 0], found.upper[0, 0]
+    if lower == upper:
         return None
     tails = listed_tails(p[k:].sum(), float(entropy(p[None, k:])[0]), p[k - 1], theta)
     full = np.column_stack([np.broadcast_to(p[:k], (len(tails), k)), tails])
     truth = np.append(
-        certify(TopK.from_probabilities(full), [rule]).lo,
-        certify(TopK.from_probabilities(p[None]), [rule]).lo,
+        certify(TopK.from_probabilities(full), [rule]).lower,
+        certify(TopK.from_probabilities(p[None]), [rule]).lower,
     )
-    assert lo <= truth.min() * (1 + 1e-9)
-    assert hi >= truth.max() * (1 - 1e-9)
-    assert math.isinf(hi) == math.isinf(truth.max())  # unbounded only if a tail is all accepted
-    return (float(truth.max() - truth.min()), float(hi - lo)) if math.isfinite(hi) else None
+    assert lower <= truth.min() * (1 + 1e-9)
+    assert upper >= truth.max() * (1 - 1e-9)
+    assert math.isinf(upper) == math.isinf(truth.max())  # unbounded only if a tail is all accepted
+    return (
+        (float(truth.max() - truth.min()), float(upper - lower)) if math.isfinite(upper) else None
+    )
 
 
 def cases(flat: bool) -> list[tuple[float, float]]:

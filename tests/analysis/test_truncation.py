@@ -39,10 +39,10 @@ def test_truth_is_inside_and_equal_where_exact(k: int) -> None:
     p = targets(np.random.default_rng(k), 300, 40)
     rules = [AbsoluteThreshold(0.001), Additive(0.3), Multiplicative(0.05), Typical(0.3, 0.05)]
     whole, cut = (certify(TopK.from_probabilities(p, k=k), rules) for k in (40, k))
-    exact = cut.lo == cut.hi
-    assert (cut.lo <= whole.lo * (1 + ROUNDING))[~exact].all()
-    assert (cut.hi >= whole.lo * (1 - ROUNDING))[~exact].all()
-    np.testing.assert_allclose(cut.lo[exact], whole.lo[exact], rtol=1e-9)
+    exact = cut.lower == cut.upper
+    assert (cut.lower <= whole.lower * (1 + ROUNDING))[~exact].all()
+    assert (cut.upper >= whole.lower * (1 - ROUNDING))[~exact].all()
+    np.testing.assert_allclose(cut.lower[exact], whole.lower[exact], rtol=1e-9)
     # determined wherever p_K is rejected already, and the count is never wrong where known
     thresholds = np.column_stack(
         [
@@ -65,8 +65,8 @@ def test_rules_of_rank_are_exact() -> None:
 def test_one_unstored_token_is_no_uncertainty() -> None:
     rules = [AbsoluteThreshold(0.25), AbsoluteThreshold(0.1), Multiplicative(0.5)]
     whole, cut = (certify(TopK.from_probabilities([[0.5, 0.3, 0.2]], k=k), rules) for k in (3, 2))
-    np.testing.assert_allclose(cut.lo, whole.lo, rtol=1e-12)
-    np.testing.assert_array_equal(cut.lo, cut.hi)
+    np.testing.assert_allclose(cut.lower, whole.lower, rtol=1e-12)
+    np.testing.assert_array_equal(cut.lower, cut.upper)
 
 
 EXACT = np.array([[0.5, 0.4, 0.1], [0.5, 0.45, 0.05], [0.625, 0.25, 0.125]])
@@ -83,10 +83,10 @@ def test_one_unstored_token_at_its_threshold() -> None:
         AbsoluteThreshold(0.0),
     ]
     whole, cut = (certify(TopK.from_probabilities(EXACT, k=k), rules) for k in (3, 2))
-    assert (cut.lo <= whole.lo * (1 + 1e-13)).all()
-    assert (cut.hi >= whole.lo * (1 - 1e-13)).all()
-    assert not np.isinf(cut.lo[0, 0])
-    assert whole.lo[0, 0] == pytest.approx(0.1553, abs=1e-4)
+    assert (cut.lower <= whole.lower * (1 + 1e-13)).all()
+    assert (cut.upper >= whole.lower * (1 - 1e-13)).all()
+    assert not np.isinf(cut.lower[0, 0])
+    assert whole.lower[0, 0] == pytest.approx(0.1553, abs=1e-4)
     known = cut.accepted_count >= 0
     assert (cut.accepted_count == whole.accepted_count)[known].all()
 
@@ -113,12 +113,12 @@ def test_one_unstored_token_around_every_threshold(size: int, given: str) -> Non
                 Typical(1.0, max(at[row] * math.exp(h[row]), 1e-300)),
             ]
             full, found = (certify(dist[row : row + 1], rules) for dist in (whole, cut))
-            assert (found.lo <= full.lo * (1 + 1e-13)).all()
-            assert (found.hi >= full.lo * (1 - 1e-13)).all()
+            assert (found.lower <= full.lower * (1 + 1e-13)).all()
+            assert (found.upper >= full.lower * (1 - 1e-13)).all()
             known = found.accepted_count >= 0
             assert (found.accepted_count == full.accepted_count)[known].all()
             if abs(shift) >= 1e-12 and 1e-300 < b[row] < 0.9 * p0[row]:
-                assert (found.lo[0, :2] == found.hi[0, :2]).all()
+                assert (found.lower[0, :2] == found.upper[0, :2]).all()
 
 
 def least_cost(p: list[mpmath.mpf], n: int) -> mpmath.mpf:
@@ -140,15 +140,15 @@ def test_lower_ends_at_near_ties(power: int) -> None:
             for entropy_error in (1e-9, np.inf):
                 cut = replace(TopK.from_probabilities(p, k), entropy_error=entropy_error)
                 found = certify(cut, AbsoluteThreshold(p[k]))
-                assert truth * (1 - mpmath.mpf("2e-12")) < found.lo[0, 0] <= truth
-                assert found.hi[0, 0] >= truth
+                assert truth * (1 - mpmath.mpf("2e-12")) < found.lower[0, 0] <= truth
+                assert found.upper[0, 0] >= truth
             z = np.log(p)
             weights = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
             truth = least_cost([w / mpmath.fsum(weights) for w in weights], k)
             alpha = float(np.exp(z[k] - z[0]) * (1 + 1e-15))
             found = certify(TopK.from_logits(z, k), Multiplicative(min(1.0, alpha)))
             # p / p0 is known to about 1e-15 here, and so R to that by the gap
-            assert truth * (1 - mpmath.mpf(2e-12 + 1e-13 / gap)) <= found.lo[0, 0] <= truth
+            assert truth * (1 - mpmath.mpf(2e-12 + 1e-13 / gap)) <= found.lower[0, 0] <= truth
 
 
 def test_tails_too_small_to_tell_apart() -> None:
@@ -157,10 +157,10 @@ def test_tails_too_small_to_tell_apart() -> None:
         found = certify(
             TopK.from_logits(np.array(z), 1), [AbsoluteThreshold(0.0), AbsoluteThreshold(1e-9)]
         )
-        np.testing.assert_allclose(found.lo, math.log(2), rtol=1e-11)
-        assert found.hi[0] == pytest.approx([math.inf, math.log(2)])
+        np.testing.assert_allclose(found.lower, math.log(2), rtol=1e-11)
+        assert found.upper[0] == pytest.approx([math.inf, math.log(2)])
     masked = certify(TopK.from_logits([0.0, -np.inf, -np.inf], 1), AbsoluteThreshold(0.0))
-    assert masked.hi.tolist() == masked.lo.tolist() == [[math.log(2)]]
+    assert masked.upper.tolist() == masked.lower.tolist() == [[math.log(2)]]
 
 
 def test_nothing_outside_the_top_k() -> None:
@@ -171,8 +171,8 @@ def test_nothing_outside_the_top_k() -> None:
     )
     level = 1.0 / 3  # 0.4 exceeds (0.6 + 0) / 2, so both are active
     truth = sum(p * math.log(p / level) for p in (0.6, 0.4))
-    assert found.lo[0] == pytest.approx([truth, math.inf, truth], rel=1e-14)
-    assert found.hi[0] == pytest.approx([truth, math.inf, truth], rel=1e-14)
+    assert found.lower[0] == pytest.approx([truth, math.inf, truth], rel=1e-14)
+    assert found.upper[0] == pytest.approx([truth, math.inf, truth], rel=1e-14)
     assert found.accepted_count[0].tolist() == [2, 4, 2]
 
 
@@ -180,8 +180,8 @@ def test_unknown_emptiness_gives_an_infinite_end() -> None:
     tail = np.full(6, 0.05)
     dist = TopK.from_probabilities([[0.4, 0.3, *tail]], k=2)
     found = certify(dist, [AbsoluteThreshold(0.0), AbsoluteThreshold(0.01)])
-    assert np.isfinite(found.lo).all()
-    assert np.isposinf(found.hi).all()
+    assert np.isfinite(found.lower).all()
+    assert np.isposinf(found.upper).all()
     assert (found.accepted_count == -1).all()
 
 
@@ -190,10 +190,10 @@ def test_entropy_excludes_that_everything_is_accepted() -> None:
     p = np.array([0.4, 0.3, 0.1, 0.1, *np.full(18, 0.1 / 18)])
     found = certify(TopK.from_probabilities(p[None], k=2), [AbsoluteThreshold(0.01)])
     truth = certificate(p, AbsoluteThreshold(0.01))
-    assert found.lo[0, 0] < truth < found.hi[0, 0] < 0.3
+    assert found.lower[0, 0] < truth < found.upper[0, 0] < 0.3
     # without the entropy, all of them might be
     blind = replace(TopK.from_probabilities(p[None], k=2), entropy_error=np.inf)
-    assert np.isposinf(certify(blind, [AbsoluteThreshold(0.01)]).hi).all()
+    assert np.isposinf(certify(blind, [AbsoluteThreshold(0.01)]).upper).all()
 
 
 def test_without_the_entropy_the_mass_bounds_both_ends() -> None:
@@ -203,8 +203,8 @@ def test_without_the_entropy_the_mass_bounds_both_ends() -> None:
     found = certify(replace(dist, entropy_error=np.inf), [rule])
     highest = certificate(np.array([0.3, *np.full(3, 0.2), *np.full(3, 0.1 / 3)]), rule)
     lowest = certificate(np.array([0.3, 0.2, 0.19, 0.19, 0.12, 0.0, 0.0]), rule)
-    assert found.hi[0, 0] == pytest.approx(highest, rel=1e-7)
-    assert found.lo[0, 0] == pytest.approx(lowest, rel=1e-7)
+    assert found.upper[0, 0] == pytest.approx(highest, rel=1e-7)
+    assert found.lower[0, 0] == pytest.approx(lowest, rel=1e-7)
 
 
 def test_mass_alone_does_not_accept_everything_too_early() -> None:
@@ -212,8 +212,8 @@ def test_mass_alone_does_not_accept_everything_too_early() -> None:
     p = np.array([0.3, 0.2, 0.2, 0.2, 0.1])
     found = certify(TopK.from_probabilities(p[None], k=2), [AbsoluteThreshold(0.15)])
     truth = 0.3 * math.log(0.3 / 0.2) + 0.1 * math.log(0.1 / 0.2)  # c = 0.2
-    assert found.lo[0, 0] <= truth * (1 + ROUNDING)
-    assert truth * (1 - ROUNDING) <= found.hi[0, 0] < 0.06
+    assert found.lower[0, 0] <= truth * (1 + ROUNDING)
+    assert truth * (1 - ROUNDING) <= found.upper[0, 0] < 0.06
 
 
 @pytest.mark.parametrize("tail", [[0.2, 0.2, *np.zeros(10)], [0.25, 0.15, 0, 0, 0, 0]])
@@ -224,8 +224,8 @@ def test_the_least_entropy_determines_the_tail(tail: list[float]) -> None:
     rule = AbsoluteThreshold(0.16)
     found = certify(TopK.from_probabilities(p[None], k=2), [rule])
     truth = certificate(p, rule)
-    assert found.lo[0, 0] == pytest.approx(truth, rel=1e-5)
-    assert found.hi[0, 0] == pytest.approx(truth, rel=1e-5)
+    assert found.lower[0, 0] == pytest.approx(truth, rel=1e-5)
+    assert found.upper[0, 0] == pytest.approx(truth, rel=1e-5)
 
 
 def test_errors_of_mass_and_entropy_are_allowed_for() -> None:
@@ -237,7 +237,7 @@ def test_errors_of_mass_and_entropy_are_allowed_for() -> None:
         for h in (-9e-10, 9e-10):
             off = replace(stored, log_tail=stored.log_tail + mass, entropy=stored.entropy + h)
             found = certify(off, [rule])
-            assert found.lo[0, 0] <= truth <= found.hi[0, 0]
+            assert found.lower[0, 0] <= truth <= found.upper[0, 0]
 
 
 @dataclass(frozen=True)
@@ -254,12 +254,12 @@ class Fixed(Rule):
     ("p", "reached"),
     [
         # two tail tokens of p_K leave b each to the others
-        ([0.4, 0.12, 0.12, 0.12, 0.12, 0.12], "hi"),
-        ([0.14, 0.14, 0.14, 0.14, 0.11, 0.11, 0.11, 0.11], "hi"),
+        ([0.4, 0.12, 0.12, 0.12, 0.12, 0.12], "upper"),
+        ([0.14, 0.14, 0.14, 0.14, 0.11, 0.11, 0.11, 0.11], "upper"),
         ([0.4, 0.14, 0.14, 0.14, 0.1, 0.08], ""),
         # the first rejected token has a third of T, the most it can
-        ([0.5, 0.2, 0.1, 0.1, 0.1, 0.0], "lo"),
-        ([0.4, 0.15, 0.15, 0.15, 0.15, 0.0], "lo"),
+        ([0.5, 0.2, 0.1, 0.1, 0.1, 0.0], "lower"),
+        ([0.4, 0.15, 0.15, 0.15, 0.15, 0.0], "lower"),
         ([0.14, 0.14, 0.14, 0.14, 0.14, 0.1, 0.1, 0.1], ""),
     ],
 )
@@ -268,8 +268,8 @@ def test_counts_above_k_bound_the_first_rejected_token(p: list[float], reached: 
     found = certify(TopK.from_probabilities(full[None], k=2), [Fixed()])
     truth = certificate(full, Fixed())
     assert found.accepted_count.tolist() == [[4]]
-    assert found.lo[0, 0] <= truth * (1 + ROUNDING)
-    assert found.hi[0, 0] >= truth * (1 - ROUNDING)
+    assert found.lower[0, 0] <= truth * (1 + ROUNDING)
+    assert found.upper[0, 0] >= truth * (1 - ROUNDING)
     if reached:
         assert getattr(found, reached)[0, 0] == pytest.approx(truth, rel=1e-7)
 
@@ -282,8 +282,8 @@ def test_unseen_active_tokens_raise_the_upper_end() -> None:
     rule = Multiplicative(0.9)
     whole, cut = (certify(TopK.from_probabilities(p, k=k), [rule]) for k in (49, 1))
     assert (whole.active_size > 2).mean() > 0.9
-    assert (cut.lo <= whole.lo * (1 + ROUNDING)).all()
-    assert (cut.hi >= whole.lo * (1 - ROUNDING)).all()
+    assert (cut.lower <= whole.lower * (1 + ROUNDING)).all()
+    assert (cut.upper >= whole.lower * (1 - ROUNDING)).all()
 
 
 def test_entropy_narrows_intervals() -> None:

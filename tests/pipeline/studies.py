@@ -107,8 +107,8 @@ class MadeUp:
                 nodes[-1],
                 {
                     **steps,
-                    "lo": found.lo[:, at],
-                    "hi": found.hi[:, at],
+                    "lower": found.lower[:, at],
+                    "upper": found.upper[:, at],
                     "active_size": found.active_size[:, at],
                     "accepted_count": pa.array(count, mask=count < 0),
                 },

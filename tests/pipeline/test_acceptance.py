@@ -145,8 +145,8 @@ def test_the_tightest_slacks_are_printed(
     found, _ = run(tmp_path / "out", upstream, dials=[])
     steps = found.read().to_pandas()  # all steps of a rule, then those of the next
     kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
-    rejected = (kl - steps["lo"])[~steps["accepted"]].min()
-    certified = (steps["lo"] - kl)[steps["certified"]].min()
+    rejected = (kl - steps["lower"])[~steps["accepted"]].min()
+    certified = (steps["lower"] - kl)[steps["certified"]].min()
     pattern = (
         r"least KL - R among rejected steps: (\S+) nats \(.+\); "
         r"least R - KL among certified steps: (\S+) nats \(.+\)\n"

@@ -30,8 +30,8 @@ def test_other_columns_and_types_are_refused() -> None:
     columns.check_schema("certificates", "data", good, Path("x"))
     with pytest.raises(PipelineError, match="has the columns"):
         columns.check_schema("certificates", "data", good.remove(0), Path("x"))
-    other = good.set(2, pa.field("lo", pa.float32()))
-    with pytest.raises(PipelineError, match="column lo is float, expected double"):
+    other = good.set(2, pa.field("lower", pa.float32()))
+    with pytest.raises(PipelineError, match="column lower is float, expected double"):
         columns.check_schema("certificates", "data", other, Path("x"))
 
 

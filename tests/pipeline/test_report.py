@@ -92,14 +92,14 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
         for rule, node in zip(made.rules, nodes, strict=True):
             found = made.store.find(node)
             assert found is not None
-            lo = found.read(columns=["lo"])["lo"].to_numpy()
+            lower = found.read(columns=["lower"])["lower"].to_numpy()
             rows = table[(table["target"] == label) & (table["rule"] == rule.label)]
             if rows.empty:
                 continue
             printed = rows.set_index("statistic")["value"]
-            mean = np.where(np.isinf(lo), rule.ceiling, lo).mean()
+            mean = np.where(np.isinf(lower), rule.ceiling, lower).mean()
             assert printed["mean"] == pytest.approx(mean, rel=1e-5)  # six digits are printed
-            assert rows["empty"].iloc[0] == pytest.approx(np.isinf(lo).mean(), rel=1e-5)
+            assert rows["empty"].iloc[0] == pytest.approx(np.isinf(lower).mean(), rel=1e-5)
             if rule.label == "greedy":
                 name = ["QwenThreeFourB", "MiniSmall"][at]
                 assert f"\\newcommand{{\\{name}GreedyMean}}{{{mean:.3f}}}" in numbers

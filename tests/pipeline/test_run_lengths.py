@@ -27,10 +27,10 @@ def test_rows_follow_the_certificates_of_each_rule(tmp_path: Path) -> None:
     for rule, node in zip(made.rules, certificates, strict=True):
         found = store.find(node)
         assert found is not None
-        lo = found.read(columns=["lo"])["lo"].to_numpy()
+        lower = found.read(columns=["lower"])["lower"].to_numpy()
         rows = table[(table["rule"] == rule.label) & (table["estimator"] == "long_run")]
         for eps, row in zip(EPS, rows.itertuples(), strict=True):
-            assert len(lo) / row.value == pytest.approx(np.sum(lo <= eps))
+            assert len(lower) / row.value == pytest.approx(np.sum(lower <= eps))
             assert (row.prompts, row.steps) == (len(made.lengths), sum(made.lengths))
     assert artifact.record["facts"] == {"prompts": 6, "steps": sum(made.lengths)}
 

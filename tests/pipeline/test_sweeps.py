@@ -36,7 +36,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
         "certificates": pd.DataFrame(sweeps.rows_of(nodes, found)),
         "run_lengths": pd.DataFrame(sweeps.rows_of([lengths], ensure([lengths], store))),
         **{
-            rule.label: artifact.read(columns=["lo", "hi"]).to_pandas()
+            rule.label: artifact.read(columns=["lower", "upper"]).to_pandas()
             for rule, artifact in zip(made.rules, found, strict=True)
         },
     }
@@ -46,7 +46,7 @@ def test_every_statistic_has_both_ends(rows: dict[str, pd.DataFrame]) -> None:
     table = rows["certificates"].set_index("rule")
     steps = rows["absolute theta=0.01"]
     rank = int(np.ceil(0.5 * len(steps))) - 1
-    for name, column in (("median", "lo"), ("median_optimistic", "hi")):
+    for name, column in (("median", "lower"), ("median_optimistic", "upper")):
         ordered = np.sort(steps[column].replace(np.inf, np.log(2)))
         assert table.loc["absolute theta=0.01", name] == ordered[rank]
     for name in ("mean", "median", "p5", "p25"):
@@ -68,10 +68,10 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
     sweeps.print_table(table.to_dict("records"))
     header, greedy, absolute, *after = capsys.readouterr().out.splitlines()
     assert "optimistic" not in header
-    assert "low" not in header
+    assert "ci_low" not in header
     assert "–" not in greedy
     ends = table.set_index("rule").loc["absolute theta=0.01"]
-    interval = f"[{ends['mean_low']:.3g}, {ends['mean_high']:.3g}]"
+    interval = f"[{ends['mean_ci_low']:.3g}, {ends['mean_ci_high']:.3g}]"
     assert f" {ends['mean']:.4g}–{ends['mean_optimistic']:.4g} {interval} " in absolute
     assert after[1:] == [
         "In brackets: intervals over prompts.",
@@ -88,11 +88,14 @@ def test_intervals_are_those_of_the_bootstrap_over_prompts(rows: dict[str, pd.Da
     steps = rows["greedy"]
     made = np.repeat(np.arange(6), (128, 128, 70, 128, 9, 128))
     bootstrap = PromptBootstrap(made, *STATISTICS.values())
-    wanted = summarise(*(steps[end].to_numpy() for end in ("lo", "hi")), np.log(2), bootstrap)
+    wanted = summarise(*(steps[end].to_numpy() for end in ("lower", "upper")), np.log(2), bootstrap)
     row = rows["certificates"].set_index("rule").loc["greedy"]
     for name, estimate in wanted.items():
-        assert (row[f"{name}_low"], row[f"{name}_high"]) == (estimate.low, estimate.high)
-    assert row["p5_low"] < row["p5"] < row["p5_high"]
+        assert (row[f"{name}_ci_low"], row[f"{name}_ci_high"]) == (
+            estimate.ci_low,
+            estimate.ci_high,
+        )
+    assert row["p5_ci_low"] < row["p5"] < row["p5_ci_high"]
 
 
 def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are_named(
@@ -163,8 +166,8 @@ def decoded(**swept: list[Any]) -> pd.DataFrame:
                 "draft_length": 0 if method == "Autoregressive" else value,
                 "temperature": 0.0,
                 "tokens_per_call": 1.0 + at + drawn,
-                "tokens_per_call_low": 0.5 + at + drawn,
-                "tokens_per_call_high": 3.0 + at + drawn,
+                "tokens_per_call_ci_low": 0.5 + at + drawn,
+                "tokens_per_call_ci_high": 3.0 + at + drawn,
                 "speedup": 1.0 + at,
             }
             for at, value in enumerate(values)

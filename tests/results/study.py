@@ -178,7 +178,7 @@ def ends(label: str) -> dict[str, Any]:
     shift = 5 * len(label) % len(INPUTS["lower"])
     lower, upper = (np.roll(INPUTS[name], shift) for name in ("lower", "upper"))
     ones = np.ones(len(lower), dtype=np.int32)
-    return {"lo": lower, "hi": upper, "active_size": ones, "accepted_count": ones}
+    return {"lower": lower, "upper": upper, "active_size": ones, "accepted_count": ones}
 
 
 def contents(artifact: Artifact) -> Iterator[tuple[str, Any]]:

@@ -92,7 +92,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
             name = SUMMARY[row["statistic"]]
             found = rows[row["rule"]]
             found[name] = row["value"]
-            found |= dict(zip(limits(name), (row["low"], row["high"]), strict=True))
+            found |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
             if row["statistic"] in RANGED:
                 found[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
@@ -102,16 +102,16 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="acceptance",
-    version=2,
+    version=3,
     upstream=("drafts",),
     columns={
         "data": STEP
         | {
             "rule": "string",
-            "lo": "float64",
-            "hi": "float64",
+            "lower": "float64",
+            "upper": "float64",
             "accepted": "bool",
-            "certified": "bool",  # kl below lo by more than rounding
+            "certified": "bool",  # kl below lower by more than rounding
         },
         "listing": {  # what the rules are there for
             "group": "string",  # criteria, preset, dial or baseline
@@ -125,8 +125,8 @@ STAGE = Stage(
             "statistic": "string",
             "value": "float64",
             "optimistic": "float64",
-            "low": "float64",
-            "high": "float64",
+            "ci_low": "float64",
+            "ci_high": "float64",
             "cut": "float64",  # of lengths: share of segments that trajectories' ends cut
             "cut_optimistic": "float64",
             **COUNTED,
@@ -135,8 +135,8 @@ STAGE = Stage(
             "rule": "string",
             "by": "string",  # position or margin
             "bin": "int32",
-            "low": "float64",
-            "high": "float64",
+            "begin": "float64",
+            "end": "float64",
             "steps": "int64",
             "accepted": "float64",
             "certified": "float64",
@@ -144,10 +144,10 @@ STAGE = Stage(
         "needed": {
             "rule": "string",
             "fraction": "float64",  # of steps certified
-            "value": "float64",  # a KL below it suffices, nats; from lo
-            "optimistic": "float64",  # from hi
-            "low": "float64",
-            "high": "float64",
+            "value": "float64",  # a KL below it suffices, nats; from lower
+            "optimistic": "float64",  # from upper
+            "ci_low": "float64",
+            "ci_high": "float64",
             **COUNTED,
         },
         "reached": {  # the strictest setting of a dial with the wanted length
@@ -157,7 +157,7 @@ STAGE = Stage(
             "wanted": "float64",
             "value": "float64",  # null where no setting reaches it
             "length": "float64",  # estimator long_run
-            "optimistic": "float64",  # from hi
+            "optimistic": "float64",  # from upper
             "optimistic_length": "float64",
             "empty": "float64",  # share of steps that reject nothing, at value
         },

@@ -130,7 +130,7 @@ def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings:
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
                 f"{int(steps.position[step])}, KL {float(steps.kl[step])!r} < certificate "
-                f"{float(verdict.lo[step])!r}, target rank of the draft "
+                f"{float(verdict.lower[step])!r}, target rank of the draft "
                 f"{int(steps.draft_rank[step])}, rank of the target's argmax "
                 f"{int(steps.argmax_rank[step])}. Please report it with this step"
             )
@@ -169,8 +169,8 @@ def step_rows(table: pa.Table, verdict: Verdict, schema: pa.Schema) -> pa.Table:
             table["prompt_id"],
             table["position"],
             pa.repeat(verdict.rule.label, len(table)),
-            verdict.lo,
-            verdict.hi,
+            verdict.lower,
+            verdict.upper,
             verdict.accepted,
             verdict.certified,
         ],

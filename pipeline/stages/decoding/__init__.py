@@ -74,7 +74,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     speeds = speed.speedups(one, *bootstrap)
     found = metrics.acceptance(one).join(metrics.acceptance_intervals(one, *bootstrap))
     found = found.join(
-        speeds.rename(columns=dict(zip(("low", "high"), limits("speedup"), strict=True)))
+        speeds.rename(columns=dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True)))
     )
     shown = ["method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):

@@ -54,7 +54,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=3,
+    version=4,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -29,12 +29,12 @@ def compare(target: Target) -> list[Compared]:
     compared = []
     for at, (item, artifact) in enumerate(chosen):
         active = artifact.read(columns=["active_size"])["active_size"].to_numpy()
-        rows = (item.lo == item.hi) & np.isfinite(item.hi) & ~np.isnan(b[at])
+        rows = (item.lower == item.upper) & np.isfinite(item.upper) & ~np.isnan(b[at])
         compared.append(
             Compared(
                 item.rule,
                 len(rows),
-                item.lo[rows],
+                item.lower[rows],
                 active[rows].astype(np.float64),
                 p0[rows],
                 b[at][rows],

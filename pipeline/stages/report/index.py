@@ -27,11 +27,11 @@ The certificate R of a decoding step is the least KL(p‖q) at which the accepta
 reject the drafter's most probable token: a drafter with KL(p‖q) < R is accepted. A step is \
 certified at ε when R > ε, strictly. Natural logarithms; "exact" means exact for the stored logits.
 
-Every statistic is over decoding steps. Intervals (in the CSV files, columns low and high) are \
+Every statistic is over decoding steps. Intervals (ci_low and ci_high in the CSV files) are \
 {confidence:g} % bootstrap intervals over prompts, {resamples} resamples: the steps of one prompt \
-are correlated. Quantiles are observed values. In the CSV files, inf is an empty rejection region, \
-value is computed from certain lower ends of the certificates and optimistic from their upper \
-ends; they differ only where a certificate is known as an interval."""
+are correlated. Quantiles are observed values. In the CSV files, inf is an empty rejection region. \
+A certificate may be known only as an interval. A statistic is then computed twice: value from the \
+lower ends, which is sure, and optimistic from the upper ends. Elsewhere the two are equal."""
 PAPER = """\
 Rows "{row}" repeat the paper's printed values (arXiv 2606.30265v1) where the printed name of a \
 target is that of a target of the paper. They describe the paper's prompts and set-up, parts of \

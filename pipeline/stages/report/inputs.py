@@ -87,8 +87,8 @@ def read_target(
     trajectories = Trajectories.from_positions(np.concatenate(positions))
     certificates = []
     for rule, artifact in zip(rules, upstream["certificates"], strict=True):
-        table = artifact.read(columns=["lo", "hi"])
-        certificates.append(Certified(rule, table["lo"].to_numpy(), table["hi"].to_numpy()))
+        table = artifact.read(columns=["lower", "upper"])
+        certificates.append(Certified(rule, table["lower"].to_numpy(), table["upper"].to_numpy()))
     bootstrap = PromptBootstrap(
         trajectories.prompts,
         node.config["resamples"],
@@ -124,8 +124,8 @@ def measure(targets: list[Target]) -> Measured:
                 certificate_statistics(
                     t.label,
                     item.rule,
-                    item.lo,
-                    item.hi,
+                    item.lower,
+                    item.upper,
                     t.bootstrap,
                     t.undefined if isinstance(item.rule, Mars) else math.nan,
                 )
