@@ -7,10 +7,11 @@ steps need no search. The unknown steps between two known ones form a block, and
 interact:
 
 - least: a block adds as many runs of one step as fit without touching a run beside it. No mean
-run is below 1, so each of them lowers it, and nothing else in a block lowers it more; - most: a
-block beside a certified step is filled, which adds steps and no run, and joins two runs   where
-it lies between them. A block on its own, of n steps, adds them and one run: it is filled   when n
-exceeds the mean run reached. So the longest of these are filled, as many as raise the   mean.
+  run is below 1, so each of them lowers it, and nothing else in a block lowers it more;
+- most: a block beside a certified step is filled, which adds steps and no run, and joins two runs
+  where it lies between them. A block on its own, of n steps, adds them and one run: it is filled
+  when n exceeds the mean run reached. So the longest of these are filled, as many as raise the
+  mean.
 
 Sums over prompts suffice for both, also of resampled prompts.
 """
