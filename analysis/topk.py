@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .consistency import check_columns
-from .ranked import as_rows, check_size, is_integer, summarise, top
+from .topk_checks import check_columns
+from .topk_rows import as_rows, check_size, is_integer, rank_and_sum, top
 
 Floats = NDArray[np.float64]
 
@@ -116,7 +116,7 @@ class TopK:
         """
         full = as_rows("logits", logits)
         size = full.shape[1]
-        found = summarise(full, check_size(k, size), _above_zero(temperature))
+        found = rank_and_sum(full, check_size(k, size), _above_zero(temperature))
         return cls(*found, vocab_size=size, temperature=float(temperature))
 
     @classmethod

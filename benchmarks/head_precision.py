@@ -20,7 +20,7 @@ from analysis.certificates.certify import certify
 from analysis.rules import StrictGreedy
 from analysis.topk import TopK
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.formats.sources import Source
+from pipeline.formats.prompt_files import Source
 from pipeline.models.heads import Head
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.logit_statistics import logit_statistics

@@ -165,7 +165,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
     _refer(wanted, store)
     artifacts = runner.ensure(wanted, store)
     if name:
-        from pipeline.serve import serve
+        from pipeline.report_copy import serve
 
         serve(artifacts[0], Path(settings.outputs) / "report" / name, store)
     return artifacts, wanted

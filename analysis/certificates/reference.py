@@ -34,10 +34,10 @@ def certify(dist: TopK, rules: Sequence[Rule]) -> Floats:
     if dist.k < dist.vocab_size:
         raise ValueError(f"K={dist.k} of V={dist.vocab_size} tokens are stored: store all")
     rows = [dist[at : at + 1] for at in range(len(dist))]
-    return np.array([[certificate(row, rule) for rule in rules] for row in rows])
+    return np.array([[certificate_of(row, rule) for rule in rules] for row in rows])
 
 
-def certificate(dist: TopK, rule: Rule) -> float:
+def certificate_of(dist: TopK, rule: Rule) -> float:
     """Return the least KL(p || q) at which a draft can be rejected at one step (Theorem 4.4).
 
     A rule of tokens accepts the n most probable tokens. The cheapest way to be rejected is to

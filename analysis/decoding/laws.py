@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 Rows = Callable[[int], tuple[Floats, Floats | None]]
 
 
-class Verdict(NamedTuple):
+class ChainVerdict(NamedTuple):
     """How many drafted tokens are accepted, and the token emitted after them."""
 
     accepted: int
@@ -44,7 +44,7 @@ def leading(accepted: Flags) -> int:
     return int(np.argmin(accepted)) if not np.all(accepted) else len(accepted)
 
 
-def match(drafted: Sequence[int], choices: Sequence[int]) -> Verdict:
+def match(drafted: Sequence[int], choices: Sequence[int]) -> ChainVerdict:
     """Accept drafted tokens as long as they are what the target chooses by itself.
 
     Greedy speculative decoding (Algorithm 4 of arXiv 2606.30265) when the choices are argmaxes;
@@ -58,10 +58,10 @@ def match(drafted: Sequence[int], choices: Sequence[int]) -> Verdict:
     accepted = 0
     while accepted < len(drafted) and drafted[accepted] == choices[accepted]:
         accepted += 1
-    return Verdict(accepted, choices[accepted])
+    return ChainVerdict(accepted, choices[accepted])
 
 
-def relaxed(accepts: Flags, argmax: Sequence[int]) -> Verdict:
+def relaxed(accepts: Flags, argmax: Sequence[int]) -> ChainVerdict:
     """Accept while a rule does, then emit the target's argmax (Algorithm 1 of arXiv 2601.15498).
 
     Args:
@@ -69,7 +69,7 @@ def relaxed(accepts: Flags, argmax: Sequence[int]) -> Verdict:
         argmax: the target's n + 1 argmaxes.
     """
     accepted = leading(accepts)
-    return Verdict(accepted, argmax[accepted])
+    return ChainVerdict(accepted, argmax[accepted])
 
 
 def race(logits: Floats, log_times: Floats) -> NDArray[np.intp]:
@@ -122,7 +122,7 @@ def speculative_sampling(
     rows: Rows,
     token_uniform: Callable[[int], float],
     also: Flags | None = None,
-) -> Verdict:
+) -> ChainVerdict:
     """Speculative sampling (Algorithm 3 of arXiv 2606.30265): lossless unless `also` accepts more.
 
     Args:
@@ -139,7 +139,7 @@ def speculative_sampling(
     accepted = leading(tests if also is None else tests | also)
     target, draft = rows(accepted)
     weights = target if draft is None else residual(target, draft)
-    return Verdict(accepted, pick(weights, token_uniform(accepted)))
+    return ChainVerdict(accepted, pick(weights, token_uniform(accepted)))
 
 
 def history(indicators: Sequence[bool], draft_length: int, limit: int | None = None) -> list[Call]:

@@ -37,7 +37,7 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
             drawn = {**POINTS, "linestyle": style}
             axis.plot(group["theta"], group["agreement"], color=BLUE, **drawn, label=f"γ = {gamma}")
             drawn |= {"marker": "s", "elinewidth": 0.7}
-            other.errorbar(group["theta"], group["speedup"], reach(group), color=PURPLE, **drawn)
+            other.errorbar(group["theta"], group["speedup"], extent(group), color=PURPLE, **drawn)
         axis.set_ylim(table["agreement"].min() - 0.02, 1.01)
         axis.yaxis.set_major_formatter(PercentFormatter(1))
         axis.set_xlabel("threshold θ of the logit ratio")
@@ -55,7 +55,7 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
     )
 
 
-def reach(group: pd.DataFrame) -> np.ndarray:
+def extent(group: pd.DataFrame) -> np.ndarray:
     """Return how far the interval of a speedup reaches below and above it, (2, rows)."""
     ends = [group["speedup"] - group["ci_low"], group["ci_high"] - group["speedup"]]
     return np.stack(ends).clip(min=0)
@@ -80,7 +80,7 @@ def lengths_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -
             axis.errorbar(
                 lengths,
                 group["speedup"],
-                reach(group),
+                extent(group),
                 color=colour,
                 **POINTS,
                 elinewidth=0.7,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..rules import Mars, Rule
+from ..rules import Rule
 from ..statistics.bootstrap import FEW_PROMPTS, few
 from ..statistics.run_lengths import CENSORED
 from .measured import Measured
@@ -72,16 +72,14 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
 
 
 def undefined_notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
-    """Count the steps at which the ratio that MARS tests means nothing; it is of all its rules."""
-    mars = next((rule for rule in rules if isinstance(rule, Mars)), None)
-    if mars is None:
-        return []
-    rows = [measured.row(target, mars.label, "mean") for target in measured.targets]
-    counts = [f"{row['undefined']:.0f} of {row['steps']}" for row in rows]
-    return [
-        "Steps whose largest raw logit is not positive, where MARS accepts the argmax only: "
-        f"{' / '.join(counts)}{_titles(measured.targets)}; undefined in the CSV file."
-    ]
+    """Count the steps at which a rule's test means nothing; rules that say the same, once."""
+    said: dict[str, str] = {}
+    for rule in rules:
+        if rule.undefined_means:
+            rows = [measured.row(target, rule.label, "mean") for target in measured.targets]
+            counts = [f"{row['undefined']:.0f} of {row['steps']}" for row in rows]
+            said[f"{rule.undefined_means}: {' / '.join(counts)}"] = rule.label
+    return [f"{text}{_titles(measured.targets)}; undefined in the CSV file." for text in said]
 
 
 def _shares(share: Shares, names: Mapping[str, str], targets: Sequence[str], column: str) -> str:

@@ -114,7 +114,7 @@ def _shown(measured: Measured) -> list[Rule]:
 
 def _published(row: dict[Any, Any], rule: Rule) -> str:
     """Return what the paper prints for a row of `Measured.runs`; it has one estimator only."""
-    value = published.run_length(row["target"], rule, row["eps"])
+    value = published.printed_run_length(row["target"], rule, row["eps"])
     return "" if row["estimator"] != "per_call" or math.isnan(value) else run_text(value, value)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ..rules import Additive, Mars, Multiplicative, Rule, TopMAdditive
+from ..rules import Additive, Multiplicative, Rule, TopMAdditive
 from . import published
 from .measured import Measured
 from .notes import coverage_notes, few_notes, undefined_notes
@@ -43,7 +43,7 @@ def table1(measured: Measured) -> Table:
     """Cumulative probability of the k most probable tokens."""
     data = measured.top.assign(
         published=[
-            published.top_probability(row["target"], row["k"], row["statistic"])
+            published.printed_top_probability(row["target"], row["k"], row["statistic"])
             for row in measured.top.to_dict("records")
         ]
     )
@@ -203,7 +203,7 @@ def _cell(measured: Measured, rule: Rule, target: str, statistic: str) -> Cell:
     row = measured.row(target, rule.label, statistic)
     return Cell(
         certificate_text(row["value"], row["optimistic"], rule.ceiling),
-        _printed(published.certificate(target, rule, statistic)),
+        _printed(published.printed_certificate(target, rule, statistic)),
     )
 
 
@@ -211,13 +211,13 @@ def _data(measured: Measured, rules: Sequence[Rule], statistics: Sequence[str]) 
     """Return the tidy certificates of some rules beside the published ones."""
     rows = [
         measured.row(target, rule.label, statistic)
-        | {"published": published.certificate(target, rule, statistic)}
+        | {"published": published.printed_certificate(target, rule, statistic)}
         for target in measured.targets
         for rule in rules
         for statistic in statistics
     ]
     data = pd.DataFrame(rows)
-    counted = any(isinstance(rule, Mars) for rule in rules)
+    counted = any(rule.undefined_means for rule in rules)
     return data if counted else data.drop(columns="undefined")
 
 

@@ -154,16 +154,16 @@ RUN_LENGTHS: dict[str, dict[Rule, tuple[float, ...]]] = {
 }
 
 
-def top_probability(target: str, k: int, statistic: str) -> float:
+def printed_top_probability(target: str, k: int, statistic: str) -> float:
     """Return a number of Table 1; NaN where the paper has none.
 
-    >>> top_probability("Qwen3-4B", 3, "p5"), top_probability("mini", 3, "p5")
+    >>> printed_top_probability("Qwen3-4B", 3, "p5"), printed_top_probability("mini", 3, "p5")
     (0.787, nan)
     """
     return _cell(TOP_PROBABILITY, target, k, STATISTICS, statistic)
 
 
-def certificate(target: str, rule: Rule, statistic: str) -> float:
+def printed_certificate(target: str, rule: Rule, statistic: str) -> float:
     """Return a number of Tables 2 to 4 in nats by its rule; NaN if there is none."""
     known = _cell(CERTIFICATES, target, rule, STATISTICS, statistic)
     if math.isnan(known) and statistic == "p5":
@@ -171,7 +171,7 @@ def certificate(target: str, rule: Rule, statistic: str) -> float:
     return known
 
 
-def run_length(target: str, rule: Rule, eps: float) -> float:
+def printed_run_length(target: str, rule: Rule, eps: float) -> float:
     """Return a number of Tables 5 and 6 in tokens, inf above the cap; NaN if there is none."""
     return _cell(RUN_LENGTHS, target, rule, EPS, eps)
 

@@ -25,7 +25,7 @@ def main(names: list[str]) -> None:
         raise SystemExit(f"unknown model {sorted(unknown)}; known: {list(recipe.models)}")
     directory = OUTPUTS / "mini_models"
     directory.mkdir(parents=True, exist_ok=True)
-    data = dataset.prepare(directory, list(recipe.packages), recipe.vocab_size, recipe.seed)
+    data = dataset.prepare_data(directory, list(recipe.packages), recipe.vocab_size, recipe.seed)
     trained: dict[str, nn.Module] = {}
     for name in names or recipe.models:
         teacher_name = recipe.models[name].teacher

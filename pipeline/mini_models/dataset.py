@@ -38,7 +38,7 @@ class Tokens:
         return (len(self.ids) - 1) // length
 
 
-def prepare(
+def prepare_data(
     directory: Path, packages: list[str], vocab_size: int, seed: int
 ) -> tuple[Tokens, Tokens]:
     """Return the training and validation streams, building them when they are missing."""
@@ -63,7 +63,7 @@ def _build(directory: Path, packages: list[str], vocab_size: int, seed: int) -> 
         "python": platform.python_version(),
     }
     for name, part in (("training", training), ("validation", validation)):
-        tokens = encode(tokenizer, part)
+        tokens = encode_documents(tokenizer, part)
         np.save(directory / f"{name}-ids.npy", tokens.ids)
         np.save(directory / f"{name}-answer.npy", tokens.in_answer)
         facts[name] = {"documents": len(part), "tokens": len(tokens.ids)}
@@ -87,7 +87,7 @@ def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, documents: list[Document]) -> Tokens:
+def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> Tokens:
     """Encode every document as a chat and join them."""
     questions = [f"{START}user\n{d.question}{END}\n{START}assistant\n" for d in documents]
     answers = [f"{d.answer}{END}" for d in documents]

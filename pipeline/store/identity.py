@@ -30,7 +30,7 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "vocab.txt",
 )
-READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.formats.sources
+READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.formats.prompt_files
 EXPECTED = {
     "model": "config.json, model*.safetensors and the tokenizer's files",
     "dataset": "its .parquet, .jsonl or .txt files (docs/reproduce.md)",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.decoding import laws as verification
-from analysis.decoding.laws import Call, Floats, Verdict
+from analysis.decoding.laws import Call, ChainVerdict, Floats
 
 V = 3
 SEEDS = range(6)
@@ -121,7 +121,9 @@ def test_races_are_lossless_and_accept_as_the_closed_form_says(seed: int) -> Non
     closed = sum(1 / np.maximum(p / p[i], q / q[i]).sum() for i in range(V))
     assert np.mean(target == drafted) == pytest.approx(closed, abs=tolerance)
     for a, b in itertools.product(range(V), repeat=2):  # whatever is drafted, the target speaks
-        assert verification.match([a], [b, 2]) == (Verdict(1, 2) if a == b else Verdict(0, b))
+        assert verification.match([a], [b, 2]) == (
+            ChainVerdict(1, 2) if a == b else ChainVerdict(0, b)
+        )
 
 
 def test_races_of_two_positions_have_the_joint_law() -> None:
@@ -137,12 +139,12 @@ def test_races_of_two_positions_have_the_joint_law() -> None:
 
 
 def test_greedy_laws_stop_at_the_first_failure() -> None:
-    assert verification.match([4, 5, 6], [4, 5, 7, 8]) == Verdict(2, 7)
-    assert verification.match([4, 5, 7], [4, 5, 7, 8]) == Verdict(3, 8)
-    assert verification.match([], [9]) == Verdict(0, 9)
+    assert verification.match([4, 5, 6], [4, 5, 7, 8]) == ChainVerdict(2, 7)
+    assert verification.match([4, 5, 7], [4, 5, 7, 8]) == ChainVerdict(3, 8)
+    assert verification.match([], [9]) == ChainVerdict(0, 9)
     accepts = np.array([True, False, True])
-    assert verification.relaxed(accepts, [1, 2, 3, 4]) == Verdict(1, 2)
-    assert verification.relaxed(accepts[:0], [9]) == Verdict(0, 9)
+    assert verification.relaxed(accepts, [1, 2, 3, 4]) == ChainVerdict(1, 2)
+    assert verification.relaxed(accepts[:0], [9]) == ChainVerdict(0, 9)
 
 
 def test_impossible_rejection_and_rounding_leave_a_token_of_the_target() -> None:

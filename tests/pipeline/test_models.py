@@ -16,8 +16,8 @@ from pipeline.errors import PipelineError
 from pipeline.models.cache_check import relative_error
 from pipeline.models.caches import select
 from pipeline.models.devices import check_threads
-from pipeline.models.encoding import encode
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.prompt_tokens import encode
 from pipeline.models.vocabulary import read_tokens
 from pipeline.store.identity import hub_commit
 from tests.pipeline import tiny

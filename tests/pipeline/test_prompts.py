@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from pipeline.errors import PipelineError
-from pipeline.models.encoding import encode
+from pipeline.models.prompt_tokens import encode
 from tests.pipeline import tiny
 
 SCHEMA = pa.schema(

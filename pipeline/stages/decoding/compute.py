@@ -23,8 +23,8 @@ from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, compute_unfinished, out_of_memory
 from pipeline.execution.stopwatch import describe_device
 from pipeline.formats import spec_bench
-from pipeline.models.encoding import encode
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.prompt_tokens import encode
 from pipeline.models.vocabulary import check_same_tokens, common_rows
 from pipeline.plan.methods import RACES, Method, with_baselines
 from pipeline.plan.stage import Node, pair_label

@@ -43,7 +43,7 @@ class Verifier(Protocol):
         ...
 
 
-def chain(verdict: verification.Verdict, drafted: int) -> Verification:
+def chain(verdict: verification.ChainVerdict, drafted: int) -> Verification:
     """Return the verdict on a chain of `drafted` tokens."""
     accepted, token = verdict
     return Verification(tuple(range(accepted)), token, min(accepted + 1, drafted))

@@ -2,7 +2,7 @@
 
 A row of the source has a text (`text` or
 `prompt`), UltraChat's `messages`, of which the first of the user is the prompt, or Spec-Bench's
-`turns`. Files are read by `pipeline.formats.sources`.
+`turns`. Files are read by `pipeline.formats.prompt_files`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from pipeline.errors import PipelineError
 from pipeline.formats import spec_bench
-from pipeline.formats.sources import Source, source_files
-from pipeline.models.encoding import encode
+from pipeline.formats.prompt_files import Source, source_files
 from pipeline.models.load import load_tokenizer
+from pipeline.models.prompt_tokens import encode
 from pipeline.plan.stage import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending

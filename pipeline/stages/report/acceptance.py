@@ -50,7 +50,7 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
         return None
     targets = node.config["targets"]
     pairs = read_pairs(targets, node.config["drafter"], found)
-    profile = together(targets, found, "profile")
+    profile = drafters_together(targets, found, "profile")
     measured = list(profile["rule"].unique())
     own = [rule for rule in pairs.rules.values() if rule.own]
     known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
@@ -59,7 +59,7 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
     return Part.of(
         [
             shown.heading(f"Will {pairs.drafter} be accepted?"),
-            setup(pairs, drafts, found),
+            drafter_setup(pairs, drafts, found),
             *([left_out(sampling)] if pairs.sampled is None else []),
         ],
         [
@@ -84,9 +84,9 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
         targets=targets,
         rules={rule.label: rule for rule in rules_of(found[0])},
         listing=found[0].read("listing").to_pandas(),
-        statistics=together(targets, found, "statistics"),
-        needed=together(targets, found, "needed"),
-        reached=together(targets, found, "reached"),
+        statistics=drafters_together(targets, found, "statistics"),
+        needed=drafters_together(targets, found, "needed"),
+        reached=drafters_together(targets, found, "reached"),
         sampled=found[0].record["facts"]["sampled_temperature"],
     )
 
@@ -99,7 +99,7 @@ def rules_of(acceptance: Artifact) -> list[Rule]:
     return [StrictGreedy(), *map(build, mappings)]
 
 
-def together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd.DataFrame:
+def drafters_together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd.DataFrame:
     """Return a file of all pairs, with the target's printed name."""
     frames = [
         artifact.read(name).to_pandas().assign(target=target)
@@ -148,7 +148,7 @@ def left_out(sampling: Mapping[str, Any]) -> str:
     return f"Stochastic verification is left out: these answers were {why}."
 
 
-def setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -> str:
+def drafter_setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -> str:
     """Return what was compared, whether it was sound, and how far the passes drifted."""
     setups = {}
     for target, draft, artifact in zip(pairs.targets, drafts, found, strict=True):

@@ -14,7 +14,7 @@ from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 
 
-def compare(target: Target) -> list[Compared]:
+def comparisons(target: Target) -> list[Compared]:
     """Read the steps of a target at which each rule's certificate is exact and finite."""
     chosen = [
         (item, artifact)
@@ -24,7 +24,7 @@ def compare(target: Target) -> list[Compared]:
     if not chosen:
         return []
     rules = [item.rule for item, _ in chosen]
-    rejected = [first_rejected(item.rule, artifact) for item, artifact in chosen]
+    rejected = [first_rejected_probability(item.rule, artifact) for item, artifact in chosen]
     p0, b, theta = first_probabilities(target.dump, rules, rejected)
     compared = []
     for at, (item, artifact) in enumerate(chosen):
@@ -44,7 +44,7 @@ def compare(target: Target) -> list[Compared]:
     return compared
 
 
-def first_rejected(rule: Rule, certificates: Artifact) -> np.ndarray:
+def first_rejected_probability(rule: Rule, certificates: Artifact) -> np.ndarray:
     """Return the (N,) ranks, from 0, of the tokens whose tie is a rejection; -1 if unknown."""
     column = certificates.read(columns=["accepted_count"])["accepted_count"]
     if isinstance(rule, Tree):

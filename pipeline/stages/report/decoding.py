@@ -62,7 +62,11 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
         ],
     )
     timed = Part.of(
-        [shown.heading(f"{title}: speed"), setup(decoded, found), *warning(decoded, speeds)],
+        [
+            shown.heading(f"{title}: speed"),
+            decoding_setup(decoded, found),
+            *warning(decoded, speeds),
+        ],
         [
             comparison_table(decoded, speeds),
             cost_table(decoded, speeds),
@@ -114,7 +118,7 @@ def _first_reason(artifact: Artifact) -> str:
     return f", the first, {first['prompt_id']}, with: {first['reason']}"
 
 
-def setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
+def decoding_setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
     """Return what was decoded, on what."""
     lines = []
     for one, artifact in zip(decoded, found, strict=True):

@@ -18,8 +18,8 @@ from analysis.report.paper_tables import table1, table2, table3, table4, table7
 from analysis.report.published import CERTIFICATES
 from analysis.report.table import PUBLISHED
 from pipeline.stages.report import shown
-from pipeline.stages.report.certificates import compare
-from pipeline.stages.report.inputs import Target, setup
+from pipeline.stages.report.certificates import comparisons
+from pipeline.stages.report.inputs import Target, target_setup
 from pipeline.stages.report.shown import Part, setup_table
 
 INTRODUCTION = """\
@@ -50,10 +50,10 @@ def certificates_part(
         statistics: resamples and confidence of the bootstrap.
     """
     panels = {target.label: target.certificates for target in targets}
-    compared = {target.label: compare(target) for target in targets}
+    compared = {target.label: comparisons(target) for target in targets}
     runs = [run_length_table(measured, at) for at in range(len(targets))]
     return Part.of(
-        opening(study, {target.label: setup(target) for target in targets}, statistics),
+        opening(study, {target.label: target_setup(target) for target in targets}, statistics),
         [
             table1(measured),
             figure1({target.label: target.top[:, 0] for target in targets}),

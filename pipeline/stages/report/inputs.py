@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.measured import Certified, Measured, certificate_statistics, top_statistics
-from analysis.rules import Mars, Rule, build
+from analysis.rules import Rule, build
 from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import Trajectories
 from pipeline.plan.stage import Node
@@ -28,7 +28,7 @@ class Target:
     Attributes:
         sources: the artifacts of `certificates`.
         top: (N, R) probability of the top `ranks` tokens of each step.
-        undefined: steps at which the test of MARS means nothing; NaN without such a rule.
+        undefined: steps at which the test of a rule, by its label, means nothing.
         lengths: (P,) steps of each prompt.
     """
 
@@ -41,7 +41,7 @@ class Target:
     bootstrap: PromptBootstrap
     ranks: tuple[int, ...]
     top: Floats
-    undefined: float
+    undefined: dict[str, int]  # steps at which the test of a rule, by label, means nothing
 
     @property
     def lengths(self) -> np.ndarray:
@@ -75,15 +75,16 @@ def read_target(
     """Read the artifacts of one target."""
     (prompts,), (source,) = upstream["prompts"], upstream["distributions"]
     ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
-    mars = next((rule for rule in rules if isinstance(rule, Mars)), None)
-    positions, top, undefined = [], [], 0 if mars else math.nan
+    undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
+    positions, top = [], []
     for steps, dist in distributions.chunks(
         source, source.record["config"]["certified_temperature"]
     ):
         positions.append(steps.column("position").to_numpy())
         top.append(top_probability(dist, ranks))
-        if mars:
-            undefined += int(mars.undefined(dist).sum())
+        for rule in rules:
+            if rule.undefined_means:
+                undefined[rule.label] += int(rule.undefined(dist).sum())
     trajectories = Trajectories.from_positions(np.concatenate(positions))
     certificates = []
     for rule, artifact in zip(rules, upstream["certificates"], strict=True):
@@ -127,7 +128,7 @@ def measure(targets: list[Target]) -> Measured:
                     item.lower,
                     item.upper,
                     t.bootstrap,
-                    t.undefined if isinstance(item.rule, Mars) else math.nan,
+                    t.undefined.get(item.rule.label, math.nan),
                 )
                 for t in targets
                 for item in t.certificates
@@ -137,7 +138,7 @@ def measure(targets: list[Target]) -> Measured:
     )
 
 
-def setup(target: Target) -> dict[str, Any]:
+def target_setup(target: Target) -> dict[str, Any]:
     """Return what a reader must know of how a target's numbers were made, by printed name."""
     config, facts = target.dump.record["config"], target.dump.record["facts"]
     prompts = target.prompts.record

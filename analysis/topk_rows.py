@@ -88,7 +88,7 @@ def top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
     return ranked, np.take_along_axis(chosen, order, axis=1)
 
 
-def summarise(logits: NDArray[Any], k: int, temperature: float) -> Summary:
+def rank_and_sum(logits: NDArray[Any], k: int, temperature: float) -> Summary:
     """Return the top k and the moments of logits (N, V), some rows at a time.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ranked import MASKED
+from .topk_rows import MASKED
 
 if TYPE_CHECKING:
     from .topk import Floats, TopK

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import serve
+from pipeline import report_copy
 from pipeline.execution import runner
 from pipeline.store.artifacts import Artifact, Store
 from tests.pipeline import fakes
@@ -43,7 +43,7 @@ def test_the_copy_is_what_the_artifact_holds(
     for change in (kill, damaged, lambda: (place / "data.parquet").unlink(),
                    swapped, lambda: None):  # fmt: skip
         change()
-        serve.serve(artifact, place, store)
+        report_copy.serve(artifact, place, store)
         wanted = (artifact.directory / "data.parquet").read_bytes()
         assert (place / "data.parquet").read_bytes() == wanted
         assert [path.name for path in place.parent.iterdir()] == [place.name]
@@ -64,7 +64,7 @@ def test_where_the_copy_cant_be_written_the_report_itself_is_named(
         raise OSError(number, "no")
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    serve.serve(artifact, tmp_path / "report" / "mini", store)
+    report_copy.serve(artifact, tmp_path / "report" / "mini", store)
     said = capsys.readouterr().out
     assert str(artifact.directory / "index.md") in said
     assert "can't be written" in said
