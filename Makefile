@@ -65,10 +65,11 @@ bench-gpu: install ## Time decoding against the memory-bandwidth bound
 mini-models: install ## Train the embedded models again (hours; resumes where it was stopped)
 	$(PY) -m pipeline.mini_models $(ARGS)
 
-clean: ## Remove what is in outputs/, except checkpoints of mini-models
-	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name mini_models -exec rm -rf {} +
+clean: ## Remove what is in outputs/, except what takes hours or the network to make again
+	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name mini_models ! -name models \
+		! -name drafter_training -exec rm -rf {} +
 
-distclean: ## Remove all that make has made: outputs, checkpoints, caches, .venv
+distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf .venv .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -120,7 +120,7 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
         ),
         ("targets.mini_large.dtype=null", "targets.mini_large.dtype.*: give one of float32"),
         ("run_lengths.eps=0.1", "run_lengths.eps=0.1: .*: give a non-empty list of differ"),
-        ("prompts=none", "'prompts/none': give one of default, mini, ultrachat"),
+        ("prompts=none", "'prompts/none': give one of default, mini, smollm2, ultrachat"),
         ("distributions.k=[", r"'distributions.k=\[' can't be read as an override"),
         ("outputs=o'brien", "can't be read as an override.*is quoted: \"key='VALUE'\""),
         ("criteria.t=0.1", r"'criteria.t'.*; add criteria=additive \(or topm_additive\)"),

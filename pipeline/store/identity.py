@@ -12,8 +12,10 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.gguf_models import source as gguf
 from pipeline.paths import ROOT
 from pipeline.store.durable import read_sealed, seal
 from pipeline.store.fingerprint import file_digest, fingerprint
@@ -52,8 +54,10 @@ class Identities:
             self._memo = read_sealed(memo)
         self._grown = False
 
-    def model(self, path: str, revision: str | None, key: str) -> dict[str, str]:
+    def model(self, path: str, revision: str | None, key: str) -> dict[str, Any]:
         """Return the identity of a model; `key` is the configuration key for errors."""
+        if (converted := gguf.identity(path, key, self._hash)) is not None:
+            return converted
         local = local_path(path, key)
         if local is None:
             return {"hub": path, "commit": hub_commit(path, revision, "model", key)}
@@ -61,8 +65,10 @@ class Identities:
             raise PipelineError(f"{key}={path}: a model directory with config.json is expected")
         return {"content": self._digest(local, MODEL_FILES, key)}
 
-    def tokenizer(self, path: str, revision: str | None, key: str) -> dict[str, str]:
+    def tokenizer(self, path: str, revision: str | None, key: str) -> dict[str, Any]:
         """Return the identity of a model's tokenizer, equal for equal files."""
+        if (converted := gguf.identity(path, key, self._hash)) is not None:
+            return converted
         local = local_path(path, key)
         if local is None:
             local = hub_files(path, revision, list(TOKENIZER_FILES), key)
@@ -117,9 +123,13 @@ class Identities:
 def local_path(path: str, key: str = "") -> Path | None:
     """Return `path` as a local path (relative ones also from the repository), or None for a hub id.
 
+    For a GGUF file it is the model directory made from it, made now if there is none.
+
     Raises:
         PipelineError: there is no such path and it is no hub id either.
     """
+    if (converted := gguf.directory(path, key)) is not None:
+        return converted
     for candidate in (Path(path).expanduser(), ROOT / path):
         if candidate.exists():
             return candidate.resolve()

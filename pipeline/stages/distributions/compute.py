@@ -23,6 +23,7 @@ from pipeline.execution.stopwatch import (
     peak_memory,
     throughput,
 )
+from pipeline.gguf_models.source import origin
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
 from pipeline.stages.distributions.batches import batch_limit
@@ -166,6 +167,7 @@ def distribution_facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str
         "model": model.label,
         "revision": node.settings["revision"],
         "commit": config["model"].get("commit"),
+        "origin": origin(node.settings["path"]),
         "vocab_size": model.vocab_size,
         "k": min(config["k"], model.vocab_size),
         "dtype": config["model"]["dtype"],

@@ -174,7 +174,22 @@ def target_setup(target: Target) -> dict[str, Any]:
         "weights": model["dtype"],
         "final projection": model["head_dtype"],
         "attention": model["attention"],
-        "model": f"{model['hub']} at {model['commit'][:12]}"
-        if "hub" in model
-        else f"local, content {model['content'][:12]}",
+        "model": named(model, facts.get("origin")),
     }
+
+
+def named(model: Mapping[str, Any], origin: Mapping[str, str] | None) -> str:
+    """Return which model it is, from its configuration slice, and where a GGUF file is from.
+
+    Example:
+        >>> named({"hub": "owner/name", "commit": 40 * "0"}, None)
+        'owner/name at 000000000000'
+    """
+    if "hub" in model:
+        return f"{model['hub']} at {model['commit'][:12]}"
+    if "content" in model:
+        return f"local, content {model['content'][:12]}"
+    origin = origin or {}
+    told = {"model": "made from", "package": "from the package", "license": "licence"}
+    more = [f"{word} {origin[key]}" for key, word in told.items() if key in origin]
+    return ", ".join([f"{origin.get('file', 'GGUF file')}, SHA-256 {model['gguf'][:12]}", *more])

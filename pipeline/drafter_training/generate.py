@@ -1,0 +1,179 @@
+"""Generate a drafter's training text: ``python -m pipeline.drafter_training.generate``.
+
+The target writes questions, from seeded beginnings, and answers them. Each batch is one Parquet
+shard in outputs/drafter_training/ (or directory=DIRECTORY). A run that was stopped goes on after
+the last whole shard; a shard depends on its number and the questions of those before it alone.
+Overrides of conf/drafter_training.yaml are given as KEY=VALUE.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+
+from pipeline.drafter_training.conversations import Choice, Conversation, Turns, converse
+from pipeline.drafter_training.novelty import Novelty
+from pipeline.drafter_training.openings import Openings
+from pipeline.drafter_training.products import round_products
+from pipeline.errors import PipelineError
+from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.paths import ASSETS, CONF, OUTPUTS
+from pipeline.plan.composition import EXPECTED_ERRORS, explain
+
+SCHEMA = pa.schema(
+    [
+        ("token_ids", pa.list_(pa.int32())),  # the whole conversation, the template included
+        ("answer_at", pa.int32()),  # the index of the answer's first token
+        ("temperature", pa.float32()),  # of the answer; 0 is greedy
+        ("beginning", pa.string()),  # what the question was given to begin with
+    ]
+)
+
+
+def main(overrides: list[str]) -> None:
+    """Write the shards that are missing."""
+    try:
+        recipe = recipe_of(overrides)
+        directory = Path(recipe.directory or OUTPUTS / "drafter_training")
+        directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(directory / ".lock", timeout=0):
+            run(recipe, directory)
+    except Timeout:
+        raise SystemExit(f"error: {directory}: another process writes there") from None
+    except EXPECTED_ERRORS as error:
+        raise SystemExit(f"error: {explain(error)}") from None
+
+
+def recipe_of(overrides: list[str]) -> Any:
+    """Return conf/drafter_training.yaml with `overrides`; a key that it lacks is an error."""
+    recipe = OmegaConf.load(CONF / "drafter_training.yaml")
+    OmegaConf.set_struct(recipe, True)
+    recipe = OmegaConf.merge(recipe, OmegaConf.from_dotlist(overrides))
+    targets = sorted(path.stem for path in (CONF / "target").glob("*.yaml"))
+    if recipe.target not in targets:
+        raise PipelineError(f"target={recipe.target}: give one of {', '.join(targets)}")
+    if not (isinstance(recipe.generate.batch, int) and recipe.generate.batch > 0):
+        raise PipelineError(f"generate.batch={recipe.generate.batch}: give a positive integer")
+    return recipe
+
+
+def run(recipe: Any, directory: Path) -> None:
+    """Write the shards of `recipe` that are missing in `directory`, one after another."""
+    settings = recipe.generate
+    model, tokenizer = load(recipe)
+    study = [row["prompt"] for row in _json_lines(ASSETS / "smollm2" / "prompts.jsonl")]
+    novelty = Novelty(study, settings.ngram_of_study, settings.ngram, settings.repeated)
+    turns = turns_of(tokenizer, settings)
+    openings = Openings(
+        ASSETS / "smollm2" / "training_openings.txt",
+        ASSETS / "smollm2" / "training_topics.txt",
+        settings.unprompted,
+    )
+    begun, tokens = time.monotonic(), 0
+    for number in range(settings.shards):
+        path = directory / f"shard-{number:05d}.parquet"
+        if path.exists():  # what it asked is not asked again
+            for question in questions(path, tokenizer, turns):
+                novelty.refusal(question)
+            continue
+        rows, why = write_shard(path, number, recipe, model, tokenizer, turns, openings, novelty)
+        tokens += sum(len(row.tokens) - (row.answer_at or 0) for row in rows)
+        rate = tokens / (time.monotonic() - begun)
+        print(f"{path.name}: {len(rows)} conversations, {dict(why)} dropped, "
+              f"{tokens} answer tokens, {rate:.0f} a second", flush=True)  # fmt: skip
+
+
+def load(recipe: Any) -> tuple[LanguageModel, Any]:
+    """Return the target and its tokenizer."""
+    path = OmegaConf.load(CONF / "target" / f"{recipe.target}.yaml").path
+    settings = {"path": path, "revision": None, "label": recipe.target, "device": "cpu"}
+    config = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
+    model = load_model(config, settings | {"threads": recipe.threads}, "target")
+    if recipe.generate.bfloat16:
+        round_products(model.module)
+    return model, load_tokenizer(path, None, "target")
+
+
+def turns_of(tokenizer: Any, settings: Any) -> Turns:
+    """Return what the chat template writes around a question and its answer."""
+    mark = "QUESTION"
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
+    )
+    before, after = text.split(mark)
+    between = tokenizer.encode(after, add_special_tokens=False)
+    assert between[0] == tokenizer.eos_token_id
+    return Turns(
+        tokenizer.encode(before, add_special_tokens=False),
+        between[1:],
+        tokenizer.eos_token_id,
+        settings.max_question,
+        settings.max_answer,
+        Choice(**settings.question),
+    )
+
+
+def write_shard(
+    path: Path,
+    number: int,
+    recipe: Any,
+    model: LanguageModel,
+    tokenizer: Any,
+    turns: Turns,
+    openings: Openings,
+    novelty: Novelty,
+) -> tuple[list[Conversation], Counter[str]]:
+    """Write one batch of conversations; return those kept and why others were dropped."""
+    settings = recipe.generate
+    rng = np.random.default_rng([recipe.seed, number])
+    texts = list(islice(openings.draw(rng), settings.batch))
+    greedy, sampled = Choice(0.0, 1.0), Choice(**settings.answer)
+    answers = [sampled if rng.random() < settings.sampled else greedy for _ in texts]
+    rows = converse(
+        model,
+        [tokenizer.encode(text, add_special_tokens=False) for text in texts],
+        answers,
+        turns,
+        lambda tokens: novelty.refusal(tokenizer.decode(tokens)),
+        torch.Generator().manual_seed(int(rng.integers(2**62))),
+    )
+    kept = [(row, text) for row, text in zip(rows, texts, strict=True) if row.dropped is None]
+    beside = path.with_suffix(".partial")
+    columns = [
+        [row.tokens for row, _ in kept],
+        [row.answer_at for row, _ in kept],
+        [row.answer.temperature for row, _ in kept],
+        [text for _, text in kept],
+    ]
+    pq.write_table(pa.table(columns, schema=SCHEMA), beside, compression="zstd")
+    beside.replace(path)
+    return [row for row, _ in kept], Counter(row.dropped for row in rows if row.dropped)
+
+
+def questions(path: Path, tokenizer: Any, turns: Turns) -> Iterator[str]:
+    """Yield the questions of a shard."""
+    table = pq.read_table(path, columns=["token_ids", "answer_at"]).to_pydict()
+    for tokens, at in zip(table["token_ids"], table["answer_at"], strict=True):
+        end = at - len(turns.between) - 1
+        yield tokenizer.decode(tokens[len(turns.before) : end])
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    yield from map(json.loads, path.read_text().splitlines() if path.exists() else [])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

