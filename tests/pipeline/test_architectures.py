@@ -144,7 +144,7 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
         match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
         r"value cache \(past_key_values\), and would read every token as the first",
     ):
-        preflight.check([node])
+        preflight.check_models([node])
 
 
 @pytest.mark.parametrize("name", ["gemma2", "bloom"])
@@ -168,6 +168,6 @@ def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> No
     pair = {"target": config, "drafter": config}
     node = Node("decoding", "made", pair, settings={"target": run, "drafter": run})
     with pytest.raises(PipelineError, match=r"^targets.made: .* can't be used with drafts"):
-        preflight.check([node])
-    preflight.check([Node("distributions", "made", {"model": config}, settings=run)])
+        preflight.check_models([node])
+    preflight.check_models([Node("distributions", "made", {"model": config}, settings=run)])
     check_dump(directory, tmp_path, "eager", 1e-3)
