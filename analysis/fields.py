@@ -74,7 +74,7 @@ def _check_items(values: Mapping[str, Any], spec: Any, key: str) -> None:
 
 
 def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: str) -> T:
-    """Make a dataclass from plain configuration, its keys and values checked.
+    """Make a dataclass from plain configuration, its keys checked; for its values, see `check`.
 
     Args:
         kind: a dataclass.
@@ -83,7 +83,7 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: st
         name: what is made, for errors: "additive".
 
     Raises:
-        FieldError: a key is unknown or missing, or a value not allowed.
+        FieldError: a key is unknown or missing.
     """
     specs = {spec.name: spec for spec in fields(kind)}  # type: ignore[arg-type]
     check_keys(mapping, specs, where, name)
@@ -91,9 +91,7 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: st
         if key not in mapping and spec.default is MISSING and spec.default_factory is MISSING:
             allowed = spec.metadata.get("allowed", "its value")
             raise FieldError(f"{where}the key {key!r} is missing: give {allowed}")
-    made = kind(**mapping)
-    check(made, where)
-    return made
+    return kind(**mapping)
 
 
 def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: str) -> None:
@@ -109,25 +107,26 @@ def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: s
         raise FieldError(f"{where}the key {unknown[0]!r} is not known: {takes}")
 
 
-def _checked(key: str, spec: Any, hint: Any, value: Any) -> Any:
-    kinds = _scalars(hint)
+def _checked(key: str, spec: Any, hint: Any, given: Any) -> Any:
+    kinds, value = _scalars(hint), given
     named = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
     allowed = spec.metadata.get("allowed", f"a value of type {named}")
-    problem = refused(key, value, allowed)
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()  # a NumPy scalar
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         try:
             value = float(value)
         except OverflowError:
-            raise problem from None
+            raise refused(key, given, allowed) from None
     if kinds and type(value) not in kinds:
         raise refused(key, value, allowed, exact=True)
-    if not _finite(value):
-        raise problem
-    if "test" in spec.metadata and not spec.metadata["test"](value):
-        raise problem
+    if not _finite(value) or not spec.metadata.get("test", _any)(value):
+        raise refused(key, given, allowed)
     return value
+
+
+def _any(_: Any) -> bool:
+    return True
 
 
 def _scalars(hint: Any) -> tuple[type, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-STAGES = (
+STAGES = (  # each behind those it is made from
     "prompts",
     "distributions",
     "certificates",

@@ -73,13 +73,16 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
 
 def undefined_notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
     """Count the steps at which a rule's test means nothing; rules that say the same, once."""
-    said: dict[str, str] = {}
+    said = []
     for rule in rules:
         if rule.undefined_means:
             rows = [measured.row(target, rule.label, "mean") for target in measured.targets]
             counts = [f"{row['undefined']:.0f} of {row['steps']}" for row in rows]
-            said[f"{rule.undefined_means}: {' / '.join(counts)}"] = rule.label
-    return [f"{text}{_titles(measured.targets)}; undefined in the CSV file." for text in said]
+            said.append(f"{rule.undefined_means}: {' / '.join(counts)}")
+    return [
+        f"{text}{_titles(measured.targets)}; undefined in the CSV file."
+        for text in dict.fromkeys(said)
+    ]
 
 
 def _shares(share: Shares, names: Mapping[str, str], targets: Sequence[str], column: str) -> str:

@@ -214,13 +214,7 @@ class Rule:
         Raises:
             ValueError: the class has neither this method nor `cut`.
         """
-        cut = self.cut(dist)
-        if cut is None:
-            raise ValueError(
-                f"rule {self.label!r} says nothing: give its class a method cut(dist) "
-                "or accepted_count(dist)"
-            )
-        return cut.count(dist)
+        return self._given_cut(dist).count(dist)
 
     def form(self, dist: TopK, /) -> Form:
         """Return the rule as certificates are computed from it.
@@ -230,14 +224,18 @@ class Rule:
         """
         if type(self).accepted_count is not Rule.accepted_count:
             return Count(self._checked_counts(dist))
+        cut = self._given_cut(dist)
+        if cut.max_rank is not None and np.any(np.asarray(cut.max_rank) < 1):
+            raise ValueError(f"rule {self.label!r}: max_rank must be at least 1, x0 is accepted")
+        return cut
+
+    def _given_cut(self, dist: TopK) -> Cut:
         cut = self.cut(dist)
         if cut is None:
             raise ValueError(
                 f"rule {self.label!r} says nothing: give its class a method cut(dist) "
                 "or accepted_count(dist)"
             )
-        if cut.max_rank is not None and np.any(np.asarray(cut.max_rank) < 1):
-            raise ValueError(f"rule {self.label!r}: max_rank must be at least 1, x0 is accepted")
         return cut
 
     def _checked_counts(self, dist: TopK) -> NDArray[np.integer[Any]]:

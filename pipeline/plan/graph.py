@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from conf import schema
 from conf.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node, Request, Stage
@@ -17,17 +18,7 @@ from pipeline.store.identity import Identities
 __all__ = ["MODULES", "RESUMABLE", "STAGES", "VERSIONS", "Node", "plan", "with_upstream"]
 
 STAGES: dict[str, Stage] = {
-    name: import_module(f"pipeline.stages.{name}").STAGE
-    for name in (  # each behind those it is made from
-        "prompts",
-        "distributions",
-        "certificates",
-        "run_lengths",
-        "drafts",
-        "acceptance",
-        "decoding",
-        "report",
-    )
+    name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGES
 }
 VERSIONS = {name: stage.version for name, stage in STAGES.items()}
 MODULES = {name: stage.module for name, stage in STAGES.items()}

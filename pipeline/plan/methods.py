@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.fields import FieldError, from_mapping, ranged, refused
+from analysis.fields import FieldError, check, from_mapping, ranged, refused
 from analysis.rules import Rule, StrictGreedy, build
 from pipeline.errors import PipelineError
 
@@ -133,6 +133,7 @@ def _build(entry: dict[str, Any], where: str) -> Method:
     plain = {key: value for key, value in entry.items() if key not in of_rule}
     try:
         given = from_mapping(_Given, plain, f"{where}.", "sampling")
+        check(given, f"{where}.")
         rule = _rule(of_rule, where) if of_rule else None
         if rule is None:
             fits, allowed = given.temperature > 0, "a number above 0: at 0 take rule: greedy"
