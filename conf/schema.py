@@ -84,6 +84,21 @@ class Model:
 
 
 @dataclass
+class Head:
+    """What is asked of a drafter that reads its target's hidden states."""
+
+    vocabulary: str = _one_of("full", "reduced")  # reduced: the tokens that its files name
+    depths: int = _at_least(1)  # of a draft, at which stage drafts compares it
+
+
+@dataclass
+class Drafter(Model):
+    """A language model, or a head on the target."""
+
+    head: Head | None = MISSING
+
+
+@dataclass
 class Prompts:
     """Which prompts are sampled, and from where."""
 
@@ -188,7 +203,7 @@ class Config:
     targets: dict[str, Model] = field(
         default_factory=dict, metadata={"names": is_name, "a_name": A_NAME}
     )
-    drafter: Model | None = MISSING
+    drafter: Drafter | None = MISSING
     prompts: Prompts = MISSING
     criteria: Any = MISSING
     distributions: Distributions = MISSING
@@ -205,3 +220,4 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(group="schema", name="model", node=Model)
+    store.store(group="schema", name="drafter", node=Drafter)

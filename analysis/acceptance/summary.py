@@ -137,6 +137,38 @@ def stochastic_statistics(
     return pd.concat(frames, ignore_index=True)
 
 
+def depth_statistics(
+    depth: int, steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Measure a drafter at one depth of its drafts.
+
+    Args:
+        depth: from 1; a draft of depth d follows d - 1 drafted tokens.
+        steps: with what the drafter says at this depth.
+        verdicts: of the rules there.
+        bootstrap: over prompts.
+
+    Returns:
+        Rows with depth and those of `rule_statistics`: acceptance and certified of each rule;
+        kl_median (nats) and finite (share of steps with a finite KL), of no rule.
+    """
+    everywhere = np.ones(len(steps), dtype=bool)
+    ends = _quantiles(steps.kl, steps.kl, [0.5], bootstrap).iloc[0]
+    median = _row("kl_median", ends["value"], ends["optimistic"], ends["ci_low"], ends["ci_high"])
+    rows: list[Row] = [
+        {"rule": "", **median},
+        {"rule": "", **_share("finite", np.isfinite(steps.kl), everywhere, bootstrap)},
+    ]
+    for one in verdicts:
+        rule = one.rule.label
+        shares = (
+            _share("acceptance", one.accepted, everywhere, bootstrap),
+            _between("certified", one.certified, one.certifiable, everywhere, bootstrap),
+        )
+        rows += [{"rule": rule, **share} for share in shares]
+    return pd.DataFrame(rows).assign(depth=depth)
+
+
 def kl_needed(
     verdict: Verdict, fractions: Sequence[float], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:

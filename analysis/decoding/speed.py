@@ -86,7 +86,7 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
     The drafter's weights, which lie beside the target's during all runs, and: on CUDA the
     measured difference of the peaks, elsewhere the drafter's cache at the longest text.
     """
-    drafts = decoded.runs["drafter"].iloc[run] == "model"
+    drafts = decoded.runs["drafter"].iloc[run] in ("model", "lookup_first")
     weights = decoded.size["drafter"]["model"] if drafts else 0
     mine = decoded.answers[decoded.answers["run"] == run]
     if mine["peak_bytes"].notna().all():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,8 @@ class Pairs:
             optimistic_length, empty.
         sampled: temperature at which the targets' answers were sampled; None where they were not,
             or not from the whole distribution.
+        depths: target, depth, rule, statistic, value, optimistic, ci_low, ci_high, prompts,
+            few_prompts; empty where the drafter is no head.
     """
 
     drafter: str
@@ -39,6 +41,7 @@ class Pairs:
     needed: pd.DataFrame
     reached: pd.DataFrame
     sampled: float | None = None
+    depths: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def names(self) -> dict[str, str]:

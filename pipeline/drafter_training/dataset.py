@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,22 +20,16 @@ class Written:
     temperature: float  # of the answer; 0 is greedy
 
 
-def read(
-    directories: Iterable[Path], refusal: Callable[[list[int], int], str | None]
-) -> tuple[list[Written], Counter[str]]:
-    """Return the conversations of all shards in `directories`, and why others were left out.
+def shards(directories: Iterable[Path]) -> list[Path]:
+    """Return the shards in `directories`, one of each name, in order of their names."""
+    found = {path.name: path for folder in directories for path in folder.glob("shard-*.parquet")}
+    return [found[name] for name in sorted(found)]
 
-    Args:
-        directories: of shards; their shards are read in order.
-        refusal: says of the tokens and `answer_at` of a conversation why it is not wanted, or None.
-    """
-    kept, refused = list[Written](), Counter[str]()
-    for path in (p for folder in directories for p in sorted(folder.glob("shard-*.parquet"))):
-        table = pq.read_table(path, columns=["token_ids", "answer_at", "temperature"]).to_pydict()
-        for tokens, at, temperature in zip(*table.values(), strict=True):
-            why = refusal(tokens, at)
-            if why is None:
-                kept.append(Written(np.asarray(tokens, np.int32), at, temperature))
-            else:
-                refused[why] += 1
-    return kept, refused
+
+def read(path: Path) -> list[Written]:
+    """Return the conversations of a shard."""
+    table = pq.read_table(path, columns=["token_ids", "answer_at", "temperature"]).to_pydict()
+    return [
+        Written(np.asarray(tokens, np.int32), at, temperature)
+        for tokens, at, temperature in zip(*table.values(), strict=True)
+    ]

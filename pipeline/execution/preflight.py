@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.models.devices import check_threads, choose_device
-from pipeline.models.load import load_tokenizer, skeleton
-from pipeline.models.vocabulary import check_same_tokens
+from pipeline.models.load import skeleton
+from pipeline.models.pair import check_pair_skeletons, pair_tokenizer
 from pipeline.plan.stage import Node, stage_of
 
 
@@ -20,18 +20,15 @@ def check_models(nodes: Iterable[Node]) -> None:
     checked = set()
     for node in nodes:
         models = stage_of(node).models(node)
-        drafting = len(models) > 1  # the target and a drafter
-        for key, config, settings in models:
+        for _, _, settings in models:
             choose_device(settings["device"])
             check_threads(settings["threads"])
-            if (key, len(models)) not in checked:
-                found = skeleton(config, settings, key)
-                if drafting:
-                    found.check_drafts(key)
-                checked.add((key, len(models)))
-        if drafting:
-            target, drafter = (
-                load_tokenizer(settings["path"], config.get("commit"), key).get_vocab()
-                for key, config, settings in models
-            )
-            check_same_tokens(target, drafter, " and ".join(key for key, _, _ in models))
+        if not models or (models[0].key, len(models)) in checked:
+            continue
+        key, config, settings = models[0]
+        checked.add((key, len(models)))
+        if len(models) == 1:
+            skeleton(config, settings, key)
+        else:
+            check_pair_skeletons(node.config, node.settings, key)
+            pair_tokenizer(node.config, node.settings, key)

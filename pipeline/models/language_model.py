@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
 
 
+def hidden_states(out: Any, layers: Sequence[int]) -> Tensor:
+    """Return the hidden states (B, n, layers, d) that a transformers model gave."""
+    return torch.stack([out.hidden_states[layer] for layer in layers], dim=2)
+
+
 @dataclass(frozen=True)
 class LanguageModel:
     """A loaded model, ready to be run."""
@@ -65,6 +70,30 @@ class LanguageModel:
             (B, V) logits in the dtype of the head.
         """
         return self.forward_each(ids, mask, positions, cache, keep=1)[:, -1]
+
+    def forward_hidden(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: DynamicCache,
+        keep: int,
+        layers: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits as `forward_each`, and the hidden states (B, n, layers, d) of all `ids`.
+
+        `layers` says after how many layers; after all of them it is also after the final norm.
+        """
+        out = self.module(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=True,
+        )
+        return out.logits[:, -keep:], hidden_states(out, layers)
 
     def forward_each(
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, keep: int

@@ -11,7 +11,11 @@ from analysis.fields import FieldError, check, from_mapping, ranged, refused
 from analysis.rules import Rule, StrictGreedy, build
 from pipeline.errors import PipelineError
 
-DRAFTERS = {"model": "", "prompt_lookup": " (prompt lookup)"}
+DRAFTERS = {
+    "model": "",
+    "prompt_lookup": " (prompt lookup)",
+    "lookup_first": " (look-up first)",  # and where it finds nothing, the model
+}
 SAMPLINGS = {"speculative": "speculative sampling", "races": "exponential races"}
 OWN = ("drafter", "sampling", "draft_length", "temperature")
 BASELINE = "autoregressive"
@@ -23,7 +27,7 @@ class Method:
     """One way to decode.
 
     Attributes:
-        drafter: model, prompt_lookup, or none for the baseline.
+        drafter: model, prompt_lookup, lookup_first, or none for the baseline.
         rule: the acceptance rule, None for the baseline and for sampling alone.
         sampling: speculative or races, None for a rule alone; of a baseline, how the target
             chooses: races by the race of the drafting methods, None otherwise.
@@ -44,6 +48,11 @@ class Method:
             return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
         return law + DRAFTERS[self.drafter]
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the drafter of the study drafts, always or at times."""
+        return self.drafter in ("model", "lookup_first")
 
     @property
     def lossless(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config, Model
+from conf.schema import Config, Drafter, Model
 from pipeline.errors import PipelineError
 from pipeline.store.fingerprint import file_digest
 from pipeline.store.identity import Identities
@@ -21,6 +22,12 @@ def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any
         "head_dtype": model.head_dtype,
         "attention": model.attention,
     }
+
+
+def drafter_slice(drafter: Drafter, identities: Identities) -> dict[str, Any]:
+    """What of the drafter determines its numbers."""
+    head = {} if drafter.head is None else {"head": asdict(drafter.head)}
+    return model_slice("drafter", drafter, identities) | head
 
 
 def run_settings(config: Config, model: Model) -> dict[str, Any]:

@@ -64,11 +64,16 @@ def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def schema(
-    stage: str, name: str = "data", k: int | None = None, draft_k: int | None = None
+    stage: str,
+    name: str = "data",
+    k: int | None = None,
+    draft_k: int | None = None,
+    depths: int | None = None,
 ) -> pa.Schema:
     """Return the Arrow schema of a file.
 
-    `k` fixes the length of the lists of the target's top K, `draft_k` of the drafter's.
+    `k` fixes the length of the lists of the target's top K, `draft_k` of the drafter's,
+    `depths` of what is known of it by depth.
     """
     import pyarrow as pa
 
@@ -76,7 +81,8 @@ def schema(
     lengths |= {"draft_top_ids": draft_k, "draft_top_logits": draft_k}
     fields = []
     for column, named in columns_of(stage)[name].items():
-        kind, length = arrow(named), lengths.get(column)
+        kind = arrow(named)
+        length = depths if column.startswith("depth_") else lengths.get(column)
         fields.append(
             pa.field(column, kind if length is None else pa.list_(kind.value_type, length))
         )

@@ -51,12 +51,15 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     )
 
 
+SAID = {"prompt_lookup": ", prompt lookup", "lookup_first": ", look-up first"}
+
+
 def printed(run: Mapping[str, Any]) -> str:
     """Return the printed name of a run's method."""
     if run["rule"] is None:
         return str(run["method"]).capitalize()
     name = build(run["rule"]).title
-    return name + (", prompt lookup" if run["drafter"] == "prompt_lookup" else "")
+    return name + SAID.get(run["drafter"], "")
 
 
 def thetas(decoded: Decoded) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.special import xlogy
 
 from analysis.certificates.certify import Certificates, certify
 from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, TopMMultiplicative, Typical
@@ -42,7 +43,7 @@ def stored_columns(z: np.ndarray, k: int, temperature: float = 1.0) -> dict[str,
         "top_logits": np.take_along_axis(z, order[:, :k], axis=1),
         "top_surprisal": -np.log(p.max(axis=1)),
         "log_tail": tail,
-        "entropy": -(p * np.log(p)).sum(axis=1),
+        "entropy": -xlogy(p, p).sum(axis=1),
     }
 
 

@@ -25,11 +25,20 @@ VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 
 
 def drafts(
-    folder: Path, z: np.ndarray, w: np.ndarray, sampled: float | None = 0.5, **changed: np.ndarray
+    folder: Path,
+    z: np.ndarray,
+    w: np.ndarray,
+    sampled: float | None = 0.5,
+    deeper: tuple[np.ndarray, ...] = (),
+    **changed: np.ndarray,
 ) -> Artifact:
-    """Publish target logits z beside draft logits w, as the stage drafts does."""
+    """Publish target logits z beside draft logits w, as the stage drafts does.
+
+    `deeper` are the draft logits at depths 2, 3, ...
+    """
     folder.mkdir()
-    schema = columns.schema("drafts", k=K, draft_k=DRAFT_K)
+    schema = columns.schema("drafts", k=K, draft_k=DRAFT_K, depths=1 + len(deeper))
+    depths = [vars(divergences.compare(z, one)) for one in (w, *deeper)]
     stored, drafted = stored_columns(z, K), stored_columns(w, DRAFT_K)
     values = {
         "prompt_id": np.repeat([f"prompt-{at}" for at in range(len(LENGTHS))], LENGTHS).tolist(),
@@ -42,6 +51,11 @@ def drafts(
         **vars(divergences.compare(z, w)),
         **at_sampling(z, w, sampled),
         **{f"draft_{name}": list(values) for name, values in drafted.items()},
+        **{
+            name: np.stack([one[name.removeprefix("depth_")] for one in depths], axis=1).tolist()
+            for name in schema.names
+            if name.startswith("depth_")
+        },
         **changed,
     }
     pending = Pending(folder, "drafts")
@@ -181,3 +195,39 @@ def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -
         r"KL 0\.0 < certificate \d\.\d+",
     ):
         run(tmp_path / "out", upstream)
+
+
+def test_every_depth_of_a_draft_is_judged(tmp_path: Path) -> None:
+    z, w = logits(0.3)
+    deep = logits(1.0)[1]
+    upstream = drafts(tmp_path / "in", z, w, deeper=(deep,))
+    found, _ = run(tmp_path / "out", upstream)
+    table = found.read("depths").to_pandas().set_index(["depth", "rule", "statistic"])
+    for depth, q in ((1, w), (2, deep)):
+        agreed = (z.argmax(1) == q.argmax(1)).mean()
+        assert table.loc[(depth, "greedy", "acceptance"), "value"] == pytest.approx(agreed)
+        kl = divergences.compare(z, q).kl
+        assert table.loc[(depth, "", "kl_median"), "value"] == pytest.approx(np.sort(kl)[35])
+        row = table.loc[(depth, "greedy", "certified")]
+        assert row["ci_low"] <= row["value"] <= row["ci_high"]
+    first = found.read("statistics").to_pandas().set_index(["rule", "statistic"])
+    for name in ("acceptance", "certified"):
+        shallow, deeper = (table.loc[(depth, "greedy", name), "value"] for depth in (1, 2))
+        assert deeper < shallow == first.loc[("greedy", name), "value"]
+
+
+def test_a_drafter_with_one_depth_has_no_table_of_depths(tmp_path: Path) -> None:
+    found, _ = run(tmp_path / "out", drafts(tmp_path / "in", *logits(0.3)))
+    assert len(found.read("depths")) == 0
+
+
+def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path: Path) -> None:
+    """A reduced vocabulary: q gives some tokens nothing."""
+    z, w = logits(0.3)
+    w[:, ::2] = -np.inf
+    found, facts = run(tmp_path / "out", drafts(tmp_path / "in", z, w, deeper=(w,)))
+    assert np.isinf(found.read("depths").to_pandas()["value"][0])
+    table = found.read("depths").to_pandas().set_index(["depth", "rule", "statistic"])["value"]
+    assert (table[1, "", "finite"], table[2, "greedy", "certified"]) == (0, 0)
+    assert 0 < table[1, "greedy", "acceptance"] < 1
+    assert facts["violations"] == 0

@@ -270,11 +270,13 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(
         drafts,
-        "same_tokens",
-        lambda node: (SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"), TOKENS),
+        "pair_tokenizer",
+        lambda *_: SimpleNamespace(
+            decode=lambda ids: f"<{ids[0]}>", get_vocab=lambda: {"last": TOKENS - 1}
+        ),
     )
     loaded = {"targets.tiny": tiny(1), "drafter": tiny(2)}
-    monkeypatch.setattr(drafts, "load_model", lambda config, settings, key: loaded[key])
+    monkeypatch.setattr(drafts, "load_pair", lambda *_: tuple(loaded.values()))
 
     (tmp_path / "short").mkdir()
     with monkeypatch.context() as change:

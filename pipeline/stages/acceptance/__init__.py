@@ -141,6 +141,16 @@ STAGE = Stage(
             "accepted": "float64",
             "certified": "float64",
         },
+        "depths": {  # of a head: analysis.acceptance.summary.depth_statistics
+            "depth": "int32",
+            "rule": "string",  # empty: of the drafter alone
+            "statistic": "string",
+            "value": "float64",
+            "optimistic": "float64",
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
         "needed": {
             "rule": "string",
             "fraction": "float64",  # of steps certified

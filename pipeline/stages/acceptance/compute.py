@@ -15,10 +15,16 @@ import pyarrow as pa
 
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.relaxation import smallest_relaxation
-from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
+from analysis.acceptance.summary import (
+    depth_statistics,
+    kl_needed,
+    rule_statistics,
+    stochastic_statistics,
+)
 from analysis.rules import Rule, StrictGreedy
 from analysis.rules.dials import Dial
 from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node
 from pipeline.plan.summaries import bootstrap_settings
@@ -56,6 +62,11 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
+    by_depth = []
+    for depth, deep in enumerate(read_depths(drafts, steps.target), start=1):
+        found = judge(deep, list(per_step.values()))
+        check_sound(found, deep, table["prompt_id"], settings)
+        by_depth.append(depth_statistics(depth, deep, found, bootstrap))
     frames = {
         "listing": rule_listing(settings),
         "statistics": pd.concat(
@@ -70,6 +81,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         "profile": pd.concat(
             [profile(steps, verdicts[label], POSITIONS, DECILES) for label in per_step]
         ),
+        "depths": pd.DataFrame(
+            pd.concat(by_depth) if by_depth else [],
+            columns=columns.schema("acceptance", "depths").names,
+        ).assign(**bootstrap.counted),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
         ).assign(**bootstrap.counted),
@@ -114,6 +129,21 @@ def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
     table = drafts.read(columns=["prompt_id", *STEP_COLUMNS, *SAMPLED_COLUMNS])
     target = distributions.read_distributions(drafts, drafts.record["facts"]["temperature"])
     return Steps(target, **{name: table[name].to_numpy() for name in STEP_COLUMNS}), table
+
+
+def read_depths(drafts: Artifact, target: TopK) -> list[Steps]:
+    """Read what the drafter says at each depth; nothing where there is one: `read_steps` has it."""
+    table = drafts.read(columns=["position", *(f"depth_{name}" for name in STEP_COLUMNS[1:])])
+    position = table["position"].to_numpy()
+    lists = {
+        name: table[f"depth_{name}"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+        for name in STEP_COLUMNS[1:]
+    }
+    depths = lists["kl"].shape[1]
+    return [
+        Steps(target, position, **{name: values[:, d] for name, values in lists.items()})
+        for d in range(depths if depths > 1 else 0)
+    ]
 
 
 def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings: Any) -> None:

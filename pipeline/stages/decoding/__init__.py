@@ -95,7 +95,7 @@ STAGE = Stage(
         | {  # one row a decoded answer
             "source": "string",
             "method": "string",
-            "drafter": "string",  # model, prompt_lookup or none
+            "drafter": "string",  # model, prompt_lookup, lookup_first or none
             "draft_length": "int32",
             "temperature": "float64",
             "token_ids": "list<int32>",

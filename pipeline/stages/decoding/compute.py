@@ -23,14 +23,23 @@ from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, compute_unfinished, out_of_memory
 from pipeline.execution.stopwatch import describe_device
 from pipeline.formats import spec_bench
-from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.pair import load_pair, pair_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.models.vocabulary import check_same_tokens, common_rows
+from pipeline.models.vocabulary import common_rows
 from pipeline.plan.methods import RACES, Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.decoding import STAGE, records
 from pipeline.stages.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
-from pipeline.stages.decoding.drafters import Drafter, ModelDrafter, Nothing, PromptLookup
+from pipeline.stages.decoding.drafters import (
+    Drafter,
+    HeadDrafter,
+    LookupFirst,
+    ModelDrafter,
+    Nothing,
+    PromptLookup,
+)
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.stages.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
@@ -46,7 +55,7 @@ class DecodingPair:
     """A target, its drafter, and what both are asked to do."""
 
     target: LanguageModel
-    drafter: LanguageModel
+    drafter: LanguageModel | HiddenDrafter
     runs: list[Method]  # baselines first
     steps: int
     seed: int
@@ -56,7 +65,8 @@ class DecodingPair:
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Decode the first prompts with every method."""
     config = node.config
-    tokenizer = same_tokenizer(node)
+    key = f"targets.{node.label}"
+    tokenizer = pair_tokenizer(config, node.settings, key)
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()))
     source = upstream["prompts"][0]
     rows = source.read().slice(0, config["prompts"]).to_pylist()
@@ -76,21 +86,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     )
 
 
-def same_tokenizer(node: Node) -> Any:
-    """Check that the tokenizers of the pair agree, and return the target's."""
-    target, drafter = (
-        load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"), key)
-        for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter"))
-    )
-    check_same_tokens(target.get_vocab(), drafter.get_vocab(), pair_label(node))
-    return target
-
-
 def load_decoding_pair(node: Node, tokens: int) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have."""
     config, settings = node.config, node.settings
-    target = load_model(config["target"], settings["target"], f"targets.{node.label}")
-    drafter = load_model(config["drafter"], settings["drafter"], "drafter")
+    target, drafter = load_pair(config, settings, f"targets.{node.label}")
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
     methods: list[Method] = settings["methods"]
     return DecodingPair(
@@ -138,8 +137,10 @@ def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str 
 
 def check_fits(pair: DecodingPair, row: Mapping[str, Any]) -> None:
     """Check that a prompt and its answer fit into the contexts of the models that decode it."""
-    drafts = any(method.drafter == "model" for method in pair.runs)
-    for model in [pair.target, pair.drafter] if drafts else [pair.target]:
+    models = [pair.target]
+    if isinstance(pair.drafter, LanguageModel) and any(run.uses_model for run in pair.runs):
+        models.append(pair.drafter)
+    for model in models:
         check_prompt(model, row["token_ids"], pair.steps)
 
 
@@ -266,7 +267,14 @@ def strategies(
         return Nothing(device), Match(Inversion(temperature, noise, TOKEN) if drawn else choice)
     if method.drafter == "prompt_lookup":
         return PromptLookup(pair.lookup, device), verifier
-    return ModelDrafter(pair.drafter, choice), verifier
+    drafter: Drafter
+    if isinstance(pair.drafter, HiddenDrafter):
+        drafter = HeadDrafter(pair.drafter, choice)
+    else:
+        drafter = ModelDrafter(pair.drafter, choice)
+    if method.drafter == "lookup_first":
+        drafter = LookupFirst(PromptLookup(pair.lookup, device, pair.lookup), drafter)
+    return drafter, verifier
 
 
 def write_tables(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:

@@ -100,7 +100,7 @@ def decode(
     """
     check_prompt(target, prompt, limit)
     run = Run(
-        CachedSequence(target, len(prompt) + limit),
+        CachedSequence(target, len(prompt) + limit, drafter.layers),
         drafter,
         verifier,
         draft_length,
@@ -125,7 +125,7 @@ def read_prompt(run: Run) -> None:
     first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), 0)
     run.emit([first.token])
     emitted = run.clock()
-    run.drafter.begin(ids, run.prompt + run.limit)
+    run.drafter.begin(ids, run.prompt + run.limit, run.target.hidden)
     run.answer.first_seconds = emitted - started
     run.answer.begin_seconds = run.clock() - emitted
 
@@ -147,7 +147,9 @@ def step(run: Run) -> None:
     tokens = draft.tokens.tolist()
     accepted = [tokens[at] for at in verdict.path]
     emitted = run.emit([*accepted, verdict.token])
-    run.drafter.accept(known + len(verdict.path))
+    kept = [0, *(at + 1 for at in verdict.path)]  # the last token of the text, and the accepted
+    hidden = None if run.target.hidden is None else run.target.hidden[kept]
+    run.drafter.accept(known + len(verdict.path), hidden)
     # what follows the token that ends the answer was never tested
     run.answer.calls.append(
         TargetCall(

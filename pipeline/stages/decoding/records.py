@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.load import LanguageModel
+from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import Method, baseline
 from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.sequence import CachedSequence
@@ -17,7 +18,7 @@ from pipeline.stages.decoding.verifiers import ranked, rule_accepts
 
 def shard(
     target: LanguageModel,
-    drafter: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
     prompt: dict[str, Any],
     runs: Sequence[Method],
     answers: Sequence[tuple[Answer, int | None]],
@@ -109,6 +110,25 @@ def read_again(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int
     return CachedSequence(model, len(text)).read(text, keep=len(answer))
 
 
+@torch.inference_mode()
+def read_both(
+    target: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Return the logits (n, V) of both models at the n tokens of an answer."""
+    if isinstance(drafter, LanguageModel):
+        return read_again(target, prompt, answer), read_again(drafter, prompt, answer)
+    text = torch.tensor([*prompt, *answer[:-1]], device=target.device)
+    sequence = CachedSequence(target, len(text), drafter.layers)
+    logits = sequence.read(text, keep=len(answer))
+    assert sequence.hidden is not None
+    at = torch.arange(len(text), device=target.device)[None]
+    outputs = GivenText(drafter, 1).read(text[None], sequence.hidden[None], at, at >= 0)[0]
+    return logits, drafter.logits(outputs[0, -len(answer) :])
+
+
 def log_likelihood(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """Return the log-likelihood of an answer under a model at temperature 1, in nats."""
     logits = read_again(model, prompt, answer).double()
@@ -118,7 +138,7 @@ def log_likelihood(model: LanguageModel, prompt: Sequence[int], answer: Sequence
 
 def trajectory(
     target: LanguageModel,
-    drafter: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
     prompt: dict[str, Any],
     answer: Sequence[int],
     runs: Sequence[Method],
@@ -129,9 +149,8 @@ def trajectory(
     asked for every step, tested there or not.
     """
     ids = prompt["token_ids"]
-    logits = read_again(target, ids, answer)
-    argmax = logits.argmax(1)
-    drafted = read_again(drafter, ids, answer).argmax(1)
+    logits, drafts = read_both(target, drafter, ids, answer)
+    argmax, drafted = logits.argmax(1), drafts.argmax(1)
     dist, rank, log_prob = ranked(logits, drafted, 2)
     assert dist.logits is not None
     steps = [{"prompt_id": prompt["prompt_id"], "position": at} for at in range(len(answer))]
@@ -151,7 +170,7 @@ def trajectory(
     rules = {
         run.rule.label: run.rule
         for run in runs
-        if run.rule is not None and run.drafter == "model" and run.temperature == 0
+        if run.rule is not None and run.uses_model and run.temperature == 0
     }
     indicators = [
         step | {"rule": label, "accepted": bool(accepted)}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.models.load import LanguageModel
+from pipeline.models.language_model import LanguageModel, hidden_states
 
 
 class CachedSequence:
@@ -16,10 +16,13 @@ class CachedSequence:
 
     Attributes:
         length: how many tokens are in the cache.
+        hidden: (n, layers, d) the hidden states of the tokens that were read last.
     """
 
-    def __init__(self, model: LanguageModel, capacity: int) -> None:
+    def __init__(self, model: LanguageModel, capacity: int, layers: Tokens[int] = ()) -> None:
         """Start empty, with room for `capacity` tokens.
+
+        `layers` says after how many layers hidden states are kept; empty is none.
 
         Raises:
             PipelineError: a layer of the model can't be rolled back.
@@ -28,6 +31,8 @@ class CachedSequence:
         self.model = model
         self.cache = model.new_cache(capacity)
         self.length = 0
+        self.hidden: Tensor | None = None
+        self._layers = layers
         self._windows = [layer for layer in self.cache.layers if layer.is_sliding]
         for layer in self._windows:  # until the next roll-back they keep more than their window
             layer.activate_past_recording()
@@ -79,8 +84,12 @@ class CachedSequence:
         self.crop(length + len(path))
 
     def _forward(self, ids: Tensor, **options: object) -> Tensor:
+        if self._layers:
+            options["output_hidden_states"] = True
         out = self.model.module(
             input_ids=ids[None], past_key_values=self.cache, use_cache=True, **options
         )
+        if self._layers:
+            self.hidden = hidden_states(out, self._layers)[0]
         self.length += len(ids)
         return out.logits[0, :, : self.model.vocab_size]  # a drafter may have fewer rows

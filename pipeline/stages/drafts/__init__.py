@@ -6,7 +6,7 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.models.vocabulary import check_pair
-from pipeline.plan.slices import model_slice, run_settings
+from pipeline.plan.slices import drafter_slice, run_settings
 from pipeline.plan.stage import Node, Request, Stage, pair_models
 from pipeline.store.columns import STEP, TARGET, Columns
 
@@ -34,6 +34,17 @@ DRAFT: Columns = {  # of q itself, with draft_entropy, so that kl and tv can be 
     "draft_log_tail": "float64",
 }
 
+# as in PAIR at each depth of a draft from 1, at which q is that of the other columns; a head's q
+# depends on how many of the tokens before are drafted, that of a language model does not: one depth
+DEPTHS: Columns = {
+    "depth_kl": "list<float64>",
+    "depth_tv": "list<float64>",
+    "depth_draft_token_id": "list<int32>",
+    "depth_draft_rank": "list<int32>",
+    "depth_draft_log_prob": "list<float64>",
+    "depth_argmax_rank": "list<int32>",
+}
+
 
 def nodes(request: Request) -> list[Node]:
     """The drafter beside each target, on the target's trajectories; none without a drafter.
@@ -45,7 +56,7 @@ def nodes(request: Request) -> list[Node]:
     config, drafter = request.config, request.config.drafter
     if drafter is None:
         return []
-    if request.asked & {"drafts", "decoding"}:
+    if drafter.head is None and request.asked & {"drafts", "decoding"}:
         for key, target in config.targets.items():
             check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
     return [
@@ -54,7 +65,7 @@ def nodes(request: Request) -> list[Node]:
             distributions.label,
             {
                 "target": distributions.config["model"],
-                "drafter": model_slice("drafter", drafter, request.identities),
+                "drafter": drafter_slice(drafter, request.identities),
                 "temperature": config.certificates.temperature,
             },
             {"prompts": distributions.upstream["prompts"], "distributions": (distributions,)},
@@ -69,7 +80,7 @@ STAGE = Stage(
     version=2,
     upstream=("prompts", "distributions"),
     columns={
-        "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT,
+        "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS,
         "tokens": {"token_id": "int32", "text": "string"},
     },
     nodes=nodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,27 @@ def pair_statistics(
         for i in range(0, len(target), rows)
     ]
     return PairStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+class DepthStatistics(NamedTuple):
+    """What is known of the drafter by depth of the draft, (B, depths); see PairStatistics."""
+
+    depth_kl: Tensor
+    depth_tv: Tensor
+    depth_draft_token_id: Tensor
+    depth_draft_rank: Tensor
+    depth_draft_log_prob: Tensor
+    depth_argmax_rank: Tensor
+
+
+def by_depth(depths: Sequence[PairStatistics]) -> DepthStatistics:
+    """Put together what is known at each depth, from 1."""
+    return DepthStatistics(
+        *(
+            torch.stack([getattr(one, name.removeprefix("depth_")) for one in depths], dim=1)
+            for name in DepthStatistics._fields
+        )
+    )
 
 
 def _compare(

@@ -18,8 +18,10 @@ import pyarrow as pa
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, assemble, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
-from pipeline.models.load import LanguageModel, load_model, load_tokenizer
-from pipeline.models.vocabulary import check_same_tokens, common_rows
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.pair import load_pair, pair_tokenizer
+from pipeline.models.vocabulary import common_rows
 from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.drafts.forced import Batch, ComparedPair, ForcedSteps, teacher_force
 from pipeline.store import columns
@@ -33,7 +35,8 @@ DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Compare the pair on every step of the distributions in `upstream`."""
     distributions = upstream["distributions"][0]
-    tokenizer, tokens = same_tokens(node)
+    tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+    tokens = 1 + max(tokenizer.get_vocab().values())
     prompts = dict(
         zip(
             *upstream["prompts"][0].read(columns=["prompt_id", "token_ids"]).to_pydict().values(),
@@ -44,7 +47,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     pair = load_compared_pair(node, tokens, distributions)
     longest = max(len(prompts[name]) + len(answer) for name, answer in answers.items())
     for model in (pair.target, pair.drafter):
-        model.check_context(longest, "distributions.steps")
+        if isinstance(model, LanguageModel):
+            model.check_context(longest, "distributions.steps")
     largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
     if largest >= pair.rows:
         raise PipelineError(
@@ -71,7 +75,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         list(answers),
         shard,
         pending,
-        columns.schema("drafts", k=pair.k, draft_k=pair.draft_k),
+        columns.schema("drafts", k=pair.k, draft_k=pair.draft_k, depths=pair.depths),
         steps=max(map(len, answers.values())),
         label=pair_label(node),
         device=pair.target.device,
@@ -85,23 +89,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     )
 
 
-def same_tokens(node: Node) -> tuple[Any, int]:
-    """Check that the tokenizers agree; return one, and one more than its largest token id."""
-    target, drafter = (
-        load_tokenizer(node.settings[name]["path"], node.config[name].get("commit"), key)
-        for name, key in (("target", f"targets.{node.label}"), ("drafter", "drafter"))
-    )
-    vocabulary = target.get_vocab()
-    check_same_tokens(vocabulary, drafter.get_vocab(), pair_label(node))
-    return target, 1 + max(vocabulary.values())
-
-
 def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> ComparedPair:
     """Load both models and decide over which rows they are compared."""
-    target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
-    drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
-    for model, key in ((target, f"targets.{node.label}"), (drafter, "drafter")):
-        model.check_drafts(key)
+    target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
     return ComparedPair(
         target,
@@ -111,6 +101,7 @@ def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> Comp
         min(DRAFT_K, rows),
         node.config["temperature"],
         LOGITS_HELD,
+        node.config["drafter"].get("head", {}).get("depths", 1),
         sampled_temperature(distributions.record["config"]),
     )
 
@@ -154,7 +145,7 @@ def compare_shard(
     found = teacher_force(pair, batch, watch, progress)
     with watch("write"):
         drifts: list[dict[str, Any]] = []
-        schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k)
+        schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k, depths=pair.depths)
         write_groups(path, forced_tables(found, pair, answers, drifts, schema), schema)
     return {
         "seconds": watch.seconds(),
@@ -174,7 +165,7 @@ def forced_tables(
 ) -> Iterator[pa.Table]:
     """Yield the rows of each prompt; appends the drift of each to `drifts`."""
     values = {f"draft_{name}": t for name, t in found.draft._asdict().items()}
-    values |= found.target._asdict() | found.pair._asdict()
+    values |= found.target._asdict() | found.pair._asdict() | found.depths._asdict()
     values = {name: t.cpu() for name, t in values.items() if name in schema.names}
     for row, (prompt, answer) in enumerate(answers.items()):
         n = len(answer)
@@ -280,7 +271,7 @@ def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], pending: Pending)
     )
 
 
-def model_facts(model: LanguageModel, config: Any) -> dict[str, Any]:
+def model_facts(model: LanguageModel | HiddenDrafter, config: Any) -> dict[str, Any]:
     """Return what the record says of one of the two models."""
     return {
         "model": model.label,
@@ -288,4 +279,5 @@ def model_facts(model: LanguageModel, config: Any) -> dict[str, Any]:
         "dtype": config["dtype"],
         "logits_dtype": config["head_dtype"],
         "vocab_size": model.vocab_size,
+        **({"head": config["head"]} if "head" in config else {}),
     }

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.models.load import LanguageModel
+from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import LogitStatistics, logit_statistics
-from pipeline.stages.drafts.compare import PairStatistics, pair_statistics
+from pipeline.stages.drafts.compare import (
+    DepthStatistics,
+    PairStatistics,
+    by_depth,
+    pair_statistics,
+)
 
 
 @dataclass(frozen=True)
@@ -19,12 +26,13 @@ class ComparedPair:
     """What is compared, and how much of it is held at once."""
 
     target: LanguageModel
-    drafter: LanguageModel
+    drafter: LanguageModel | HiddenDrafter
     rows: int  # of logits that are compared: pipeline.models.vocabulary.common_rows
     k: int
     draft_k: int  # of the drafter's distribution
     temperature: float
     block: int  # logits of one model held at once
+    depths: int = 1  # of a draft at which the drafter is compared; more than one for a head
     sampled: float | None = None  # temperature of the answers, None where they are not p's own
 
 
@@ -61,6 +69,7 @@ class ForcedSteps:
     target: LogitStatistics  # fields (B, n, ...)
     draft: LogitStatistics  # fields (B, n, ...)
     pair: PairStatistics  # fields (B, n)
+    depths: DepthStatistics  # fields (B, n, depths)
     left_out: Tensor  # (2, B, n) probability of rows that one model has alone: target, drafter
 
     @classmethod
@@ -74,6 +83,7 @@ class ForcedSteps:
             LogitStatistics(*map(joined, zip(*(part.target for part in parts), strict=True))),
             LogitStatistics(*map(joined, zip(*(part.draft for part in parts), strict=True))),
             PairStatistics(*map(joined, zip(*(part.pair for part in parts), strict=True))),
+            DepthStatistics(*map(joined, zip(*(part.depths for part in parts), strict=True))),
             joined((part.left_out for part in parts), dim=2),
         )
 
@@ -81,6 +91,64 @@ class ForcedSteps:
         """Return the (2,) largest probability left out, over the first `lengths` (B,) steps."""
         inside = torch.arange(self.left_out.shape[2], device=lengths.device) < lengths[:, None]
         return torch.where(inside, self.left_out, 0).amax((1, 2))
+
+
+class _Model:
+    """A language model that reads a batch, whatever depth its tokens are at."""
+
+    layers: tuple[int, ...] = ()
+
+    def __init__(self, model: LanguageModel, batch: Batch) -> None:
+        self._model, self._batch = model, batch
+        self._cache = model.new_cache(batch.ids.shape[1] - 1)
+
+    def read(self, begin: int, end: int, keep: int, layers: Sequence[int] = ()) -> _Read:
+        """Read columns begin to end of the batch."""
+        batch = self._batch
+        read = (batch.ids[:, begin:end], batch.mask[:, :end], batch.positions[:, begin:end])
+        if layers:
+            return _Read(*self._model.forward_hidden(*read, self._cache, keep, layers))
+        return _Read(self._model.forward_each(*read, self._cache, keep), None)
+
+    def draft(self, begin: int, end: int, keep: int, target: _Read) -> list[Tensor]:  # noqa: ARG002
+        """Return what `logits` makes (B n, V) logits of, by depth."""
+        return [self.read(begin, end, keep).logits]
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Return (B n, V) logits."""
+        return output.flatten(0, 1)
+
+
+class _Head:
+    """A head that reads a batch behind its target, at every depth."""
+
+    def __init__(self, model: HiddenDrafter, batch: Batch, depths: int) -> None:
+        self.layers = model.layers
+        self._model, self._batch = model, batch
+        self._text = GivenText(model, depths)
+
+    def draft(self, begin: int, end: int, keep: int, target: _Read) -> list[Tensor]:
+        """Return what `logits` makes (B n, V) logits of, by depth."""
+        assert target.hidden is not None
+        batch = self._batch
+        outputs = self._text.read(
+            batch.ids[:, begin:end],
+            target.hidden,
+            batch.positions[:, begin:end],
+            batch.mask[:, begin:end].bool(),
+        )
+        return [output[:, -keep:] for output in outputs]
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Return (B n, V) logits: of all depths at once they would not fit into memory."""
+        return self._model.logits(output.flatten(0, 1))
+
+
+class _Read(NamedTuple):
+    """What the target gave of a block."""
+
+    logits: Tensor  # (B, keep, V)
+    hidden: Tensor | None  # (B, n, layers, d)
 
 
 @torch.inference_mode()
@@ -93,39 +161,40 @@ def teacher_force(
     full vocabulary take; the key-value caches make them one pass.
     """
     size, columns = batch.ids.shape
-    models = (pair.target, pair.drafter)
-    caches = [model.new_cache(columns - 1) for model in models]
+    target = _Model(pair.target, batch)
+    drafter: _Model | _Head
+    if isinstance(pair.drafter, HiddenDrafter):
+        drafter = _Head(pair.drafter, batch, pair.depths)
+    else:
+        drafter = _Model(pair.drafter, batch)
     if batch.width > 1:
         with watch("models"):
-            for model, cache in zip(models, caches, strict=True):
-                _run(model, batch, cache, 0, batch.width - 1, 1)
-    length = max(1, pair.block // (size * max(model.vocab_size for model in models)))
+            read = target.read(0, batch.width - 1, 1, drafter.layers)
+            drafter.draft(0, batch.width - 1, 1, read)
+    rows = max(pair.target.vocab_size, pair.drafter.vocab_size)
+    length = max(1, pair.block // (size * rows))
     parts = []
     for begin in range(batch.width - 1, columns - 1, length):
         end = min(begin + length, columns - 1)
         with watch("models"):
-            logits = [
-                _run(model, batch, cache, begin, end, end - begin).flatten(0, 1)
-                for model, cache in zip(models, caches, strict=True)
-            ]
+            read = target.read(begin, end, end - begin, drafter.layers)
+            drafts = drafter.draft(begin, end, end - begin, read)
         with watch("comparison"):
-            parts.append(_measure(pair, logits[0], logits[1], size))
+            logits = map(drafter.logits, drafts)
+            parts.append(_measure(pair, read.logits.flatten(0, 1), logits, size))
         progress(size * (end - begin))
     return ForcedSteps.join(parts)
 
 
-def _run(
-    model: LanguageModel, batch: Batch, cache: object, begin: int, end: int, keep: int
-) -> Tensor:
-    return model.forward_each(
-        batch.ids[:, begin:end], batch.mask[:, :end], batch.positions[:, begin:end], cache, keep
-    )
-
-
-def _measure(pair: ComparedPair, target: Tensor, draft: Tensor, size: int) -> ForcedSteps:
-    """Measure the (B n, V) logits of a block."""
+def _measure(
+    pair: ComparedPair, target: Tensor, drafts: Iterator[Tensor], size: int
+) -> ForcedSteps:
+    """Measure the (B n, V) logits of a block, the drafter's by depth."""
+    draft = next(drafts)
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
+    first = pair_statistics(target, draft, pair.temperature, pair.sampled)
+    deeper = [pair_statistics(target, one[:, : pair.rows], pair.temperature) for one in drafts]
 
     def by_prompt(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         return (tensor.unflatten(0, (size, -1)) for tensor in tensors)
@@ -133,7 +202,8 @@ def _measure(pair: ComparedPair, target: Tensor, draft: Tensor, size: int) -> Fo
     return ForcedSteps(
         LogitStatistics(*by_prompt(logit_statistics(target, pair.k, pair.temperature))),
         LogitStatistics(*by_prompt(logit_statistics(draft, pair.draft_k, pair.temperature))),
-        PairStatistics(*by_prompt(pair_statistics(target, draft, pair.temperature, pair.sampled))),
+        PairStatistics(*by_prompt(first)),
+        DepthStatistics(*by_prompt(by_depth([first, *deeper]))),
         left_out.unflatten(1, (size, -1)),
     )
 

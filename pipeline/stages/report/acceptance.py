@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.acceptance_along import along_figure
+from analysis.report.acceptance_depths import by_depth
 from analysis.report.acceptance_dials import dial_figure, dials, reached
 from analysis.report.acceptance_figures import profile_figure, rules_figure
 from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
@@ -71,6 +72,7 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
             dials(pairs),
             reached(pairs),
             needed(pairs),
+            by_depth(pairs, chosen),
             profile_figure(pairs, profile, chosen),
             along(targets[0], pairs, chosen, drafts[0], found[0]),
         ],
@@ -88,6 +90,7 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
         needed=drafters_together(targets, found, "needed"),
         reached=drafters_together(targets, found, "reached"),
         sampled=found[0].record["facts"]["sampled_temperature"],
+        depths=drafters_together(targets, found, "depths"),
     )
 
 

@@ -42,12 +42,8 @@ def stage(
             int(n) for t in turns for n in t["content"].split()
         ],
     )
-    monkeypatch.setattr(decoding, "load_tokenizer", lambda *_: tokenizer)
-    monkeypatch.setattr(
-        decoding,
-        "load_model",
-        lambda _, settings, key: {"a": target, "b": drafter}[settings["label"]],
-    )
+    monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(decoding, "load_pair", lambda *_: (target, drafter))
 
     def run(prompts: list[list[int]], name: str = "draft", **later: list[str]) -> Pending:
         rows = [

@@ -1,0 +1,126 @@
+"""Train a drafter's head: ``python -m pipeline.drafter_training drafter``.
+
+The first argument is one of `heads` of conf/drafter_training.yaml; overrides follow as KEY=VALUE.
+It reads the text in assets/smollm2/training_text and what `generate` wrote since, lets the target
+read it once (outputs/drafter_training/features), trains, and writes the head to
+assets/smollm2/NAME. A run that was stopped goes on after the last whole shard or checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+
+from pipeline.drafter_training import dataset, features, train
+from pipeline.drafter_training.generate import load, recipe_of
+from pipeline.drafter_training.novelty import ngrams
+from pipeline.errors import PipelineError
+from pipeline.models.feature_head import FeatureHead
+from pipeline.models.hidden_drafter import save_head
+from pipeline.models.language_model import LanguageModel
+from pipeline.paths import ASSETS, OUTPUTS
+from pipeline.plan.composition import EXPECTED_ERRORS, explain
+
+SHAPE = (  # of the head's layer, as the target's
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "hidden_act",
+    "max_position_embeddings",
+    "vocab_size",
+)
+
+
+def main(arguments: list[str]) -> None:
+    """Train one head."""
+    try:
+        name, *overrides = arguments or [""]
+        recipe = recipe_of(overrides)
+        if name not in recipe.heads:
+            raise PipelineError(f"head {name!r}: give one of {', '.join(recipe.heads)}")
+        directory = Path(recipe.directory or OUTPUTS / "drafter_training")
+        directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(directory / f"{name}.lock", timeout=0):
+            run(recipe, name, directory)
+    except Timeout:
+        raise SystemExit(f"error: {directory}: another process trains {name} there") from None
+    except EXPECTED_ERRORS as error:
+        raise SystemExit(f"error: {explain(error)}") from None
+
+
+def run(recipe: Any, name: str, directory: Path) -> None:
+    """Train the head `name` of `recipe`, and write it."""
+    torch.manual_seed(recipe.seed)
+    target, tokenizer = load(recipe)
+    layers = tuple(recipe.train.layers)
+    examples = read_examples(recipe, directory, target, tokenizer, layers)
+    chosen = {**recipe.train, **recipe.heads[name], "seed": recipe.seed}
+    settings = SimpleNamespace(**chosen | {"layers": layers})
+    order = np.random.default_rng(recipe.seed).permutation(len(examples))
+    count = round(len(order) * settings.held_out)
+    held_out = [examples[i] for i in order[:count]]
+    rest = order[count:]
+    used = [examples[i] for i in rest[: round(settings.share * len(rest))]]
+    config = target.module.config
+    shape = {key: getattr(config, key) for key in SHAPE}
+    shape |= {"intermediate_size": settings.intermediate_size}
+    shape |= {"rope_theta": config.rope_parameters["rope_theta"]}
+    head = FeatureHead(shape, len(layers))
+    train.initial(head, target.module.model.norm.weight)
+    drafted = train.drafted_tokens(used, settings.vocabulary, target.eos)
+    vocabulary = train.Vocabulary(
+        target.module.get_input_embeddings().weight,
+        target.module.get_output_embeddings().weight,
+        drafted,
+    )
+    print(f"{name}: {len(used)} conversations, {_answer_tokens(used)} answer tokens", flush=True)
+    head = train.train(head, vocabulary, used, held_out, settings, directory / name)
+    agreed = train.agreement(head, vocabulary, held_out, 4)
+    folder = ASSETS / "smollm2" / name
+    save_head(head, shape, layers, drafted, folder)
+    measured = {
+        "conversations": len(used),
+        "answer_tokens": _answer_tokens(used),
+        "held_out_answer_tokens": _answer_tokens(held_out),
+        "agreement_by_depth": [round(share, 4) for share in agreed],
+        "recipe": vars(settings),
+    }
+    (folder / "training.json").write_text(json.dumps(measured, indent=2) + "\n")
+    print(f"{folder}: agreement by depth {measured['agreement_by_depth']}", flush=True)
+
+
+def read_examples(
+    recipe: Any, directory: Path, target: LanguageModel, tokenizer: Any, layers: tuple[int, ...]
+) -> list[features.Example]:
+    """Return all conversations but those whose question is near one of the study's prompts."""
+    texts = (ASSETS / "smollm2" / "prompts.jsonl").read_text().splitlines()
+    n = recipe.generate.ngram_of_study
+    study = {gram for line in texts for gram in ngrams(json.loads(line)["prompt"], n)}
+    found = []
+    for shard in dataset.shards([ASSETS / "smollm2" / "training_text", directory]):
+        conversations, file = dataset.read(shard), features.file_of(directory, shard.name)
+        if not file.exists():
+            count = features.extract(target.module, layers, conversations, file)
+            print(f"{file.name}: hidden states of {count} tokens", flush=True)
+        for example in features.examples(conversations, file):
+            asked = tokenizer.decode(example.tokens[: example.answer_at], skip_special_tokens=True)
+            if not ngrams(asked, n) & study:
+                found.append(example)
+    return found
+
+
+def _answer_tokens(examples: list[features.Example]) -> int:
+    return sum(len(one.tokens) - one.answer_at for one in examples)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,84 @@
+"""The target's hidden states of the training text, computed once: what a drafter reads and learns.
+
+One file a shard of text, so that a run that was stopped goes on after the last whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pipeline.drafter_training.dataset import Written
+
+AT_ONCE = 2048  # tokens of a batch, padding included
+
+
+@dataclass(frozen=True)
+class Example:
+    """A conversation with the hidden states after each of its n tokens."""
+
+    tokens: Tensor  # (n,)
+    answer_at: int
+    hidden: Tensor  # (n, layers, d) float16
+
+
+def file_of(directory: Path, shard: str) -> Path:
+    """Where the hidden states of a shard of text are."""
+    return directory / "features" / f"{Path(shard).stem}.safetensors"
+
+
+def extract(model: Any, layers: Sequence[int], conversations: Sequence[Written], path: Path) -> int:
+    """Write the hidden states of `conversations` to `path`; return how many tokens they have.
+
+    Args:
+        model: a transformers model.
+        layers: how many of its layers have been passed; all of them means after the final norm.
+        conversations: those of one shard.
+        path: a safetensors file with hidden (N, layers, d) of all tokens, one after the other.
+    """
+    found: list[Tensor | None] = [None] * len(conversations)
+    for batch in batches([len(one.tokens) for one in conversations]):
+        width = max(len(conversations[i].tokens) for i in batch)
+        ids = torch.zeros(len(batch), width, dtype=torch.long)
+        for row, i in enumerate(batch):
+            ids[row, : len(conversations[i].tokens)] = torch.from_numpy(conversations[i].tokens)
+        with torch.inference_mode():  # what is padded comes last and is seen by nothing
+            out = model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
+        hidden = torch.stack([out.hidden_states[layer] for layer in layers], dim=2).half()
+        for row, i in enumerate(batch):
+            found[i] = hidden[row, : len(conversations[i].tokens)]
+    joined = torch.cat([one for one in found if one is not None])
+    if not joined.isfinite().all():
+        raise ValueError(f"{path}: a hidden state is beyond float16")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")
+    save_file({"hidden": joined.contiguous()}, beside)
+    beside.replace(path)
+    return len(joined)
+
+
+def batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the indices of conversations that are run together, of similar length."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    made: list[list[int]] = [[]]
+    for i in order:
+        if made[-1] and (len(made[-1]) + 1) * lengths[i] > AT_ONCE:
+            made.append([])
+        made[-1].append(i)
+    return made
+
+
+def examples(conversations: Sequence[Written], path: Path) -> list[Example]:
+    """Return the conversations of a shard with their hidden states."""
+    hidden = load_file(path)["hidden"]
+    pieces = hidden.split([len(one.tokens) for one in conversations])
+    return [
+        Example(torch.from_numpy(one.tokens).long(), one.answer_at, piece)
+        for one, piece in zip(conversations, pieces, strict=True)
+    ]

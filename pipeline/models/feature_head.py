@@ -1,0 +1,222 @@
+"""A drafter that reads its target's hidden states: one decoder layer, after EAGLE-3.
+
+The entry of token t is made of its embedding and of the target's hidden states after token t - 1;
+what comes out predicts token t + 1. Hidden states of drafted tokens are not known yet: the layer's
+own output stands in their place. At depth d of a draft, d - 1 of the tokens are drafted. Embedding
+and output projection are the target's. Weights are named as in published EAGLE-3 checkpoints
+(arXiv 2503.01840).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+UNSEEN = -1e9  # instead of -inf: a padded row that sees nothing is finite, and looked at by nobody
+Rotation = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """The projections of an attention over twice the width: an embedding and a hidden state."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        """Make random weights."""
+        super().__init__()
+        d, width = config.hidden_size, config.head_dim
+        self.q_proj = nn.Linear(2 * d, config.num_attention_heads * width, bias=False)
+        self.k_proj = nn.Linear(2 * d, config.num_key_value_heads * width, bias=False)
+        self.v_proj = nn.Linear(2 * d, config.num_key_value_heads * width, bias=False)
+        self.o_proj = nn.Linear(config.num_attention_heads * width, d, bias=False)
+
+
+class Layer(nn.Module):
+    """A decoder layer whose attention reads an embedding beside the hidden state."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        """Make random weights."""
+        super().__init__()
+        self.head_dim: int = config.head_dim
+        self.groups: int = config.num_attention_heads // config.num_key_value_heads
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.mlp = LlamaMLP(config)
+
+    def project(
+        self, embedded: Tensor, hidden: Tensor, rotation: Rotation
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (B, heads, n, head_dim); groups share keys and values."""
+        both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
+        projections = (self.self_attn.q_proj, self.self_attn.k_proj, self.self_attn.v_proj)
+        q, k, v = (
+            projection(both).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in projections
+        )
+        q, k = apply_rotary_pos_emb(q, k, *rotation)
+        return q, k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
+
+    def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """Return the output (B, n, d) from what attention gave (B, heads, n, head_dim)."""
+        hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        made: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return made
+
+
+class FeatureHead(nn.Module):
+    """The layer, what fuses the target's hidden states for it, and its output norm."""
+
+    def __init__(self, shape: Mapping[str, Any], layers: int) -> None:
+        """Make a head with random weights.
+
+        Args:
+            shape: of the layer, as in the config.json of a Llama.
+            layers: after how many of the target's layers it reads a hidden state.
+        """
+        super().__init__()
+        config = LlamaConfig(**shape)
+        self.fc = nn.Linear(layers * config.hidden_size, config.hidden_size, bias=False)
+        self.midlayer = Layer(config)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def fuse(self, hidden: Tensor) -> Tensor:
+        """Return (B, n, d) from the target's hidden states (B, n, layers, d)."""
+        fused: Tensor = self.fc(hidden.flatten(2))
+        return fused
+
+    def rotation(self, positions: Tensor, like: Tensor) -> Rotation:
+        """Return cosines and sines (B, n, head_dim) for tokens at `positions` (B, n)."""
+        cos, sin = self.rotary(like, positions)
+        return cos, sin
+
+
+class Entries:
+    """The entries of one text, read as it grows, and rolled back.
+
+    Attributes:
+        length: how many there are; the first is that of token 1.
+    """
+
+    def __init__(self, head: FeatureHead, capacity: int) -> None:
+        """Start empty, with room for `capacity` entries."""
+        self.length = 0
+        self._head = head
+        weight = head.fc.weight
+        layer = head.midlayer
+        shape = (1, layer.self_attn.q_proj.out_features // layer.head_dim, capacity, layer.head_dim)
+        self._keys, self._values = weight.new_empty(shape), weight.new_empty(shape)
+
+    def read(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """Return the outputs (n, d), before the output norm, of the next n entries.
+
+        Args:
+            embedded: (n, d) of their tokens.
+            features: (n, d) fused hidden states of the target after the tokens before, or outputs.
+        """
+        begin, end = self.length, self.length + len(embedded)
+        layer, features = self._head.midlayer, features[None]
+        at = torch.arange(begin, end, device=embedded.device)
+        rotation = self._head.rotation(at[None] + 1, features)
+        q, k, v = layer.project(embedded[None], features, rotation)
+        self._keys[:, :, begin:end], self._values[:, :, begin:end] = k, v
+        seen = None if len(at) == 1 else at[:, None] >= torch.arange(end, device=at.device)
+        attended = scaled_dot_product_attention(
+            q, self._keys[:, :, :end], self._values[:, :, :end], attn_mask=seen
+        )
+        self.length = end
+        return layer.finish(attended, features)[0]
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` entries."""
+        self.length = min(self.length, length)
+
+
+class Depths:
+    """Reads given texts at depths 1 to D, a block of tokens at a time.
+
+    At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
+    own draft at depths 2 to d: what it would see if the text had been drafted.
+    """
+
+    def __init__(self, head: FeatureHead, depth: int) -> None:
+        """Read with `head` at `depth` depths."""
+        self._head, self._depth = head, depth
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._last: list[Tensor] = []  # (B, 1, d) outputs of the last token, by depth
+        self._seen: Tensor | None = None  # (B, tokens) entries of depth 1 that may be looked at
+
+    def read(
+        self, embedded: Tensor, hidden: Tensor, positions: Tensor, seen: Tensor
+    ) -> list[Tensor]:
+        """Return the outputs (B, n, d) at each depth, before the output norm.
+
+        Args:
+            embedded: (B, n, d) of the next n tokens.
+            hidden: (B, n, layers, d) of the target, after the token before each of them.
+            positions: (B, n) of the tokens.
+            seen: (B, n) false for padding, and for the first token of a text, which has no hidden
+                state before it. What the first D - 1 seen entries give at depth D means nothing.
+        """
+        layer = self._head.midlayer
+        rotation = self._head.rotation(positions, embedded)
+        begin = 0 if self._seen is None else self._seen.shape[1]
+        self._seen = seen if self._seen is None else torch.cat([self._seen, seen], 1)
+        features, outputs = self._head.fuse(hidden), []
+        for d in range(self._depth):
+            q, k, v = layer.project(embedded, features, rotation)
+            self._append(d, k, v)
+            features = layer.finish(self._attend(q, begin, d), features)
+            outputs.append(features)
+            before = features[:, :1] if begin == 0 else self._last[d]
+            if begin == 0:
+                self._last.append(features[:, -1:])
+            else:
+                self._last[d] = features[:, -1:]
+            features = torch.cat([before, features[:, :-1]], 1)  # of the token before
+        return outputs
+
+    def _append(self, d: int, keys: Tensor, values: Tensor) -> None:
+        if len(self._keys) == d:
+            self._keys.append(keys)
+            self._values.append(values)
+        else:
+            self._keys[d] = torch.cat([self._keys[d], keys], 2)
+            self._values[d] = torch.cat([self._values[d], values], 2)
+
+    def _attend(self, q: Tensor, begin: int, d: int) -> Tensor:
+        """Attend from depth d + 1: to depth 1 up to its draft, to each later depth at one token."""
+        assert self._seen is not None
+        q = q * q.shape[-1] ** -0.5
+        n = q.shape[2]
+        at = torch.arange(begin, begin + n, device=q.device)
+        before = torch.arange(begin + n, device=q.device) <= at[:, None] - d
+        allowed = before & self._seen[:, None, None]  # (B, 1, n, columns)
+        scores = [(q @ self._keys[0].transpose(2, 3)).masked_fill(~allowed, UNSEEN)]
+        own = range(1, d + 1)
+        scores += [(q * _back(self._keys[j], begin, n, d - j)).sum(-1, keepdim=True) for j in own]
+        weights = torch.cat(scores, -1).softmax(-1)
+        attended = weights[..., : begin + n] @ self._values[0]
+        for j in own:
+            weight = weights[..., begin + n + j - 1, None]
+            attended = attended + weight * _back(self._values[j], begin, n, d - j)
+        return attended
+
+
+def _back(states: Tensor, begin: int, n: int, tokens: int) -> Tensor:
+    """Return the states (B, heads, n, d) of the entries that many tokens before `begin`, ..."""
+    missing = max(0, tokens - begin)
+    found = states[:, :, max(0, begin - tokens) : begin + n - tokens]
+    return pad(found, (0, 0, missing, 0))[:, :, -n:] if missing else found

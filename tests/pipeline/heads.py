@@ -1,0 +1,32 @@
+"""A random head on a tiny model."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.models.feature_head import FeatureHead
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+
+
+def shape_of(target: LanguageModel) -> dict[str, object]:
+    """The shape of a head's layer for a target."""
+    config = target.module.config
+    return {
+        "hidden_size": config.hidden_size, "intermediate_size": 40, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "hidden_act": "silu", "max_position_embeddings": 512, "vocab_size": target.vocab_size,
+    }  # fmt: skip
+
+
+def random_head(
+    target: LanguageModel, drafted: torch.Tensor | None = None, layers: tuple[int, ...] = (1, 2)
+) -> HiddenDrafter:
+    """A head whose attention and outputs are neither flat nor certain, every time the same."""
+    torch.manual_seed(4)
+    head = FeatureHead(shape_of(target), len(layers)).eval().requires_grad_(False)
+    for parameter in head.parameters():
+        if parameter.ndim == 2:
+            parameter.normal_(std=parameter.shape[1] ** -0.5)
+            parameter.mul_(2)
+    return HiddenDrafter(target, head, layers, "head", drafted, target.vocab_size)

@@ -1,0 +1,221 @@
+"""A head on its target: cached, by depth, from files; and decoding with it loses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import PipelineError
+from pipeline.models.feature_head import Depths, Entries
+from pipeline.models.hidden_drafter import (
+    GivenText,
+    HiddenDrafter,
+    check_head,
+    load_head,
+    read_head,
+    save_head,
+)
+from pipeline.models.language_model import LanguageModel
+from pipeline.stages.decoding.choices import Greedy
+from pipeline.stages.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.verifiers import Match
+from tests.pipeline import heads
+from tests.pipeline.decoding.pair import LIMIT, PROMPTS, plain_greedy, tiny
+
+DRAFTED = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])
+
+
+@pytest.fixture(scope="module")
+def target() -> LanguageModel:
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def model(target: LanguageModel) -> HiddenDrafter:
+    return heads.random_head(target)
+
+
+@torch.inference_mode()
+def hidden_of(target: LanguageModel, text: list[int], layers: tuple[int, ...]) -> torch.Tensor:
+    out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
+    return torch.stack([out.hidden_states[layer] for layer in layers], 2)[0]
+
+
+@torch.inference_mode()
+def drafted_plainly(model: HiddenDrafter, text: list[int], count: int) -> list[int]:
+    """Greedy drafts after a text, each by a pass over all entries without a cache."""
+    fused = model.head.fuse(hidden_of(model.target, text[:-1], model.layers)[None])[0]
+    tokens = list(text)
+    for _ in range(count):
+        entries = Entries(model.head, len(tokens))
+        outputs = entries.read(model.embed(torch.tensor(tokens[1:])), fused)
+        tokens.append(int(model.logits(outputs[-1]).argmax()))
+        fused = torch.cat([fused, outputs[-1:]])
+    return tokens[len(text) :]
+
+
+def test_what_is_drafted_after_roll_backs_is_drafted_without_a_cache(model: HiddenDrafter) -> None:
+    target = model.target
+    text = plain_greedy(target, PROMPTS[1])
+    tokens = PROMPTS[1] + text
+    drafter = HeadDrafter(model, Greedy())
+    n = len(PROMPTS[1])
+    drafter.begin(torch.tensor(PROMPTS[1]), 60, hidden_of(target, PROMPTS[1], model.layers))
+    known = n + 1
+    for accepted in (0, 2, 1, 0, 3):
+        wanted = drafted_plainly(model, tokens[:known], 4)
+        assert drafter.propose(tokens[:known], 4, known - n).tokens.tolist() == wanted
+        new = hidden_of(target, tokens[: known + accepted], model.layers)
+        drafter.accept(known + accepted, new[known - 1 :])
+        known += accepted + 1
+    # a call that drafts nothing leaves its hidden states for the next
+    assert len(drafter.propose(tokens[:known], 0, known - n).tokens) == 0
+    new = hidden_of(target, tokens[:known], model.layers)
+    drafter.accept(known, new[known - 1 :])
+    known += 1
+    wanted = drafted_plainly(model, tokens[:known], 2)
+    assert drafter.propose(tokens[:known], 2, known - n).tokens.tolist() == wanted
+
+
+@torch.inference_mode()
+def test_depths_are_what_is_drafted(model: HiddenDrafter) -> None:
+    """Where the text is what the head would draft, depth d is what it gave d tokens on."""
+    text = [*PROMPTS[1]]
+    drafts = drafted_plainly(model, text, 4)
+    whole = torch.tensor([text + drafts])
+    hidden = hidden_of(model.target, text + drafts, model.layers)[None]
+    at = torch.arange(whole.shape[1])[None]
+    outputs = GivenText(model, 4).read(whole, hidden, at, at >= 0)
+    given = [model.logits(output[0]).argmax(-1) for output in outputs]
+    assert [int(given[d][len(text) - 1 + d]) for d in range(4)] == drafts
+    # at depth 1 the target's hidden states of the drafts themselves are read instead
+    deep = [model.logits(output[0, len(text) + 2]) for output in outputs]
+    assert not torch.allclose(deep[0], deep[2], atol=1e-3)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("blocks", [[5, 1, 1, 13], [1] * 20, [19, 1]])
+def test_blocks_and_padding_change_nothing(model: HiddenDrafter, blocks: list[int]) -> None:
+    tokens = [
+        int(t) for t in torch.randint(3, 24, (20,), generator=torch.Generator().manual_seed(5))
+    ]
+    hidden = hidden_of(model.target, tokens, model.layers)[None]
+    ids, at = torch.tensor([tokens]), torch.arange(20)[None]
+    whole = GivenText(model, 3).read(ids, hidden, at, at >= 0)
+    # the same text after three columns of padding, beside one without
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1).repeat(2, 1)
+    states = torch.cat([torch.full_like(hidden[:, :3], 7), hidden], 1).repeat(2, 1, 1, 1)
+    real = torch.ones_like(padded, dtype=torch.bool)
+    real[0, :3] = False
+    positions = (real.cumsum(1) - 1).clamp(min=0)
+    reader, parts, begin = GivenText(model, 3), [], 0
+    for size in [3, *blocks]:
+        part = slice(begin, begin + size)
+        read = (padded[:, part], states[:, part], positions[:, part], real[:, part])
+        parts.append(reader.read(*read))
+        begin += size
+    for d in range(3):
+        found = torch.cat([part[d] for part in parts], 1)[0, 3:]
+        torch.testing.assert_close(found[1 + d :], whole[d][0, 1 + d :], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 5])
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_strict_greedy_loses_nothing(
+    target: LanguageModel, prompt: list[int], gamma: int, reduced: bool
+) -> None:
+    model = heads.random_head(target, DRAFTED if reduced else None)
+    lookup = PromptLookup(2, target.device, 2)
+    for drafter in (
+        HeadDrafter(model, Greedy()),
+        LookupFirst(lookup, HeadDrafter(model, Greedy())),
+    ):
+        answer = decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)
+        assert answer.tokens == plain_greedy(target, prompt)
+        assert max(call.drafted for call in answer.calls) == gamma
+
+
+def test_look_up_goes_first(target: LanguageModel, model: HiddenDrafter) -> None:
+    text = [5, 6, 7, 8, 5, 6]
+    drafter = LookupFirst(PromptLookup(2, target.device, 2), HeadDrafter(model, Greedy()))
+    drafter.begin(torch.tensor(text[:-1]), 40, hidden_of(target, text[:-1], model.layers))
+    assert drafter.propose(text, 3, 1).tokens.tolist() == [7, 8, 5]
+    drafter.accept(6, hidden_of(target, text, model.layers)[5:])
+    text = [*text, 11]
+    wanted = drafted_plainly(model, text, 3)
+    assert drafter.propose(text, 3, 2).tokens.tolist() == wanted
+
+
+@torch.inference_mode()
+def test_a_reduced_vocabulary_drafts_nothing_else(target: LanguageModel) -> None:
+    full, reduced = heads.random_head(target), heads.random_head(target, DRAFTED)
+    outputs = torch.randn(6, 32)
+    everything, some = full.logits(outputs), reduced.logits(outputs)
+    assert everything.shape == some.shape == (6, 24)
+    torch.testing.assert_close(some[:, DRAFTED], everything[:, DRAFTED])
+    rest = [token for token in range(24) if token not in DRAFTED]
+    assert bool((some[:, rest] == -torch.inf).all())
+
+
+def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
+    """Unseen entries are neither read nor NaN."""
+    depths, shape = Depths(model.head, 2), (1, 3, 2, 32)
+    seen = torch.tensor([[False, False, True]])
+    outputs = depths.read(torch.randn(1, 3, 32), torch.randn(shape), torch.arange(3)[None], seen)
+    assert all(bool(output.isfinite().all()) for output in outputs)
+
+
+class TestFiles:
+    CONFIG = {"head": {"vocabulary": "reduced", "depths": 2}}  # noqa: RUF012
+
+    def written(self, model: HiddenDrafter, folder: Path) -> dict[str, object]:
+        save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, folder)
+        return {"path": str(folder), "label": "h"}
+
+    def test_read_as_written(self, model: HiddenDrafter, tmp_path: Path) -> None:
+        settings = self.written(model, tmp_path)
+        read = load_head(self.CONFIG, settings, "drafter", model.target)
+        assert read.drafted is not None
+        assert read.drafted.tolist() == DRAFTED.tolist()
+        assert read.layers == model.layers
+        ours = model.head.state_dict()
+        for name, value in read.head.state_dict().items():
+            torch.testing.assert_close(value, ours[name].bfloat16().float(), rtol=0, atol=0)
+        full = {"head": {"vocabulary": "full", "depths": 2}}
+        assert load_head(full, settings, "drafter", model.target).drafted is None
+
+    def test_another_width_is_refused(self, model: HiddenDrafter, tmp_path: Path) -> None:
+        self.written(model, tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["shape"]["hidden_size"] = 33
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(PipelineError, match="reads hidden states of 33 numbers, tiny has 32"):
+            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "drafter")
+        config["shape"]["hidden_size"] = 32
+        config["layers"] = [1, 3]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(PipelineError, match="after 3 layers, tiny has 2"):
+            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "drafter")
+
+    def test_what_is_no_head_is_refused(self, model: HiddenDrafter, tmp_path: Path) -> None:
+        settings = self.written(model, tmp_path)
+        config = (tmp_path / "config.json").read_text()
+        (tmp_path / "config.json").write_text(config.replace("feature_head", "llama"))
+        with pytest.raises(PipelineError, match="is no head: ValueError: model_type is llama"):
+            read_head(str(tmp_path), None, "drafter")
+        (tmp_path / "config.json").write_text(config)
+        (tmp_path / "model.safetensors").write_bytes(b"damaged")
+        with pytest.raises(PipelineError, match="its weights can't be read"):
+            load_head(self.CONFIG, settings, "drafter", model.target)
+
+    def test_broken_weights_are_refused(self, model: HiddenDrafter, tmp_path: Path) -> None:
+        broken = heads.random_head(model.target)
+        broken.head.norm.weight[3] = torch.nan
+        settings = self.written(broken, tmp_path)
+        with pytest.raises(PipelineError, match=r"h has NaN or infinite weights \(norm.weight\)"):
+            load_head(self.CONFIG, settings, "drafter", model.target)
