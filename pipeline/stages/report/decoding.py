@@ -13,6 +13,7 @@ import pandas as pd
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
 from analysis.report.decoding_figures import places_figure
+from analysis.report.decoding_partings import partings_table
 from analysis.report.decoding_ratios import histograms_figure, ratios_figure
 from analysis.report.decoding_settings import length_table, temperature_table
 from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
@@ -52,6 +53,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
         [shown.heading(title), extent(decoded, found), link],
         [
             acceptance_table(decoded, *statistics),
+            partings_table(decoded),
             forced_table(decoded),
             places_table(decoded),
             histogram_table(decoded),
