@@ -29,7 +29,7 @@ LEAST_BYTES = (
 SLAB = 64  # rows of the weight for one thread at a time
 REORDERED: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
 ZERO = np.float32(0)
-THREADS: int = numba.config.NUMBA_NUM_THREADS  # that numba can use at most
+THREADS: int = numba.get_num_threads()  # that numba can use at most
 
 
 class FewRows(nn.Linear):

@@ -13,7 +13,8 @@ class Head(nn.Module):
         """Keep a copy of the weight (and bias) of `projection` in `dtype`."""
         super().__init__()
         weight, bias = projection.weight, projection.bias
-        self.projection = nn.Linear(*weight.shape[::-1], bias=bias is not None, device="meta")
+        rows, width = weight.shape
+        self.projection = nn.Linear(width, rows, bias=bias is not None, device="meta")
         self.projection.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
         if bias is not None:
             self.projection.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
