@@ -1,8 +1,10 @@
 """Time passes over few tokens: ``python -m benchmarks.passes [OVERRIDES]``, of study=smollm2.
 
-Prints, for torch's own linear maps and for `pipeline.models.few_rows`, the milliseconds of a pass
-over n tokens after a prompt of 160, and their ratio to a pass over one, c(n)/c(1). All kinds are
-timed in turn, the least of many repetitions counts; device.threads=2 gives the number of threads.
+Prints the milliseconds of a pass over n tokens after a prompt of 160, their ratio to a pass over
+one, c(n)/c(1), and how far the logits are from transformers' own: for that pass; with the linear
+maps of `pipeline.models.few_rows`; and with `few_queries` as well, as models are loaded. All are
+timed in turn, the least of many repetitions counts. device.threads=2 gives the number of threads;
+with one the processor's time is counted, which other programs disturb less.
 """
 
 from __future__ import annotations
@@ -14,26 +16,27 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
-from pipeline.models.few_rows import use_few_rows
+from pipeline.models import few_queries, few_rows
 from pipeline.models.load import load_model
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of
 from pipeline.plan.slices import run_settings
 from pipeline.stages.decoding.sequence import CachedSequence
 
-TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-PROMPT, REPETITIONS = 160, 30
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+PROMPT, REPETITIONS = 160, 20
+KINDS = {"transformers": "sdpa", "few_rows": "sdpa", "few_queries": few_queries.NAME}  # attention
 
 
 @torch.inference_mode()
-def seconds(sequence: CachedSequence, ids: torch.Tensor) -> float:
-    """Return how long a pass over `ids` takes after what `sequence` holds, which is unchanged."""
-    before = sequence.length
-    begun = time.perf_counter()
-    sequence.extend(ids)
-    taken = time.perf_counter() - begun
+def timed(sequence: CachedSequence, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """Return the seconds and logits of a pass over `ids` after what `sequence` holds, unchanged."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    before, begun = sequence.length, clock()
+    logits = sequence.extend(ids)
+    taken = clock() - begun
     sequence.crop(before)
-    return taken
+    return taken, logits
 
 
 def main(overrides: list[str]) -> None:
@@ -42,28 +45,32 @@ def main(overrides: list[str]) -> None:
         config = settings_of(compose("config", ["study=smollm2", *overrides]))
     key, target = next(iter(config.targets.items()))
     numbers = {name: getattr(target, name) for name in ("dtype", "head_dtype", "attention")}
-    models = {
-        kind: load_model(numbers, run_settings(config, target), f"targets.{key}")
-        for kind in ("torch", "few_rows")
-    }
-    use_few_rows(models["few_rows"].module)
-    ids = torch.randint(100, 1000, (PROMPT,))
-    sequences = {kind: CachedSequence(models[kind], PROMPT + max(TOKENS)) for kind in models}
+    settings = run_settings(config, target)
+    wired = load_model(numbers, settings, f"targets.{key}")
+    few_rows.LEAST_BYTES = sys.maxsize
+    models = dict.fromkeys(KINDS, wired)
+    models["transformers"] = load_model(numbers, settings, f"targets.{key}")
+    ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
+    sequences = {kind: CachedSequence(models[kind], PROMPT + max(TOKENS)) for kind in KINDS}
     for sequence in sequences.values():
         with torch.inference_mode():
             sequence.read(ids)
     best: dict[tuple[str, int], float] = {}
+    off = dict.fromkeys(KINDS, 0.0)
     for _ in range(REPETITIONS):
         for n in TOKENS:
+            wanted = timed(sequences["transformers"], ids[:n])[1]
             for kind, sequence in sequences.items():
-                taken = seconds(sequence, ids[:n])
+                sequence.model.module.config._attn_implementation = KINDS[kind]
+                taken, logits = timed(sequence, ids[:n])
                 best[kind, n] = min(best.get((kind, n), taken), taken)
+                off[kind] = max(off[kind], float((logits - wanted).abs().max()))
     print(f"{target.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1)")
-    print("tokens    " + "".join(f"{n:>12}" for n in TOKENS))
-    for kind in models:
+    print("tokens        " + "".join(f"{n:>11}" for n in TOKENS) + "  largest difference")
+    for kind in KINDS:
         times = [best[kind, n] for n in TOKENS]
-        cells = "".join(f"{1e3 * t:>7.1f} {t / times[0]:.2f}" for t in times)
-        print(f"{kind:10}{cells}")
+        cells = "".join(f"{1e3 * t:>6.1f} {t / times[0]:.2f}" for t in times)
+        print(f"{kind:14}{cells}  {off[kind]:.1g}")
 
 
 if __name__ == "__main__":

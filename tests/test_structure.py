@@ -50,14 +50,15 @@ def test_analysis_touches_no_files_models_or_configuration() -> None:
         assert not {name.split(".")[0] for name in imported(path)} & banned, path
 
 
-def test_only_models_and_their_caches_import_transformers() -> None:
+def test_only_models_their_caches_and_attention_import_transformers() -> None:
     users = {
         path.relative_to(ROOT).as_posix()
         for path in files("pipeline")
         if "transformers" in {name.split(".")[0] for name in imported(path)}
     }
     users -= {"pipeline/models/language_model.py"}  # for types only
-    assert users == {f"pipeline/models/{name}.py" for name in ("caches", "feature_head", "load")}
+    named = ("caches", "feature_head", "few_queries", "load")
+    assert users == {f"pipeline/models/{name}.py" for name in named}
 
 
 def test_stages_do_not_import_each_other() -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
+from pipeline.models import few_queries
+
 
 class PreallocatedLayer(DynamicLayer):
     """Keys and values of one layer in buffers of full length: a growing cache copies itself."""
@@ -99,7 +101,7 @@ def cache_refusal(kind: type) -> str | None:
 def static_refusal(module: Any) -> str | None:
     """Return why decoding steps of a transformers model can't all have the same shapes, or None."""
     attention = module.config._attn_implementation
-    if attention not in ("sdpa", "eager"):
+    if attention not in ("sdpa", "eager", few_queries.NAME):
         return f"attention: {attention} takes no mask of the scores"
     if any(type(layer) is not PreallocatedLayer for layer in new_cache(module, 1).layers):
         return "it has layers that are no full attention"

@@ -12,10 +12,19 @@ class Head(nn.Module):
     def __init__(self, projection: nn.Linear, dtype: torch.dtype) -> None:
         """Keep a copy of the weight (and bias) of `projection` in `dtype`."""
         super().__init__()
-        self.weight = nn.Parameter(projection.weight.detach().to(dtype), requires_grad=False)
-        bias = projection.bias
-        self.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), False)
+        weight, bias = projection.weight, projection.bias
+        rows, width = weight.shape
+        self.projection = nn.Linear(width, rows, bias=bias is not None, device="meta")
+        self.projection.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+        if bias is not None:
+            self.projection.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight (V, d)."""
+        return self.projection.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., V) of the hidden states (..., d)."""
-        return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+        logits: Tensor = self.projection(hidden.to(self.weight.dtype))
+        return logits

@@ -28,6 +28,8 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.models import caches
 from pipeline.models.cache_check import check_cached_steps
 from pipeline.models.devices import choose_device, set_up
+from pipeline.models.few_queries import use_few_queries
+from pipeline.models.few_rows import use_few_rows
 from pipeline.models.heads import Head
 from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
@@ -152,7 +154,11 @@ def _check_weights(model: LanguageModel, key: str) -> None:
 def wrap(
     module: Any, label: str, device: torch.device, head_dtype: str, eos: tuple[int, ...], key: str
 ) -> LanguageModel:
-    """Put a transformers model on `device`, its final projection in `head_dtype`."""
+    """Put a transformers model on `device`, its final projection in `head_dtype`.
+
+    On a CPU its passes over few tokens get products of their own: all that loads a model, the
+    target alone as well as a verification and a drafter, then runs the same ones.
+    """
     module = module.eval().requires_grad_(False).to(device)
     head = module.get_output_embeddings()
     wanted = getattr(torch, head_dtype)
@@ -160,6 +166,8 @@ def wrap(
         raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
     if head.weight.dtype != wanted:
         module.set_output_embeddings(Head(head, wanted))
+    if use_few_rows(module):
+        use_few_queries(module)
     return LanguageModel(
         module, label, device, head.out_features, tuple(token for token in eos if token is not None)
     )
