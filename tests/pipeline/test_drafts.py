@@ -147,6 +147,20 @@ def test_masked_tokens_on_the_device() -> None:
             )
 
 
+def test_one_order_of_ratios_serves_both_temperatures() -> None:
+    """With ties of p/q and tokens masked in one model or both, in rows of more than one chunk."""
+    rng = np.random.default_rng(2)
+    z, w = (rng.integers(-3, 4, (50, 9000)).astype(np.float32) for _ in range(2))
+    z[:, 3:6] = w[:, 5:9] = -np.inf
+    found = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 2.0, 0.5)
+    for name, temperature in (("", 2.0), ("sampled_", 0.5)):
+        wanted = divergences.compare(z / temperature, w / temperature)
+        for law in ("tv", "erss_acceptance", "harmonic_mean"):
+            np.testing.assert_allclose(
+                getattr(found, name + law), getattr(wanted, law), rtol=1e-11, err_msg=name + law
+            )
+
+
 @pytest.mark.parametrize("size", [48, VOCAB])
 def test_kl_and_tv_can_be_audited_from_the_columns(size: int, tmp_path: Path) -> None:
     """All 64 >= V tokens of q are there: both follow. Else the stored ones bound both below."""

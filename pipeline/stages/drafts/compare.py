@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from analysis.acceptance.divergences import SERIES, SERIES_BELOW
 from pipeline.models.logit_statistics import CPU_CHUNK, MASKED_LOGIT
+
+CUDA_CHUNK = 1 << 23  # float64 values of one array; about ten are held at once
 
 
 class PairStatistics(NamedTuple):
@@ -39,7 +42,7 @@ def pair_statistics(
     Ranks are those of the raw logits; the distributions are at `temperature`, and the laws of
     stochastic verification also at `sampled`, NaN for None.
     """
-    rows = max(1, CPU_CHUNK // target.shape[1])
+    rows = max(1, (CUDA_CHUNK if target.is_cuda else CPU_CHUNK) // target.shape[1])
     parts = [
         _compare(target[i : i + rows], draft[i : i + rows], temperature, sampled)
         for i in range(0, len(target), rows)
@@ -74,76 +77,106 @@ def _compare(
     token, rank = _drafted(target, draft)
     # argmax leaves open which of several equal logits it takes; of booleans, the first is wanted
     first = _first(target == target.amax(1, keepdim=True))[:, None]
-    log_p, log_q = _log_softmax(target, temperature), _log_softmax(draft, temperature)
-    p, q = log_p.exp(), log_q.exp()
-    d = _numbers(log_p - log_q)  # of a token that both mask: 0
+    below = _below(target), _below(draft)
+    # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
+    order = _decreasing(_numbers(below[0] - below[1]))
+    log_p, p = _distribution(below[0], temperature)
+    log_q, q = _distribution(below[1], temperature)
+    kl, reverse_kl = _kl(p, q, _numbers(log_p - log_q))  # of a token that both mask: 0
+    tv, erss_acceptance, harmonic_mean = _acceptance(p, q, order)
     return PairStatistics(
-        kl=_kl(p, q, d),
-        reverse_kl=_kl(q, p, -d),
-        tv=(p - q).abs().sum(1) / 2,
+        kl=kl,
+        reverse_kl=reverse_kl,
+        tv=tv,
         draft_token_id=token,
         draft_rank=rank,
         draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
         argmax_rank=(draft >= draft.gather(1, first)).sum(1),
-        draft_entropy=-torch.linalg.vecdot(q, log_q.clamp(min=MASKED_LOGIT)),
-        erss_acceptance=_erss(p, q, d),
-        harmonic_mean=_ratio(p * q, p + q).sum(1),
-        **_sampled(target, draft, token, sampled),
+        draft_entropy=-torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
+        erss_acceptance=erss_acceptance,
+        harmonic_mean=harmonic_mean,
+        **_sampled(below, order, token, sampled),
     )
 
 
 def _sampled(
-    target: Tensor, draft: Tensor, token: Tensor, temperature: float | None
+    below: tuple[Tensor, Tensor], order: Tensor, token: Tensor, temperature: float | None
 ) -> dict[str, Tensor]:
     """Return the acceptance laws of stochastic verification at a temperature, by column."""
     if temperature is None:
-        unknown = torch.full((len(target),), torch.nan, dtype=torch.float64, device=target.device)
+        unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
         return {name: unknown for name in PairStatistics._fields if name.startswith("sampled_")}
-    log_p, log_q = (_log_softmax(z, temperature) for z in (target, draft))
-    p, q = log_p.exp(), log_q.exp()
-    d = _numbers(log_p - log_q)
+    p, q = (_distribution(z, temperature)[1] for z in below)
+    tv, erss_acceptance, harmonic_mean = _acceptance(p, q, order)
     return {
-        "sampled_tv": (p - q).abs().sum(1) / 2,
-        "sampled_erss_acceptance": _erss(p, q, d),
-        "sampled_harmonic_mean": _ratio(p * q, p + q).sum(1),
+        "sampled_tv": tv,
+        "sampled_erss_acceptance": erss_acceptance,
+        "sampled_harmonic_mean": harmonic_mean,
         "sampled_draft_prob": p.gather(1, token[:, None])[:, 0],
     }
 
 
-def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Return log-probabilities; what is above the largest logit is exact, whatever its size."""
+def _below(logits: Tensor) -> Tensor:
+    """Return how far logits lie below the largest; exact, whatever its size."""
     z = logits.double()
-    return torch.log_softmax(z.sub_(z.amax(1, keepdim=True)).div_(temperature), dim=1)
+    return z - z.amax(1, keepdim=True)
+
+
+def _distribution(below: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and probabilities."""
+    log_p = below / temperature
+    p = log_p.exp()
+    total = p.sum(1, keepdim=True)
+    return log_p.sub_(total.log()), p.div_(total)
 
 
 def _numbers(values: Tensor) -> Tensor:
-    """Put 0 for NaN, in place: 0 times an infinity, and the difference of two."""
+    """Put 0 for NaN, in place: 0 times an infinity, the difference of two, 0 divided by 0."""
     return values.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _kl(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
-    """Return sum q phi(p/q - 1) for d = log(p/q), without cancellation."""
-    x = d.clamp(-SERIES_BELOW, SERIES_BELOW)
+def _kl(p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return KL(p||q) = sum q phi(p/q - 1) and KL(q||p) for d = log(p/q), without cancellation."""
+    difference = p - q
+    forward, backward = _numbers(p * d).sub_(difference), _numbers(q * -d).add_(difference)
+    small = d.abs() < SERIES_BELOW
+    x = d[small]
+    forward[small], backward[small] = _series(q[small], x), _series(p[small], -x)
+    return forward.sum(1), backward.sum(1)
+
+
+def _series(weight: Tensor, x: Tensor) -> Tensor:
+    """Return weight phi(e^x - 1) by its series."""
     series = torch.zeros_like(x)
     for coefficient in reversed(SERIES):
         series = series.mul_(x).add_(coefficient)
-    large = _numbers(p * d) - (p - q)
-    return torch.where(d.abs() < SERIES_BELOW, q * x * x * series, large).sum(1)
+    return series.mul_(x).mul_(x).mul_(weight)
 
 
-def _erss(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
-    """Return the acceptance of exponential races by sorting p/q."""
-    order = d.argsort(dim=1, descending=True, stable=True)
+def _acceptance(p: Tensor, q: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return total variation, the acceptance of exponential races and its lower bound.
+
+    `order` (B, V) holds the tokens by decreasing p/q; where the ratio ties, any order gives the
+    same sums. A token without probability under p and q contributes nothing.
+    """
+    product = p * q
+    harmonic_mean = _numbers(product.div_(p + q)).sum(1)
+    tv = (p - q).abs_().sum(1) / 2
     p, q = p.gather(1, order), q.gather(1, order)
-    front = p.cumsum(1)
     back = torch.zeros_like(q)
     back[:, :-1] = q[:, 1:].flip(1).cumsum(1).flip(1)
-    return _ratio(p * q, front * q + back * p).sum(1)
+    below = p.cumsum(1).mul_(q).add_(back.mul_(p))
+    return tv, _numbers(p.mul_(q).div_(below)).sum(1), harmonic_mean
 
 
-def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """Divide; a token without probability under p and q contributes nothing."""
-    return torch.where(below > 0, above / below, 0.0)
+def _decreasing(values: Tensor) -> Tensor:
+    """Return the columns (B, V) of each row by decreasing value, those of equal ones in any order.
+
+    NumPy sorts several times as fast as torch on a CPU.
+    """
+    if values.is_cuda:
+        return values.argsort(dim=1, descending=True)
+    return torch.from_numpy(np.argsort(values.neg().numpy(), axis=1))
 
 
 def _drafted(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
