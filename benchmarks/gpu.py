@@ -32,7 +32,7 @@ from pipeline.execution.stopwatch import (
     throughput,
 )
 from pipeline.models.load import LanguageModel, random_qwen3
-from pipeline.models.logit_statistics import logit_statistics
+from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.compute import decode_shards
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding
 from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
@@ -103,7 +103,7 @@ def with_generate(
         begun = time.perf_counter()
         ids, mask, _ = pad_left(ordered[start : start + batch], 0, model.device)
         k = min(decoding.k, model.vocab_size)
-        out = DecodedBatch.empty(len(ids), decoding.steps, k, model.device)
+        out = DecodedBatch.empty(len(ids), decoding.steps, k, 0, model.device)
         rows = torch.arange(len(ids), device=model.device)
         width = ids.shape[1]
 
@@ -115,8 +115,8 @@ def with_generate(
             width: int = width,
             k: int = k,
         ) -> torch.Tensor:
-            found = logit_statistics(scores, k)
-            out.store(rows, so_far.shape[1] - width, found.top_ids[:, 0], found)
+            found, others = tempered_statistics(scores, k, [1.0])
+            out.store(rows, so_far.shape[1] - width, found.top_ids[:, 0], found, others)
             return scores
 
         with torch.inference_mode():
@@ -194,7 +194,7 @@ def main() -> None:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
     else:
         shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256, 500]
-    decoding = Decoding(steps, 256, 1.0, Sampling(0.0, 1.0, 0, 0))
+    decoding = Decoding(steps, 256, [], Sampling(0.0, 1.0, 0, 0))
     bandwidth = copy_bandwidth(device, 64 if arguments.reduced else 4096)
     print(json.dumps(describe_device(device) | {
         "torch": torch.__version__, "python": platform.python_version(), "prompts": count,

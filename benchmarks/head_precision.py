@@ -43,7 +43,7 @@ def trajectories(
               "template": "chat", "enable_thinking": False}  # fmt: skip
     table, _ = sample(Source([ROOT / "assets/mini/prompts.jsonl"]), tokenizer, wanted, "mini")
     prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
-    decoding = Decoding(steps, 1, 1.0, Sampling(temperature, 1.0, 0, 0))
+    decoding = Decoding(steps, 1, [], Sampling(temperature, 1.0, 0, 0))
     out = decode_batch(
         model, prompts, decoding, GrowingBatch, Stopwatch(model.device), lambda _: None
     )

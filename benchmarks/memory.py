@@ -32,7 +32,7 @@ def measure(count: int) -> dict[str, float]:
     device = torch.device("cpu")
     model = random_qwen3(REDUCED, "float32", "float32", device, "small")
     prompts = synthetic_prompts(count, 128, model.vocab_size)
-    decoding = Decoding(STEPS, K, 1.0, Sampling(0.0, 1.0, 0, 0))
+    decoding = Decoding(STEPS, K, [], Sampling(0.0, 1.0, 0, 0))
     before = peak_memory(device)
     with tempfile.TemporaryDirectory() as folder:
         pending = Pending(Path(folder), "distributions")

@@ -119,6 +119,10 @@ class Distributions:
 
     steps: int = _at_least(1)
     k: int = _at_least(1)
+    temperatures: list[float] = _ranged(
+        "a list of different numbers of at least 0.01",
+        lambda values: len(values) == len(set(values)) and all(v >= 0.01 for v in values),
+    )
     temperature: float = _ranged("a number of at least 0", lambda value: value >= 0)
     top_p: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
     top_k: int = _at_least(0)

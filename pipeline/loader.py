@@ -62,10 +62,12 @@ class Study:
         rule: str | None = None,
         columns: list[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the rows of an artifact, without the top-K lists unless they are asked for."""
+        """Return the rows of an artifact, without the lists of top K and of temperatures."""
         artifact = self.artifact(stage, target, rule)
         if columns is None:
-            columns = [name for name in _columns(artifact) if not name.startswith("top_")]
+            columns = [
+                name for name in _columns(artifact) if not name.startswith(("top_", "tempered_"))
+            ]
         return artifact.read(columns=columns).to_pandas()
 
     def distributions(self, target: str) -> TopK:

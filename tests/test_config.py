@@ -98,6 +98,8 @@ def test_studies() -> None:
         ("outputs=' '", "outputs=  is not allowed: give a directory"),
         ("prompts.source=", "prompts.source= is not allowed: give a file, a directory or a hub id"),
         ("run_lengths.eps=[]", "run_lengths.eps"),
+        ("distributions.temperatures=[0.5,0.5]", "[0.5, 0.5] is not allowed: give a list of diff"),
+        ("distributions.temperatures=[0]", "temperatures=[0.0] is not allowed"),
         ("device.name=tpu", "device.name=tpu is not allowed: give auto, cpu, cuda"),
         ("stage=nothing", "stage=nothing is not allowed: give one of prompts"),
     ],
@@ -303,6 +305,22 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
     assert {method["draft_length"] for method in three.config["methods"]} == {3}
     with pytest.raises(FieldError, match=r"decoding\.draft_length=0 is not allowed"):
         planned("decoding.draft_length=0")
+
+
+def test_a_temperature_on_the_list_needs_no_new_distributions(tmp_path: Path) -> None:
+    def planned(*overrides: str) -> tuple[Any, Any]:
+        found = cli.prepare(compose("config", [f"outputs={tmp_path}", *overrides]))[1]
+        return found["distributions"][0], found["certificates"][0]
+
+    listed = "distributions.temperatures=[0.5,1,0.7]"
+    plain, certified = planned(listed)
+    assert plain.config["temperatures"] == [0.5, 0.7]
+    for temperature, same in (("0.7", True), ("1.0", True), ("0.6", False)):
+        dump, certificates = planned(listed, f"certificates.temperature={temperature}")
+        assert (dump.fingerprint == plain.fingerprint) == same
+        assert (certificates.fingerprint == certified.fingerprint) == (temperature == "1.0")
+    assert dump.config["temperatures"] == [0.5, 0.6, 0.7]
+    assert planned("distributions.temperatures=[]")[0].config["temperatures"] == []
 
 
 def test_a_foreign_tokenizer_is_refused_only_where_a_drafter_is_needed(tmp_path: Path) -> None:

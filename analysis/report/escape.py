@@ -27,6 +27,7 @@ LATEX_MATHEMATICS = {
     "+": "+",
     "≤": r"\le",
     "≥": r"\ge",
+    "≠": r"\ne",
     "∞": r"\infty",
     "‖": r"\|",
     "α": r"\alpha",

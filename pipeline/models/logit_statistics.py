@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
 
 class LogitStatistics(NamedTuple):
-    """Statistics of B rows of logits; logits raw, the rest in nats at the certified temperature."""
+    """Statistics of B rows of logits; logits raw, the rest in nats at one temperature."""
 
     top_ids: Tensor  # (B, K) int64, by decreasing logit, ties by id
     top_logits: Tensor  # (B, K) float32, -inf for masked tokens
@@ -23,8 +24,23 @@ class LogitStatistics(NamedTuple):
     entropy: Tensor  # (B,) float64, over the full vocabulary
 
 
+class Tempered(NamedTuple):
+    """The same of B rows of logits at each of n temperatures; (B, n) float64."""
+
+    top_surprisal: Tensor
+    log_tail: Tensor
+    entropy: Tensor
+
+
 def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> LogitStatistics:
-    """Return the statistics of `logits` (B, V).
+    """Return the statistics of `logits` (B, V) at one temperature."""
+    return tempered_statistics(logits, k, [temperature])[0]
+
+
+def tempered_statistics(
+    logits: Tensor, k: int, temperatures: Sequence[float]
+) -> tuple[LogitStatistics, Tempered]:
+    """Return the statistics of `logits` (B, V) at the first temperature, and those at the others.
 
     Everything is measured from the largest logit m, in float64, a few rows at a time:
     with e_i = exp((z_i - m) / T) and d the sum of all e_i but the first, -log p0 is log1p(d), and
@@ -36,43 +52,58 @@ def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> LogitS
     top_logits, top_ids = top_k(logits, k)
     rows = max(1, (CUDA_CHUNK if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
     parts = [
-        _of_chunk(logits[i : i + rows], top_ids[i : i + rows], temperature)
+        _of_chunk(logits[i : i + rows], top_ids[i : i + rows], temperatures)
         for i in range(0, len(logits), rows)
     ]
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return LogitStatistics(top_ids=top_ids, top_logits=top_logits.float(), **whole)
+    found = Tempered(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    surprisal, log_tail, entropy = (column[:, 0] for column in found)
+    logsumexp = top_logits[:, 0].double() / temperatures[0] + surprisal
+    first = LogitStatistics(top_ids, top_logits.float(), logsumexp, surprisal, log_tail, entropy)
+    return first, Tempered(*(column[:, 1:] for column in found))
 
 
-def _of_chunk(logits: Tensor, top_ids: Tensor, temperature: float) -> dict[str, Tensor]:
-    """Return the statistics (B,) float64 of whole rows, by name."""
+def _of_chunk(logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]) -> Tempered:
+    """Return the statistics of whole rows at every temperature."""
     z = logits.double()
-    largest = z.gather(1, top_ids[:, :1])
-    z.sub_(largest).div_(temperature).clamp_(min=MASKED_LOGIT)
+    z.sub_(z.gather(1, top_ids[:, :1])).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids)
+    drop = None  # of the tail's largest logit below the row's
+    if top_ids.shape[1] < z.shape[1]:
+        z.scatter_(1, top_ids, -torch.inf)
+        drop = z.amax(1)
+        z.sub_(drop[:, None]).scatter_(1, top_ids, MASKED_LOGIT)
+    room = torch.empty_like(z)
+    columns = [_at_temperature(below, z, drop, room, temperature) for temperature in temperatures]
+    return Tempered(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
+
+
+def _at_temperature(
+    below: Tensor, z: Tensor, drop: Tensor | None, room: Tensor, temperature: float
+) -> Tempered:
+    """Return the statistics (B,) of rows: the top K measured from the largest, the tail from its.
+
+    Args:
+        below: (B, K) logits of the top K less the largest.
+        z: (B, V) logits of the tail less the tail's largest, `MASKED_LOGIT` elsewhere.
+        drop: (B,) the tail's largest less the largest; None when there is no tail.
+        room: (B, V) is overwritten.
+        temperature: by which all are divided.
+    """
+    below = below / temperature
     weight = below.exp()
     others = weight[:, 1:].sum(1)
     spread = (weight * below).sum(1)
     log_tail = torch.full_like(others, -torch.inf)
-    if top_ids.shape[1] < z.shape[1]:
-        z.scatter_(1, top_ids, -torch.inf)
-        tail_largest = z.amax(1, keepdim=True)
-        z -= tail_largest
-        tail = z.exp()
+    if drop is not None:
+        tail = torch.div(z, temperature, out=room).exp_()
         tail_sum = tail.sum(1)
-        z.scatter_(1, top_ids, 0.0)
-        drop = tail_largest[:, 0]
-        tail_spread = torch.linalg.vecdot(tail, z) + drop * tail_sum
-        others = others + drop.exp() * tail_sum
-        spread = spread + drop.exp() * tail_spread
-        log_tail = torch.where(drop > MASKED_LOGIT, drop + tail_sum.log(), -torch.inf)
+        fallen = drop / temperature
+        tail_spread = torch.linalg.vecdot(tail, z) / temperature + fallen * tail_sum
+        others = others + fallen.exp() * tail_sum
+        spread = spread + fallen.exp() * tail_spread
+        log_tail = torch.where(drop > MASKED_LOGIT, fallen + tail_sum.log(), -torch.inf)
     log_sum = others.log1p()
-    entropy = log_sum - spread * torch.exp(-log_sum)
-    return {
-        "logsumexp": largest[:, 0] / temperature + log_sum,
-        "top_surprisal": log_sum,
-        "log_tail": log_tail - log_sum,
-        "entropy": entropy,
-    }
+    return Tempered(log_sum, log_tail - log_sum, log_sum - spread * torch.exp(-log_sum))
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

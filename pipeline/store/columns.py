@@ -28,6 +28,11 @@ TARGET: Columns = {  # of the target's distribution; lists of its K top tokens, 
     "log_tail": "float64",
     "entropy": "float64",
 }
+TEMPERED: Columns = {  # lists, a number for each of facts["temperatures"]: there may be none
+    "tempered_top_surprisal": "list<float64>",
+    "tempered_log_tail": "list<float64>",
+    "tempered_entropy": "list<float64>",
+}
 COUNTED: Columns = {  # beside intervals
     "prompts": "int32",
     "few_prompts": "bool",  # too few to trust them, analysis.statistics.bootstrap.FEW_PROMPTS
@@ -54,12 +59,15 @@ def arrow(kind: str) -> pa.DataType:
 
 
 def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return a column of numbers, or of lists of them."""
+    """Return a column of numbers, or of lists of them, all of the same length."""
     import pyarrow as pa
 
-    if pa.types.is_fixed_size_list(kind):
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
         flat = pa.array(values.reshape(-1), kind.value_type)
-        return pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
+        if pa.types.is_fixed_size_list(kind):
+            return pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
+        begins = [at * values.shape[1] for at in range(len(values) + 1)]
+        return pa.ListArray.from_arrays(pa.array(begins, pa.int32()), flat)
     return pa.array(values, kind)
 
 

@@ -1,53 +1,107 @@
-"""Read the stored distributions of an artifact as `analysis.topk.TopK`."""
+"""Read the stored distributions of an artifact as `analysis.topk.TopK`, at any stored temperature.
+
+An artifact of stage distributions has them at 1, in its plain columns, and at each of the
+temperatures of its facts, in lists. One of stage drafts has them at the one of its facts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.topk import TopK
+from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
+from pipeline.store.columns import TEMPERED
 
 ROWS = 8192  # of a chunk
-TOP_K_COLUMNS = (
-    "top_ids",
-    "top_logits",
-    "top_surprisal",
-    "log_tail",
-    "entropy",
-)  # as TopK takes them
+TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
+MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
 
 def chunks(
     artifact: Artifact, temperature: float, rows: int = ROWS
 ) -> Iterator[tuple[pa.RecordBatch, TopK]]:
-    """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
+    """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time.
+
+    Raises:
+        PipelineError: it has no distributions at this temperature.
+    """
+    columns, at = _columns(artifact, temperature)
     vocab_size = artifact.record["facts"]["vocab_size"]
-    for batch in artifact.batches(columns=["prompt_id", "position", *TOP_K_COLUMNS], rows=rows):
-        yield batch.select(["prompt_id", "position"]), as_top_k(batch, vocab_size, temperature)
+    for batch in artifact.batches(columns=["prompt_id", "position", *TOKENS, *columns], rows=rows):
+        yield (
+            batch.select(["prompt_id", "position"]),
+            _as_top_k(batch, columns, at, vocab_size, temperature),
+        )
 
 
 def read_distributions(artifact: Artifact, temperature: float) -> TopK:
-    """Read all steps of an artifact at once."""
-    table = artifact.read(columns=list(TOP_K_COLUMNS)).combine_chunks()
-    return as_top_k(table.to_batches()[0], artifact.record["facts"]["vocab_size"], temperature)
+    """Read all steps of an artifact at once.
+
+    Raises:
+        PipelineError: it has no distributions at this temperature.
+    """
+    columns, at = _columns(artifact, temperature)
+    table = artifact.read(columns=[*TOKENS, *columns]).combine_chunks()
+    vocab_size = artifact.record["facts"]["vocab_size"]
+    return _as_top_k(table.to_batches()[0], columns, at, vocab_size, temperature)
 
 
-def as_top_k(batch: pa.RecordBatch, vocab_size: int, temperature: float) -> TopK:
-    """Return the distributions of a batch of rows, without copying the lists."""
+def stored_temperatures(artifact: Artifact) -> list[float]:
+    """Return the temperatures at which an artifact has distributions, increasing."""
+    facts = artifact.record["facts"]
+    plain = facts.get("temperature", 1.0)
+    return sorted([plain, *facts.get("temperatures", [])])
 
-    def matrix(name: str) -> np.ndarray:
-        column = batch.column(name)
-        return column.flatten().to_numpy().reshape(len(column), -1)
 
+def read_top_probabilities(artifact: Artifact, temperature: float) -> np.ndarray:
+    """Read the (N,) probability of the most probable token of every step.
+
+    Raises:
+        PipelineError: the artifact has no distributions at this temperature.
+    """
+    columns, at = _columns(artifact, temperature)
+    batch = artifact.read(columns=[columns[0]]).combine_chunks().to_batches()[0]
+    return np.exp(-_column(batch, columns[0], at))
+
+
+def _columns(artifact: Artifact, temperature: float) -> tuple[Sequence[str], int | None]:
+    """Return the columns of the moments at a temperature, and the place in their lists, if any."""
+    facts = artifact.record["facts"]
+    if temperature == facts.get("temperature", 1.0):
+        return MOMENTS, None
+    if temperature not in facts.get("temperatures", []):
+        known = ", ".join(f"{stored:g}" for stored in stored_temperatures(artifact))
+        raise PipelineError(
+            f"{artifact.directory} has no distributions at temperature {temperature:g}, only at "
+            f"{known}: list it in distributions.temperatures"
+        )
+    return tuple(TEMPERED), facts["temperatures"].index(temperature)
+
+
+def _as_top_k(
+    batch: pa.RecordBatch,
+    columns: Sequence[str],
+    at: int | None,
+    vocab_size: int,
+    temperature: float,
+) -> TopK:
+    """Return the distributions of a batch of rows, without copying the lists of tokens."""
     return TopK.from_columns(
-        matrix("top_ids"),
-        matrix("top_logits"),
-        batch.column("top_surprisal").to_numpy(),
-        batch.column("log_tail").to_numpy(),
-        batch.column("entropy").to_numpy(),
-        vocab_size,
-        temperature,
+        **{name: _matrix(batch, name) for name in TOKENS},
+        **dict(zip(MOMENTS, (_column(batch, name, at) for name in columns), strict=True)),
+        vocab_size=vocab_size,
+        temperature=temperature,
     )
+
+
+def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:
+    return batch.column(name).to_numpy() if at is None else _matrix(batch, name)[:, at]
+
+
+def _matrix(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    column = batch.column(name)
+    return column.flatten().to_numpy().reshape(len(column), -1)

@@ -16,6 +16,7 @@ from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
 from tests.analysis.cases import stored_columns
 
+TEMPERATURES = [0.25, 0.5]  # stored besides 1
 EPS = [0.01, 0.1, 0.69]
 STATISTICS = {"resamples": 50, "confidence": 0.95, "statistics_seed": 0}
 
@@ -30,6 +31,7 @@ class MadeUp:
         vocab_size: int = 40,
         k: int = 12,
         lengths: Sequence[int] = (128, 128, 70, 128, 9, 128),
+        categories: Sequence[str] = ("made-up.jsonl",),
     ) -> None:
         self.store = store
         self.rules = expand(rules)
@@ -46,7 +48,7 @@ class MadeUp:
             self.prompts,
             {
                 "prompt_id": names,
-                "source": ["made-up.jsonl"] * len(names),
+                "source": [categories[at % len(categories)] for at in range(len(names))],
                 "source_row": range(len(names)),
                 "text": names,
                 "later_turns": [[]] * len(names),
@@ -62,7 +64,13 @@ class MadeUp:
         size = len(self.position)
         logits = rng.gumbel(size=(size, self.vocab_size)) * rng.gamma(2, 1.5, size=(size, 1)) + 5
         logits[: size // 9] -= 100  # the same distributions, and a ratio that means nothing
-        dump = stored_columns(-np.sort(-logits.astype(np.float32), axis=1), self.k)
+        ranked = -np.sort(-logits.astype(np.float32), axis=1)
+        dump = stored_columns(ranked, self.k)
+        others = [stored_columns(ranked, self.k, temperature) for temperature in TEMPERATURES]
+        tempered = {
+            f"tempered_{name}": np.stack([other[name] for other in others], axis=1).tolist()
+            for name in ("top_surprisal", "log_tail", "entropy")
+        }
         node = Node(
             "distributions",
             label,
@@ -79,7 +87,7 @@ class MadeUp:
                 "top_p": 1.0,
                 "top_k": 0,
                 "seed": 0,
-                "certified_temperature": 1.0,
+                "temperatures": TEMPERATURES,
             },
             {"prompts": (self.prompts,)},
         )
@@ -87,7 +95,8 @@ class MadeUp:
         top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
         self._publish(
             node,
-            {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump},
+            {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump, **tempered},
+            temperatures=TEMPERATURES,
             k=self.k,
             vocab_size=self.vocab_size,
         )
@@ -98,7 +107,7 @@ class MadeUp:
                 Node(
                     "certificates",
                     rule.label,
-                    {"rule": to_mapping(rule)},
+                    {"rule": to_mapping(rule), "temperature": 1.0},
                     {"distributions": (node,)},
                 )
             )

@@ -24,6 +24,7 @@ from pipeline.models.logit_statistics import logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
 from pipeline.stages.distributions.running import StaticBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
+from pipeline.store import distributions as stored
 from pipeline.store.artifacts import Artifact
 from tests.pipeline import tiny
 
@@ -351,3 +352,39 @@ def test_statistics_of_masked_and_of_large_logits(k: int) -> None:
         assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
     z[3] = -np.inf
     assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
+
+
+def test_stored_temperatures_are_those_of_the_whole_rows(
+    model: Path, source: Path, tmp_path: Path
+) -> None:
+    """All tokens stored once, so that every temperature follows; and none but 1 is stored once."""
+    whole, _ = dump(model, source, tmp_path, k=tiny.VOCABULARY)
+    part, table = dump(model, source, tmp_path, temperatures=[0.3, 2.0])
+    logits, order = (
+        np.stack(whole.read(columns=[name])[name].to_numpy()) for name in ("top_logits", "top_ids")
+    )
+    raw = np.take_along_axis(logits, order.argsort(axis=1), axis=1)
+    assert stored.stored_temperatures(part) == [0.3, 1.0, 2.0]
+    for temperature in (0.3, 1.0, 2.0):
+        wanted = TopK.from_logits(raw, 20, temperature)
+        found = stored.read_distributions(part, temperature)
+        np.testing.assert_array_equal(found.ids, wanted.ids)
+        for name in ("top_surprisal", "log_tail", "entropy"):
+            np.testing.assert_allclose(
+                getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name
+            )
+        in_chunks = [dist for _, dist in stored.chunks(part, temperature, rows=50)]
+        assert len(in_chunks) > 1
+        np.testing.assert_array_equal(
+            np.concatenate([dist.top_probability for dist in in_chunks]), found.top_probability
+        )
+        np.testing.assert_array_equal(
+            stored.read_top_probabilities(part, temperature), found.top_probability
+        )
+    assert found.temperature == 2.0
+    with pytest.raises(PipelineError, match=r"no .* at temperature 0.5, only at 0.3, 1, 2: list i"):
+        stored.read_distributions(part, 0.5)
+    bare, _ = dump(model, source, tmp_path, temperatures=[])
+    assert stored.stored_temperatures(bare) == [1.0]
+    assert bare.read()["tempered_entropy"].to_pylist() == [[]] * len(table)
+    np.testing.assert_array_equal(stored.read_distributions(bare, 1.0).entropy, table["entropy"])

@@ -17,13 +17,21 @@ from pipeline.errors import PipelineError
 from pipeline.execution import shards
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models import vocabulary
-from pipeline.models.load import LanguageModel, new_qwen3, wrap
+from pipeline.models.hidden_drafter import GivenText
+from pipeline.models.language_model import LanguageModel, hidden_states
+from pipeline.models.load import new_qwen3, wrap
 from pipeline.stages.drafts import compute as drafts
-from pipeline.stages.drafts.compare import PairStatistics, pair_statistics
+from pipeline.stages.drafts.compare import (
+    DepthStatistics,
+    PairStatistics,
+    depth_statistics,
+    pair_statistics,
+)
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from tests.analysis.cases import stored_columns
+from tests.pipeline import heads
 from tests.pipeline.fakes import record
 
 VOCAB, K, TOKENS = 96, 16, 90
@@ -391,3 +399,45 @@ def test_padded_rows_are_allowed_when_both_models_pad() -> None:
         vocabulary.common_rows(100, 90, 90, "A and B")
     with pytest.raises(PipelineError, match="a model lacks some"):
         vocabulary.common_rows(100, 80, 90, "A and B")
+
+
+def test_depth_statistics_are_those_of_the_pair() -> None:
+    rng = np.random.default_rng(3)
+    z = torch.from_numpy((3 * rng.standard_normal((30, 96))).round(1).astype(np.float32))
+    w = torch.from_numpy((3 * rng.standard_normal((30, 96))).round(1).astype(np.float32))
+    w[:20, ::3] = -torch.inf  # a reduced vocabulary
+    whole = DepthStatistics.of(pair_statistics(z, w, 0.7))
+    for name, mine in depth_statistics(z, w, 0.7)._asdict().items():
+        torch.testing.assert_close(mine, getattr(whole, name), rtol=1e-12, atol=1e-14)
+    assert bool(whole.depth_kl[:20].isinf().all() & whole.depth_kl[20:].isfinite().all())
+
+
+@pytest.mark.parametrize("block", [1 << 20, 3 * VOCAB])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_head_is_compared_at_every_depth(block: int, reduced: bool) -> None:
+    target = tiny(1)
+    drafted = torch.arange(0, VOCAB, 2) if reduced else None
+    head = heads.random_head(target, drafted)
+    both = ComparedPair(target, head, VOCAB, K, 40, 1.0, block, depths=3)
+    found = run(both)
+    for row, name in enumerate(PROMPTS):
+        n, text = len(ANSWERS[name]), torch.tensor([PROMPTS[name] + ANSWERS[name]])
+        with torch.inference_mode():
+            out = target.module(input_ids=text, output_hidden_states=True)
+            at = torch.arange(text.shape[1])[None]
+            outputs = GivenText(head, 3).read(text, hidden_states(out, head.layers), at, at >= 0)
+        z = plain(target, name)
+        for depth, output in enumerate(outputs):
+            if len(PROMPTS[name]) - 1 < 1 + depth:
+                continue  # a draft that would begin before the text does
+            w = head.logits(output[0])[len(PROMPTS[name]) - 1 : -1].numpy()
+            wanted = divergences.compare(z, w)
+            for field in ("kl", "tv", "draft_rank", "argmax_rank"):
+                np.testing.assert_allclose(
+                    getattr(found.depths, f"depth_{field}")[row, :n, depth],
+                    getattr(wanted, field),
+                    rtol=5e-4,
+                    atol=1e-5,
+                    err_msg=f"{name} {field} {depth}",
+                )
+    torch.testing.assert_close(found.depths.depth_kl[:, :, 0], found.pair.kl)

@@ -239,6 +239,17 @@ def test_questions_of_spec_bench(model: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_row_of_any_schema_may_have_a_category(model: Path, tmp_path: Path) -> None:
+    rows = [{**row("a", "a question"), "category": "writing"}, row("b", "another question"),
+            {"text": "a third", "category": "world"}, {"text": "a fourth", "category": None},
+            {"text": "a fifth", "category": 3}]  # fmt: skip
+    found = build(model, lines(tmp_path / "asked.jsonl", *rows), tmp_path / "store", count=5)
+    assert {r["text"]: r["source"] for r in found} == {
+        "a question": "writing", "another question": "asked.jsonl", "a third": "world",
+        "a fourth": "asked.jsonl", "a fifth": "asked.jsonl",
+    }  # fmt: skip
+
+
 def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model")
     (model / "chat_template.jinja").unlink()

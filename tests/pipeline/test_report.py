@@ -13,13 +13,16 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from analysis.certificates.certify import certify
 from analysis.decoding.speed import speed
+from analysis.rules import StrictGreedy
 from pipeline.execution.runner import ensure
 from pipeline.stages.report.acceptance import left_out
 from pipeline.stages.report.decoding import extent, warning
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.distributions import read_distributions
 from tests.analysis.test_decoding_metrics import made as answers
-from tests.pipeline.studies import MadeUp
+from tests.pipeline.studies import TEMPERATURES, MadeUp
 
 RULES = [
     {"rule": "greedy"},
@@ -49,6 +52,7 @@ def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
     page = (report.directory / "index.md").read_text()
     tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds", "margins"]
+    tables += ["published", *(f"published{n}" for n in range(1, 6))]
     figures = [*(f"figure{n}" for n in range(1, 6)), "extremal"]
     files = {
         path.relative_to(report.directory).as_posix()
@@ -57,13 +61,14 @@ def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     }
     assert files == {
         "index.md",
+        "published.md",
         "numbers.tex",
         "record.json",
         *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
         *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "png", "csv")),
     }
-    linked = set(re.findall(r"\]\(([^)]+)\)", page))
-    assert linked == files - {"record.json", "index.md"}
+    pages = page + (report.directory / "published.md").read_text()
+    assert set(re.findall(r"\]\(([^)]+)\)", pages)) == files - {"record.json"}
 
 
 def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
@@ -78,6 +83,7 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
         "| rows excluded while choosing them | 3 too short |",
         "| prompts | 6 of made-up.jsonl |",
         "| stored top tokens | 12 of 40 |",
+        "| steps inside a repeated 16-gram of their answer | 85 % | 85 % |",
         "| *as published* | *0.871* | *0.988* | *0.391* | *0.886* |",
     ):
         assert row in page
@@ -103,6 +109,41 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
             if rule.label == "greedy":
                 name = ["QwenThreeFourB", "MiniSmall"][at]
                 assert f"\\newcommand{{\\{name}GreedyMean}}{{{mean:.3f}}}" in numbers
+
+
+def test_categories_have_a_table(built: tuple[MadeUp, Artifact], tmp_path: Path) -> None:
+    _, report = built
+    page = (report.directory / "index.md").read_text()
+    assert "By category" not in page  # all prompts are of one
+    store = Store(tmp_path)
+    made = MadeUp(store, RULES[1:2], categories=("b", "a"))
+    (report,) = ensure([made.report(["own"], [0])], store)
+    page = (report.directory / "index.md").read_text()
+    assert "R: certificate of Additive (t = 0.1) in nats" in page  # there is no strict greedy
+    table = pd.read_csv(report.directory / "tables/categories.csv")
+    found = table.set_index(["category", "statistic"])
+    assert found.loc[("a", "p0"), "steps"] == 128 + 128 + 128
+    assert found.loc[("b", "p0"), "steps"] == 128 + 70 + 9
+    # one token all along: all but the first 16 steps of an answer lie inside a repetition
+    assert found.loc[("a", "repeated"), "value"] == pytest.approx(112 / 128)
+    assert found.loc[("b", "repeated"), "value"] == pytest.approx((112 + 54) / 207, rel=1e-5)
+
+
+def test_the_page_beside_the_published_is_of_stored_temperatures(
+    built: tuple[MadeUp, Artifact],
+) -> None:
+    made, report = built
+    table = pd.read_csv(report.directory / "tables/published.csv")
+    assert set(table["temperature"]) <= {*TEMPERATURES, 1.0}
+    greedy = table[(table["row"] == "greedy") & (table["statistic"] == "mean")]
+    assert len(greedy) == 4  # two targets beside two models
+    for line in greedy.to_dict("records"):
+        at = LABELS.index(line["target"])
+        dump = made.store.find(made.target(LABELS[at], at)[0])
+        assert dump is not None
+        dist = read_distributions(dump, line["temperature"])
+        exact = certify(dist, StrictGreedy()).lower.mean()
+        assert line["matched"] == pytest.approx(exact, rel=1e-5)
 
 
 def test_steps_at_which_mars_means_nothing_are_counted(built: tuple[MadeUp, Artifact]) -> None:

@@ -26,7 +26,7 @@ VOCABULARY = 300
 MODEL = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
 DECODING = {
     "steps": 12, "k": 20, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0,
-    "certified_temperature": 1.0,
+    "temperatures": [0.5],
 }  # fmt: skip
 
 

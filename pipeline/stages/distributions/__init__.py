@@ -5,9 +5,10 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
+from conf.schema import Config
 from pipeline.plan.slices import check_stored_tokens, model_slice, run_settings
 from pipeline.plan.stage import Node, Request, Stage, UsedModel
-from pipeline.store.columns import STEP, TARGET
+from pipeline.store.columns import STEP, TARGET, TEMPERED
 
 
 def check(request: Request) -> None:
@@ -31,7 +32,7 @@ def nodes(request: Request) -> list[Node]:
                 "top_p": asked.top_p,
                 "top_k": asked.top_k,
                 "seed": asked.seed,
-                "certified_temperature": config.certificates.temperature,
+                "temperatures": stored_temperatures(config),
             },
             {"prompts": prompts},
             settings=run_settings(config, target),
@@ -40,6 +41,15 @@ def nodes(request: Request) -> list[Node]:
             config.targets.items(), request.by_target("prompts"), strict=True
         )
     ]
+
+
+def stored_temperatures(config: Config) -> list[float]:
+    """Return the temperatures besides 1 at which distributions are stored, increasing.
+
+    Those of the configuration, and that of the certificates: one that is listed needs no new pass.
+    """
+    asked = {*config.distributions.temperatures, config.certificates.temperature}
+    return sorted(asked - {1.0})
 
 
 def models(node: Node) -> list[UsedModel]:
@@ -51,7 +61,7 @@ STAGE = Stage(
     name="distributions",
     version=2,
     upstream=("prompts",),
-    columns={"data": STEP | {"token_id": "int32"} | TARGET},
+    columns={"data": STEP | {"token_id": "int32"} | TARGET | TEMPERED},
     nodes=nodes,
     module=f"{__name__}.compute",
     check=check,

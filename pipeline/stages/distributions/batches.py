@@ -39,10 +39,12 @@ def batch_limit(
         + 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     )
 
+    stored = decoding.k + 3 * len(decoding.temperatures)
+
     def fits(length: int) -> int:
         each = SLACK * cache * (length + decoding.steps)
         each += length * (layer + length)  # prefill: activations of one layer, and the mask
-        each += 2 * decoding.steps * decoding.k * 8  # what is stored, and of the shard before
+        each += 2 * decoding.steps * stored * 8  # what is stored, and of the shard before
         each += model.vocab_size * 4 * 4  # logits, and what topk takes
         return max(1, min(BATCH_LIMIT["cuda"], int(free / each)))
 

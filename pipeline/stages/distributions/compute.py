@@ -64,7 +64,7 @@ def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: in
 def decoding_of(config: Mapping[str, Any]) -> Decoding:
     """Return what a node's configuration asks for."""
     sampling = Sampling(*(config[name] for name in ("temperature", "top_p", "top_k", "seed")))
-    return Decoding(config["steps"], config["k"], config["certified_temperature"], sampling)
+    return Decoding(config["steps"], config["k"], config["temperatures"], sampling)
 
 
 def decode_shards(
@@ -148,6 +148,7 @@ def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> Non
 def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of each prompt."""
     values = {"token_id": out.token_id} | out.statistics._asdict()
+    values |= {f"tempered_{name}": column for name, column in out.tempered._asdict().items()}
     for row, prompt in enumerate(prompts):
         n = int(out.lengths[row])
         arrays = {
@@ -174,7 +175,7 @@ def distribution_facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str
         "logits_dtype": config["model"]["head_dtype"],
         "attention": config["model"]["attention"],
         "sampling": {name: config[name] for name in ("temperature", "top_p", "top_k", "seed")},
-        "certified_temperature": config["certified_temperature"],
+        "temperatures": config["temperatures"],
         "eos": list(model.eos),
         **describe_device(model.device),
         "static_shapes": running_batch(node.settings["cache"], model) is StaticBatch,

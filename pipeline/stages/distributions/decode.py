@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import LogitStatistics, logit_statistics
+from pipeline.models.logit_statistics import LogitStatistics, Tempered, tempered_statistics
 from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 
@@ -25,7 +25,7 @@ class Decoding:
 
     steps: int
     k: int
-    certified_temperature: float
+    temperatures: Sequence[float]  # at which distributions are stored, besides 1
     sampling: Sampling
 
 
@@ -34,14 +34,17 @@ class DecodedBatch:
     """What B prompts gave in at most n steps; of row b the first `lengths[b]` steps count."""
 
     token_id: Tensor  # (B, n) int32
-    statistics: LogitStatistics  # fields (B, n, ...), ids int32
+    statistics: LogitStatistics  # fields (B, n, ...), ids int32, at temperature 1
+    tempered: Tempered  # fields (B, n, T), at T others
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
     kv_tokens: int  # cached tokens read in all decoding steps together
     forwards: int  # decoding steps, each of which reads the weights
     graph: bool = False  # whether they were replayed from a CUDA graph
 
     @classmethod
-    def empty(cls, batch: int, steps: int, k: int, device: torch.device) -> DecodedBatch:
+    def empty(
+        cls, batch: int, steps: int, k: int, temperatures: int, device: torch.device
+    ) -> DecodedBatch:
         """Allocate everything once."""
 
         def zeros(dtype: torch.dtype, *size: int) -> Tensor:
@@ -57,15 +60,19 @@ class DecodedBatch:
                 log_tail=zeros(torch.float64),
                 entropy=zeros(torch.float64),
             ),
+            tempered=Tempered(*(zeros(torch.float64, temperatures) for _ in Tempered._fields)),
             lengths=torch.full((batch,), steps, device=device),
             kv_tokens=0,
             forwards=0,
         )
 
-    def store(self, rows: Tensor, step: int, token: Tensor, found: LogitStatistics) -> None:
+    def store(
+        self, rows: Tensor, step: int, token: Tensor, found: LogitStatistics, tempered: Tempered
+    ) -> None:
         """Store one step of the prompts `rows`."""
         self.token_id[rows, step] = token.int()
-        for stored, values in zip(self.statistics, found, strict=True):
+        places = (*self.statistics, *self.tempered)
+        for stored, values in zip(places, (*found, *tempered), strict=True):
             stored[rows, step] = values.to(stored.dtype)
 
     def to_host(self) -> DecodedBatch:
@@ -84,8 +91,11 @@ class DecodedBatch:
         with torch.cuda.stream(stream):
             token_id, lengths = copied(self.token_id), copied(self.lengths)
             statistics = LogitStatistics(*map(copied, self.statistics))
+            tempered = Tempered(*map(copied, self.tempered))
         stream.synchronize()
-        return replace(self, token_id=token_id, statistics=statistics, lengths=lengths)
+        return replace(
+            self, token_id=token_id, statistics=statistics, tempered=tempered, lengths=lengths
+        )
 
 
 @torch.inference_mode()
@@ -108,16 +118,17 @@ def decode_batch(
         np.stack([uniforms(decoding.sampling.seed, name, steps) for name in prompts])
     ).to(model.device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
-    out = DecodedBatch.empty(len(prompts), steps, k, model.device)
+    temperatures = [1.0, *decoding.temperatures]
+    out = DecodedBatch.empty(len(prompts), steps, k, len(decoding.temperatures), model.device)
     rows = torch.arange(len(prompts), device=model.device)  # still decoding
 
     with watch("prefill"):
         logits = batch.prefill()
     for step in range(steps):
         with watch("statistics"):
-            found = logit_statistics(logits, k, decoding.certified_temperature)
+            found, tempered = tempered_statistics(logits, k, temperatures)
             token = choose(logits, found.top_ids[:, 0], decoding.sampling, noise[rows, step])
-            out.store(rows, step, token, found)
+            out.store(rows, step, token, found, tempered)
         progress(len(rows))
         if step + 1 == steps:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,16 +42,12 @@ def pair_statistics(
     Ranks are those of the raw logits; the distributions are at `temperature`, and the laws of
     stochastic verification also at `sampled`, NaN for None.
     """
-    rows = max(1, (CUDA_CHUNK if target.is_cuda else CPU_CHUNK) // target.shape[1])
-    parts = [
-        _compare(target[i : i + rows], draft[i : i + rows], temperature, sampled)
-        for i in range(0, len(target), rows)
-    ]
+    parts = [_compare(*rows, temperature, sampled) for rows in _chunks(target, draft)]
     return PairStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 class DepthStatistics(NamedTuple):
-    """What is known of the drafter by depth of the draft, (B, depths); see PairStatistics."""
+    """What is known of the drafter at one depth (B,) or at each (B, depths); see PairStatistics."""
 
     depth_kl: Tensor
     depth_tv: Tensor
@@ -60,14 +56,42 @@ class DepthStatistics(NamedTuple):
     depth_draft_log_prob: Tensor
     depth_argmax_rank: Tensor
 
+    @classmethod
+    def of(cls, pair: PairStatistics) -> DepthStatistics:
+        """Return the part of all that is known at a depth."""
+        return cls(*(getattr(pair, name.removeprefix("depth_")) for name in cls._fields))
 
-def by_depth(depths: Sequence[PairStatistics]) -> DepthStatistics:
+
+def depth_statistics(target: Tensor, draft: Tensor, temperature: float) -> DepthStatistics:
+    """Compare two (B, V) tensors of raw logits as `pair_statistics`, without the laws of races."""
+    parts = [_at_depth(*rows, temperature) for rows in _chunks(target, draft)]
+    return DepthStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def by_depth(depths: Sequence[DepthStatistics]) -> DepthStatistics:
     """Put together what is known at each depth, from 1."""
+    return DepthStatistics(*(torch.stack(column, 1) for column in zip(*depths, strict=True)))
+
+
+def _chunks(target: Tensor, draft: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a few rows of both at a time."""
+    rows = max(1, (CUDA_CHUNK if target.is_cuda else CPU_CHUNK) // target.shape[1])
+    for begin in range(0, len(target), rows):
+        yield target[begin : begin + rows], draft[begin : begin + rows]
+
+
+def _at_depth(target: Tensor, draft: Tensor, temperature: float) -> DepthStatistics:
+    token, rank = _drafted(target, draft)
+    first = _first(target == target.amax(1, keepdim=True))[:, None]
+    log_p, p = _distribution(_below(target), temperature)
+    log_q, q = _distribution(_below(draft), temperature)
     return DepthStatistics(
-        *(
-            torch.stack([getattr(one, name.removeprefix("depth_")) for one in depths], dim=1)
-            for name in DepthStatistics._fields
-        )
+        depth_kl=_kl(p, q, _numbers(log_p - log_q))[0],
+        depth_tv=(p - q).abs_().sum(1) / 2,
+        depth_draft_token_id=token,
+        depth_draft_rank=rank,
+        depth_draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
+        depth_argmax_rank=(draft >= draft.gather(1, first)).sum(1),
     )
 
 

@@ -17,6 +17,7 @@ from pipeline.stages.drafts.compare import (
     DepthStatistics,
     PairStatistics,
     by_depth,
+    depth_statistics,
     pair_statistics,
 )
 
@@ -194,7 +195,7 @@ def _measure(
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
     first = pair_statistics(target, draft, pair.temperature, pair.sampled)
-    deeper = [pair_statistics(target, one[:, : pair.rows], pair.temperature) for one in drafts]
+    deeper = [depth_statistics(target, one[:, : pair.rows], pair.temperature) for one in drafts]
 
     def by_prompt(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         return (tensor.unflatten(0, (size, -1)) for tensor in tensors)
@@ -203,7 +204,7 @@ def _measure(
         LogitStatistics(*by_prompt(logit_statistics(target, pair.k, pair.temperature))),
         LogitStatistics(*by_prompt(logit_statistics(draft, pair.draft_k, pair.temperature))),
         PairStatistics(*by_prompt(first)),
-        DepthStatistics(*by_prompt(by_depth([first, *deeper]))),
+        DepthStatistics(*by_prompt(by_depth([DepthStatistics.of(first), *deeper]))),
         left_out.unflatten(1, (size, -1)),
     )
 

@@ -38,7 +38,7 @@ class ExcludedRowError(Exception):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a row asks: a text and, of a question of Spec-Bench, what the user says later."""
+    """What a row asks: a text, and of a question of Spec-Bench what the user says later."""
 
     prompt_id: str
     text: str
@@ -153,7 +153,7 @@ def read_row(row: Mapping[str, Any], at: int) -> Prompt:
     """
     name: Any
     turns: list[Any]
-    category = None
+    category = row.get("category")
     if spec_bench.is_question(row):
         name, turns, category = spec_bench.read_question(row)
     elif "messages" in row:
@@ -177,7 +177,7 @@ def read_row(row: Mapping[str, Any], at: int) -> Prompt:
         name = str(name)
     if not _is_text(name):
         raise ExcludedRowError("not a string")
-    return Prompt(name, turns[0], turns[1:], category)
+    return Prompt(name, turns[0], turns[1:], category if _is_text(category) else None)
 
 
 def _first_message(messages: Any) -> Any:

@@ -25,7 +25,7 @@ def comparisons(target: Target) -> list[Compared]:
         return []
     rules = [item.rule for item, _ in chosen]
     rejected = [first_rejected_probability(item.rule, artifact) for item, artifact in chosen]
-    p0, b, theta = first_probabilities(target.dump, rules, rejected)
+    p0, b, theta = first_probabilities(target, rules, rejected)
     compared = []
     for at, (item, artifact) in enumerate(chosen):
         active = artifact.read(columns=["active_size"])["active_size"].to_numpy()
@@ -53,7 +53,7 @@ def first_rejected_probability(rule: Rule, certificates: Artifact) -> np.ndarray
 
 
 def first_probabilities(
-    source: Artifact, rules: Sequence[Rule], rejected: Sequence[np.ndarray]
+    target: Target, rules: Sequence[Rule], rejected: Sequence[np.ndarray]
 ) -> tuple[Floats, Floats, Floats]:
     """Return p0 (N,), and for R rules (R, N) first rejected probabilities and thresholds.
 
@@ -61,7 +61,7 @@ def first_probabilities(
     """
     p0, b, theta = [], [], []
     begun = 0
-    for _, dist in distributions.chunks(source, source.record["config"]["certified_temperature"]):
+    for _, dist in distributions.chunks(target.dump, target.temperature):
         steps = slice(begun, begun + len(dist))
         begun = steps.stop
         p0.append(dist.top_probability)

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.measured import Certified, Measured, certificate_statistics, top_statistics
+from analysis.report.text import share_text
 from analysis.rules import Rule, build
-from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
+from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
+from analysis.statistics.repeats import LENGTH, inside_repeats
 from analysis.statistics.run_lengths import Trajectories
 from pipeline.plan.stage import Node
 from pipeline.store import distributions
@@ -29,12 +31,15 @@ class Target:
         sources: the artifacts of `certificates`.
         top: (N, R) probability of the top `ranks` tokens of each step.
         undefined: steps at which the test of a rule, by its label, means nothing.
+        categories: (P,) of each prompt: its category, or the source where it has none.
+        repeated: (N,) whether each step lies inside a repeated passage of its answer.
         lengths: (P,) steps of each prompt.
     """
 
     label: str
     prompts: Artifact
     dump: Artifact
+    temperature: float  # of the certified distribution
     certificates: list[Certified]
     sources: list[Artifact]
     runs: pd.DataFrame
@@ -42,6 +47,8 @@ class Target:
     ranks: tuple[int, ...]
     top: Floats
     undefined: dict[str, int]  # steps at which the test of a rule, by label, means nothing
+    categories: list[str]
+    repeated: Flags
 
     @property
     def lengths(self) -> np.ndarray:
@@ -77,9 +84,8 @@ def read_target(
     ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     positions, top = [], []
-    for steps, dist in distributions.chunks(
-        source, source.record["config"]["certified_temperature"]
-    ):
+    temperature = upstream["certificates"][0].record["config"]["temperature"]
+    for steps, dist in distributions.chunks(source, temperature):
         positions.append(steps.column("position").to_numpy())
         top.append(top_probability(dist, ranks))
         for rule in rules:
@@ -100,6 +106,7 @@ def read_target(
         label,
         prompts,
         source,
+        temperature,
         certificates,
         upstream["certificates"],
         upstream["run_lengths"][0].read().to_pandas(),
@@ -107,7 +114,20 @@ def read_target(
         ranks,
         np.concatenate(top),
         undefined,
+        *answers(prompts, source, trajectories),
     )
+
+
+def answers(
+    prompts: Artifact, source: Artifact, trajectories: Trajectories
+) -> tuple[list[str], Flags]:
+    """Return the (P,) category of each prompt, and which (N,) steps repeat their answer."""
+    named = prompts.read(columns=["prompt_id", "source"]).to_pydict()
+    category = dict(zip(named["prompt_id"], named["source"], strict=True))
+    table = source.read(columns=["prompt_id", "token_id"])
+    first = table["prompt_id"].take(trajectories.starts).to_pylist()
+    repeated = inside_repeats(table["token_id"].to_numpy(), trajectories.prompts)
+    return [category[name] for name in first], repeated
 
 
 def measure(targets: list[Target]) -> Measured:
@@ -167,9 +187,12 @@ def target_setup(target: Target) -> dict[str, Any]:
         "steps a prompt": f"at most {config['steps']}; {np.sum(lengths < config['steps'])} prompts "
         "end earlier",
         "decoding": decoding,
+        f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
+            float(target.repeated.mean())
+        ),
         "chat template": "used" if prompts["config"]["template"] == "chat" else "none: plain text",
         "enable_thinking": str(prompts["config"]["enable_thinking"]).lower(),
-        "temperature of the certified distribution": f"{config['certified_temperature']:g}",
+        "temperature of the certified distribution": f"{target.temperature:g}",
         "stored top tokens": f"{facts['k']} of {facts['vocab_size']}",
         "weights": model["dtype"],
         "final projection": model["head_dtype"],

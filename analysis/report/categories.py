@@ -1,0 +1,170 @@
+"""Results by the category of the prompts: certificates, run lengths, and a drafter's acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..rules import Rule
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ..statistics.repeats import LENGTH
+from ..statistics.run_lengths import Trajectories, censored_ends, run_lengths
+from .notes import AT_LEAST, few_notes
+from .table import Cell, Section, Table
+from .text import certificate_text, range_text, run_text, share_text
+
+ALL = "all prompts"
+COLUMNS = {  # of the table: the statistic, and its heading
+    "p0": "p0",
+    "mean": "R, mean",
+    "median": "R, median",
+    "certified": "certified",
+    "per_call": "tokens a call",
+    "repeated": "repeated",
+    "kl": "KL",
+    "accepted": "accepted",
+}
+
+
+@dataclass(frozen=True)
+class CategorySteps:
+    """The N steps of one target, and the category of each of its P prompts.
+
+    Attributes:
+        target: printed name.
+        categories: (P,) of each prompt, in the order of the steps.
+        rule: whose certificates are told.
+        lower, upper: (N,) ends of its certificates in nats.
+        means: (N,) numbers of which the mean is told, by statistic: p0, a probability; repeated,
+            flags of `inside_repeats`; with a drafter kl, in nats, and accepted, flags.
+    """
+
+    target: str
+    categories: Sequence[str]
+    rule: Rule
+    lower: Floats
+    upper: Floats
+    means: Mapping[str, Floats | Flags] = field(default_factory=dict)
+
+
+def category_statistics(
+    steps: CategorySteps, eps: float, whole: PromptBootstrap, seed: int
+) -> pd.DataFrame:
+    """Return the statistics of each category, in the order of their names, and of all prompts.
+
+    Args:
+        steps: of one target.
+        eps: level in nats of the statistics certified and per_call.
+        whole: the prompts of the steps; its resamples are those of all prompts.
+        seed: of the resamples of a category's own prompts, as many.
+
+    Returns:
+        One row a category and statistic: target, category, statistic, value, optimistic, ci_low,
+        ci_high, cut and cut_optimistic (of per_call: share of its calls that trajectories' ends
+        cut, else 0), steps, prompts, few_prompts.
+    """
+    of_step = np.asarray(steps.categories, dtype=object)[whole.prompts]
+    frames = []
+    for category in [*sorted(set(steps.categories)), ALL]:
+        if category == ALL:
+            chosen, bootstrap = np.ones(len(of_step), dtype=bool), whole
+        else:
+            chosen = of_step == category
+            prompts = np.unique(whole.prompts[chosen], return_inverse=True)[1]
+            bootstrap = PromptBootstrap(prompts, len(whole.weights), whole.confidence, seed)
+        frame = pd.DataFrame(_statistics(steps, chosen, eps, bootstrap))
+        frame.insert(0, "target", steps.target)
+        frame.insert(1, "category", category)
+        frames.append(frame.assign(steps=int(chosen.sum()), **bootstrap.counted))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _statistics(
+    steps: CategorySteps, chosen: Flags, eps: float, bootstrap: PromptBootstrap
+) -> list[dict[str, Any]]:
+    """Return a row for each statistic of some of the steps."""
+    lower, upper = steps.lower[chosen], steps.upper[chosen]
+
+    def mean(name: str, least: Any, most: Any) -> dict[str, Any]:
+        (value, draws), (optimistic, best) = (
+            bootstrap.mean(np.asarray(values, dtype=np.float64)) for values in (least, most)
+        )
+        low, high = bootstrap.interval(draws)[0], bootstrap.interval(best)[1]
+        return _row(name, value, optimistic, float(low), float(high))
+
+    rows = [mean(name, values[chosen], values[chosen]) for name, values in steps.means.items()]
+    found = summarise(lower, upper, steps.rule.ceiling, bootstrap)
+    rows += [
+        _row(name, of.value, of.optimistic, of.ci_low, of.ci_high)
+        for name, of in found.items()
+        if name in COLUMNS
+    ]
+    rows.append(mean("certified", lower > eps, upper > eps))
+    starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
+    trajectories = Trajectories(starts, bootstrap.prompts)
+    runs = run_lengths(lower, upper, [eps], trajectories, bootstrap)
+    rows += [
+        {"statistic": "per_call"} | {name: row[name] for name in rows[0] if name != "statistic"}
+        for row in runs.to_dict("records")
+        if row["estimator"] == "per_call"
+    ]
+    return rows
+
+
+def _row(name: str, value: float, optimistic: float, low: float, high: float) -> dict[str, Any]:
+    ends = {"value": value, "optimistic": optimistic, "ci_low": low, "ci_high": high}
+    return {"statistic": name, **ends, "cut": 0.0, "cut_optimistic": 0.0}
+
+
+def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
+    """Lay out `category_statistics` of all targets, together, a row for each category."""
+    shown = [name for name in COLUMNS if (data["statistic"] == name).any()]
+    look = {
+        (row["target"], row["category"], row["statistic"]): row for row in data.to_dict("records")
+    }
+    sections = []
+    for target in data["target"].unique():
+        categories = data.loc[data["target"] == target, "category"].unique()
+        rows = []
+        for category in categories:
+            found = [look[target, category, name] for name in shown]
+            counts = [Cell(str(found[0][name])) for name in ("prompts", "steps")]
+            rows.append((category, [*counts, *(Cell(_text(row, rule)) for row in found)]))
+        sections.append(Section(target, rows))
+    drafter = (
+        " KL: mean KL(p‖q) of the drafter in nats; accepted: steps whose most probable drafted "
+        "token is the target's."
+        if "kl" in shown
+        else ""
+    )
+    return Table(
+        "categories",
+        "By category",
+        "Decoding steps by the category of their prompt. p0: mean probability of the most probable "
+        f"token. R: certificate of {rule.title} in nats; certified: steps with R > {eps:g}; tokens "
+        "a call: certifiable run length there, per_call. repeated: steps inside a repeated "
+        f"{LENGTH}-gram, whose last {LENGTH} tokens occurred before in the same answer.{drafter} "
+        f"Intervals over the category's prompts are in the CSV file. {AT_LEAST}",
+        "Category",
+        [("", 2 + len(shown))],
+        ["prompts", "steps", *(COLUMNS[name] for name in shown)],
+        sections,
+        data,
+        few_notes(data["prompts"]),
+    )
+
+
+def _text(row: Mapping[Any, Any], rule: Rule) -> str:
+    """Return a statistic as printed."""
+    value, optimistic = row["value"], row["optimistic"]
+    if row["statistic"] in ("mean", "median"):
+        return certificate_text(value, optimistic, rule.ceiling)
+    if row["statistic"] == "per_call":
+        return run_text(value, optimistic, censored_ends(row))
+    if row["statistic"] in ("p0", "kl"):
+        return f"{value:.3f}"
+    return range_text(share_text(value), share_text(optimistic))

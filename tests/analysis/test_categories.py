@@ -1,0 +1,84 @@
+"""Results by category, and steps inside repeated passages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.report.categories import ALL, CategorySteps, category_statistics, category_table
+from analysis.rules import StrictGreedy
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.repeats import inside_repeats
+
+
+def slow(tokens: list[int], n: int) -> list[bool]:
+    """Of one answer, as it is defined."""
+    ends = range(len(tokens))
+    window = {t: tokens[t - n + 1 : t + 1] for t in ends if t >= n - 1}
+    return [t in window and any(window[t] == window[s] for s in window if s < t) for t in ends]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_repeats_as_defined(n: int) -> None:
+    rng = np.random.default_rng(n)
+    answers = [rng.integers(0, 2, size=size).tolist() for size in (1, n, n + 1, 40, 7, 40)]
+    prompts = np.repeat(np.arange(6), [len(answer) for answer in answers])
+    wanted = [flag for answer in answers for flag in slow(answer, n)]
+    assert any(wanted)
+    assert inside_repeats(np.concatenate(answers), prompts, n).tolist() == wanted
+
+
+def test_the_sixteenth_token_of_a_repetition_is_the_first_inside() -> None:
+    passage = np.arange(20, dtype=np.int32)
+    tokens = np.concatenate([passage, passage])
+    prompts = np.zeros(40, dtype=np.intp)
+    assert np.flatnonzero(inside_repeats(tokens, prompts)).tolist() == [35, 36, 37, 38, 39]
+    apart = np.repeat([0, 1], 20)  # the same in another answer is no repetition
+    assert not inside_repeats(tokens, apart).any()
+    assert np.flatnonzero(inside_repeats(np.full(18, 7), prompts[:18])).tolist() == [16, 17]
+
+
+LENGTHS = [3, 1, 2, 4]
+
+
+def steps(**more: np.ndarray) -> tuple[CategorySteps, PromptBootstrap]:
+    prompts = np.repeat(np.arange(4), LENGTHS)
+    certificate = np.array([0.05, 0.2, 0.3, 0.4, 0.1, 0.6, 0.2, 0.2, 0.2, 0.01])
+    p0 = np.linspace(0.1, 1.0, 10)
+    found = CategorySteps(
+        "own", ["b", "a", "b", "a"], StrictGreedy(), certificate, certificate, {"p0": p0, **more}
+    )
+    return found, PromptBootstrap(prompts, 200, 0.95, 0)
+
+
+def test_each_category_has_its_own_steps() -> None:
+    own, bootstrap = steps(repeated=np.arange(10) >= 6)
+    table = category_statistics(own, 0.1, bootstrap, 0)
+    found = table.set_index(["category", "statistic"])["value"]
+    assert table["category"].unique().tolist() == ["a", "b", ALL]
+    a, b = [3, 6, 7, 8, 9], [0, 1, 2, 4, 5]  # its steps
+    for name, rows in (("a", a), ("b", b), (ALL, [*a, *b])):
+        assert found[name, "p0"] == pytest.approx(np.mean([0.1 + 0.1 * row for row in rows]))
+        assert found[name, "mean"] == pytest.approx(own.lower[rows].mean())
+    # R = 0.1 is not certified at 0.1; two trajectories end certified in b, one in a
+    assert (found["a", "certified"], found["b", "certified"]) == (0.8, 0.6)
+    assert found["a", "per_call"] == pytest.approx(5 / (1 + 1))
+    assert found["b", "per_call"] == pytest.approx(5 / (2 + 2))
+    assert (found["a", "repeated"], found["b", "repeated"]) == (0.8, 0.0)
+    counts = table.groupby("category")[["steps", "prompts"]].max()
+    assert counts.to_numpy().tolist() == [[5, 2], [10, 4], [5, 2]]
+    assert (table["ci_low"] <= table["value"]).all()
+    assert (table["value"] <= table["ci_high"]).all()
+
+
+def test_a_drafter_adds_its_columns() -> None:
+    own, bootstrap = steps()
+    bare = category_table(category_statistics(own, 0.1, bootstrap, 0), own.rule, 0.1)
+    assert "KL" not in bare.columns
+    with_drafter, _ = steps(kl=np.full(10, 0.25), accepted=np.arange(10) < 5)
+    data = category_statistics(with_drafter, 0.1, bootstrap, 0)
+    table = category_table(data, own.rule, 0.1)
+    assert table.columns[-2:] == ["KL", "accepted"]
+    text = table.markdown()
+    assert "| a | 2 | 5 | 0.760 | 0.202 | 0.200 | 80 % | ≥ 2.50 | 0.250 | 20 % |" in text
+    assert "Few prompts: intervals come from 2 prompts" in text

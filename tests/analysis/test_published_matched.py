@@ -1,0 +1,135 @@
+"""Ours beside the published: the nearest temperature, what differs, the verdict."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.report import published
+from analysis.report.measured import Measured, certificate_statistics, top_statistics
+from analysis.report.published_matched import Match, compare, nearest_temperature
+from analysis.report.published_tables import compared_tables, verdict, verdict_table
+from analysis.rules import Multiplicative, Rule, StrictGreedy
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.run_lengths import Trajectories, run_lengths
+
+PAPER = "Qwen3-1.7B"
+PROMPTS, EACH = 40, 50
+RULES: list[Rule] = [StrictGreedy(), Multiplicative(0.9)]  # of Tables 2 and 5, and of Table 3
+
+
+def spread(mean: float, median: float, p5: float, p25: float, top: float = 1.0) -> np.ndarray:
+    """A prompt's steps, the same for all prompts, with exactly these statistics, none above `top`.
+
+    Of 50 steps the ranks 3, 13 and 25 are the quantiles; all others move with the mean.
+    """
+    low = np.repeat([0, p5, p25, median], [2, 10, 12, 26])
+    high = np.repeat([p5, p25, median, top], [3, 10, 12, 25])
+    low[[2, 12, 24]] = high[[2, 12, 24]] = p5, p25, median
+    share = (mean - low.mean()) / (high.mean() - low.mean())
+    assert 0 <= share <= 1
+    return np.asarray(low + share * (high - low))
+
+
+def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -> Measured:
+    prompts = np.repeat(np.arange(PROMPTS), EACH)
+    bootstrap = PromptBootstrap(prompts, 50, 0.95, 0)
+    trajectories = Trajectories(np.arange(PROMPTS) * EACH, prompts)
+    whole = {rule: np.tile(steps, PROMPTS) for rule, steps in values.items()}
+    return Measured(
+        ["own"],
+        list(values),
+        top_statistics("own", np.tile(p0, PROMPTS)[:, None], (1,), bootstrap),
+        pd.concat([certificate_statistics("own", r, v, v, bootstrap) for r, v in whole.items()]),
+        pd.concat(
+            [
+                run_lengths(v, v, eps, trajectories, bootstrap).assign(target="own", rule=r.label)
+                for r, v in whole.items()
+            ]
+        ),
+    )
+
+
+@pytest.fixture
+def match() -> Match:
+    p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
+    greedy = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
+    certificates = {StrictGreedy(): greedy, Multiplicative(0.9): np.full(EACH, math.inf)}
+    found = measured(certificates, p0, list(published.EPS))
+    return Match("own", PAPER, 1.0, 0.45, 0.3, 1.0, found)
+
+
+def test_the_nearest_temperature_is_by_all_four_statistics() -> None:
+    wanted = published.TOP_PROBABILITY[PAPER][1]
+    right, flat = spread(*wanted), np.full(EACH, wanted[0])  # the mean alone is the same
+    assert nearest_temperature({0.4: flat, 0.5: right, 1.0: right - 0.1}, PAPER) == 0.5
+    assert nearest_temperature({1.0: flat}, PAPER) == 1.0
+
+
+def test_what_the_paper_prints_is_inside_its_own_interval(match: Match) -> None:
+    ours = measured({rule: np.full(EACH, 0.2) for rule in RULES}, np.full(EACH, 0.5), [0.01, 0.1])
+    table = compare(ours, [match])
+    found = table.set_index(["table", "row", "statistic"])
+    p0, greedy = found.loc["1"].loc["1"], found.loc["2"].loc["greedy"]
+    assert not p0["outside"].any()
+    assert not greedy["outside"].any()
+    assert np.allclose(greedy["difference"], 0)
+    assert np.allclose(greedy["value"], 0.2)
+    assert (greedy["temperature"] == 0.45).all()
+    # an empty region stands as its ceiling: log 2 against the printed 0.008
+    other = found.loc[("3", "multiplicative alpha=0.9", "p5")]
+    assert other["outside"]
+    assert other["difference"] == pytest.approx(math.log(2) - 0.008)
+    runs = found.loc["5 and 6"].loc["greedy"]
+    assert list(runs.index) == list(published.EPS)
+    assert runs["value"].notna().tolist() == [True, False, True, *[False] * 5]  # ours has two ε
+    assert "multiplicative alpha=0.9" not in found.loc["5 and 6"].index
+    assert set(table["table"]) == {"1", "2", "3", "5 and 6"}
+
+
+@pytest.mark.parametrize(("shift", "outside"), [(0.0004, False), (0.0006, True)])
+def test_the_rounding_of_print_is_no_difference(match: Match, shift: float, outside: bool) -> None:
+    """All prompts are alike, so that intervals have no width: half a digit remains."""
+    values = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2)) + shift
+    p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
+    moved = measured({StrictGreedy(): values}, p0, list(published.EPS))
+    table = compare(moved, [Match("own", PAPER, 1.0, 0.45, 0.3, 1.0, moved)])
+    greedy = table[table["table"] == "2"]
+    assert (greedy["outside"] == outside).all()
+    np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
+    told = verdict(match, table)
+    assert told.startswith(
+        "own at temperature 0.45 beside Qwen3-1.7B: p0 matches in mean, median, "
+    )
+    assert ("every certificate of Table 2 agrees" in told) != outside
+    assert ("although p0 matches, 4 of 4 numbers of Table 2 differ" in told) == outside
+    assert ("Strict greedy: mean 0.439 against 0.438" in told) == outside
+
+
+def test_no_verdict_on_certificates_where_p0_matches_nowhere(match: Match) -> None:
+    values = {StrictGreedy(): np.full(EACH, 0.1)}
+    table = compare(match.measured, [match])
+    flat = measured(values, np.full(EACH, 0.5), list(published.EPS))
+    off = Match("own", PAPER, 1.0, 0.3, 0.3, 1.0, flat)
+    told = verdict(off, compare(flat, [off]))
+    assert "p0 matches nowhere (mean 0.500 against 0.845, " in told
+    assert "certificates can't be expected to. 0.3 is an end of distributions.temp" in told
+    assert "is an end" not in verdict(match, table)
+
+
+def test_tables_show_ours_matched_published_and_difference(match: Match) -> None:
+    other = Match("own", "Qwen3-4B", 1.0, 0.4, 0.3, 1.0, match.measured)
+    table = compare(match.measured, [match, other])
+    shown = compared_tables(table, [match, other])
+    assert [one.name for one in shown] == [f"published{n}" for n in (1, 2, 3, 5)]
+    text = shown[1].markdown()
+    assert "| Strict greedy, p5 | 0.006 | 0.006 [0.006, 0.006] | 0.006 | +0.000 | " in text
+    assert "| 0.006 [0.006, 0.006] | 0.007 | −0.001 ≠ |" in text
+    assert "own: ours at temperature 1, matched at 0.45 for Qwen3-1.7B, 0.4 for Qwen3-4B" in text
+    assert r"$\ne$" in shown[1].latex()
+    counted = verdict_table(table, [match, other]).markdown()
+    assert "| own beside Qwen3-1.7B | 0.45 | 0 of 4 | 0 of 4 | 0 of 4 | 1 of 1 |  | " in counted
+    assert "| own beside Qwen3-4B | 0.4 | 4 of 4 | 4 of 4 | 4 of 4 | 1 of 1 |  | " in counted
