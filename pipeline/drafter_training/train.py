@@ -71,7 +71,7 @@ def train(
         head: as `initial` left it.
         vocabulary: of the target and of drafts.
         examples: to train on.
-        held_out: conversations that are reported on.
+        held_out: conversations, of which every fourth is reported on at each checkpoint.
         recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others, average,
             checkpoint_seconds, seed; see conf/drafter_training.yaml.
         directory: of the checkpoint and the log.
@@ -101,7 +101,7 @@ def train(
         last = step + 1 == len(plan)
         if last or time.monotonic() - saved > recipe.checkpoint_seconds:
             _save(checkpoint, head, average, optimizer, step + 1)
-            agreed = agreement(averaged, vocabulary, held_out, recipe.depth)
+            agreed = agreement(averaged, vocabulary, held_out[::4], recipe.depth)
             _log(directory / "log.csv", step + 1, smoothed, agreed)
             shares = " ".join(f"{share:.3f}" for share in agreed)
             print(

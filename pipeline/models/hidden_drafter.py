@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.feature_head import Depths, FeatureHead
+from pipeline.models.few_rows import use_few_rows
+from pipeline.models.heads import Head
 from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import MODEL_FILES, hub_files, local_path
 
@@ -38,6 +39,7 @@ class HiddenDrafter:
     Attributes:
         target: the model whose hidden states it reads; embedding and projection are its own.
         head: the weights.
+        projection: what gives logits: the target's own, or its rows that can be drafted.
         layers: after how many of the target's layers it reads a hidden state.
         label: as printed.
         drafted: (n,) ids of the tokens that can be drafted; None is all.
@@ -46,6 +48,7 @@ class HiddenDrafter:
 
     target: LanguageModel
     head: FeatureHead
+    projection: nn.Module
     layers: tuple[int, ...]
     label: str
     drafted: Tensor | None
@@ -55,16 +58,6 @@ class HiddenDrafter:
     def device(self) -> torch.device:
         """Where it runs."""
         return self.target.device
-
-    @cached_property
-    def projection(self) -> Any:
-        """What gives logits: the target's own, or the rows of it that can be drafted."""
-        own = self.target.module.get_output_embeddings()
-        if self.drafted is None:
-            return own
-        rows = torch.nn.Linear(1, 1, bias=False)
-        rows.weight = torch.nn.Parameter(own.weight[self.drafted], requires_grad=False)
-        return rows
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the target's embeddings (..., d) of tokens."""
@@ -82,14 +75,27 @@ class HiddenDrafter:
 
     def memory_bytes(self) -> int:
         """Bytes of its own weights, and of the rows of the projection that it reads."""
-        own = sum(parameter.nbytes for parameter in self.head.parameters())
-        return own + int(self.projection.weight.nbytes)
+        parts = (*self.head.parameters(), *self.projection.parameters())
+        return sum(parameter.nbytes for parameter in parts)
 
     def cache_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
         layer = self.head.midlayer.self_attn
         width = 2 * layer.k_proj.out_features * self.head.midlayer.groups
         return width * layer.k_proj.weight.element_size()
+
+
+def projection_of(target: LanguageModel, drafted: Tensor | None) -> nn.Module:
+    """Return the output projection of `target`, or a copy of the rows `drafted` (n,) of it."""
+    given = target.module.get_output_embeddings()
+    if drafted is None:
+        return given
+    own = given.projection if isinstance(given, Head) else given
+    rows = nn.Linear(own.in_features, len(drafted), own.bias is not None, device="meta")
+    rows.weight = nn.Parameter(own.weight[drafted], requires_grad=False)
+    if own.bias is not None:
+        rows.bias = nn.Parameter(own.bias[drafted], requires_grad=False)
+    return Head(rows, own.weight.dtype) if isinstance(given, Head) else rows
 
 
 class GivenText:
@@ -199,9 +205,12 @@ def load_head(
                 "give full"
             )
         drafted = (torch.arange(len(offsets)) + offsets).to(target.device)
-    head = head.eval().requires_grad_(False).to(target.device, target.module.dtype)
-    label = settings["label"]
-    return HiddenDrafter(target, head, files.layers, label, drafted, target.vocab_size)
+    parts = nn.ModuleList([head.eval().requires_grad_(False), projection_of(target, drafted)])
+    parts[0].to(target.device, target.module.dtype)
+    use_few_rows(parts)
+    return HiddenDrafter(
+        target, head, parts[1], files.layers, settings["label"], drafted, target.vocab_size
+    )
 
 
 def save_head(

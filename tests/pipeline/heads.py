@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.models.feature_head import FeatureHead
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.hidden_drafter import HiddenDrafter, projection_of
 from pipeline.models.language_model import LanguageModel
 
 
@@ -29,4 +29,5 @@ def random_head(
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
             parameter.mul_(2)
-    return HiddenDrafter(target, head, layers, "head", drafted, target.vocab_size)
+    projection = projection_of(target, drafted)
+    return HiddenDrafter(target, head, projection, layers, "head", drafted, target.vocab_size)

@@ -244,6 +244,7 @@ def dump(folder: Path) -> Artifact:
                     pa.array(list(order.astype(np.int32)), schema[3].type),
                     pa.array(list(top), schema[4].type),
                     *[zeros] * 4,
+                    *[pa.array([[]] * len(answer), pa.list_(pa.float64()))] * 3,
                 ],
                 schema=schema,
             )

@@ -19,6 +19,7 @@ from pipeline.models.hidden_drafter import (
     save_head,
 )
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.load import wrap
 from pipeline.stages.decoding.choices import Greedy
 from pipeline.stages.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
 from pipeline.stages.decoding.loop import decode
@@ -160,6 +161,17 @@ def test_a_reduced_vocabulary_drafts_nothing_else(target: LanguageModel) -> None
     torch.testing.assert_close(some[:, DRAFTED], everything[:, DRAFTED])
     rest = [token for token in range(24) if token not in DRAFTED]
     assert bool((some[:, rest] == -torch.inf).all())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("drafted", [None, DRAFTED])
+def test_a_bfloat16_target_with_a_float32_head(drafted: torch.Tensor | None) -> None:
+    target = wrap(tiny().module.bfloat16(), "t", torch.device("cpu"), "float32", (), "test")
+    model = heads.random_head(target, drafted)
+    model.head.bfloat16()
+    logits = model.logits(torch.randn(3, 32).bfloat16())
+    assert logits.dtype == torch.float32
+    assert logits.isfinite().sum() == 3 * (24 if drafted is None else len(DRAFTED))
 
 
 def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
