@@ -145,13 +145,14 @@ def publish(store: Store, node: Node, k: int) -> None:
         publish(store, above, k)
     pending = store.pending(node)
     pending.facts |= {"vocab_size": V, "temperature": 1.0, "k": k, "sampled_temperature": SAMPLED}
+    pending.facts["temperatures"] = []
     values = {
         "prompts": {name: [] for name in columns.schema("prompts").names},
         "distributions": STEPS | stored(k),
         "drafts": STEPS | stored(k) | compared(),
         "certificates": STEPS | ends(node.label),
     }[node.stage]
-    schema = columns.schema(node.stage, k=k, draft_k=V)
+    schema = columns.schema(node.stage, k=k, draft_k=V, depths=2)
     arrays = [pa.array(list(values[field.name]), field.type) for field in schema]
     pending.write("data", pa.Table.from_arrays(arrays, schema=schema))
     store.publish(node, pending, {})
@@ -160,7 +161,9 @@ def publish(store: Store, node: Node, k: int) -> None:
 def stored(k: int) -> dict[str, Any]:
     """Return what a dump stores of the fixed logits, by the plain formulas."""
     zeros = np.zeros(len(TARGET))  # of a column that nothing is computed from
-    return {"token_id": TARGET.argmax(axis=1), "logsumexp": zeros} | stored_columns(TARGET, k)
+    none: dict[str, Any] = dict.fromkeys(columns.TEMPERED, [[]] * len(TARGET))
+    plain = {"token_id": TARGET.argmax(axis=1), "logsumexp": zeros}
+    return plain | none | stored_columns(TARGET, k)
 
 
 def compared() -> dict[str, Any]:
@@ -170,7 +173,13 @@ def compared() -> dict[str, Any]:
     laws = {f"sampled_{name}": law[name] for name in ("tv", "erss_acceptance", "harmonic_mean")}
     laws["sampled_draft_prob"] = np.exp(law["draft_log_prob"])
     drafted = {f"draft_{name}": values for name, values in stored_columns(DRAFT, V).items()}
-    return drafted | own | laws
+    depths = [own, asdict(divergences.compare(TARGET, (TARGET + DRAFT) / 2))]
+    names = [name for name in columns.schema("drafts").names if name.startswith("depth_")]
+    deep = {
+        name: np.stack([one[name.removeprefix("depth_")] for one in depths], axis=1).tolist()
+        for name in names
+    }
+    return drafted | own | laws | deep
 
 
 def ends(label: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="acceptance",
-    version=3,
+    version=4,
     upstream=("drafts",),
     columns={
         "data": STEP

@@ -88,7 +88,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=2,
+    version=3,
     upstream=("prompts",),
     columns={
         "data": RUN

@@ -59,7 +59,7 @@ def models(node: Node) -> list[UsedModel]:
 
 STAGE = Stage(
     name="distributions",
-    version=2,
+    version=3,
     upstream=("prompts",),
     columns={"data": STEP | {"token_id": "int32"} | TARGET | TEMPERED},
     nodes=nodes,

@@ -77,7 +77,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="drafts",
-    version=2,
+    version=3,
     upstream=("prompts", "distributions"),
     columns={
         "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS,

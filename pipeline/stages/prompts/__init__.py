@@ -52,7 +52,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="prompts",
-    version=2,
+    version=3,
     upstream=(),
     columns={
         "data": {

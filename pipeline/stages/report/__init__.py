@@ -54,7 +54,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=4,
+    version=5,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
