@@ -1,71 +1,103 @@
-"""Time greedy decoding with a drafter against transformers' assisted generation.
+"""Time greedy decoding with a drafter against transformers' own generation.
 
 ``make bench-decoding`` or ``python -m benchmarks.decoding study=mini``, with the overrides of
-``python -m pipeline``. Same models, drafter, prompts and draft length; every prompt is decoded
-by all of them in turn, in one process. Prints milliseconds a token (medians over prompts) and
-the paired ratios, and whether all gave the same tokens.
+``python -m pipeline``; decoding.prompts and decoding.steps count, draft lengths are LENGTHS. Same
+target, prompts and draft length; every prompt is decoded by all ways in turn, in one process.
+Transformers drafts with the same model, or, where the drafter is a head, which it can't load, by
+prompt look-up. Prints milliseconds a token (medians over prompts), the paired ratios to the target
+alone with their interval over prompts, and whether all gave the same tokens.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 
 from pipeline import cli
 from pipeline.execution import runner
-from pipeline.models.load import LanguageModel, load_model
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.pair import load_pair
 from pipeline.paths import CONF
 from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
+from pipeline.stages.decoding.drafters import (
+    Drafter,
+    HeadDrafter,
+    LookupFirst,
+    ModelDrafter,
+    Nothing,
+    PromptLookup,
+)
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.verifiers import Match
 
-STEPS, LENGTHS, PROMPTS = 64, (3, 5, 7), 8
+LENGTHS, RESAMPLES = (2, 3, 4, 5), 2000
+ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
 
 def main(overrides: list[str]) -> None:
     """Compare all ways to decode for the first target of the configuration."""
-    target, drafter, prompts = load_pair(overrides)
-    prompts = prompts[:PROMPTS]
+    target, drafter, prompts, steps, lookup = load(overrides)
     print(
-        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {STEPS} tokens, "
+        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {steps} tokens, "
         f"{torch.get_num_threads()} threads"
     )
     for gamma in LENGTHS:
-        compare(gamma, decoders(target, drafter, gamma), prompts)
+        compare(gamma, decoders(target, drafter, gamma, steps, lookup), prompts)
 
 
-def load_pair(overrides: list[str]) -> tuple[LanguageModel, LanguageModel, list[list[int]]]:
-    """Return the first target of a configuration, its drafter, and the tokens of its prompts."""
+def load(
+    overrides: list[str],
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], int, int]:
+    """Return the first target of a configuration, its drafter, the tokens of its prompts, ..."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", overrides)
     _, nodes, store = cli.prepare(config)
     node = nodes["decoding"][0]
     prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
-    target = load_model(node.config["target"], node.settings["target"], f"targets.{node.label}")
-    drafter = load_model(node.config["drafter"], node.settings["drafter"], "drafter")
-    return target, drafter, [row["token_ids"] for row in prompts]
+    target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
+    chosen = [row["token_ids"] for row in prompts[: node.config["prompts"]]]
+    return target, drafter, chosen, node.config["steps"], node.config["lookup"]
 
 
-def decoders(target: LanguageModel, drafter: LanguageModel, gamma: int) -> dict[str, Decoder]:
-    """Return every way to decode, by name; the first is what the others are compared with."""
-    strict = Match(Greedy())
+def decoders(
+    target: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
+    gamma: int,
+    steps: int,
+    lookup: int,
+) -> dict[str, Decoder]:
+    """Return every way to decode, by name."""
+    device = target.device
+
+    def own(make: Callable[[], Drafter], count: int) -> Decoder:
+        return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
+
+    def model() -> Drafter:
+        if isinstance(drafter, HiddenDrafter):
+            return HeadDrafter(drafter, Greedy())
+        return ModelDrafter(drafter, Greedy())
+
+    def lookup_first() -> Drafter:
+        return LookupFirst(PromptLookup(lookup, device, lookup), model())
+
+    assisted: dict[str, Any] = {"prompt_lookup_num_tokens": gamma}
+    if isinstance(drafter, LanguageModel):
+        assisted = {"assistant_model": assistant(drafter, gamma)}
     return {
-        "assisted generation": generate(target, assistant(drafter, gamma)),
-        "this project": lambda ids: (
-            decode(target, ModelDrafter(drafter, Greedy()), strict, ids, gamma, STEPS).tokens
-        ),
-        "target alone, generate": generate(target, None),
-        "target alone, this project": lambda ids: (
-            decode(target, Nothing(target.device), strict, ids, 0, STEPS).tokens
-        ),
+        ALONE: own(lambda: Nothing(device), 0),
+        "the drafter": own(model, gamma),
+        "look-up first, else the drafter": own(lookup_first, gamma),
+        "prompt look-up": own(lambda: PromptLookup(lookup, device), gamma),
+        "target alone, transformers": generate(target, steps, {}),
+        f"transformers, {next(iter(assisted))}": generate(target, steps, assisted),
     }
 
 
@@ -78,9 +110,8 @@ def assistant(drafter: LanguageModel, gamma: int) -> Any:
     return drafter.module
 
 
-def generate(target: LanguageModel, assistant_model: Any) -> Decoder:
+def generate(target: LanguageModel, steps: int, assisted: dict[str, Any]) -> Decoder:
     """Return transformers' greedy generation, with a drafter or without."""
-    extra = {} if assistant_model is None else {"assistant_model": assistant_model}
 
     def run(ids: list[int]) -> list[int]:
         text = torch.tensor([ids], device=target.device)
@@ -88,9 +119,9 @@ def generate(target: LanguageModel, assistant_model: Any) -> Decoder:
             out = target.module.generate(
                 text,
                 attention_mask=torch.ones_like(text),
-                max_new_tokens=STEPS,
+                max_new_tokens=steps,
                 do_sample=False,
-                **extra,
+                **assisted,
             )
         return out[0, len(ids) :].tolist()
 
@@ -98,26 +129,33 @@ def generate(target: LanguageModel, assistant_model: Any) -> Decoder:
 
 
 def compare(gamma: int, ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
-    """Print what every way takes for a token, and its ratio to the first, prompt by prompt."""
+    """Print what every way takes for a token, and how much faster it is than the target alone."""
     for way in ways.values():
         way(prompts[0])
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    same = True
+    seconds = {name: np.empty(len(prompts)) for name in ways}
+    tokens = {name: np.empty(len(prompts)) for name in ways}
+    differ = dict.fromkeys(ways, 0)
     for at, ids in enumerate(prompts):
         answers = {}
         for turn in range(len(ways)):
             name = list(ways)[(turn + at) % len(ways)]
             started = time.perf_counter()
             answers[name] = ways[name](ids)
-            seconds[name].append((time.perf_counter() - started) / len(answers[name]))
-        same &= len({tuple(answer) for answer in answers.values()}) == 1
-    first = next(iter(seconds.values()))
-    print(f"draft length {gamma}, {'equal' if same else 'DIFFERENT'} tokens")
-    for name, mine in seconds.items():
-        ratio = statistics.median(a / b for a, b in zip(first, mine, strict=True))
+            seconds[name][at] = time.perf_counter() - started
+            tokens[name][at] = len(answers[name])
+        for name, answer in answers.items():
+            differ[name] += answer != answers[ALONE]
+    draws = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
+    print(f"draft length {gamma}")
+    for name in ways:
+        each = [sum(of[name][draws].T) for of in (seconds, tokens)]
+        alone = [sum(of[ALONE][draws].T) for of in (seconds, tokens)]
+        low, high = np.quantile((alone[0] / alone[1]) / (each[0] / each[1]), [0.025, 0.975])
+        pace = seconds[name].sum() / tokens[name].sum()
+        ratio = seconds[ALONE].sum() / tokens[ALONE].sum() / pace
         print(
-            f"  {name:28} {1000 * statistics.median(mine):7.2f} ms a token, {ratio:5.2f} times "
-            "the speed of assisted generation"
+            f"  {name:40} {1000 * pace:7.2f} ms a token, {ratio:5.2f} [{low:.2f}, {high:.2f}] "
+            f"times the target alone; {differ[name]} answers differ"
         )
 
 
