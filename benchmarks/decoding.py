@@ -28,11 +28,10 @@ from pipeline.paths import CONF
 from pipeline.stages.decoding.choices import Greedy
 from pipeline.stages.decoding.drafters import (
     Drafter,
-    HeadDrafter,
     LookupFirst,
-    ModelDrafter,
     Nothing,
     PromptLookup,
+    model_drafter,
 )
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.verifiers import Match
@@ -81,9 +80,7 @@ def decoders(
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
 
     def model() -> Drafter:
-        if isinstance(drafter, HiddenDrafter):
-            return HeadDrafter(drafter, Greedy())
-        return ModelDrafter(drafter, Greedy())
+        return model_drafter(drafter, Greedy())
 
     def lookup_first() -> Drafter:
         return LookupFirst(PromptLookup(lookup, device, lookup), model())

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from scipy import stats
 
-from benchmarks.decoding import load_pair
+from benchmarks.decoding import load
 from pipeline.models.load import LanguageModel
 from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
-from pipeline.stages.decoding.drafters import Drafter, ModelDrafter, Nothing
+from pipeline.stages.decoding.drafters import Nothing, model_drafter
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.verifiers import Match, SpeculativeSampling, Verifier
 
@@ -68,7 +68,9 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=2000, help="of each method")
     arguments, overrides = parser.parse_known_args()
     answers = arguments.answers
-    target, drafter, prompts = load_pair(overrides)
+    target, drafter, prompts, _, _ = load(overrides)
+    if not isinstance(drafter, LanguageModel):
+        parser.error(f"{drafter.label} is a head and can't decode alone: give drafter=mini")
     prompt = min(prompts, key=len)
     cells = expected(target, prompt, answers)
     if len(cells) < 2:
@@ -80,11 +82,11 @@ def main() -> None:
             noise = Noise(seed, "losslessness", LENGTH + 1, target.device, DRAFTED)
             race, draw = Race(TEMPERATURE, noise), Inversion(TEMPERATURE, noise, DRAFT)
             verifier: Verifier = Match(race)
-            source: Drafter = ModelDrafter(drafter, race)
+            source = model_drafter(drafter, race)
             if name == "speculative sampling":
                 verifier, source = (
                     SpeculativeSampling(TEMPERATURE, noise),
-                    ModelDrafter(drafter, draw),
+                    model_drafter(drafter, draw),
                 )
             elif name == "the drafter alone":
                 source = Nothing(drafter.device)

@@ -34,11 +34,10 @@ from pipeline.stages.decoding import STAGE, records
 from pipeline.stages.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
 from pipeline.stages.decoding.drafters import (
     Drafter,
-    HeadDrafter,
     LookupFirst,
-    ModelDrafter,
     Nothing,
     PromptLookup,
+    model_drafter,
 )
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
 from pipeline.stages.decoding.turns import decode_later_turns
@@ -267,11 +266,7 @@ def strategies(
         return Nothing(device), Match(Inversion(temperature, noise, TOKEN) if drawn else choice)
     if method.drafter == "prompt_lookup":
         return PromptLookup(pair.lookup, device), verifier
-    drafter: Drafter
-    if isinstance(pair.drafter, HiddenDrafter):
-        drafter = HeadDrafter(pair.drafter, choice)
-    else:
-        drafter = ModelDrafter(pair.drafter, choice)
+    drafter = model_drafter(pair.drafter, choice)
     if method.drafter == "lookup_first":
         drafter = LookupFirst(PromptLookup(pair.lookup, device, pair.lookup), drafter)
     return drafter, verifier

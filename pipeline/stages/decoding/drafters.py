@@ -168,6 +168,13 @@ class HeadDrafter:
         self._pending = torch.cat([self._pending, hidden])
 
 
+def model_drafter(model: LanguageModel | HiddenDrafter, choice: Choice) -> Drafter:
+    """Return what decodes with a model, of either kind."""
+    if isinstance(model, HiddenDrafter):
+        return HeadDrafter(model, choice)
+    return ModelDrafter(model, choice)
+
+
 class LookupFirst:
     """Proposes what look-up finds, and where it finds nothing what another drafter proposes."""
 
