@@ -23,7 +23,7 @@ from pipeline.drafter_training.generate import load, recipe_of
 from pipeline.drafter_training.novelty import ngrams
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import FeatureHead
-from pipeline.models.hidden_drafter import save_head
+from pipeline.models.hidden_drafter import read_weights, save_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import ASSETS, OUTPUTS
 from pipeline.plan.composition import EXPECTED_ERRORS, explain
@@ -75,7 +75,10 @@ def run(recipe: Any, name: str, directory: Path) -> None:
     shape |= {"intermediate_size": settings.intermediate_size}
     shape |= {"rope_theta": config.rope_parameters["rope_theta"]}
     head = FeatureHead(shape, len(layers))
-    train.initial(head, target.module.model.norm.weight)
+    if settings.start is None:
+        train.initial(head, target.module.model.norm.weight)
+    else:
+        read_weights(head, Path(settings.start))
     drafted = train.drafted_tokens(used, settings.vocabulary, target.eos)
     vocabulary = train.Vocabulary(
         target.module.get_input_embeddings().weight,

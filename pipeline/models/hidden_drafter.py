@@ -186,9 +186,7 @@ def load_head(
     check_head(files, target, key)
     head = FeatureHead(files.shape, len(files.layers))
     try:
-        weights = load_file(files.folder / "model.safetensors")
-        offsets = weights.pop(DRAFTED, None)
-        head.load_state_dict(weights)
+        offsets = read_weights(head, files.folder)
     except Exception as error:  # libraries raise many kinds; all mean the same to a user
         raise PipelineError(
             f"{key}.path={settings['path']}: its weights can't be read: {type(error).__name__}: "
@@ -211,6 +209,14 @@ def load_head(
     return HiddenDrafter(
         target, head, parts[1], files.layers, settings["label"], drafted, target.vocab_size
     )
+
+
+def read_weights(head: FeatureHead, folder: Path) -> Tensor | None:
+    """Read the weights of `head`; return the offsets of its reduced vocabulary, if it has one."""
+    weights = load_file(folder / "model.safetensors")
+    offsets = weights.pop(DRAFTED, None)
+    head.load_state_dict(weights)
+    return offsets
 
 
 def save_head(
