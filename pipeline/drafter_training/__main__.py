@@ -19,6 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from pipeline.drafter_training import dataset, features, train
+from pipeline.drafter_training.card import write_card
 from pipeline.drafter_training.generate import load, recipe_of
 from pipeline.drafter_training.novelty import ngrams
 from pipeline.errors import PipelineError
@@ -91,14 +92,15 @@ def run(recipe: Any, name: str, directory: Path) -> None:
     folder = ASSETS / "smollm2" / name
     save_head(head, shape, layers, drafted, folder)
     measured = {
+        "parameters": sum(parameter.numel() for parameter in head.parameters()),
+        "width": config.hidden_size,
         "conversations": len(used),
         "answer_tokens": _answer_tokens(used),
-        "held_out_answer_tokens": _answer_tokens(held_out),
-        "agreement_by_depth": [round(share, 4) for share in agreed],
-        "recipe": vars(settings),
+        "held_out": _answer_tokens(held_out),
+        "agreement": agreed,
     }
-    (folder / "training.json").write_text(json.dumps(measured, indent=2) + "\n")
-    print(f"{folder}: agreement by depth {measured['agreement_by_depth']}", flush=True)
+    write_card(folder, name, target.label, settings, measured)
+    print(f"{folder}: agreement by depth {agreed}", flush=True)
 
 
 def read_examples(
