@@ -8,26 +8,27 @@ from typing import Any
 
 CARD = """# {name}
 
-A head that drafts for {target}: it reads the target's hidden states after {layers} of its layers and the
-embedding of the next token, and predicts the one after. One decoder layer of width {width} (after EAGLE-3,
-arXiv 2503.01840), {parameters:,} parameters in bfloat16. Embedding and output projection are the target's own and
-are not in this directory. `d2t` in `model.safetensors` names the {vocabulary:,} tokens of its reduced vocabulary
-(`drafter.head.vocabulary=reduced`).
+A head that drafts for {target}: it reads the target's hidden states after {layers} of its layers
+and the embedding of the next token, and predicts the one after. One decoder layer of width {width}
+(after EAGLE-3, arXiv 2503.01840), {parameters:,} parameters in bfloat16. Embedding and output
+projection are the target's own and are not in this directory. `d2t` in `model.safetensors` names
+the {vocabulary:,} tokens of its reduced vocabulary (`drafter.head.vocabulary=reduced`).
 
 Trained by `python -m pipeline.drafter_training {name}` on text that the target wrote itself
-(`assets/smollm2/training_text/`): {conversations:,} conversations, {answer_tokens:,} answer tokens. Settings are in
-`conf/drafter_training.yaml`. Loss: cross-entropy to the target's distribution and distance to its last hidden state;
-{epochs} passes at depth 1 of a draft, then {deep_epochs} at depths 1 to {depth}.
+(`assets/smollm2/training_text/`): {conversations:,} conversations, {answer_tokens:,} answer
+tokens. Settings are in `conf/drafter_training.yaml`. Loss: cross-entropy to the target's
+distribution and distance to its last hidden state; {epochs} passes at depth 1 of a draft, then
+{deep_epochs} at depths 1 to {depth}.
 
-Its argmax, of the {vocabulary:,} tokens, is the target's at this share of the {held_out:,} answer tokens of
-conversations that were held out:
+Its argmax, of the {vocabulary:,} tokens, is the target's at this share of the {held_out:,} answer
+tokens of conversations that were held out:
 
 | depth of the draft | {depths} |
 |---|{rules}|
 | share | {shares} |
 
-The text is a model's and has its mistakes; the head has learned to predict that model and nothing else. Licence:
-Apache-2.0, as the model whose text and states it was trained on.
+The text is a model's and has its mistakes; the head has learned to predict that model and nothing
+else. Licence: Apache-2.0, as the model whose text and states it was trained on.
 """
 
 
