@@ -39,6 +39,7 @@ schema.register()
 
 
 TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
+BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 
 
@@ -78,6 +79,13 @@ def _told() -> Iterator[None]:
             raise SystemExit(
                 "error: a group (study, target, drafter, prompts, criteria, ...) takes the name of "
                 "one of its options, for instance drafter=none"
+            ) from None
+        except (AssertionError, AttributeError) as error:  # OmegaConf's, of a key below null
+            if TRACEBACK or not any(said in str(error) for said in BELOW_NULL):
+                raise
+            raise SystemExit(
+                "error: drafter.head is null, and has no keys, where the drafter is a language "
+                "model: for a head on the target give drafter=local_head drafter.path=DIRECTORY"
             ) from None
 
 

@@ -54,6 +54,7 @@ def test_every_option_composes(group: str, option: str) -> None:
     extra = {
         ("target", "local"): ["targets.local.path=x"],
         ("drafter", "local"): ["drafter.path=x"],
+        ("drafter", "local_head"): ["drafter.path=x"],
         ("prompts", "default"): ["prompts.source=x"],
     }
     found = settings(f"{added}={option}", *extra.get((group, option), []))

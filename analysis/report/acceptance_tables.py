@@ -61,6 +61,7 @@ def accepted(pairs: Pairs) -> Table:
         "that certificates known as intervals allow.",
         {"": _named(pairs, pairs.labels("baseline", "criteria"))},
         ("acceptance", "certified", "coverage", "slack_median", "rank_correlation", "ordered"),
+        _infinite_notes(pairs),
     )
 
 
@@ -170,6 +171,7 @@ def pair_table(
     caption: str,
     sections: Mapping[str, Rows],
     statistics: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> Table:
     """Lay out statistics of rules, keys of `COLUMNS`; sections without a rule are left out."""
     shown = [rule for rows in sections.values() for _, rule in rows]
@@ -195,9 +197,24 @@ def pair_table(
         with_censored(pairs.of(shown, [*statistics, "empty", "inexact"])),
         [
             *(share_notes(pairs.value, names, pairs.targets, EMPTY) if names else []),
+            *notes,
             *few_notes(pairs.statistics["prompts"]),
         ],
     )
+
+
+def _infinite_notes(pairs: Pairs) -> list[str]:
+    """Say what an infinite KL means, where a head that drafts some tokens only has one."""
+    depths = pairs.depths
+    finite = depths[(depths["depth"] == 1) & (depths["statistic"] == "finite")]["value"]
+    if (finite == 1).all():
+        return []
+    shares = " / ".join(map(share_text, finite))
+    return [
+        f"Steps with a finite KL(p‖q): {shares}. At the others the target gives probability to "
+        "tokens that the drafter can't draft: R − KL is -∞ there, where R is finite, and nothing "
+        "is certified."
+    ]
 
 
 def _text(row: Mapping[Any, Any], text: Callable[[float], str]) -> str:

@@ -22,10 +22,14 @@ def number_text(value: float, digits: int = 2) -> str:
 
     >>> number_text(0.4376, 3), number_text(-0.001), number_text(math.inf), number_text(math.nan)
     ('0.438', '0.00', '∞', '–')
+    >>> number_text(-math.inf)
+    '-∞'
     """
     if math.isnan(value):
         return UNDEFINED
-    return "∞" if math.isinf(value) else f"{value:z.{digits}f}"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:z.{digits}f}"
 
 
 def floor_text(value: float, digits: int = 2) -> str:

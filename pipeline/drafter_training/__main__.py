@@ -71,6 +71,16 @@ def run(recipe: Any, name: str, directory: Path) -> None:
     held_out = [examples[i] for i in order[:count]]
     rest = order[count:]
     used = [examples[i] for i in rest[: round(settings.share * len(rest))]]
+    if not used or not held_out:
+        raise PipelineError(
+            f"{directory}: {len(examples)} conversations are too few to train on and to hold "
+            "some out: let `python -m pipeline.drafter_training.generate` write more"
+        )
+    if not 0 < settings.vocabulary < target.vocab_size:
+        raise PipelineError(
+            f"train.vocabulary={settings.vocabulary}: give an integer above 0 and below "
+            f"{target.vocab_size}, the target's"
+        )
     config = target.module.config
     shape = {key: getattr(config, key) for key in SHAPE}
     shape |= {"intermediate_size": settings.intermediate_size}
@@ -116,7 +126,7 @@ def read_examples(
         if not file.exists():
             count = features.extract(target.module, layers, conversations, file)
             print(f"{file.name}: hidden states of {count} tokens", flush=True)
-        for example in features.examples(conversations, file):
+        for example in features.examples(conversations, layers, file):
             asked = tokenizer.decode(example.tokens[: example.answer_at], skip_special_tokens=True)
             if not ngrams(asked, n) & study:
                 found.append(example)

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.drafter_training.dataset import Written
+from pipeline.errors import PipelineError
 
+LAYERS = "layers"  # in the metadata of a file
 AT_ONCE = 2048  # tokens of a batch, padding included
 
 
@@ -41,6 +44,9 @@ def extract(model: Any, layers: Sequence[int], conversations: Sequence[Written],
         layers: how many of its layers have been passed; all of them means after the final norm.
         conversations: those of one shard.
         path: a safetensors file with hidden (N, layers, d) of all tokens, one after the other.
+
+    Raises:
+        PipelineError: float16 can't hold one.
     """
     found: list[Tensor | None] = [None] * len(conversations)
     for batch in batches([len(one.tokens) for one in conversations]):
@@ -55,10 +61,10 @@ def extract(model: Any, layers: Sequence[int], conversations: Sequence[Written],
             found[i] = hidden[row, : len(conversations[i].tokens)]
     joined = torch.cat([one for one in found if one is not None])
     if not joined.isfinite().all():
-        raise ValueError(f"{path}: a hidden state is beyond float16")
+        raise PipelineError(f"{path}: a hidden state is beyond float16: leave its layer out")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".partial")
-    save_file({"hidden": joined.contiguous()}, beside)
+    save_file({"hidden": joined.contiguous()}, beside, {LAYERS: str(list(layers))})
     beside.replace(path)
     return len(joined)
 
@@ -74,9 +80,19 @@ def batches(lengths: Sequence[int]) -> list[list[int]]:
     return made
 
 
-def examples(conversations: Sequence[Written], path: Path) -> list[Example]:
-    """Return the conversations of a shard with their hidden states."""
-    hidden = load_file(path)["hidden"]
+def examples(conversations: Sequence[Written], layers: Sequence[int], path: Path) -> list[Example]:
+    """Return the conversations of a shard with their hidden states.
+
+    Raises:
+        PipelineError: the file is of other layers or conversations.
+    """
+    with safe_open(path, "pt") as file:
+        hidden, wanted = file.get_tensor("hidden"), str(list(layers))
+        given = (file.metadata() or {}).get(LAYERS, wanted)
+    if given != wanted or len(hidden) != sum(len(one.tokens) for one in conversations):
+        raise PipelineError(
+            f"{path} is of layers {given} or of other text: remove it, and it is made again"
+        )
     pieces = hidden.split([len(one.tokens) for one in conversations])
     return [
         Example(torch.from_numpy(one.tokens).long(), one.answer_at, piece)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.drafter_training.features import Example
+from pipeline.errors import PipelineError
 from pipeline.models.feature_head import Depths, FeatureHead
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -36,7 +37,8 @@ class Vocabulary:
 
 def drafted_tokens(examples: Sequence[Example], size: int, always: Sequence[int]) -> Tensor:
     """Return the ids of the `size` most frequent tokens, `always` among them, in their order."""
-    counts = torch.bincount(torch.cat([one.tokens for one in examples]))
+    found = torch.cat([one.tokens for one in examples])
+    counts = torch.bincount(found, minlength=1 + max(always, default=0))
     counts[list(always)] = counts.max() + 1
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
@@ -65,27 +67,27 @@ def train(
     recipe: Any,
     directory: Path,
 ) -> FeatureHead:
-    """Train `head` to the last step of `recipe` and return its average over the last steps.
+    """Train `head` to the last step of `recipe` and return it.
 
     Args:
         head: as `initial` left it.
         vocabulary: of the target and of drafts.
         examples: to train on.
         held_out: conversations, of which every fourth is reported on at each checkpoint.
-        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others, average,
+        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others,
             checkpoint_seconds, seed; see conf/drafter_training.yaml.
         directory: of the checkpoint and the log.
+
+    Raises:
+        PipelineError: the checkpoint is of another recipe or of other conversations.
     """
     plan = _plan([len(one.tokens) for one in examples], recipe)
     optimizer = torch.optim.AdamW(head.parameters(), recipe.learning_rate, betas=(0.9, 0.95))
-    average = torch.optim.swa_utils.AveragedModel(
-        head, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(recipe.average)
-    )
-    averaged = average.module
-    assert isinstance(averaged, FeatureHead)
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = directory / "checkpoint.pt"
-    done = _load(checkpoint, head, average, optimizer)
+    of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
+    of |= {"conversations": len(examples)}
+    done = _load(checkpoint, of, head, optimizer)
     saved, smoothed = time.monotonic(), 0.0
     for step in range(done, len(plan)):
         members, depth = plan[step]
@@ -96,19 +98,18 @@ def train(
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        average.update_parameters(head)
         smoothed = loss.item() if step == done else 0.98 * smoothed + 0.02 * loss.item()
         last = step + 1 == len(plan)
         if last or time.monotonic() - saved > recipe.checkpoint_seconds:
-            _save(checkpoint, head, average, optimizer, step + 1)
-            agreed = agreement(averaged, vocabulary, held_out[::4], recipe.depth)
+            _save(checkpoint, of, head, optimizer, step + 1)
+            agreed = agreement(head, vocabulary, held_out[::4], recipe.depth)
             _log(directory / "log.csv", step + 1, smoothed, agreed)
             shares = " ".join(f"{share:.3f}" for share in agreed)
             print(
                 f"step {step + 1}/{len(plan)}: loss {smoothed:.3f}, agreement {shares}", flush=True
             )
             saved = time.monotonic()
-    return averaged.eval()
+    return head.eval()
 
 
 @torch.no_grad()
@@ -225,25 +226,24 @@ def _rate(step: int, steps: int, recipe: Any) -> float:
     return float(0.01 + 0.99 * (1 + np.cos(np.pi * along)) / 2)
 
 
-def _load(path: Path, head: nn.Module, average: nn.Module, optimizer: Any) -> int:
+def _load(path: Path, of: Any, head: nn.Module, optimizer: Any) -> int:
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
+    if state.get("of", of) != of:
+        changed = sorted(n for n in of.keys() | state["of"] if of.get(n) != state["of"].get(n))
+        raise PipelineError(
+            f"{path} is of a run with other {', '.join(changed)}: finish that one, or remove it"
+        )
     head.load_state_dict(state["head"])
-    average.load_state_dict(state["average"])
     optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])
 
 
-def _save(path: Path, head: nn.Module, average: nn.Module, optimizer: Any, step: int) -> None:
+def _save(path: Path, of: Any, head: nn.Module, optimizer: Any, step: int) -> None:
     beside = path.with_suffix(".tmp")
     torch.save(
-        {
-            "head": head.state_dict(),
-            "average": average.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "step": step,
-        },
+        {"of": of, "head": head.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
         beside,
     )
     beside.replace(path)

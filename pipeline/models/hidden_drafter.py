@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import MODEL_FILES, hub_files, local_path
 
 KIND = "feature_head"  # model_type in config.json
+WEIGHTS = "model.safetensors"
 DRAFTED = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
 
 
@@ -139,7 +141,10 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if read["model_type"] != KIND:
             raise ValueError(f"model_type is {read['model_type']}")
-        return HeadFiles(folder, dict(read["shape"]), tuple(map(int, read["layers"])))
+        shape, layers = dict(read["shape"]), tuple(map(int, read["layers"]))
+        if not layers or min(layers) < 0 or "hidden_size" not in shape:
+            raise ValueError("layers is empty or negative, or shape lacks hidden_size")
+        return HeadFiles(folder, shape, layers)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PipelineError(
             f"{key}.path={path} is no head: {type(error).__name__}: {first_line(error)}. Wanted: "
@@ -148,11 +153,18 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
         ) from error
 
 
-def check_head(files: HeadFiles, target: LanguageModel, key: str) -> None:
-    """Check that a head can read the hidden states of `target`.
+def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: str) -> None:
+    """Check, before its weights are read, that a head can draft for `target`.
+
+    Args:
+        files: of the head.
+        target: loaded, or without weights.
+        vocabulary: that is asked for, full or reduced.
+        key: the drafter's configuration key, for errors.
 
     Raises:
-        PipelineError: it was made for a model of another width or depth.
+        PipelineError: it was made for a model of another width or depth, its weights are not
+            those of its shape, or it does not name its tokens.
     """
     config = target.module.config.get_text_config()
     wanted, given = config.hidden_size, files.shape["hidden_size"]
@@ -166,6 +178,51 @@ def check_head(files: HeadFiles, target: LanguageModel, key: str) -> None:
             f"{key}: the head reads hidden states after {max(files.layers)} layers, {target.label} "
             f"has {config.num_hidden_layers}: take a drafter that was trained for this target"
         )
+    try:
+        with torch.device("meta"):
+            head = FeatureHead(files.shape, len(files.layers))
+        with safe_open(files.folder / WEIGHTS, "pt") as weights:
+            shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+            offsets = weights.get_tensor(DRAFTED) if DRAFTED in shapes else None
+    except Exception as error:  # libraries raise many kinds; all mean the same to a user
+        raise _unreadable(files, key, error) from error
+    expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
+    shapes.pop(DRAFTED, None)
+    wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
+    if wrong:
+        raise PipelineError(
+            f"{key}.path={files.folder}: {len(wrong)} weights are missing, unknown or not of the "
+            f"shape in config.json ({', '.join(wrong[:3])}): export the head again"
+        )
+    if vocabulary == "reduced":
+        if offsets is None:
+            raise PipelineError(
+                f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({DRAFTED}): "
+                "give full"
+            )
+        ids = drafted_ids(offsets)
+        if (
+            not len(ids)
+            or ids.min() < 0
+            or ids.max() >= target.vocab_size
+            or (ids.diff() < 1).any()
+        ):
+            raise PipelineError(
+                f"{key}.head.vocabulary=reduced: {DRAFTED} in {files.folder} does not name "
+                f"increasing ids below {target.vocab_size}, which {target.label} has: give full"
+            )
+
+
+def drafted_ids(offsets: Tensor) -> Tensor:
+    """Return the ids (n,) of tokens from how far each is from its index."""
+    return torch.arange(len(offsets)) + offsets
+
+
+def _unreadable(files: HeadFiles, key: str, error: Exception) -> PipelineError:
+    return PipelineError(
+        f"{key}.path={files.folder}: its weights can't be read: {type(error).__name__}: "
+        f"{first_line(error)}"
+    )
 
 
 def load_head(
@@ -183,26 +240,20 @@ def load_head(
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
     files = read_head(settings["path"], config.get("commit"), key)
-    check_head(files, target, key)
+    vocabulary = config["head"]["vocabulary"]
+    check_head(files, target, vocabulary, key)
     head = FeatureHead(files.shape, len(files.layers))
     try:
         offsets = read_weights(head, files.folder)
-    except Exception as error:  # libraries raise many kinds; all mean the same to a user
-        raise PipelineError(
-            f"{key}.path={settings['path']}: its weights can't be read: {type(error).__name__}: "
-            f"{first_line(error)}"
-        ) from error
+    except Exception as error:  # as above
+        raise _unreadable(files, key, error) from error
     broken = [name for name, weight in head.named_parameters() if not weight.isfinite().all()]
     if broken:
         raise PipelineError(f"{key}: {settings['label']} has NaN or infinite weights ({broken[0]})")
     drafted = None
-    if config["head"]["vocabulary"] == "reduced":
-        if offsets is None:
-            raise PipelineError(
-                f"{key}.head.vocabulary=reduced: {settings['path']} names no tokens ({DRAFTED}): "
-                "give full"
-            )
-        drafted = (torch.arange(len(offsets)) + offsets).to(target.device)
+    if vocabulary == "reduced":
+        assert offsets is not None
+        drafted = drafted_ids(offsets).to(target.device)
     parts = nn.ModuleList([head.eval().requires_grad_(False), projection_of(target, drafted)])
     parts[0].to(target.device, target.module.dtype)
     use_few_rows(parts)
@@ -213,7 +264,7 @@ def load_head(
 
 def read_weights(head: FeatureHead, folder: Path) -> Tensor | None:
     """Read the weights of `head`; return the offsets of its reduced vocabulary, if it has one."""
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(folder / WEIGHTS)
     offsets = weights.pop(DRAFTED, None)
     head.load_state_dict(weights)
     return offsets
@@ -229,8 +280,6 @@ def save_head(
     """Write a head, in bfloat16, as a directory that `load_head` reads."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: value.bfloat16() for name, value in head.state_dict().items()}
-    save_file(
-        weights | {DRAFTED: drafted - torch.arange(len(drafted))}, directory / "model.safetensors"
-    )
+    save_file(weights | {DRAFTED: drafted - torch.arange(len(drafted))}, directory / WEIGHTS)
     described = {"model_type": KIND, "layers": list(layers), "shape": dict(shape)}
     (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")

@@ -47,7 +47,8 @@ def check_pair_skeletons(config: Given, settings: Given, key: str) -> None:
     target.check_drafts(key)
     if "head" in config[DRAFTER]:
         path, commit = settings[DRAFTER]["path"], config[DRAFTER].get("commit")
-        check_head(read_head(path, commit, DRAFTER), target, DRAFTER)
+        vocabulary = config[DRAFTER]["head"]["vocabulary"]
+        check_head(read_head(path, commit, DRAFTER), target, vocabulary, DRAFTER)
     else:
         skeleton(config[DRAFTER], settings[DRAFTER], DRAFTER).check_drafts(DRAFTER)
 

@@ -207,12 +207,12 @@ class TestFiles:
         config["shape"]["hidden_size"] = 33
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(PipelineError, match="reads hidden states of 33 numbers, tiny has 32"):
-            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "drafter")
+            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "full", "drafter")
         config["shape"]["hidden_size"] = 32
         config["layers"] = [1, 3]
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(PipelineError, match="after 3 layers, tiny has 2"):
-            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "drafter")
+            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "full", "drafter")
 
     def test_what_is_no_head_is_refused(self, model: HiddenDrafter, tmp_path: Path) -> None:
         settings = self.written(model, tmp_path)

@@ -5,6 +5,7 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 
 from __future__ import annotations
 
+from pipeline.errors import PipelineError
 from pipeline.models.vocabulary import check_pair
 from pipeline.plan.slices import drafter_slice, run_settings
 from pipeline.plan.stage import Node, Request, Stage, pair_models
@@ -51,7 +52,7 @@ def nodes(request: Request) -> list[Node]:
 
     Raises:
         PipelineError: the stage that is asked for needs the pair, and the two have different
-            tokenizers.
+            tokenizers, or prompts may be too short for the depths of a head.
     """
     config, drafter = request.config, request.config.drafter
     if drafter is None:
@@ -59,6 +60,8 @@ def nodes(request: Request) -> list[Node]:
     if drafter.head is None and request.asked & {"drafts", "decoding"}:
         for key, target in config.targets.items():
             check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
+    if drafter.head is not None and "drafts" in request.asked:
+        check_depths(drafter.head.depths, config.prompts.min_tokens)
     return [
         Node(
             STAGE.name,
@@ -73,6 +76,21 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
+
+
+def check_depths(depths: int, min_tokens: int) -> None:
+    """Check that a draft of every depth can begin within the shortest prompt.
+
+    What is drafted first follows two tokens: one with a hidden state, and one that is read with it.
+
+    Raises:
+        PipelineError: it can't.
+    """
+    if min_tokens <= depths:
+        raise PipelineError(
+            f"prompts.min_tokens={min_tokens} is too small for drafter.head.depths={depths}: a "
+            f"draft of that depth follows at least {depths + 1} tokens"
+        )
 
 
 STAGE = Stage(

@@ -233,7 +233,7 @@ def pair_facts(
     target_out, draft_out = (max(column) for column in zip(*each("left_out"), strict=True))
     return {
         "target": model_facts(pair.target, node.config["target"]),
-        "drafter": model_facts(pair.drafter, node.config["drafter"]),
+        "drafter": drafter_facts(pair.drafter, node.config),
         "vocab_size": pair.rows,
         "tokenizer_tokens": tokens,
         "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
@@ -279,5 +279,14 @@ def model_facts(model: LanguageModel | HiddenDrafter, config: Any) -> dict[str, 
         "dtype": config["dtype"],
         "logits_dtype": config["head_dtype"],
         "vocab_size": model.vocab_size,
-        **({"head": config["head"]} if "head" in config else {}),
     }
+
+
+def drafter_facts(model: LanguageModel | HiddenDrafter, config: Any) -> dict[str, Any]:
+    """Return the same of the drafter; a head runs in the dtypes of its target."""
+    facts = model_facts(model, config["drafter"])
+    if isinstance(model, LanguageModel):
+        return facts
+    target = model_facts(model.target, config["target"])
+    dtypes = {name: target[name] for name in ("dtype", "logits_dtype")}
+    return facts | dtypes | {"head": config["drafter"]["head"]}

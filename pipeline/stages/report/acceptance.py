@@ -15,7 +15,7 @@ from analysis.report.acceptance_figures import profile_figure, rules_figure
 from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
 from analysis.report.figure import Figure
 from analysis.report.pairs import Pairs
-from analysis.report.text import UNDEFINED, share_text
+from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import (
     Additive,
     Mars,
@@ -165,7 +165,11 @@ def drafter_setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Arti
             "of them rejected": sound["violations"],
             "KL − R at rejected steps, least": near(sound["tightest_rejected"], pairs),
             "R − KL at certified steps, least": near(sound["tightest_certified"], pairs),
-            "KL(p‖q), mean and median": f"{sound['mean_kl']:.4g} and {sound['median_kl']:.4g} nats",
+            "KL(p‖q), mean and median": " and ".join(
+                f"{kl:.4g}" if np.isfinite(kl) else number_text(kl)
+                for kl in (sound["mean_kl"], sound["median_kl"])
+            )
+            + " nats",
             "temperature of both distributions": f"{pair['temperature']:g}",
             "rows compared, of target and drafter": (
                 f"{pair['vocab_size']}, of {rows_of[0]} and {rows_of[1]}"

@@ -17,6 +17,7 @@ from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
 from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Pending, content_digest
+from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
 
@@ -29,11 +30,17 @@ METHODS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(params=["model", "head"])
 def stage(
-    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    request: pytest.FixtureRequest,
+    target: LanguageModel,
+    drafter: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Any:
     """The stage on the tiny pair: a function of prompts that returns the draft it wrote."""
+    drafted = torch.arange(0, V, 2)
+    drafts = drafter if request.param == "model" else heads.random_head(target, drafted)
     tokenizer = SimpleNamespace(
         get_vocab=lambda: {str(i): i for i in range(V)},
         decode=lambda ids, **_: " ".join(map(str, ids)),
@@ -43,7 +50,7 @@ def stage(
         ],
     )
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
-    monkeypatch.setattr(decoding, "load_pair", lambda *_: (target, drafter))
+    monkeypatch.setattr(decoding, "load_pair", lambda *_: (target, drafts))
 
     def run(prompts: list[list[int]], name: str = "draft", **later: list[str]) -> Pending:
         rows = [
@@ -135,6 +142,7 @@ def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> No
     assert any(answers[prompt, plain] != answers[prompt, race] for prompt in "012")
 
 
+@pytest.mark.parametrize("stage", ["model"], indirect=True)  # a head has no context of its own
 def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
     stage: Any, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

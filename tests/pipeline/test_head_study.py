@@ -1,0 +1,289 @@
+"""A study whose drafter is a head on the target, through all stages, on tiny models."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from safetensors.torch import load_file, save_file
+
+from analysis.report import figure
+from benchmarks import trial
+from conf.schema import Config
+from pipeline import cli, gc, sweeps, verify
+from pipeline.errors import PipelineError
+from pipeline.execution import preflight, runner, shards
+from pipeline.models.hidden_drafter import save_head
+from pipeline.models.load import load_model
+from pipeline.paths import CONF
+from pipeline.plan.graph import Node, with_upstream
+from pipeline.store.artifacts import Artifact, Store
+from tests.pipeline import heads, tiny
+
+DEPTHS = 3
+METHODS = (
+    "[{drafter: model, rule: greedy, draft_length: [1, 9], temperature: 0}, "
+    "{drafter: [lookup_first, prompt_lookup], rule: greedy, draft_length: 3, temperature: 0}, "
+    "{drafter: model, rule: additive, t: 0.2, draft_length: 3, temperature: 0}, "
+    "{drafter: [model, lookup_first], sampling: [speculative, races], draft_length: 3, "
+    "temperature: 0.7}]"
+)
+
+
+@dataclass
+class Made:
+    """A study with a head: its configuration, and what its stages computed."""
+
+    settings: Config
+    nodes: dict[str, list[Node]]
+    store: Store
+
+    def artifact(self, stage: str) -> Artifact:
+        """The only artifact of a stage."""
+        found = self.store.find(self.nodes[stage][0])
+        assert found is not None
+        return found
+
+
+def prepared(overrides: list[str]) -> Made:
+    """Plan a study."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return Made(*cli.prepare(compose("config", overrides)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("study")
+
+
+@pytest.fixture(scope="module")
+def overrides(folder: Path) -> list[str]:
+    given = trial.study(folder)
+    settings = {"path": str(folder / "target"), "label": "t", "device": "cpu", "threads": 1}
+    target = load_model(tiny.MODEL, settings, "t")
+    head = heads.random_head(target)
+    drafted = torch.arange(2, tiny.VOCABULARY, 2)
+    save_head(head.head, heads.shape_of(target), head.layers, drafted, folder / "head")
+    return [
+        *(x for x in given if not x.startswith(("drafter", "decoding.methods"))),
+        "drafter=local_head", f"drafter.path='{folder / 'head'}'", "drafter.label='a [head]'",
+        f"drafter.head.depths={DEPTHS}", "drafter.dtype=float32", "decoding.lookup=1",
+        "prompts.min_tokens=4",
+        "decoding.steps=8", f"decoding.methods={METHODS}", f"outputs='{folder / 'outputs'}'",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["reduced", "full"])
+def made(request: pytest.FixtureRequest, overrides: list[str]) -> Made:
+    """The study with all but its report."""
+    made = prepared([*overrides, f"drafter.head.vocabulary={request.param}", "stage=report"])
+    runner.ensure([*made.nodes["acceptance"], *made.nodes["decoding"]], made.store)
+    return made
+
+
+def test_depths_are_what_the_drafts_say(made: Made) -> None:
+    """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
+    drafts = made.artifact("drafts").read().to_pandas()
+    table = made.artifact("acceptance").read("depths").to_pandas()
+    table = table.set_index(["depth", "rule", "statistic"])["value"]
+    kl, rank = (np.stack(drafts[f"depth_{name}"].to_list()) for name in ("kl", "draft_rank"))
+    assert kl.shape == (36, DEPTHS)
+    np.testing.assert_array_equal(kl[:, 0], drafts["kl"])
+    assert len(set(map(tuple, kl.T))) == (1 if np.isinf(kl).all() else DEPTHS)
+    for d in range(DEPTHS):
+        assert table[d + 1, "greedy", "acceptance"] == np.mean(rank[:, d] == 1)
+        assert table[d + 1, "", "finite"] == np.mean(np.isfinite(kl[:, d]))
+        assert table[d + 1, "", "kl_median"] == np.sort(kl[:, d])[17]
+    head = made.settings.drafter.head  # type: ignore[union-attr]
+    assert np.isinf(kl).all() == (head.vocabulary == "reduced")  # type: ignore[union-attr]
+    assert len(np.unique(np.stack(drafts["depth_draft_token_id"].to_list()) % 2)) == (
+        1 if np.isinf(kl).all() else 2
+    )
+
+
+@torch.inference_mode()
+def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Made, folder: Path) -> None:
+    artifact = made.artifact("decoding")
+    data, runs = artifact.read().to_pandas(), artifact.record["facts"]["runs"]
+    settings = {"path": str(folder / "target"), "label": "t", "device": "cpu", "threads": 1}
+    module = load_model(tiny.MODEL, settings, "t").module
+    prompts = made.artifact("prompts").read().to_pylist()[:3]
+    for prompt in prompts:
+        text = list(prompt["token_ids"])
+        for _ in range(8):
+            if text[-1] != 2 or len(text) == len(prompt["token_ids"]):
+                text.append(int(module(torch.tensor([text])).logits[0, -1].argmax()))
+        mine = data[(data["prompt_id"] == prompt["prompt_id"]) & (data["temperature"] == 0)]
+        strict = mine[[(runs[run]["rule"] or {}).get("rule") == "greedy" for run in mine["run"]]]
+        assert set(strict["drafter"]) == {"model", "lookup_first", "prompt_lookup"}
+        for tokens in strict["token_ids"]:
+            assert tokens.tolist() == text[len(prompt["token_ids"]) :]
+    races = data[[runs[run]["sampling"] == "races" for run in data["run"]]]
+    assert len(races) >= 6
+    assert (races["agreement"] == 1).all()
+    calls = artifact.read("calls").to_pandas()
+    lengths = calls.groupby("run")["drafted"].max()
+    assert lengths[[run for run in lengths.index if runs[run]["draft_length"] == 9]].tolist() == [6]
+
+
+def test_the_report_of_a_head(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reduced = made.settings.drafter.head.vocabulary == "reduced"  # type: ignore[union-attr]
+    if not reduced:  # drawing takes most of the time
+        monkeypatch.setattr(figure, "render", lambda _, kind: kind.encode())
+    [report] = runner.ensure(made.nodes["report"], made.store)
+    page = (report.directory / "index.md").read_text()
+    shown = page.split("# Will a [head] be accepted?")[1]
+    assert not re.search(r"\b(nan|inf|None)\b", shown)
+    assert ("| KL(p‖q), mean and median | ∞ and ∞ nats |" in shown) == reduced
+    assert ("Steps with a finite KL(p‖q): 0 %" in shown) == reduced
+    depth = next(line for line in shown.splitlines() if line.startswith("| KL(p‖q), median, nats"))
+    assert (depth.count("∞") == DEPTHS) == reduced
+    assert depth.count("|") == DEPTHS + 2
+    greedy = next(line for line in shown.splitlines() if line.startswith("| Strict greedy |"))
+    assert ("| -∞ |" in greedy) == reduced
+    partings = shown.split("## Where strict greedy parts")[1].split("## ")[0]
+    assert partings.count("| 3 | 0 | – |") == 4
+    for stage in ("acceptance", "decoding"):
+        rows = sweeps.rows_of(made.nodes[stage], [made.artifact(stage)])
+        assert len(rows) == (1 if stage == "acceptance" else 12)
+        capsys.readouterr()
+        sweeps.print_table(rows)
+        assert not re.search(r"\b(inf|None)\b", capsys.readouterr().out)
+    root = made.store.root
+    assert verify.main([str(root.parent)]) == 0
+    wanted = with_upstream(made.nodes["report"])
+    gc.refer(made.settings.drafter.head.vocabulary, made.nodes["report"], made.store)  # type: ignore[union-attr]
+    kept = {name[:12] for note in gc.references(root).values() for name in note["fingerprints"]}
+    free = {path.name[-12:] for path in gc.free(root, kept)}
+    assert not free & {name[:12] for name in wanted}
+
+
+def test_batches_and_interruptions_change_nothing(
+    made: Made, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of 11 to 41 tokens beside each other, and each alone."""
+    [node] = made.nodes["drafts"]
+
+    def fresh(name: str) -> Store:
+        for above in with_upstream(node.upstream_nodes).values():
+            there = made.store.find(above)
+            assert there is not None
+            shutil.copytree(there.directory, tmp_path / name / above.stage / there.directory.name)
+        return Store(tmp_path / name)
+
+    finish, count = shards.Plan.finish, 0
+
+    def stopping(*arguments: Any) -> None:
+        nonlocal count
+        finish(*arguments)
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+
+    store = fresh("stopped")
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Plan, "finish", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            runner.ensure([node], store)
+    [again] = runner.ensure([node], store)
+    assert again.content == made.artifact("drafts").content
+    given = [f"drafter.head.vocabulary={made.settings.drafter.head.vocabulary}"]  # type: ignore[union-attr]
+    [together] = prepared([*overrides, *given, "device.batch=6"]).nodes["drafts"]
+    [whole] = runner.ensure([together], fresh("together"))
+    ours, theirs = (one.read().to_pandas() for one in (again, whole))
+    for name in ("depth_tv", "depth_kl", "depth_draft_log_prob"):
+        np.testing.assert_allclose(
+            *(np.stack(frame[name].to_list()) for frame in (ours, theirs)), rtol=2e-4, atol=1e-6
+        )
+
+
+def planned(overrides: list[str], *more: str) -> None:
+    """What a run does before it computes anything."""
+    nodes = prepared([*overrides, "stage=drafts", *more]).nodes
+    preflight.check_models(nodes["drafts"])
+
+
+def changed(head: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((head / "config.json").read_text())
+    change(config)
+    (head / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["drafter.head=null"], r"drafter.path=\S+head: none of tokenizer.json"),
+        (["drafter.path=${targets.local.path}"], "is no head: .*model_type is qwen3"),
+        (["prompts.min_tokens=3"], "prompts.min_tokens=3 is too small for drafter.head.depths=3: "
+         "a draft of that depth follows at least 4 tokens"),
+        (["drafter.path=conf"], "a model directory with config.json is expected"),
+    ],
+)  # fmt: skip
+def test_wrong_configurations_of_a_head(overrides: list[str], more: list[str], said: str) -> None:
+    with pytest.raises(PipelineError, match=said) as caught:
+        planned(overrides, *more)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c["shape"].update(hidden_size=32), "states of 32 numbers, local has 64"),
+        (lambda c: c["shape"].update(intermediate_size=41), "3 weights are missing, unknown or"),
+        (lambda c: c["shape"].pop("hidden_size"), "is no head: .*shape lacks hidden_size"),
+        (lambda c: c["shape"].update(num_attention_heads="x"), "its weights can't be read"),
+        (lambda c: c.update(layers=[]), "is no head: .*layers is empty"),
+        (lambda c: c.update(layers=[1, 2, 2]), r"1 weights .*\(fc.weight\)"),
+        (lambda c: c.update(layers=[1, 7]), "after 7 layers, local has 2"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_before_any_work(
+    overrides: list[str], folder: Path, tmp_path: Path,
+    change: Callable[[dict[str, Any]], object], said: str,
+) -> None:  # fmt: skip
+    shutil.copytree(folder / "head", tmp_path / "head")
+    changed(tmp_path / "head", change)
+    with pytest.raises(PipelineError, match=said) as caught:
+        planned(overrides, f"drafter.path='{tmp_path / 'head'}'")
+    assert "\n" not in str(caught.value)
+
+
+def test_its_tokens_must_be_the_targets(overrides: list[str], folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "head", tmp_path / "head")
+    file = tmp_path / "head" / "model.safetensors"
+    weights = load_file(file)
+    more = [f"drafter.path='{file.parent}'"]
+    reduced = "drafter.head.vocabulary=reduced"
+    for wrong in (weights["d2t"] + 2, weights["d2t"] - 3, weights["d2t"].flip(0)):
+        save_file(weights | {"d2t": wrong}, file)
+        planned(overrides, *more)  # the full vocabulary does not read it
+        with pytest.raises(PipelineError, match="does not name increasing ids below 300"):
+            planned(overrides, *more, reduced)
+    save_file({name: value for name, value in weights.items() if name != "d2t"}, file)
+    with pytest.raises(PipelineError, match=r"names no tokens \(d2t\): give full"):
+        planned(overrides, *more, reduced)
+
+
+def test_every_target_must_fit(overrides: list[str], folder: Path, tmp_path: Path) -> None:
+    """The second of two targets is looked at, too."""
+    shutil.copytree(folder / "target", tmp_path / "deep")
+    shape = json.loads((tmp_path / "deep" / "config.json").read_text())
+    (tmp_path / "deep" / "config.json").write_text(
+        json.dumps(shape | {"num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    )
+    other = ["+targets.other=${targets.local}", f"targets.other.path='{tmp_path / 'deep'}'"]
+    with pytest.raises(PipelineError, match="after 2 layers, other has 1"):
+        planned(overrides, *other, "targets.other.label=other")
