@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.models.load import LanguageModel
+from pipeline.models.feature_head import Entries
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
 from pipeline.stages.decoding import compute as decoding
@@ -174,8 +176,18 @@ def test_a_prompt_on_which_memory_runs_out_fails_alone(
     assert "1 of 2 prompts failed, the first with: out of memory" in capsys.readouterr().out
 
 
+@torch.inference_mode()
+def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
+    """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
+    ids = torch.tensor(text)
+    hidden = hidden_states(model.target.module(ids[None], output_hidden_states=True), model.layers)
+    entries = Entries(model.head, len(text))
+    outputs = entries.read(model.embed(ids[1:]), model.head.fuse(hidden[:, :-1])[0])
+    return torch.cat([torch.zeros(1, V), model.logits(outputs)])
+
+
 def test_likelihoods_and_indicators_are_those_of_plain_passes(
-    stage: Any, target: LanguageModel, drafter: LanguageModel
+    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
     found = content(stage([PROMPTS[1]]))
     for row in found["data"]:
@@ -185,7 +197,12 @@ def test_likelihoods_and_indicators_are_those_of_plain_passes(
         assert row["log_likelihood"] == pytest.approx(wanted, abs=1e-3)
     greedy_rows = [row for row in found["indicators"] if row["rule"] == "greedy"]
     answer = found["data"][0]["token_ids"]
-    drafted = logits(drafter, PROMPTS[1] + answer)[len(PROMPTS[1]) - 1 : -1].argmax(1).tolist()
+    text = PROMPTS[1] + answer
+    if "head" in request.node.name:
+        drafts = head_logits(heads.random_head(target, torch.arange(0, V, 2)), text)
+    else:
+        drafts = logits(drafter, text)
+    drafted = drafts[len(PROMPTS[1]) - 1 : -1].argmax(1).tolist()
     assert [row["accepted"] for row in greedy_rows] == [
         a == b for a, b in zip(drafted, answer, strict=True)
     ]
