@@ -36,9 +36,10 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
     """Return tau*(k), the tree of k nodes that is expected to emit most tokens.
 
     Algorithm 3 and equation (2) of arXiv 2504.15475, in O(k log k), or O(depth J k^2) where R
-    increases somewhere. Only indices that `rates` has are drafted: what is accepted beyond them
-    is not known, and counts for nothing. Without an increase, the first nodes of tau*(k) are
-    tau* of their number.
+    increases somewhere, with tables of k^2 numbers: for trees that are drafted, not for thousands
+    of nodes. Only indices that `rates` has are drafted: what is accepted beyond them is not known,
+    and counts for nothing. Without an increase, the first nodes of tau*(k) are tau* of their
+    number.
 
     Args:
         rates: (J,) R(1), R(2), ...: the probability that child i is the accepted one.
