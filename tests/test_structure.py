@@ -130,6 +130,7 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "certificates": {"rules"},
     "acceptance": {"certificates", "rules", "statistics"},
     "decoding": {"rules", "statistics"},
+    "trees": {"decoding"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics"},
 }
 

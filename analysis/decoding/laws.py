@@ -102,13 +102,13 @@ def residual(p: Floats, q: Floats) -> Floats:
 
     Where p <= q everywhere no rejection is possible but by rounding; p itself is returned then.
     """
-    weights = np.maximum(p - q, 0.0)
+    weights = np.maximum(p - q, 0)
     return weights if weights.any() else p
 
 
 def pick(weights: Floats, uniform: float) -> int:
     """Return the token drawn with probability proportional to `weights` (V,), by inversion."""
-    cumulated = np.cumsum(weights, dtype=np.float64)
+    cumulated = np.cumsum(weights, dtype=np.result_type(weights, np.float64))
     at = int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
     if at == len(weights):  # uniform * total rounded up to the total
         at = int(np.flatnonzero(weights)[-1])
@@ -139,6 +139,40 @@ def speculative_sampling(
     accepted = leading(tests if also is None else tests | also)
     target, draft = rows(accepted)
     weights = target if draft is None else residual(target, draft)
+    return ChainVerdict(accepted, pick(weights, token_uniform(accepted)))
+
+
+def block_verification(
+    drafted: Sequence[int],
+    target: Floats,
+    draft: Floats,
+    uniforms: Floats,
+    token_uniform: Callable[[int], float],
+) -> ChainVerdict:
+    """Block verification (Algorithm 2 of arXiv 2403.10444): lossless, and never shorter on average.
+
+    The longest prefix whose own test succeeds is accepted, so a token that fails can be saved by
+    a later one. With w_i = min(1, w_{i-1} p/q) at drafted token i, w_0 = 1, and r_i the sum of
+    max(0, w_i P - Q) over the tokens after it, test i succeeds with probability
+    r_i / (r_i + 1 - w_i), the last with w_n. What follows a accepted tokens is drawn from
+    max(0, w_a P - Q), after all of them from P.
+
+    Args:
+        drafted: n tokens, each drawn from the draft's distribution after those before it.
+        target: (n + 1, V) the target's distributions after each prefix of the draft.
+        draft: (n, V) the draft's.
+        uniforms: (n,) uniform numbers of the tests.
+        token_uniform: gives the uniform number with which the token after the first a drafted
+            ones is drawn.
+    """
+    n = len(drafted)
+    accepted, kept, scale = 0, 1, 1  # the scale is w at the accepted prefix
+    for i, token in enumerate(drafted):
+        kept = min(kept * target[i, token] / draft[i, token], 1)
+        excess = np.maximum(kept * target[i + 1] - draft[i + 1], 0).sum() if i + 1 < n else kept
+        if uniforms[i] * (excess + 1 - kept) < excess:
+            accepted, scale = i + 1, kept
+    weights = target[n] if accepted == n else residual(scale * target[accepted], draft[accepted])
     return ChainVerdict(accepted, pick(weights, token_uniform(accepted)))
 
 

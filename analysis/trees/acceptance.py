@@ -1,0 +1,149 @@
+"""Acceptance over sibling indices: with which probability the i-th child is the accepted one.
+
+R(i) is the probability that child i is accepted at a node that was reached, and so that those
+before it were not: over i these events exclude each other. R(i) does not depend on how many
+children follow. What is left over, 1 - sum R, is the probability that no child is accepted; it
+belongs to no index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .topology import Floats
+
+Integers = NDArray[np.integer[Any]]
+
+
+def measured(accepted: Integers, children: Integers) -> Floats:
+    """Return R over sibling indices, estimated at nodes with any numbers of children.
+
+    The product-limit estimator (Kaplan and Meier 1958): of the nodes at which child i was tested,
+    the share that accepted it, times the probability that none before it was. A node with fewer
+    children says nothing about those it lacks; it does not count as their rejection.
+
+    Args:
+        accepted: (N,) at each node reached, the sibling index of the accepted child, from 1; 0
+            where none was.
+        children: (N,) how many children the node had.
+
+    Returns:
+        (J,) R(1), ..., R(J) for all indices that were tested.
+
+    Raises:
+        ValueError: an accepted index is not one of its node's.
+
+    Example:
+        >>> measured(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
+        [0.25, 0.375]
+    """
+    wrong = (accepted < 0) | (accepted > children)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        raise ValueError(
+            f"accepted[{at}]={accepted[at]} is not allowed: node {at} has {children[at]} children, "
+            "numbered from 1; 0 is none"
+        )
+    rates: list[float] = []
+    left = 1.0
+    for index in range(1, int(children.max(initial=0)) + 1):
+        tested = (children >= index) & ((accepted == 0) | (accepted >= index))
+        if not tested.any():
+            break
+        share = float((accepted[tested] == index).mean())
+        rates.append(left * share)
+        left *= 1 - share
+    return np.array(rates)
+
+
+def entropy(rates: Floats) -> float:
+    """Return H[R] = -sum R log R in nats (equation (3) of arXiv 2504.15475, of one context).
+
+    Where `rates` (J,) leave something over, this is a lower bound of the entropy over all indices.
+    """
+    positive = rates[rates > 0]
+    return float(-(positive * np.log(positive)).sum())
+
+
+def rejection_rates(p: Floats, q: Floats, count: int) -> Floats:
+    """Return R(1), ..., R(count) of speculative sampling from independent drafts.
+
+    Greedy rejection sampling (Harsha et al. 2010): drafts are drawn from q with replacement. With
+    r the mass of p that is not emitted yet and s its sum, draft i is accepted as token x with
+    probability min(r(x), s q(x)). KL(p||q) <= H[R] holds for this law, equation (6) of
+    arXiv 2504.15475, and not for drafts without replacement.
+
+    Args:
+        p: (V,) target.
+        q: (V,) draft.
+        count: how many indices.
+    """
+    rest = np.array(p, dtype=np.float64)
+    rates = np.empty(count)
+    for index in range(count):
+        emitted = np.minimum(rest, rest.sum() * q)
+        rates[index] = emitted.sum()
+        rest -= emitted
+    return rates
+
+
+def earlier_drafts(p: Floats, q: Floats) -> Floats:
+    """Return (V,) how many drafts are expected before token i, if i wins the target's race.
+
+    The arrivals of independent drafts are a Poisson process, in which a token comes again and
+    again. If i wins the target's race, at a time s ~ Exp(1) in units of its rate, the number of
+    drafts before it is Poisson with mean s w_i, where w_i = sum_j max(0, q_j p_i / q_i - p_j).
+    Returned is w_i, inf where q_i = 0. In O(V log V): the terms above 0 are those of the
+    tokens after i by decreasing p/q.
+
+    Args:
+        p: (V,) target.
+        q: (V,) draft.
+    """
+    ratio = np.divide(p, q, out=np.full(len(p), np.inf), where=q > 0)
+    order = np.argsort(-ratio, kind="stable")
+    later_p, later_q = (np.append(np.cumsum(x[order][:0:-1])[::-1], 0.0) for x in (p, q))
+    expected = np.full(len(p), np.inf)
+    drawn = q[order] > 0
+    expected[order[drawn]] = np.maximum(ratio[order[drawn]] * later_q[drawn] - later_p[drawn], 0)
+    return expected
+
+
+def race_rates(p: Floats, q: Floats, count: int) -> Floats:
+    """Return R(1), ..., R(count) of exponential races from independent drafts.
+
+    The index of the Poisson functional representation (Li and El Gamal 2018). Given the target's
+    winner i it is geometric: a Poisson number whose mean is w_i times an Exp(1) number,
+
+        R(k) = sum_i p_i w_i^(k-1) / (1 + w_i)^k    (w_i: `earlier_drafts`).
+
+    Drafting without replacement skips repeated tokens, so it accepts as early or earlier. R(1) is
+    the same: `analysis.acceptance.divergences.erss_acceptance`. A winner that q cannot draft has
+    no index.
+
+    Args:
+        p: (V,) target.
+        q: (V,) draft.
+        count: how many indices.
+    """
+    drawn = q > 0
+    expected = earlier_drafts(p, q)[drawn]
+    powers = (expected / (1 + expected)) ** np.arange(count)[:, None]
+    return np.asarray((powers * (p[drawn] / (1 + expected))).sum(axis=1))
+
+
+def mismatch(p: Floats, q: Floats) -> Floats:
+    """Return (V,) the probability that i, winner of the draft's race, does not win the target's.
+
+    1 - 1 / (q_i sum_j max(p_j / p_i, q_j / q_i)), which Lemma C.2 bounds:
+    `analysis.trees.bounds.mismatch_upper`.
+
+    Args:
+        p: (V,) target.
+        q: (V,) draft; NaN is returned where it is 0.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(q > 0, 1 - p / (q * (1 + earlier_drafts(p, q))), np.nan))

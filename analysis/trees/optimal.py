@@ -1,0 +1,198 @@
+"""The tree tau* that is expected to emit most tokens, of a given size, depth or cost.
+
+All of it is the zero-order prediction of `tokens_per_call`, for the acceptance R over sibling
+indices. Where R does not increase, the k nodes of largest probability are a tree, and a heap finds
+them (Algorithm 3 of arXiv 2504.15475). Where R increases somewhere, they need not be one: child 2
+cannot be drafted without child 1. Then a dynamic program takes the heap's place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .topology import ROOT, Floats, Topology
+
+SUM_ROUNDING = 1e-9  # by which rates may add up to more than 1
+
+
+class Best(NamedTuple):
+    """The best trees of every size up to k.
+
+    Attributes:
+        tokens: (k + 1,) the tokens that the best tree of 0, 1, ..., k nodes is expected to emit.
+        tree: gives the best tree of some size.
+    """
+
+    tokens: Floats
+    tree: Callable[[int], Topology]
+
+
+def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Topology:
+    """Return tau*(k), the tree of k nodes that is expected to emit most tokens.
+
+    Algorithm 3 and equation (2) of arXiv 2504.15475, in O(k log k), or O(depth J k^2) where R
+    increases somewhere, with tables of k^2 numbers: for trees that are drafted, not for thousands
+    of nodes. Only indices that `rates` has are drafted: what is accepted beyond them is not known,
+    and counts for nothing. Without an increase, the first nodes of tau*(k) are tau* of their
+    number.
+
+    Args:
+        rates: (J,) R(1), R(2), ...: the probability that child i is the accepted one.
+        k: drafted tokens, at least 0.
+        depth: the largest depth; None for any.
+
+    Raises:
+        ValueError: rates are no probabilities, or no tree of k nodes has that depth and width.
+
+    Example:
+        >>> optimal([0.6, 0.3], 4)
+        Topology(parents=(-1, 0, -1, 1))
+    """
+    return best_trees(rates, k, depth).tree(k)
+
+
+def optimal_by_cost(
+    rates: Sequence[float] | Floats, costs: Sequence[float] | Floats, draft_cost: float
+) -> tuple[Topology, float]:
+    """Return the tree with the largest speedup, and this speedup.
+
+    The speedup of a tree of n nodes is tokens_per_call costs[0] / (costs[n] + depth draft_cost):
+    one pass of the drafter a level. Of equal ones the shallowest and smallest is taken.
+
+    Args:
+        rates: (J,) R(1), R(2), ...
+        costs: of a verification of 0, 1, ..., k drafted tokens; of 0, the target alone.
+        draft_cost: of a pass of the drafter, in the same unit, at least 0.
+
+    Returns:
+        The tree and its speedup; no nodes and 1 say that drafting does not pay.
+
+    Raises:
+        ValueError: as `optimal`, or a cost is not positive.
+    """
+    verify = np.asarray(costs, dtype=np.float64)
+    if not len(verify) or not (verify > 0).all() or not draft_cost >= 0:
+        raise ValueError(
+            f"costs={costs} and draft_cost={draft_cost} are not allowed: give at least one cost, "
+            "of the target alone; costs above 0; a draft_cost of at least 0"
+        )
+    k = len(verify) - 1
+    found, largest = Topology(()), 1.0
+    before = np.ones(k + 1)
+    for depth in range(1, k + 1):
+        best = best_trees(rates, k, depth)
+        speedups = best.tokens * verify[0] / (verify + depth * draft_cost)
+        at = int(np.argmax(speedups))
+        if speedups[at] > largest:
+            found, largest = best.tree(at), float(speedups[at])
+        if np.array_equal(best.tokens, before):  # more levels would change nothing either
+            break
+        before = best.tokens
+    return found, largest
+
+
+def best_trees(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Best:
+    """Return the best trees of all sizes up to k; arguments and errors are those of `optimal`.
+
+    A size that a tree of this depth and width cannot have has tokens of -inf.
+    """
+    given = np.asarray(rates, dtype=np.float64)
+    if given.ndim != 1 or not (given >= 0).all() or given.sum() > 1 + SUM_ROUNDING:
+        raise ValueError(
+            f"rates={rates} are not allowed: give probabilities of events that exclude each "
+            "other: at least 0, with a sum of at most 1"
+        )
+    if k < 0 or (depth is not None and depth < 0):
+        raise ValueError(f"k={k}, depth={depth} are not allowed: give integers of at least 0")
+    levels = k if depth is None else min(depth, k)
+    monotone = bool((np.diff(given) <= 0).all())
+    return (_by_heap if monotone else _by_program)(given, k, levels)
+
+
+def _refuse(size: int, levels: int, width: int) -> None:
+    raise ValueError(
+        f"k={size} is not allowed: no tree of depth {levels} at most has so many nodes with at "
+        f"most {width} children each; give a smaller k, or more depth or rates"
+    )
+
+
+def _by_heap(rates: Floats, k: int, levels: int) -> Best:
+    """Take the most probable node again and again; then its first child and next sibling wait.
+
+    Of equally probable nodes the shallower comes first, then the one that waited longer.
+    """
+    parents: list[int] = []
+    tokens = [1.0]
+    waiting: list[tuple[float, int, int, int, int, float]] = []
+
+    def wait(parent: int, above: float, depth: int, index: int) -> None:
+        if depth <= levels and index < len(rates):
+            probability = above * float(rates[index])
+            ticket = 2 * len(parents) + bool(index)  # unique: each node lets two wait
+            heapq.heappush(waiting, (-probability, depth, ticket, parent, index, above))
+
+    wait(ROOT, 1.0, 1, 0)
+    while waiting and len(parents) < k:
+        negative, depth, _, parent, index, above = heapq.heappop(waiting)
+        parents.append(parent)
+        tokens.append(tokens[-1] - negative)
+        wait(len(parents) - 1, -negative, depth + 1, 0)
+        wait(parent, above, depth, index + 1)
+
+    def tree(size: int) -> Topology:
+        if size > len(parents):
+            _refuse(size, levels, len(rates))
+        return Topology(tuple(parents[:size]))
+
+    return Best(np.array(tokens + [-np.inf] * (k + 1 - len(tokens))), tree)
+
+
+def _by_program(rates: Floats, k: int, levels: int) -> Best:
+    """Share n nodes among the children of a node: s below (and with) child i, n - s after it.
+
+    With V_d(n) the most tokens that n nodes in d levels below an accepted node add, child i and
+    those after it add W_i(n) = max over s >= 1 of R(i) (1 + V_{d-1}(s - 1)) + W_{i+1}(n - s), and
+    V_d = W_1 (the program of arXiv 2402.12374).
+    """
+    sizes = np.arange(k + 1)
+    rest = sizes[:, None] - sizes[None, :]  # (n, s) -> n - s
+    nothing = np.where(sizes == 0, 0.0, -np.inf)
+    added = [nothing]  # V_d by d
+    shares: list[list[np.ndarray]] = [[]]  # s by d, i and n
+    for _ in range(levels):
+        possible = np.isfinite(added[-1][:-1])
+        chosen: list[np.ndarray] = []
+        after = nothing
+        for rate in rates[::-1]:
+            own = np.full(k + 1, -np.inf)  # an s of 0 is no child
+            own[1:][possible] = rate * (1 + added[-1][:-1][possible])
+            both = np.where(rest >= 0, own[None, :] + after[np.maximum(rest, 0)], -np.inf)
+            chosen.insert(0, both.argmax(axis=1))
+            after = np.where(sizes == 0, 0.0, both.max(axis=1))
+        added.append(after)
+        shares.append(chosen)
+        if np.array_equal(added[-1], added[-2]):
+            break
+
+    def tree(size: int) -> Topology:
+        if added[-1][size] == -np.inf:
+            _refuse(size, levels, len(rates))
+        parents: list[int] = []
+        below = deque([(ROOT, size, len(added) - 1)])
+        while below:
+            parent, nodes, level = below.popleft()
+            for chosen in shares[level]:
+                if nodes == 0:
+                    break
+                share = int(chosen[nodes])
+                below.append((len(parents), share - 1, level - 1))
+                parents.append(parent)
+                nodes -= share
+        return Topology(tuple(parents))
+
+    return Best(1 + added[-1], tree)

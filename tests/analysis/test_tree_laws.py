@@ -1,0 +1,321 @@
+"""Laws of verification on trees: lossless by exact enumeration in fractions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+
+from analysis.acceptance.divergences import argmax_rank
+from analysis.decoding import laws as chains
+from analysis.trees import laws
+from analysis.trees.laws import NOTHING, TreeVerdict
+from analysis.trees.topology import (
+    ROOT,
+    Topology,
+    batch,
+    expansion,
+    sequence,
+    spec_infer,
+    symmetric,
+)
+
+from .exact import Fork, Uniform, distributions, exact, outcomes
+
+Rows = Callable[[tuple[int, ...]], np.ndarray]
+SEEDS = range(4)
+
+
+def every_tree(k: int) -> Iterator[Topology]:
+    """Every ordered tree of k nodes, once: a node comes after those of its parent's path."""
+
+    def grow(parents: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Topology]:
+        if len(parents) == k:
+            yield Topology(parents)
+            return
+        for at, parent in enumerate(path):
+            yield from grow((*parents, parent), (*path[: at + 1], len(parents)))
+
+    yield from grow((), (ROOT,))
+
+
+class Drafts:
+    """Tokens of a tree, drawn without replacement when they are first asked for."""
+
+    def __init__(self, tree: Topology, q: Rows, fork: Fork) -> None:
+        self._tree, self._q, self._fork = tree, q, fork
+        self._tokens: dict[int, int] = {}
+
+    def text(self, node: int) -> tuple[int, ...]:
+        return () if node == ROOT else (*self.text(self._tree.parents[node]), self[node])
+
+    def __getitem__(self, node: int) -> int:
+        if node not in self._tokens:
+            parent = self._tree.parents[node]
+            weights = self._q(self.text(parent)).copy()
+            for sibling in self._tree.children[parent]:
+                if sibling < node and self[sibling] != NOTHING:
+                    weights[self[sibling]] = Fraction(0)
+            drawn = chains.pick(weights, Uniform(self._fork)) if weights.any() else NOTHING
+            self._tokens[node] = drawn
+        return self._tokens[node]
+
+
+def check_lossless(law: Counter[tuple[int, ...]], p: Rows, size: int, length: int) -> None:
+    """Emitted texts, continued by the target, are distributed as the target's own, exactly."""
+    assert sum(law.values()) == 1
+    for text in itertools.product(range(size), repeat=length):
+        steps = [p(text[:at])[token] for at, token in enumerate(text)]
+        found = sum(
+            (law[text[:at]] * math.prod(steps[at:], start=Fraction(1)) for at in range(length + 1)),
+            Fraction(0),
+        )
+        assert found == math.prod(steps), text
+
+
+def sampled(tree: Topology, p: Rows, q: Rows) -> Counter[tuple[int, ...]]:
+    def run(fork: Fork) -> tuple[int, ...]:
+        drafts = Drafts(tree, q, fork)
+        verdict = laws.speculative_sampling(
+            tree,
+            drafts,
+            [Uniform(fork) for _ in range(len(tree))],
+            lambda node: (
+                p(drafts.text(node)),
+                q(drafts.text(node)) if tree.children[node] else None,
+            ),
+            lambda _: Uniform(fork),
+        )
+        return (*(drafts[node] for node in verdict.path), verdict.token)
+
+    return outcomes(run)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("k", "size"), [(0, 3), (1, 3), (2, 3), (3, 3), (4, 2)])
+def test_speculative_sampling_is_lossless_on_every_tree(k: int, size: int, seed: int) -> None:
+    p, q = distributions(seed, size), distributions(seed + 100, size)
+    for tree in every_tree(k):
+        check_lossless(sampled(tree, p, q), p, size, tree.depth + 1)
+
+
+@pytest.mark.parametrize("tree", [symmetric(2, 2), expansion([1, 1, 2]), batch(3), sequence(4)])
+def test_speculative_sampling_is_lossless_on_named_trees(tree: Topology) -> None:
+    for seed in SEEDS:
+        p, q = distributions(seed, 2), distributions(seed + 50, 2)
+        check_lossless(sampled(tree, p, q), p, 2, tree.depth + 1)
+
+
+def test_drafts_equal_to_the_target_and_drafts_apart_from_it_are_lossless() -> None:
+    tree = symmetric(2, 2)
+    p = distributions(1, 3)
+    law = sampled(tree, p, p)
+    check_lossless(law, p, 3, 3)
+    assert {len(text) for text in law} == {3}  # p = q: the first child is accepted at every level
+    apart = {(): [0, 0, 1]}
+    law = sampled(batch(2), p, lambda text: exact(apart[text]))
+    check_lossless(law, p, 3, 2)  # the second child has no token left
+    with_zero = lambda text: exact([Fraction(1, 2), Fraction(1, 2), 0])  # noqa: E731
+    law = sampled(batch(2), with_zero, lambda text: exact([0, 0, 1]))
+    assert law == {(0,): Fraction(1, 2), (1,): Fraction(1, 2)}
+
+
+def test_drafting_every_token_accepts_one() -> None:
+    p, q = distributions(2, 3), lambda text: exact([Fraction(1, 6), Fraction(1, 2), Fraction(1, 3)])
+    assert {len(text) for text in sampled(batch(3), p, q)} == {2}
+
+
+def after(
+    p: np.ndarray, q: np.ndarray, offset: int, at: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    at += offset
+    return p[at], q[at] if at < len(q) else None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_tree_that_is_a_chain_is_speculative_sampling(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    p, q = generator.dirichlet(np.ones(4), 4), generator.dirichlet(np.ones(4), 3)
+    drafted = [int(generator.choice(4, p=row)) for row in q]
+    for _ in range(50):
+        uniforms, last = generator.random(3), generator.random(4)
+        at = np.arange(3)
+        rows = partial(after, p, q, 0)
+        chain = chains.speculative_sampling(
+            p[at, drafted], q[at, drafted], uniforms, rows, last.__getitem__
+        )
+        path, token = laws.speculative_sampling(
+            sequence(3), drafted, uniforms, partial(after, p, q, 1), last.__getitem__
+        )
+        assert (len(path), token) == chain
+
+
+def blocks(k: int, size: int, p: Rows, q: Rows) -> Counter[tuple[int, ...]]:
+    def run(fork: Fork) -> tuple[int, ...]:
+        drafted: list[int] = []
+        for _ in range(k):
+            drafted.append(chains.pick(q(tuple(drafted)), Uniform(fork)))
+        prefixes = [tuple(drafted[:at]) for at in range(k + 1)]
+        accepted, token = chains.block_verification(
+            drafted,
+            np.array([p(text) for text in prefixes]),
+            np.array([q(text) for text in prefixes[:k]]).reshape(k, size),
+            [Uniform(fork) for _ in range(k)],
+            lambda _: Uniform(fork),
+        )
+        return (*drafted[:accepted], token)
+
+    return outcomes(run)
+
+
+def mean_length(law: Counter[tuple[int, ...]]) -> Fraction:
+    return sum((len(text) * weight for text, weight in law.items()), Fraction(0))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_block_verification_is_lossless_and_never_shorter(k: int, seed: int) -> None:
+    size = 3 if k < 3 else 2
+    p, q = distributions(seed, size), distributions(seed + 100, size)
+    law = blocks(k, size, p, q)
+    check_lossless(law, p, size, k + 1)
+    tokens = mean_length(sampled(sequence(k), p, q))
+    assert mean_length(law) >= tokens
+    if k < 2:
+        assert mean_length(law) == tokens
+
+
+def test_block_verification_has_the_published_example() -> None:
+    """Section 2 of arXiv 2403.10444: 10/9 tokens are accepted token by token, 11/9 as a block."""
+    p = lambda text: exact([Fraction(1, 3), Fraction(2, 3)])  # noqa: E731
+    q = lambda text: exact([Fraction(2, 3), Fraction(1, 3)])  # noqa: E731
+    assert mean_length(sampled(sequence(2), p, q)) - 1 == Fraction(10, 9)
+    assert mean_length(blocks(2, 2, p, q)) - 1 == Fraction(11, 9)
+
+
+def test_block_verification_of_the_target_itself_accepts_all() -> None:
+    p = distributions(3, 3)
+    assert {len(text) for text in blocks(2, 3, p, p)} == {3}
+
+
+def logs(row: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(row.astype(np.float64))
+
+
+def race_drafts(tree: Topology, q: Rows, log_times: np.ndarray) -> list[int]:
+    """Tokens of a tree: the first arrivals of the races of their depth."""
+    drafted: list[int] = [NOTHING] * len(tree)
+    for node in range(ROOT, len(tree)):
+        text = text_after(tree, drafted, node)
+        children = tree.children[node]
+        if children and NOTHING not in text:
+            row = logs(q(text))[None]
+            tokens = laws.arrivals(row, log_times[len(text)][None], len(children))[0]
+            for child, token in zip(children, tokens.tolist(), strict=True):
+                drafted[child] = token
+    return drafted
+
+
+def text_after(tree: Topology, drafted: list[int], node: int) -> tuple[int, ...]:
+    if node == ROOT:
+        return ()
+    return (*text_after(tree, drafted, tree.parents[node]), drafted[node])
+
+
+def race_choices(tree: Topology, drafted: list[int], p: Rows, log_times: np.ndarray) -> list[int]:
+    """The target's winner after every node; NOTHING after what is not drafted."""
+    choices = []
+    for node in range(ROOT, len(tree)):
+        text = text_after(tree, drafted, node)
+        drawn = NOTHING not in text
+        row = log_times[len(text)][None]
+        choices.append(int(chains.race(logs(p(text))[None], row)[0]) if drawn else NOTHING)
+    return choices
+
+
+def pieces(tree: Topology, rows: tuple[Rows, Rows]) -> Iterator[tuple[np.ndarray, Fraction]]:
+    """Races of two tokens, one a depth, on every piece on which no winner changes.
+
+    Token 0 wins iff e_0 / (e_0 + e_1), a uniform number, is below its probability.
+    """
+    cut = []
+    for depth in range(tree.depth + 1):
+        texts = itertools.product(range(2), repeat=depth)
+        edges = sorted({Fraction(0), Fraction(1), *(row(t)[0] for t in texts for row in rows)})
+        cut.append([((a + b) / 2, b - a) for a, b in itertools.pairwise(edges)])
+    for races in itertools.product(*cut):
+        times = np.array([[float(u), float(1 - u)] for u, _ in races])
+        yield np.log(times), math.prod(width for _, width in races)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_races_of_two_tokens_are_lossless_on_every_tree(k: int, seed: int) -> None:
+    p, q = distributions(seed, 2), distributions(seed + 100, 2)
+    for tree in every_tree(k):
+        law: Counter[tuple[int, ...]] = Counter()
+        for log_times, weight in pieces(tree, (p, q)):
+            drafted = race_drafts(tree, q, log_times)
+            path, token = laws.match(tree, drafted, race_choices(tree, drafted, p, log_times))
+            law[(*(drafted[node] for node in path), token)] += weight
+        check_lossless(law, p, 2, tree.depth + 1)
+
+
+@pytest.mark.parametrize(
+    "tree", [symmetric(2, 2), spec_infer(5), batch(4), expansion([2, 1, 3]), sequence(3)]
+)
+def test_races_emit_what_the_target_alone_does_whatever_was_drafted(tree: Topology) -> None:
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        p, q = distributions(seed, 4), distributions(seed + 100, 4)
+        log_times = np.log(generator.exponential(size=(tree.depth + 1, 4)))
+        text: tuple[int, ...] = ()
+        for row in log_times:  # the target alone
+            text += (int(chains.race(logs(p(text))[None], row[None])[0]),)
+        drafted = race_drafts(tree, q, log_times)
+        path, token = laws.match(tree, drafted, race_choices(tree, drafted, p, log_times))
+        assert (*(drafted[node] for node in path), token) == text[: len(path) + 1]
+
+
+def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
+    generator = np.random.default_rng(0)
+    target, draft = generator.normal(size=(2, 200, 8))
+    rank = argmax_rank(target, draft)
+    tied = draft.round()  # of tied tokens the law drafts the first, the rule expects the worst
+    for m in (1, 3):
+        drafted = laws.arrivals(draft, 0.0, m)
+        for row, at in enumerate(rank):
+            choices = [int(target[row].argmax()), *[0] * m]
+            path, _ = laws.match(batch(m), drafted[row].tolist(), choices)
+            assert bool(path) == (at <= m)
+        covered = argmax_rank(target, tied) <= m
+        found = (laws.arrivals(tied, 0.0, m) == target.argmax(1)[:, None]).any(1)
+        assert found[covered].all()
+        assert not covered.all()
+        assert (found & ~covered).any()
+
+
+def test_arrivals_are_ordered_and_stop_where_nothing_can_be_drawn() -> None:
+    row = np.log([[0.1, 0.4, 0.4, 0.1]])
+    assert laws.arrivals(row, 0.0, 3).tolist() == [[1, 2, 0]]  # ties by token id
+    row[0, 1:] = -np.inf
+    assert laws.arrivals(row, 0.0, 3).tolist() == [[0, NOTHING, NOTHING]]
+    assert laws.arrivals(row, 0.0, 6).tolist() == [[0] + [NOTHING] * 5]
+
+
+def test_tree_greedy_follows_the_argmax_as_far_as_it_is_drafted() -> None:
+    tree = symmetric(2, 2)  # nodes 0, 1; 2, 3 after 0; 4, 5 after 1
+    drafted = [7, 8, 1, 2, 3, 4]
+    assert laws.match(tree, drafted, [8, 0, 4, 0, 0, 0, 9]) == TreeVerdict((1, 5), 9)
+    assert laws.match(tree, drafted, [7, 5, 0, 0, 0, 0, 0]) == TreeVerdict((0,), 5)
+    assert laws.match(tree, drafted, [6, 0, 0, 0, 0, 0, 0]) == TreeVerdict((), 6)
+    assert laws.match(Topology(()), [], [6]) == TreeVerdict((), 6)
+    chain = chains.match([4, 5, 6], [4, 5, 7, 8])
+    assert laws.match(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == TreeVerdict((0, 1), chain.token)

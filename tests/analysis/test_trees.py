@@ -1,0 +1,211 @@
+"""Draft trees: shapes, the optimal tree against all trees."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from analysis.decoding.closed_form import optimal_draft_length
+from analysis.decoding.closed_form import tokens_per_call as chain_tokens
+from analysis.trees.optimal import best_trees, optimal, optimal_by_cost
+from analysis.trees.topology import (
+    Topology,
+    batch,
+    reach_probabilities,
+    sequence,
+    spec_infer,
+    symmetric,
+    tokens_per_call,
+)
+
+from .test_tree_laws import every_tree
+
+RISING = np.array([0.1, 0.45, 0.2, 0.15])  # a second child that is accepted more often
+FALLING = np.array([0.5, 0.2, 0.1, 0.05])
+
+
+def some_rates(seed: int, falling: bool) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    rates = generator.dirichlet(np.full(5, 0.6))[:4]  # the fifth part is left over
+    return np.sort(rates)[::-1] if falling else rates
+
+
+def test_shapes() -> None:
+    assert sequence(3).parents == (-1, 0, 1)
+    assert batch(3).parents == (-1, -1, -1)
+    assert batch(0) == sequence(0) == symmetric(3, 0) == Topology(())
+    tree = symmetric(3, 3)
+    assert len(tree) == 3 + 9 + 27
+    assert tree.depth == 3
+    assert np.bincount(tree.siblings).tolist() == [0, 13, 13, 13]
+    tree = spec_infer()
+    assert len(tree) == 20
+    assert np.bincount(tree.depths).tolist() == [0, 1, 1, 3, 3, 3, 3, 3, 3]
+    assert spec_infer(2) == sequence(2)
+    assert tree.within(2) == sequence(2)
+    assert tree.within(8) == tree
+
+
+def test_children_and_siblings_of_any_order() -> None:
+    tree = Topology((-1, 0, -1, 0, 2, 1))
+    assert tree.children == ((1, 3), (5,), (4,), (), (), (), (0, 2))
+    assert tree.depths == (1, 2, 1, 2, 2, 3)
+    assert tree.siblings == (1, 1, 2, 2, 1, 1)
+    assert tree.within(1) == batch(2)
+    assert Topology((-1, 0, 1, -1)).within(1) == batch(2)  # nodes are numbered again
+
+
+@pytest.mark.parametrize("parents", [(0,), (-2,), (-1, 1), (-1, 0, 5)])
+def test_a_node_must_come_after_its_parent(parents: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="is not allowed"):
+        Topology(parents)
+
+
+def test_expected_tokens_of_named_trees() -> None:
+    assert tokens_per_call(sequence(6), [0.7]) == pytest.approx(chain_tokens(0.7, 6))
+    assert tokens_per_call(batch(3), FALLING) == pytest.approx(1.8)
+    level = FALLING[:2].sum()
+    assert tokens_per_call(symmetric(2, 3), FALLING) == pytest.approx(
+        1 + level + level**2 + level**3
+    )
+    a, three = 0.5, FALLING[:3].sum()
+    wanted = 1 + a + a**2 * (1 + three * sum(a**i for i in range(6)))
+    assert tokens_per_call(spec_infer(), FALLING) == pytest.approx(wanted)
+    assert tokens_per_call(Topology(()), []) == 1
+    with pytest.raises(ValueError, match="sibling index 3"):
+        tokens_per_call(batch(3), [0.5, 0.2])
+
+
+def test_expected_tokens_are_those_of_a_simulated_tree() -> None:
+    tree, generator = spec_infer(4), np.random.default_rng(0)
+    index = generator.choice(5, size=(200_000, 4), p=[*FALLING, 0.15]) + 1  # 5 is none
+    reached = np.ones((len(tree) + 1, len(index)), dtype=bool)
+    for node, parent in enumerate(tree.parents):
+        reached[node] = reached[parent] & (index[:, tree.depths[node] - 1] == tree.siblings[node])
+    np.testing.assert_allclose(  # five standard errors
+        reached[:-1].mean(1), reach_probabilities(tree, FALLING), atol=0.006
+    )
+
+
+@pytest.mark.parametrize("falling", [True, False])
+@pytest.mark.parametrize("k", range(8))
+def test_no_tree_of_equal_size_is_expected_to_emit_more(k: int, falling: bool) -> None:
+    trees = [tree for tree in every_tree(k) if max(tree.siblings, default=0) <= 4]
+    for seed in range(4):
+        rates = some_rates(seed, falling)
+        tokens = [tokens_per_call(tree, rates) for tree in trees]
+        best = optimal(rates, k)
+        assert len(best) == k
+        assert tokens_per_call(best, rates) == pytest.approx(max(tokens), rel=1e-12)
+        for depth in range(1, k + 1):
+            limited = [t for t, tree in zip(tokens, trees, strict=True) if tree.depth <= depth]
+            if not limited:  # four children each are too few for k nodes in so few levels
+                with pytest.raises(ValueError, match="no tree of depth"):
+                    optimal(rates, k, depth)
+                continue
+            best = optimal(rates, k, depth)
+            assert best.depth <= depth
+            assert tokens_per_call(best, rates) == pytest.approx(max(limited), rel=1e-12)
+
+
+def test_the_number_of_all_trees_is_that_of_catalan() -> None:
+    assert [sum(1 for _ in every_tree(k)) for k in range(8)] == [1, 1, 2, 5, 14, 42, 132, 429]
+    assert len(set(every_tree(6))) == 132
+
+
+def test_the_heap_would_miss_a_child_that_is_better_than_the_one_before_it() -> None:
+    assert optimal(RISING, 2) == batch(2)
+    assert optimal(RISING[:1], 2) == sequence(2)
+    assert tokens_per_call(optimal([0.0, 1.0], 4), [0.0, 1.0]) == 3  # two pairs
+    assert best_trees(RISING, 3).tokens.tolist() == pytest.approx([1, 1.1, 1.55, 1.75])
+
+
+@pytest.mark.parametrize("rates", [FALLING, RISING, np.array([0.3, 0.3, 0.3]), np.array([1.0])])
+def test_sizes_of_one_table_are_trees_of_these_tokens(rates: np.ndarray) -> None:
+    best = best_trees(rates, 40)
+    for k in (0, 1, 2, 17, 40):
+        assert tokens_per_call(best.tree(k), rates) == pytest.approx(best.tokens[k], rel=1e-12)
+        assert len(best.tree(k)) == k
+
+
+def test_limits_of_the_optimal_tree() -> None:
+    assert optimal([1.0, 0.0], 5) == sequence(5)
+    assert optimal([0.9, 0.05], 5) == sequence(5)
+    assert optimal([0.3] * 3, 3) == batch(3)
+    assert optimal([0.0], 3).depth == 3  # nothing is gained, yet k nodes were asked for
+    whole = optimal([0.25] * 4, 84)
+    assert np.bincount(whole.depths).tolist() == [0, 4, 16, 64]  # 4 + 16 + 64: complete levels
+    assert tokens_per_call(whole, [0.25] * 4) == pytest.approx(4)
+
+
+def test_first_nodes_of_the_optimal_tree_are_optimal() -> None:
+    large = optimal(FALLING, 60)
+    for k in range(61):
+        assert optimal(FALLING, k).parents == large.parents[:k]
+
+
+@pytest.mark.parametrize("rates", [[0.7, 0.4], [-0.1, 0.2], [math.nan], [[0.5]]])
+def test_rates_are_probabilities_that_exclude_each_other(rates: list[float]) -> None:
+    with pytest.raises(ValueError, match="are not allowed"):
+        optimal(rates, 3)
+
+
+def test_impossible_sizes_are_refused() -> None:
+    for rates in ([0.5, 0.2], [0.2, 0.5]):
+        tree = optimal(rates, 6, depth=2)
+        assert np.bincount(tree.depths).tolist() == [0, 2, 4]
+        assert np.bincount(tree.siblings).tolist() == [0, 3, 3]
+        with pytest.raises(ValueError, match="depth 2 at most"):
+            optimal(rates, 7, depth=2)
+    with pytest.raises(ValueError, match="are not allowed"):
+        optimal([0.5], -1)
+    with pytest.raises(ValueError, match="with at most 0 children"):
+        optimal([], 1)
+
+
+def test_ten_thousand_nodes_take_ten_times_a_thousand() -> None:
+    """O(k log k) is 13 times as long, O(k^2) 100 times."""
+    rates = 0.6 * 0.4 ** np.arange(50)
+
+    def seconds(k: int) -> float:
+        found = []
+        for _ in range(5):
+            start = time.process_time()
+            optimal(rates, k)
+            found.append(time.process_time() - start)
+        return min(found)
+
+    assert seconds(10_000) < 40 * seconds(1_000)
+
+
+@pytest.mark.parametrize("falling", [True, False])
+def test_no_tree_is_faster_at_its_cost(falling: bool) -> None:
+    trees = [t for k in range(7) for t in every_tree(k) if max(t.siblings, default=0) <= 4]
+    for seed, draft in itertools.product(range(4), (0.0, 0.05, 0.4)):
+        rates = some_rates(seed, falling)
+        costs = 2 * np.array([1, 1.02, 1.03, 1.3, 1.31, 1.32, 1.6])
+        best, speedup = optimal_by_cost(rates, costs, 2 * draft)
+        others = [
+            tokens_per_call(tree, rates) * 2 / (costs[len(tree)] + 2 * draft * tree.depth)
+            for tree in trees
+        ]
+        assert speedup == pytest.approx(max(others), rel=1e-12)
+        own = tokens_per_call(best, rates) * 2 / (costs[len(best)] + 2 * draft * best.depth)
+        assert own == pytest.approx(speedup, rel=1e-12)
+
+
+def test_chains_by_cost_have_the_optimal_draft_length() -> None:
+    costs = [1 + 0.01 * n for n in range(30)]
+    best, speedup = optimal_by_cost([0.8], costs, 0.05)
+    gamma, wanted = optimal_draft_length(0.8, [c + 0.05 * n for n, c in enumerate(costs)])
+    assert best == sequence(gamma)
+    assert speedup == pytest.approx(wanted)
+    assert optimal_by_cost([0.3, 0.2], [1, 9, 9], 0.1) == (Topology(()), 1.0)
+    assert optimal_by_cost([0.5, 0.25], [1, 1, 1], 0.0)[0] == batch(2)  # as good as the chain
+    for costs, draft in (([], 0.1), ([1, 0], 0.1), ([1, 1], -0.1), ([1, 1], math.nan)):
+        with pytest.raises(ValueError, match="are not allowed"):
+            optimal_by_cost([0.5], costs, draft)
