@@ -137,7 +137,7 @@ class Divergence:
         for n in range(3, 15):
             series += u * t
             lead = lead * small
-            u, t = u * a * small + lead, t * small / n
+            u, t = u * a * small + lead, t / n
         if a < 0.5:
             direct = np.expm1(large) - (np.expm1(a * large) / a if a > 0 else large)
             direct /= 1.0 - a

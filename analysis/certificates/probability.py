@@ -41,7 +41,8 @@ def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
     total = np.zeros(a.shape)
     for x, y, gap in ((a, b, a - b), (1.0 - a, 1.0 - b, b - a)):
         inside = y > 0
-        term = np.where(inside, y * phi(gap / np.where(inside, y, 1.0)), 0.0)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            term = np.where(inside, y * phi(gap / np.where(inside, y, 1.0)), 0.0)
         total += np.where(~inside & (x > 0), np.inf, term)
     return total
 
