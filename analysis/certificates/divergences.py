@@ -121,7 +121,7 @@ class Divergence:
             return mean - b
         if self.kind == KL:
             terms = weight * phi((e - mean[:, None]) / (1.0 + mean[:, None]))
-            return (1.0 + mean) * (terms.sum(axis=1) + phi((b - mean) / (1.0 + mean)))
+            return np.asarray((1.0 + mean) * (terms.sum(axis=1) + phi((b - mean) / (1.0 + mean))))
         with np.errstate(divide="ignore", invalid="ignore"):
             level = np.log1p(mean) / self.order if self.order > 0 else mean
             terms = weight * self._gap(np.log1p(e) - level[:, None])

@@ -66,7 +66,7 @@ def certify_draft(q: TopK, rule: Rule) -> Floats:
     cut = rule.cut(q)
     if isinstance(rule, StrictGreedy) or cut is None or q.vocab_size == 1:
         return least
-    return np.minimum(least, _linear(q, -float(cut.offset), cut.slope))
+    return np.asarray(np.minimum(least, _linear(q, -float(cut.offset), cut.slope)))
 
 
 def _reverse(q: TopK, rule: Rule) -> Floats:

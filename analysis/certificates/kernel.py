@@ -117,7 +117,7 @@ def distance(block: Block, base: int, first: int, k: int, at: int, mass: float, 
     """Return `cost` in another divergence than KL."""
     s, order, mean, p0 = block.s, block.order, x / (k + 1), block.s[base + P]
     if block.kind == TV:
-        return p0 * abs(mean - s[at + E])
+        return float(p0 * abs(mean - s[at + E]))
     if mean == -math.inf:
         return math.inf
     if order == 2.0 or order == 0.5:
@@ -131,7 +131,7 @@ def distance(block: Block, base: int, first: int, k: int, at: int, mass: float, 
         level = math.log1p(mean) / order if order > 0.0 else mean
         value = p0 * (1.0 - order) * spread(s, base, first, k, at, order, level)
     if block.kind == HELLINGER:
-        return value / (1.0 + math.sqrt(1.0 - value))
+        return float(value / (1.0 + math.sqrt(1.0 - value)))
     log_z = math.log1p(-value) if value < 0.5 else math.log(max(1.0 - value, p0 * (k + 1) * m))
     return -log_z / (1.0 - order) * (order if order > 0.0 else 1.0)
 
@@ -148,7 +148,7 @@ def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x
         for j in range(first, first + k):
             mean += s[base + j * RECORD + E]
         value = spread(s, base, first, k, at, 1.0, math.log1p(mean / (k + 1)))
-    return s[base + P] * value
+    return float(s[base + P] * value)
 
 
 @compiled
