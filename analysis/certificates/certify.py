@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from ..rules.build import check_k
 from ..rules.rule import Count, Coverage, Cut, Ratio, Rule
 from ..topk import Floats, TopK
-from .kernel import COUNTS, CUT, RATIO, TREE, certify_rows, scratch
-from .kernel_types import Found, Rules, StoredSteps
+from .divergences import Divergence
+from .kernel import BLOCK, COUNTS, CUT, RATIO, RECORD, TREE, certify_rows
+from .kernel_types import Block, Found, Rules, StoredSteps
 from .truncation import intervals
 
 SPACING = 72
@@ -32,7 +33,8 @@ class Certificates:
     """Certificates of N steps under R rules; every array is (N, R).
 
     Attributes:
-        lower: nats, float64; a drafter with KL(p || q) < lower is accepted.
+        lower: nats, float64; a drafter with KL(p || q) < lower is accepted (or with a smaller
+            value of another divergence, in its unit).
         upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
             rejected or that cannot be excluded.
         active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
@@ -45,13 +47,17 @@ class Certificates:
     accepted_count: NDArray[np.int32]
 
 
-def certify(dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1) -> Certificates:
+def certify(
+    dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1, divergence: str = "kl"
+) -> Certificates:
     """Compute the certificates of every step under every rule, in one pass.
 
     Args:
         dist: N steps.
         rules: R rules; one rule may be given bare, R = 1 then.
         threads: the steps are split over so many threads.
+        divergence: of target and draft: kl, tv, hellinger (squared), reverse_kl or renyi:a, with
+            a > 0, as `divergences` defines them.
 
     Returns:
         Theorem 4.4 for rules of one token, Theorem 5.1 for trees, with intervals where the first
@@ -60,25 +66,28 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1) -> Certi
     Raises:
         ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
             none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
-            what is given is no TopK, or no rule.
+            what is given is no TopK, no rule, or no divergence.
 
     Example:
         >>> from analysis.rules import StrictGreedy
         >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6).tolist()
         [[0.130812]]
+        >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy(), divergence="tv").lower
+        array([[0.25]])
     """
+    chosen = Divergence.named(divergence)
     if not isinstance(dist, TopK):
         raise ValueError(
             f"{type(dist).__name__} is no TopK: make one with TopK.from_probabilities(p) or "
             "TopK.from_logits(logits)"
         )
     rules = _listed(rules)
-    lower, upper, active, accepted, left = _stored(dist, rules, threads)
+    lower, upper, active, accepted, left = _stored(dist, rules, threads, chosen)
     if np.any(left):
         cells = [np.flatnonzero(np.isnan(lower[r])) for r in np.flatnonzero(left)]
         which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
         lower[which, open_], upper[which, open_], active[which, open_], accepted[which, open_] = (
-            intervals(dist, rules, which, open_, accepted[which, open_])
+            intervals(dist, rules, which, open_, accepted[which, open_], chosen)
         )
     return Certificates(lower.T, upper.T, active.T, accepted.T)
 
@@ -118,7 +127,9 @@ def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
         ) from None
 
 
-def _stored(dist: TopK, rules: Sequence[Rule], threads: int) -> tuple[NDArray[Any], ...]:
+def _stored(
+    dist: TopK, rules: Sequence[Rule], threads: int, divergence: Divergence
+) -> tuple[NDArray[Any], ...]:
     """Return lower, upper, |A| and n, each (R, N), and how many cells of each rule are open.
 
     All stored tokens are accepted at an open cell, and lower and upper are nan there.
@@ -131,10 +142,10 @@ def _stored(dist: TopK, rules: Sequence[Rule], threads: int) -> tuple[NDArray[An
     found = Found(floats[0], floats[1], ints[0], ints[1])
     edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int).tolist()
     if threads <= 1:
-        left = _run(dist, table, found, 0, len(dist))
+        left = _run(dist, table, found, divergence, 0, len(dist))
     else:
         with ThreadPoolExecutor(threads) as pool:
-            run = partial(_run, dist, table, found)
+            run = partial(_run, dist, table, found, divergence)
             left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
     lower, upper = floats[:, :, : len(dist)]
     active, accepted = ints[:, :, : len(dist)]
@@ -178,6 +189,8 @@ def _kernel_form(dist: TopK, rule: Rule) -> tuple[int, Cut]:
     if isinstance(form, Coverage):
         return TREE, Cut(max_rank=form.m)
     if isinstance(form, Ratio):
+        if dist.vocab_size == 1:  # x0 is all there is, and is accepted
+            return CUT, Cut(max_rank=1)
         return RATIO, Cut(offset=form.theta)
     if isinstance(form, Count):
         return COUNTS, Cut(max_rank=form.counts)
@@ -213,17 +226,29 @@ def _columns(
     )
 
 
-def _run(dist: TopK, rules: Rules, found: Found, first: int, last: int) -> NDArray[np.int64]:
+def _run(
+    dist: TopK, rules: Rules, found: Found, divergence: Divergence, first: int, last: int
+) -> NDArray[np.int64]:
     values: Any = dist.stored_probs if dist.logits is None else dist.logits
     by_logit = dist.logits is not None
     steps = StoredSteps(
         values, by_logit, 1.0 / dist.temperature, dist.top_probability, dist.vocab_size
     )
     left = np.zeros(len(rules.kind), dtype=np.int64)
-    bad = certify_rows(steps, rules, scratch(dist.k), found, left, first, last)
+    block = _scratch(dist.k, divergence)
+    bad = certify_rows(steps, rules, block, found, left, first, last)
     if bad >= 0:
         raise ValueError(
             f"step {bad}: the stored tokens are not numbers by decreasing value, or "
             "the largest probability is not in (0, 1]"
         )
     return left
+
+
+def _scratch(k: int, divergence: Divergence) -> Block:
+    """Return the scratch of a thread for K stored tokens."""
+    p0, second, m = np.zeros((3, BLOCK))
+    have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
+    width = (k + 1) * RECORD
+    a, s = np.zeros(BLOCK, dtype=np.int32), np.zeros(BLOCK * width)
+    return Block(s, width, p0, second, m, a, have, listed, n, divergence.kind, divergence.order)

@@ -1,21 +1,19 @@
 """The fused kernel: every rule at every step, in one pass over the stored ranks.
 
-StoredSteps are taken in blocks. Of each step the ranks are read once, and only as far as some rule
-needs; M by rank is computed once and shared by all rules that reject first at that rank. Nothing
-of size (N, K) is made. Within a block, rules are the outer loop: their branches are then predicted
-well, and results are written in order, rule by rule.
+Of each step the ranks are read once, only as far as some rule needs; M by rank is computed once,
+for all rules. Within a block of steps rules are the outer loop: their branches are predicted well.
 
 A step is kept in units of p0, so that nothing cancels between close probabilities: w = p / p0 and
-e = w - 1, from exact differences of logits. With A the active tokens and c their mean w,
+e = w - 1, from exact differences of logits. With A the active tokens and m their mean w,
 
-    R / p0 = sum over A of w log w - (sum over A of w) log c                       (fast)
-           = c sum over A of phi(w / c - 1),  phi(u) = (1 + u) log(1 + u) - u      (stable)
+    R / p0 = sum over A of w log w - (sum over A of w) log m       (fast: one logarithm)
+           = sum over A of m k(log(w / m)), k as in `gap`          (where that loses two digits)
 
-The fast form takes one logarithm, and is used where it loses less than two digits.
+Other divergences (`divergences`) level A at the mean of another x: e for total variation,
+w^a - 1 for order a, log w for order 0. Where the first rejected token is not stored, lower and
+upper are left nan for `truncation`.
 
-Where the first rejected token is not among the K stored, lower and upper are left nan for
-`truncation`. All compiled code is in this file: numba's cache on disk follows changes of
-the file a function is in, not of the files of what it calls.
+All compiled code is in this file: numba's cache on disk follows no changes of other files.
 """
 
 from __future__ import annotations
@@ -26,47 +24,44 @@ from typing import Any
 import numpy as np
 
 from ..topk import Floats
-from .kernel_types import Block, Found, Ints, Rules, StoredSteps, compiled
+from .kernel_types import HELLINGER, KL, TV, Block, Found, Ints, Rules, StoredSteps, apart, compiled
 
 CUT, COUNTS, RATIO, TREE = 0, 1, 2, 3  # kinds of rules
 BLOCK = 128  # steps
 FAST = 0.02  # least value of the fast form, as a share of the active mass
 
-# What is kept of a rank of a step: s[base + rank * RECORD + field], ranks from 0. A record fills a
-# cache line.
+# What is kept of a rank of a step: s[base + rank * RECORD + field], ranks from 0, in a cache line.
 RECORD = 8
-P, W, E, X = 0, 1, 2, 3  # p, w, e, w log w
-SW, SX = 4, 5  # sums of w and of w log w up to the rank
+P, W, E, X = 0, 1, 2, 3  # p, w, e, and x: for KL w log w
+SW, SX = 4, 5  # sums of w and of x up to the rank
 M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 
-def scratch(k: int) -> Block:
-    """Return the scratch of a thread for K stored tokens."""
-    p0, second, m = np.zeros((3, BLOCK))
-    have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
-    width = (k + 1) * RECORD
-    a = np.zeros(BLOCK, dtype=np.int32)
-    return Block(np.zeros(BLOCK * width), width, p0, second, m, a, have, listed, n)
+@compiled
+def power(w: float, e: float, d: float, order: float) -> float:
+    """Return w^order - 1, d = log w; log w for order 0."""
+    if order == 2.0 or order == 0.5:
+        return e * (2.0 + e) if order == 2.0 else e / (1.0 + math.sqrt(w))
+    if w > 0.0:
+        return math.expm1(order * d) if order > 0.0 else d
+    return -1.0 if order > 0.0 else -math.inf
 
 
 @compiled
-def phi(u: float) -> float:
-    """(1 + u) log(1 + u) - u for u >= -1, to about 1e-15 relative."""
-    if abs(u) > 0.25:
-        return (1.0 + u) * math.log1p(u) - u if u > -1.0 else 1.0
-    # log(1 + u) = 2 atanh(s): its leading terms cancel against u by hand
-    s = u / (2.0 + u)
-    q = s * s
-    t = 1 / 13 + q * (1 / 15 + q * (1 / 17 + q / 19))
-    t = 1 / 3 + q * (1 / 5 + q * (1 / 7 + q * (1 / 9 + q * (1 / 11 + q * t))))
-    return 2.0 * q * (1.0 + (1.0 + s) * s * t) / (1.0 - s)
-
-
-@compiled
-def pair(e: float) -> float:
-    """Return R / p0 of two tokens: (p0 + p1) g(gap / (p0 + p1)) / p0, p1 / p0 = 1 + e."""
-    d = -e / (2.0 + e)
-    return (2.0 + e) * (d * math.atanh(d) + 0.5 * math.log1p(-d * d))
+def gap(order: float, y: float) -> float:
+    """(e^y - 1 - (e^(order y) - 1) / order) / (1 - order); order 1: y e^y - e^y + 1."""
+    if abs(y) * max(1.0, order) < 0.25:
+        total, u, t, lead = 0.0, 1.0, 0.5 * y * y, 1.0
+        for n in range(3, 15):  # sum of (1 + order + ... + order^(n-2)) y^n / n!
+            total += u * t
+            lead *= y
+            u, t = u * order * y + lead, t / n
+        return total
+    b = 1.0 - order
+    if order < 0.5:
+        return (math.expm1(y) - (math.expm1(order * y) / order if order > 0.0 else y)) / b
+    y = max(y, -700.0)
+    return (math.exp(y) * (-math.expm1(-b * y) / b if b != 0.0 else y) - math.expm1(y)) / order
 
 
 @compiled
@@ -93,11 +88,12 @@ def reach(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bool
                 e = w - 1.0
             p = p0 * w
         else:
-            p = value
-            w = value / p0
-            e = (value - p0) / p0
+            p, w, e = value, value / p0, (value - p0) / p0
             d = math.log1p(e) if e > -0.5 else math.log(w) if w > 0.0 else 0.0
-        x = w * d if w > 0.0 else 0.0
+        if block.kind == KL:
+            x = w * d if w > 0.0 else 0.0
+        else:
+            x = e if block.kind == TV else power(w, e, d, block.order)
         sum_w += w
         sum_x += x
         at += RECORD
@@ -107,80 +103,107 @@ def reach(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bool
     return True
 
 
+@apart
+def spread(s: Floats, base: int, first: int, k: int, at: int, order: float, level: float) -> float:
+    """Return the sum over A of m k(log(w / m)), level = log m: nothing cancels."""
+    value = gap(order, math.log1p(s[at + E]) - level)
+    for j in range(first, first + k):
+        value += gap(order, math.log1p(s[base + j * RECORD + E]) - level)
+    return math.exp(level) * value
+
+
+@apart
+def distance(block: Block, base: int, first: int, k: int, at: int, mass: float, x: float) -> float:
+    """Return `cost` in another divergence than KL."""
+    s, order, mean, p0 = block.s, block.order, x / (k + 1), block.s[base + P]
+    if block.kind == TV:
+        return float(p0 * abs(mean - s[at + E]))
+    if mean == -math.inf:
+        return math.inf
+    if order == 2.0 or order == 0.5:
+        m = math.sqrt(1.0 + mean) if order == 2.0 else (1.0 + mean) ** 2
+    elif order == 0.0 and k == 1:
+        m = math.sqrt(s[base + first * RECORD + W] * s[at + W])
+    else:
+        m = math.exp(math.log1p(mean) / order if order > 0.0 else mean)
+    value = p0 * (mass - (k + 1) * m)
+    if abs(value) < FAST * p0 * mass:
+        level = math.log1p(mean) / order if order > 0.0 else mean
+        value = p0 * (1.0 - order) * spread(s, base, first, k, at, order, level)
+    if block.kind == HELLINGER:
+        return float(value / (1.0 + math.sqrt(1.0 - value)))
+    log_z = math.log1p(-value) if value < 0.5 else math.log(max(1.0 - value, p0 * (k + 1) * m))
+    return -log_z / (1.0 - order) * (order if order > 0.0 else 1.0)
+
+
 @compiled
-def single(s: Floats, base: int, n: int) -> tuple[float, int]:
-    """Lemma 4.2 for rank n + 1, with the n ranks before it as the others: M / p0, and |A|."""
-    token, last, k = base + n * RECORD, base, 1
-    w = s[token + W]
-    while k < n and s[last + RECORD + W] * (k + 1) > s[last + SW] + w:
+def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x: float) -> float:
+    """Return the divergence that levels A: k ranks from `first` on, and another one."""
+    s, at = block.s, base + other * RECORD
+    if block.kind != KL:
+        return distance(block, base, first, k, at, mass, x)
+    value = x - mass * math.log(mass / (k + 1))
+    if value < FAST * mass:
+        mean = s[at + E]
+        for j in range(first, first + k):
+            mean += s[base + j * RECORD + E]
+        value = spread(s, base, first, k, at, 1.0, math.log1p(mean / (k + 1)))
+    return float(s[base + P] * value)
+
+
+@compiled
+def single(block: Block, base: int, n: int) -> tuple[float, int]:
+    """Lemma 4.2 for rank n + 1, with the n ranks before it as the others: M, and |A|."""
+    s, token, last, k = block.s, base + n * RECORD, base, 1
+    by, total = (W, SW) if block.kind == KL else (X, SX)
+    y = s[token + by]
+    while k < n and s[last + RECORD + by] * (k + 1) > s[last + total] + y:
         k += 1
         last += RECORD
-    mass = s[last + SW] + w
-    value = s[last + SX] + s[token + X] - mass * math.log(mass / (k + 1))
-    if value > FAST * mass:
-        return value, k + 1
-    if k == 1:
-        return pair(s[token + E]), 2
-    mean = s[token + E]
-    for j in range(k):
-        mean += s[base + j * RECORD + E]
-    mean /= k + 1
-    value = phi((s[token + E] - mean) / (1.0 + mean))
-    for j in range(k):
-        value += phi((s[base + j * RECORD + E] - mean) / (1.0 + mean))
-    return (1.0 + mean) * value, k + 1
+    mass, x = s[last + SW] + s[token + W], s[last + SX] + s[token + X]
+    return cost(block, base, 0, k, n, mass, x), k + 1
 
 
 @compiled
-def tree(s: Floats, base: int, m: int) -> tuple[float, int]:
-    """Theorem 5.1: the least KL / p0 that lets m tokens reach x0 under q, and |A|."""
-    at, second = base + m * RECORD, s[base + RECORD + W]
-    mass, x, j = 1.0, 0.0, 0
-    if second * m < s[at + SW] - second:  # all of ranks 2..m+1 are below the level
+def tree(block: Block, base: int, m: int) -> tuple[float, int]:
+    """Theorem 5.1: the least divergence that lets m tokens reach x0 under q, and |A|."""
+    s, at = block.s, base + m * RECORD
+    by, total = (W, SW) if block.kind == KL else (X, SX)
+    second, top = s[base + RECORD + by], s[base + by]
+    mass, x, y, j = 1.0, s[base + X], top, 0
+    if second * m < s[at + total] - second:  # all of ranks 2..m+1 are below the level
         mass, x, j = s[at + SW], s[at + SX], m
-    while j < m and s[at + W] * (j + 1) < mass:
+    while j < m and s[at + by] * (j + 1) < y:
         mass += s[at + W]
         x += s[at + X]
+        y += s[at + by]
         j += 1
         at -= RECORD
-    value = x - mass * math.log(mass / (j + 1))
-    if value > FAST * mass:
-        return value, j + 1
-    if j == 1:
-        return pair(s[base + m * RECORD + E]), 2
-    mean = 0.0
-    for rank in range(m - j + 1, m + 1):
-        mean += s[base + rank * RECORD + E]
-    mean /= j + 1
-    value = phi(-mean / (1.0 + mean))
-    for rank in range(m - j + 1, m + 1):
-        value += phi((s[base + rank * RECORD + E] - mean) / (1.0 + mean))
-    return (1.0 + mean) * value, j + 1
+    return cost(block, base, m - j + 1, j, 0, mass, x), j + 1
 
 
 @compiled
-def known(s: Floats, base: int, n: int) -> int:
+def known(block: Block, base: int, n: int) -> int:
     """Make sure that M of rank n + 1, which is read, is computed; return where it is kept."""
     at = base + n * RECORD
-    if s[at + M] < 0.0:
-        value, members = single(s, base, n)
-        s[at + M], s[at + A] = s[base + P] * value, float(members)
+    if block.s[at + M] < 0.0:
+        value, members = single(block, base, n)
+        block.s[at + M], block.s[at + A] = value, float(members)
     return at
 
 
 @compiled
 def begin(steps: StoredSteps, block: Block, start: int, count: int) -> int:
     """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
-    s = block.s
     for i in range(count):
-        base, p0 = i * block.width, steps.p0[start + i]
+        s, base, p0 = block.s, i * block.width, steps.p0[start + i]
         s[base + P], s[base + W], s[base + SW], block.p0[i], block.have[i] = p0, 1.0, 1.0, p0, 1
         if not 0.0 < p0 < 1.0 + 1e-6:
             return start + i
         if steps.values.shape[1] > 1:
             if not reach(steps, block, start + i, i, 2):
                 return start + i
-            at = known(s, base, 1)
+            at = known(block, base, 1)
             block.second[i], block.m[i], block.a[i] = s[at + P], s[at + M], np.int32(s[at + A])
     return -1
 
@@ -189,11 +212,8 @@ def begin(steps: StoredSteps, block: Block, start: int, count: int) -> int:
 def first_rejected(block: Block, found: Found) -> None:
     """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
     for i in range(found.lower.size):
-        found.lower[i] = block.m[i]
-        found.upper[i] = block.m[i]
-    for i in range(found.lower.size):
-        found.active[i] = block.a[i]
-        found.accepted[i] = 1
+        found.lower[i] = found.upper[i] = block.m[i]
+        found.active[i], found.accepted[i] = block.a[i], 1
 
 
 @compiled
@@ -201,7 +221,7 @@ def write(block: Block, found: Found, i: int, n: int, k: int, size: int) -> int:
     """Write a certificate, n tokens being accepted (-1: more than k); 1 where it stays open."""
     found.accepted[i] = n
     if 0 < n < k:
-        at = known(block.s, i * block.width, n)
+        at = known(block, i * block.width, n)
         found.lower[i] = found.upper[i] = block.s[at + M]
         found.active[i] = np.int32(block.s[at + A])
         return 0
@@ -249,23 +269,11 @@ def by_threshold(
 def by_ratio(steps: StoredSteps, theta: float, block: Block, start: int, count: int) -> int:
     """List the steps of a block at which MARS accepts rank 2: z1 > 0 and z2 / z1 > theta."""
     listed = 0
-    if steps.size == 1:  # x0 is all there is, and is accepted
-        for i in range(count):
-            block.listed[i], block.n[i] = i, 1
-        return count
     for i in range(count):
         top, second = np.float64(steps.values[start + i, 0]), steps.values[start + i, 1]
         block.listed[listed], block.n[listed] = i, 2
         listed += 1 if top > 0.0 and np.float64(second) / top > theta else 0
     return listed
-
-
-@compiled
-def by_count(counts: Ints, row: int, block: Block, start: int, count: int) -> int:
-    """List all steps of a block with the counts that a rule gave."""
-    for i in range(count):
-        block.listed[i], block.n[i] = i, counts[row, start + i]
-    return count
 
 
 @compiled
@@ -294,10 +302,9 @@ def tree_rule(steps: StoredSteps, m: int, block: Block, found: Found, start: int
         if m < steps.size:
             if not reach(steps, block, start + i, i, m + 1):
                 return start + i
-            value, members = tree(block.s, i * block.width, m)
-        found.lower[i] = found.upper[i] = block.p0[i] * value
-        found.active[i] = members
-        found.accepted[i] = 0  # rules.NO_COUNT
+            value, members = tree(block, i * block.width, m)
+        found.lower[i] = found.upper[i] = value
+        found.active[i], found.accepted[i] = members, 0  # rules.NO_COUNT
     return -1
 
 
@@ -305,10 +312,9 @@ def tree_rule(steps: StoredSteps, m: int, block: Block, found: Found, start: int
 def certify_rows(
     steps: StoredSteps, rules: Rules, block: Block, found: Found, left: Ints, first: int, last: int
 ) -> int:
-    """Certify the steps from `first` to `last`, in blocks.
+    """Certify the steps from `first` to `last`; return the first whose ranks are not sorted, or -1.
 
-    Adds to left, (R,), the number of steps whose first rejected token is not stored. Returns the
-    first step whose ranks are not sorted numbers, or -1.
+    Adds to left, (R,), the number of steps whose first rejected token is not stored.
     """
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
@@ -334,7 +340,9 @@ def certify_rows(
             elif rules.kind[r] == RATIO:
                 listed = by_ratio(steps, rules.offset[r], block, start, count)
             elif rules.kind[r] == COUNTS:
-                listed = by_count(rules.limits, rules.limit_row[r], block, start, count)
+                listed = count
+                for i in range(count):
+                    block.listed[i], block.n[i] = i, rules.limits[rules.limit_row[r], start + i]
             bad, more = settle(steps, rules, r, block, listed, part, start)
             left[place] += more
         if bad >= 0:

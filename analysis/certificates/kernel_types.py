@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from ..topk import Floats
 
+KL, TV, RENYI, HELLINGER = 0, 1, 2, 3  # kinds of divergences; reverse KL is the limit of order 0
+
 F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int64]
 
@@ -60,7 +62,7 @@ class Block(NamedTuple):
 
     Of step i the first have[i] ranks are in s, from base i * width. Its p0, the p of rank 2 and the
     certificate of rank 2 are kept apart, for the loops over steps. Step listed[j] accepts n[j]
-    ranks, limits aside.
+    ranks, limits aside. The divergence is of a kind, and of an order where that has one.
     """
 
     s: Floats
@@ -72,13 +74,20 @@ class Block(NamedTuple):
     have: Ints
     listed: Ints
     n: Ints
+    kind: int
+    order: float
 
 
-def compiled(function: F) -> F:
+def compiled(function: F, inline: bool = True) -> F:
     """Compile with numba, cached on disk.
 
     Inlining and no reference counts (all arrays come from outside) halve the time here.
     """
     options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-    options |= {"forceinline": True, "_nrt": False}
+    options |= {"forceinline": inline, "_nrt": False}
     return cast(F, numba.njit(**options)(function))
+
+
+def apart(function: F) -> F:
+    """Compile what is seldom needed: inlined, it would slow the rest down."""
+    return compiled(function, inline=False)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..rules.rule import Counts, Cut, Rule
 from ..topk import Floats, TopK
-from .bounds import phi
+from .divergences import Divergence
 from .tails import TAIL_ERROR, Tails, rejected_range
 
 MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
@@ -39,6 +39,7 @@ def intervals(
     which: NDArray[np.intp],
     steps: NDArray[np.intp],
     counts: Counts,
+    divergence: Divergence,
 ) -> Intervals:
     """Return lower, upper, |A| at lower, and accepted counts where all K stored tokens pass.
 
@@ -48,6 +49,7 @@ def intervals(
         which: (M,), a rule, and
         steps: (M,), a step at which it accepts all that is stored.
         counts: (M,), for a rule that gives counts its count there, at least K, or -1 for "more".
+        divergence: what the certificates are in.
     """
     found: tuple[NDArray[Any], ...] = (
         np.empty(len(steps)),
@@ -67,7 +69,7 @@ def intervals(
     for entries in (np.flatnonzero(~by_count), np.flatnonzero(by_count)):
         for start in range(0, len(entries), size):
             rows = entries[start : start + size]
-            part = Stored(dist[steps[rows]])
+            part = Stored(dist[steps[rows]], divergence)
             if by_count[rows[0]]:
                 values = _by_count(part, counts[rows])
             else:
@@ -83,6 +85,7 @@ class Stored:
 
     Attributes:
         dist: the steps.
+        divergence: what the ends are in.
         others: V - K, how many tokens are not stored.
         p0: (N,), of rank 1, and
         p_k: (N,), of rank K, rounded up.
@@ -93,8 +96,9 @@ class Stored:
             its logarithm, and more of several.
     """
 
-    def __init__(self, dist: TopK) -> None:
-        self.dist, self.others = dist, dist.vocab_size - dist.k
+    def __init__(self, dist: TopK, divergence: Divergence) -> None:
+        self.dist, self.divergence = dist, divergence
+        self.others = dist.vocab_size - dist.k
         self.p0, self.p_k, self.tail = (
             dist.top_probability,
             dist.probs[:, -1],
@@ -117,6 +121,16 @@ class Stored:
         """Return b / p0 - 1 of an unseen token, which is that of p_K at most."""
         last = self.e[:, -1]
         return np.where(b < self.p_k, np.minimum((b - self.p0) / self.p0, last), last)
+
+    def least(
+        self,
+        e: Floats,
+        b: Floats,
+        rows: NDArray[np.intp] | slice = slice(None),
+        times: Floats | None = None,
+    ) -> tuple[Floats, NDArray[np.int32]]:
+        """Return M of one more token beside those of e, and its |A|, at some of the steps."""
+        return self.divergence.least(self.p0[rows], e, b, times)
 
 
 def _by_threshold(stored: Stored, theta: Floats) -> Intervals:
@@ -183,55 +197,27 @@ def _ends(
 
     They are equal where b is known, unless M falls so fast there that its rounding shows.
     """
-    cost, active = mode_cost(stored.e, stored.excess(high * (1.0 + stored.p0_error)))
-    lower = stored.p0 * cost * (1.0 - MARGIN)
-    upper = stored.p0 * _upper_end(stored, low * (1.0 - stored.p0_error), most) * (1.0 + MARGIN)
+    lower, active = stored.least(stored.e, stored.excess(high * (1.0 + stored.p0_error)))
+    lower *= 1.0 - MARGIN
+    upper = _upper_end(stored, low * (1.0 - stored.p0_error), most) * (1.0 + MARGIN)
     known = (stored.others == 1) | (stored.tail < TINY)
-    exact = known & (most == 0) & (upper - lower <= 4.0 * MARGIN * lower)
+    exact = known & (most == 0) & (upper <= lower * (1.0 + 4.0 * MARGIN))
     if exact.any():
-        cost, _ = mode_cost(stored.e, stored.excess(stored.tail))
-        lower, upper = (np.where(exact, stored.p0 * cost, end) for end in (lower, upper))
+        cost, _ = stored.least(stored.e, stored.excess(stored.tail))
+        lower, upper = (np.where(exact, cost, end) for end in (lower, upper))
     return lower, upper, active
 
 
-def mode_cost(e: Floats, b: Floats) -> tuple[Floats, NDArray[np.int32]]:
-    """Lemma 4.2 among the stored tokens: M / p0 of one more token beside them, and |A|.
-
-    Args:
-        e: (N, K), p / p0 - 1, by decreasing probability.
-        b: (N,), that of the token, at most e[:, -1].
-    """
-    levels = (b[:, None] + np.cumsum(e, axis=1)) / np.arange(2, e.shape[1] + 2)
-    # p falls and the level with it: once p is not above, it stays so
-    above = np.column_stack([np.ones(len(e), dtype=bool), e[:, 1:] > levels[:, :-1]])
-    size = np.logical_and.accumulate(above, axis=1).sum(axis=1)
-    level = np.take_along_axis(levels, size[:, None] - 1, axis=1)
-    top = e[:, : int(size.max(initial=1))]
-    active = np.arange(top.shape[1]) < size[:, None]
-    terms = np.where(active, _term(np.where(active, top, level), level), 0.0).sum(axis=1)
-    level = level[:, 0]
-    return (1.0 + level) * (terms + _term(b, level)), (size + 1).astype(np.int32)
-
-
-def _term(e: Floats, level: Floats) -> Floats:
-    """phi(p / c - 1), c the level, both relative to p0."""
-    return phi((e - level) / (1.0 + level))
-
-
 def _upper_end(stored: Stored, b: Floats, most: Floats) -> Floats:
-    """Bound M / p0 of a token of at least b, if at most `most` unseen tokens exceed it."""
+    """Bound M of a token of at least b, if at most `most` unseen tokens exceed it."""
     e, last = stored.e, stored.excess(b)
-    value, size = mode_cost(e, last)
-    rows = np.flatnonzero(size > e.shape[1])  # p_K > c: an unseen token may be active
-    e, last, most, p_k = e[rows], last[rows], most[rows], stored.p_k[rows]
+    value, size = stored.least(e, last)
+    rows = np.flatnonzero(size > e.shape[1])  # p_K exceeds the level: an unseen token may be active
     mass = np.maximum(0.0, stored.tail[rows] * (1.0 + stored.tail_error[rows]) - b[rows])
-    unseen = np.minimum(np.floor(mass / p_k), most)  # at p_K, above every such level
-    rest = np.where(unseen < most, mass - unseen * p_k, 0.0) / stored.p0[rows] - 1.0
-    total = last + e.sum(axis=1) + unseen * e[:, -1]
-    count = e.shape[1] + 1.0 + unseen
-    more = rest > total / count
-    level = (total + np.where(more, rest, 0.0)) / (count + more)
-    terms = _term(e, level[:, None]).sum(axis=1) + unseen * _term(e[:, -1], level)
-    terms += _term(last, level) + np.where(more, _term(np.where(more, rest, level), level), 0.0)
-    value[rows] = (1.0 + level) * terms
+    unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # at p_K
+    rest = np.where(unseen < most[rows], mass - unseen * stored.p_k[rows], 0.0)
+    rest = np.clip(rest / stored.p0[rows] - 1.0, last[rows], e[rows, -1])  # no more than p_K
+    tokens = np.column_stack([e[rows], e[rows, -1], rest])
+    times = np.column_stack([np.ones_like(e[rows]), unseen, np.ones_like(rest)])
+    value[rows], _ = stored.least(tokens, last[rows], rows, times)
     return value

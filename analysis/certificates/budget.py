@@ -1,0 +1,166 @@
+"""What a mean KL certifies: training reports a mean over steps, not a bound at each of them.
+
+A drafter whose mean KL(p || q) over N steps is at most eps has spent at most N eps, and to be
+rejected at a step costs it at least the step's certificate R. So the worst drafter is rejected
+where that is cheapest. Nothing here depends on the divergence: certificates of another one with
+its own mean do as well. docs/method.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..topk import Floats
+
+HALVINGS = 60
+SLACK = 1e-7  # of a call, for rounding
+
+
+def rejections(certificates: ArrayLike, mean_kl: ArrayLike) -> NDArray[np.int64]:
+    """Return F, the most of N steps that can be rejected at a mean KL; attained.
+
+    F = max{n : R_(1) + ... + R_(n) <= N eps}, the certificates by increasing value. The certified
+    share of accepted steps is 1 - F / N.
+
+    Args:
+        certificates: (N,), nats, +inf where nothing is rejected; their lower ends give what is
+            certified.
+        mean_kl: (E,) or a number, nats, at least 0.
+
+    Raises:
+        ValueError: there are no steps, or a certificate or a mean KL is negative or nan.
+
+    Example:
+        >>> rejections([0.25, 0.5, 1.0, np.inf], [0.0, 0.1875, 0.5]).tolist()
+        [0, 2, 3]
+    """
+    values, budget = _checked(certificates, mean_kl)
+    spent = np.cumsum(np.sort(values[np.isfinite(values)]))
+    return np.asarray(np.searchsorted(spent, budget, side="right"), dtype=np.int64)
+
+
+def certified_share(certificates: ArrayLike, mean_kl: ArrayLike) -> Floats:
+    """Return 1 - F / N: at least this share of steps is accepted, at a mean KL.
+
+    Args and errors are those of `rejections`.
+    """
+    return np.asarray(1.0 - rejections(certificates, mean_kl) / np.size(certificates))
+
+
+def uniform_share(certificates: ArrayLike, eps: ArrayLike) -> Floats:
+    """Return the share of steps that are accepted for sure when KL <= eps at every step: R > eps.
+
+    Args and errors are those of `rejections`, eps in place of the mean KL.
+    """
+    values, _ = _checked(certificates, eps)
+    certain = len(values) - np.searchsorted(np.sort(values), np.asarray(eps), side="right")
+    return np.asarray(certain / len(values))
+
+
+def tokens_per_call(
+    certificates: ArrayLike, ends: ArrayLike, mean_kl: float, draft_length: int | None = None
+) -> float:
+    """Return a lower bound of tokens per verification call of all drafters with this mean KL.
+
+    A call drafts so many tokens, keeps those before the first rejected one and emits one more,
+    which is not tested. Calls are cut where a trajectory ends.
+
+    Args:
+        certificates: (N,) of consecutive steps, as in `rejections`.
+        ends: (E,) indices of the last step of each trajectory.
+        mean_kl: nats, at least 0; infinite if only steps without a certificate are accepted.
+        draft_length: gamma, at least 1; None means drafts of any length.
+
+    Returns:
+        N / calls. Attained for drafts of any length: N / (E + F'), F' being F among the steps that
+        end no trajectory. For a finite length by Lagrangian duality, at most one rejection's cost
+        from the exact optimum.
+
+    Raises:
+        ValueError: as `rejections` says; or the ends are no increasing steps up to the last, or
+            the draft length is below 1.
+
+    Example:
+        >>> tokens_per_call([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.05)
+        2.0
+        >>> tokens_per_call([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.0, draft_length=1)
+        2.0
+    """
+    values, budget = _checked(certificates, mean_kl)
+    last = np.asarray(ends, dtype=np.int64)
+    if last.size == 0 or np.any(np.diff(last, prepend=-1) <= 0) or last[-1] != len(values) - 1:
+        raise ValueError(
+            f"ends must be increasing indices of steps, the last {len(values) - 1}, one for each "
+            "trajectory"
+        )
+    if draft_length is None:
+        inner = np.delete(values, last)
+        spent = np.cumsum(np.sort(inner[np.isfinite(inner)]))
+        failures = np.searchsorted(spent, budget, side="right")
+        return float(len(values) / (len(last) + failures))
+    if draft_length < 1:
+        raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
+    lengths = np.diff(last, prepend=-1)
+    padded = np.full((len(last), int(lengths.max())), np.inf)  # every trajectory ends its row
+    padded[np.arange(padded.shape[1]) >= padded.shape[1] - lengths[:, None]] = values
+    return float(len(values) / _most_calls(padded, lengths, float(budget), draft_length))
+
+
+def _most_calls(rows: Floats, lengths: NDArray[np.int64], budget: float, gamma: int) -> float:
+    """Bound the calls that a budget can force, as an integer, by the least of the dual function.
+
+    For any price x of a nat, calls <= budget x + max(calls - x spent). The maximum is convex in
+    the price, and what is spent at it tells on which side the least is.
+    """
+    costs = rows[np.isfinite(rows) & (rows > 0)]
+    if budget == 0 or np.isinf(budget) or costs.size == 0:
+        free = rows if np.isinf(budget) else np.where(rows > 0, np.inf, 0.0)
+        return _priced(free, lengths, 0.0, gamma)[0]
+    low = SLACK / budget  # as good as no price
+    high = max(2.0 / float(costs.min()), 2.0 * low)  # no rejection is worth it
+    best = np.inf
+    price = low
+    for _ in range(HALVINGS):
+        value, spent = _priced(rows, lengths, price, gamma)
+        best = min(best, value + price * budget)
+        low, high = (price, high) if spent > budget else (low, price)
+        price = float(np.sqrt(low * high))
+    return float(np.floor(best + SLACK))
+
+
+def _priced(
+    rows: Floats, lengths: NDArray[np.int64], price: float, gamma: int
+) -> tuple[float, float]:
+    """Return max(calls - price spent) over all trajectories, and what is spent there.
+
+    From a step on, a call is rejected at one of the next gamma steps, or ends behind an untested
+    token: calls(i) = 1 + max(max over l < gamma of calls(i + l + 1) - price R(i + l),
+    calls(i + gamma + 1)).
+    """
+    size = rows.shape[1]
+    cost = np.where(np.isinf(rows), np.inf, price * np.where(np.isinf(rows), 0.0, rows))
+    value, spent = np.zeros((2, len(rows), size + gamma + 2))
+    at = np.arange(len(rows))
+    for i in range(size - 1, -1, -1):
+        stop = min(i + gamma, size)
+        options = np.column_stack(
+            [value[:, i + gamma + 1], value[:, i + 1 : stop + 1] - cost[:, i:stop]]
+        )
+        choice = np.argmax(options, axis=1)
+        value[:, i] = 1.0 + options[at, choice]
+        there = np.where(choice == 0, i + gamma + 1, i + choice)
+        paid = np.where(choice == 0, 0.0, rows[at, np.minimum(i + choice - 1, size - 1)])
+        spent[:, i] = spent[at, there] + paid
+    begin = size - lengths
+    return float(value[at, begin].sum()), float(spent[at, begin].sum())
+
+
+def _checked(certificates: ArrayLike, mean_kl: ArrayLike) -> tuple[Floats, Floats]:
+    values = np.asarray(certificates, dtype=np.float64)
+    eps = np.asarray(mean_kl, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0 or not np.all(values >= 0):
+        raise ValueError("certificates must be (N,) numbers of at least 0, N >= 1")
+    if not np.all(eps >= 0):
+        raise ValueError(f"mean_kl={mean_kl!r} is not allowed: give nats, at least 0")
+    return values, values.size * eps

@@ -1,0 +1,312 @@
+"""Certified probabilities: with what probability a draft is accepted, at least, if KL(p||q) <= eps.
+
+Three ways to draft and verify, each at every step's eps and at a mean KL over steps:
+
+- a token sampled from q, accepted if it is in the target's set S, of mass a = p(S);
+- q's argmax, accepted by speculative sampling with probability p(argmax q);
+- a token sampled from q, verified by lossless speculative sampling: 1 - TV(p, q).
+
+kl(a || b) is the KL divergence of coins. docs/method.md has the proofs. Bisections end on the side
+where what is returned holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..rules.rule import Cut, Rule
+from ..topk import Floats, TopK
+from .bounds import phi
+from .certify import certify
+from .divergences import Divergence
+from .tails import TAIL_ERROR
+
+HALVINGS = 80
+MARGIN = 1e-12  # of a certificate, relative
+LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
+
+
+def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
+    """Return kl(a || b) = a log(a/b) + (1-a) log((1-a)/(1-b)), nats; +inf where it is infinite.
+
+    Example:
+        >>> coin_kl([0.5, 1.0, 0.0], [0.25, 0.5, 0.0]).round(6).tolist()
+        [0.143841, 0.693147, 0.0]
+    """
+    a, b = np.broadcast_arrays(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64))
+    total = np.zeros(a.shape)
+    for x, y, gap in ((a, b, a - b), (1.0 - a, 1.0 - b, b - a)):
+        inside = y > 0
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            term = np.where(inside, y * phi(gap / np.where(inside, y, 1.0)), 0.0)
+        total += np.where(~inside & (x > 0), np.inf, term)
+    return total
+
+
+def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
+    """Return min{b <= a : kl(a || b) <= eps}: with this probability a sampled draft is accepted.
+
+    Attained by the q that scales p inside and outside of the accepted set.
+
+    Args:
+        mass: a = p(S), in [0, 1], of the accepted tokens.
+        eps: nats, at least 0; both are broadcast.
+
+    Raises:
+        ValueError: a mass is not in [0, 1], or eps is negative.
+
+    Example:
+        >>> sampled_draft([1.0, 0.9, 0.5], 0.1).round(6).tolist()
+        [0.904837, 0.737498, 0.287053]
+    """
+    a, eps = _checked(mass, eps)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = -np.where(a > 0, a * np.log(a), 0.0) - np.where(a < 1, (1 - a) * np.log1p(-a), 0)
+        # kl >= -a log b - entropy: log(a / b) is at most
+        high = np.where(a > 0, (eps + entropy) / a + np.log(a), 0.0)
+    low = np.zeros_like(high)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        inside = coin_kl(a, a * np.exp(-middle)) < eps
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.asarray(np.where(eps > 0, a * np.exp(-high), a))
+
+
+def sampled_draft_mean(mass: ArrayLike, mean_kl: float) -> float:
+    """Return the least mean acceptance of sampled drafts at a mean KL over N steps.
+
+    kl(a || b) is convex in b, so a price x of acceptance for a nat splits the budget: at each step
+    b + x kl(a || b) is least at the root of b^2 - (1 + x) b + x a = 0. Every price gives a lower
+    bound, the right one attains it.
+
+    Args:
+        mass: (N,), as in `sampled_draft`.
+        mean_kl: nats.
+
+    Raises:
+        ValueError: as `sampled_draft` says.
+    """
+    a, eps = _checked(mass, mean_kl)
+    budget = float(eps.flat[0])
+
+    def priced(x: float) -> tuple[float, float]:
+        b = 2.0 * x * a / (1.0 + x + np.sqrt((1.0 - x) ** 2 + 4.0 * x * (1.0 - a)))
+        spent = float(coin_kl(a, b).mean())
+        return float(b.mean()) + x * (spent - budget), spent
+
+    return max(0.0, _best_price(priced, budget)) if budget > 0 else float(a.mean())
+
+
+@dataclass(frozen=True)
+class FirstRanks(Rule):
+    """Accept the n most probable tokens, whatever their probabilities."""
+
+    n: int
+
+    @property
+    def minimum_k(self) -> int:
+        """As many as there may be: what is not stored is not asked for."""
+        return 1
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return the limit on ranks."""
+        return Cut(max_rank=self.n)
+
+
+def mode_costs(dist: TopK) -> Floats:
+    """Return M of every stored rank, (N, K): the least KL that makes it q's argmax; 0 of rank 1."""
+    found = [np.zeros((len(dist), 1))]
+    if dist.k > 1:
+        found.append(certify(dist, [FirstRanks(n) for n in range(1, dist.k)]).lower)
+    return np.concatenate(found, axis=1)
+
+
+def argmax_draft(dist: TopK, eps: float) -> tuple[Floats, Floats]:
+    """Return bounds of min{p(x) : M(x) <= eps}, (N,) each: q's argmax, verified by sampling.
+
+    Args:
+        dist: N steps.
+        eps: nats, at least 0.
+
+    Returns:
+        Lower and upper; equal where the least probable such token is stored. Elsewhere the lower
+        end is the least probability that can become a mode, the upper one that of rank K.
+
+    Raises:
+        ValueError: eps is negative.
+
+    Example:
+        >>> argmax_draft(TopK.from_probabilities([0.5, 0.4, 0.1]), 0.01)[0].tolist()
+        [0.4]
+    """
+    _checked(1.0, eps)
+    reached = mode_costs(dist) * (1.0 - MARGIN) <= eps
+    count = reached.sum(axis=1)
+    upper = np.take_along_axis(dist.probs, count[:, None] - 1, axis=1)[:, 0]
+    lower = upper.copy()
+    rows = np.flatnonzero((count == dist.k) & (dist.k < dist.vocab_size))
+    if rows.size:
+        lower[rows] = _least_mode(dist[rows], eps)
+    return lower, upper
+
+
+def _least_mode(dist: TopK, eps: float) -> Floats:
+    """Return the least b, not above p_K, with M(b) <= eps among the stored tokens."""
+    p0, kl = dist.top_probability, Divergence.named("kl")
+    e = dist.probs / p0[:, None] - 1.0
+    low, high = np.zeros(len(dist)), dist.probs[:, -1]
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        inside = kl.least(p0, e, middle / p0 - 1.0)[0] * (1.0 - MARGIN) <= eps
+        low, high = np.where(inside, low, middle), np.where(inside, middle, high)
+    largest = np.exp(dist.log_tail) * (1.0 + TAIL_ERROR)  # of a token that is not stored
+    return np.where(largest < low, dist.probs[:, -1], low)
+
+
+def argmax_draft_mean(dist: TopK, mean_kl: float) -> float:
+    """Return a lower bound of the mean p(argmax q) at a mean KL over all steps.
+
+    Steps are convexified by a price, as in `sampled_draft_mean`: at most one step's choice away
+    from the optimum. A token that is not stored has a probability of at least 0, at the cost of
+    rank K or more.
+
+    Raises:
+        ValueError: the mean KL is negative.
+    """
+    _checked(1.0, mean_kl)
+    p, costs = dist.probs, mode_costs(dist)
+    if dist.k < dist.vocab_size:
+        p = np.column_stack([p, np.zeros(len(p))])
+        costs = np.column_stack([costs, costs[:, -1]])
+
+    def priced(x: float) -> tuple[float, float]:
+        total = p + x * costs
+        choice = np.argmin(total, axis=1)[:, None]
+        spent = float(np.take_along_axis(costs, choice, axis=1).mean())
+        return float(np.take_along_axis(total, choice, axis=1).mean()) - x * mean_kl, spent
+
+    if mean_kl == 0:
+        return float(np.min(np.where(costs == 0, p, 1.0), axis=1).mean())
+    return max(0.0, _best_price(priced, mean_kl))
+
+
+def lossless(dist: TopK, eps: float) -> tuple[Floats, Floats]:
+    """Return bounds of the least 1 - TV(p, q) with KL(p||q) <= eps, (N,) each.
+
+    It is 1 - max h(p(A)) over proper subsets A of the tokens, h(a) = a - `sampled_draft`(a, eps),
+    which is concave. With p0 > 1/2 no A has a mass in (1 - p0, p0): where the peak of h is in
+    there, the two ends decide and the result is exact. Elsewhere the lower end takes the peak, the
+    upper one the sums of stored tokens that are nearest to it.
+
+    Args:
+        dist: N steps.
+        eps: nats, at least 0.
+
+    Raises:
+        ValueError: eps is negative.
+
+    Example:
+        >>> [end.round(6).tolist() for end in lossless(TopK.from_probabilities([0.9, 0.1]), 0.1)]
+        [[0.837498], [0.837498]]
+    """
+    _checked(1.0, eps)
+    if eps == 0 or dist.vocab_size == 1:
+        return np.ones(len(dist)), np.ones(len(dist))
+    peak, height = _peak(eps)
+    p0 = np.minimum(dist.top_probability, 1.0)
+
+    def lost(a: Floats) -> Floats:
+        return a - sampled_draft(a, eps)
+
+    sides = np.maximum(lost(p0), lost(1.0 - p0))
+    known = (p0 > 0.5) & (peak > 1.0 - p0) & (peak < p0)
+    least = np.where(known, sides, height)
+    found = np.maximum(sides, np.max([lost(a) for a in _subset_sums(dist, peak)], axis=0))
+    return 1.0 - np.maximum(least, found), 1.0 - np.where(known, sides, found)
+
+
+def lossless_mean(dist: TopK, mean_kl: float) -> float:
+    """Return a lower bound of the mean of 1 - TV(p, q) at a mean KL over all steps.
+
+    By a price x: a step loses at most max over A of max over b of p(A) - b - x kl(p(A) || b), taken
+    as in `lossless`. The loss need not be concave in eps, as A changes with it; prices convexify.
+
+    Raises:
+        ValueError: the mean KL is negative.
+    """
+    _checked(1.0, mean_kl)
+    if mean_kl == 0 or dist.vocab_size == 1:
+        return 1.0
+    p0 = np.minimum(dist.top_probability, 1.0)
+
+    def priced(x: float) -> tuple[float, float]:
+        peak_a, peak_b = _peak_at(x)
+        ends = np.stack([p0, 1.0 - p0])
+        b = 2.0 * x * ends / (1.0 + x + np.sqrt((1.0 - x) ** 2 + 4.0 * x * (1.0 - ends)))
+        cost = coin_kl(ends, b)
+        value = ends - b - x * cost
+        side = np.argmax(value, axis=0)[None]
+        known = (p0 > 0.5) & (peak_a > 1.0 - p0) & (peak_a < p0)
+        top_cost = float(coin_kl(peak_a, peak_b))
+        gain = np.where(
+            known, np.take_along_axis(value, side, axis=0)[0], peak_a - peak_b - x * top_cost
+        )
+        spent = np.where(known, np.take_along_axis(cost, side, axis=0)[0], top_cost)
+        return 1.0 - float(gain.mean()) - x * mean_kl, float(spent.mean())
+
+    return max(0.0, _best_price(priced, mean_kl))
+
+
+def _subset_sums(dist: TopK, target: float) -> list[Floats]:
+    """Return masses of proper subsets near a target: of stored tokens, with the tail or without."""
+    p0, sums = np.minimum(dist.top_probability, 1.0), []
+    for start in (np.zeros(len(dist)), np.exp(dist.log_tail)):
+        total = start
+        for p in dist.probs.T:
+            total = np.where(total + p <= target, total + p, total)
+        sums += [total, np.where(total > 0, 1.0 - total, p0)]
+    return sums
+
+
+def _peak_at(price: float) -> tuple[float, float]:
+    """Return the coins a, b of the largest a - b - x kl(a || b); their odds are e^(1/x) apart."""
+    y = 1.0 / price
+    series = 0.5 - y / 12.0 + y**3 / 720.0
+    b = series if y < 0.03 else float(price + np.exp(-y) / np.expm1(-y))
+    return float(min(1.0, b * -y / np.expm1(-y))), b
+
+
+def _peak(eps: float) -> tuple[float, float]:
+    """Return where h is largest, and its largest value or a little more."""
+    low, high = LEAST_PRICE, LARGEST_PRICE
+    for _ in range(HALVINGS):
+        price = float(np.sqrt(low * high))
+        spends = float(coin_kl(*_peak_at(price))) > eps
+        low, high = (price, high) if spends else (low, price)
+    a, b = _peak_at(high)
+    return a, float(a - b + high * (eps - coin_kl(a, b)))
+
+
+def _best_price(priced: Callable[[float], tuple[float, float]], budget: float) -> float:
+    """Return the largest lower bound over prices; what is spent falls as the price rises."""
+    low, high, best = LEAST_PRICE, LARGEST_PRICE, -np.inf
+    for _ in range(HALVINGS):
+        price = float(np.sqrt(low * high))
+        bound, spent = priced(price)
+        best = max(best, bound)
+        low, high = (price, high) if spent > budget else (low, price)
+    return best
+
+
+def _checked(mass: ArrayLike, eps: ArrayLike) -> tuple[Floats, Floats]:
+    a, nats = np.asarray(mass, dtype=np.float64), np.asarray(eps, dtype=np.float64)
+    if not np.all((a >= 0) & (a <= 1)):
+        raise ValueError("a mass must be in [0, 1]")
+    if not np.all(nats >= 0):
+        raise ValueError(f"eps={eps!r} is not allowed: give nats, at least 0")
+    a, nats = np.broadcast_arrays(a, nats)
+    return a, nats

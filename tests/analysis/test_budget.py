@@ -1,0 +1,86 @@
+"""Mean budgets against enumeration of every set of rejected steps."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from analysis.certificates.budget import certified_share, rejections, tokens_per_call, uniform_share
+
+
+def calls(rejected: set[int], ends: list[int], length: int | None) -> int:
+    """Walk: a call stops at a rejected token, at its length, or where the trajectory ends."""
+    count, at = 0, 0
+    for end in ends:
+        while at <= end:
+            count += 1
+            drafted = 0
+            while at <= end and at not in rejected and (length is None or drafted < length):
+                at, drafted = at + 1, drafted + 1
+            at = at + 1 if at <= end else at  # the corrected token, or the one behind the draft
+    return count
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, None])
+def test_tokens_per_call_bound_every_set_of_rejected_steps(length: int | None) -> None:
+    rng = np.random.default_rng(length)
+    ends = [3, 4, 9]
+    sets = [set(c) for n in range(11) for c in itertools.combinations(range(10), n)]
+    walked = np.array([calls(chosen, ends, length) for chosen in sets])
+    for _ in range(6):
+        r = np.round(rng.exponential(0.3, 10), 3) * rng.choice([0, 1, 1, 1, np.inf], 10)
+        r = np.nan_to_num(r, nan=0.0, posinf=np.inf)
+        spent = np.array([sum(r[i] for i in sorted(chosen)) for chosen in sets])
+        for eps in (0.0, 0.01, 0.05, 0.13, 0.5, np.inf):
+            most = walked[(spent <= 10 * eps) & np.isfinite(spent)].max()
+            found = tokens_per_call(r, ends, eps, length)
+            assert found <= 10 / most + 1e-12
+            assert 10 / found <= most + (0 if length is None else 1) + 1e-9
+
+
+def test_rejections_at_exact_budgets() -> None:
+    r = [0.5, np.inf, 0.25, 0.0, 1.0]
+    # sorted sums: 0, 0.25, 0.75, 1.75
+    assert rejections(r, [0.0, 0.04, 0.05, 0.15, 0.35, 9.0, np.inf]).tolist() == [
+        1,
+        1,
+        2,
+        3,
+        4,
+        4,
+        4,
+    ]
+    assert certified_share(r, 0.15).tolist() == 0.4
+    assert uniform_share(r, [0.0, 0.25, 0.2499, 2.0]).tolist() == [0.8, 0.6, 0.8, 0.2]
+
+
+def test_budgets_collapse_at_the_mean_certificate() -> None:
+    r = np.random.default_rng(0).exponential(0.2, 500)
+    assert certified_share(r, r.mean() * (1 + 1e-12)) == 0.0
+    assert certified_share(r, r.mean() * (1 - 1e-6)) == pytest.approx(1 / 500)
+    eps = 0.02
+    assert certified_share(r, eps) <= uniform_share(r, eps) + 1e-12
+
+
+def test_no_drafter_of_this_mean_is_rejected_more_often() -> None:
+    rng = np.random.default_rng(2)
+    r = rng.exponential(0.3, 300)
+    for scale in (0.01, 0.1, 1.0):
+        spent = rng.exponential(scale, 300)
+        assert (spent >= r).sum() <= rejections(r, spent.mean() * (1 + 1e-12))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [0], 0.1), "N >= 1"),
+        (([0.1, np.nan], [1], 0.1), "at least 0"),
+        (([0.1, 0.2], [1], -0.1), "mean_kl=-0.1"),
+        (([0.1, 0.2], [0], 0.1), "the last 1"),
+        (([0.1, 0.2], [1, 1], 0.1), "increasing"),
+        (([0.1, 0.2], [1], 0.1, 0), "draft_length=0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tokens_per_call(*arguments)

@@ -1,0 +1,223 @@
+"""Certificates in other divergences: a convex solver, 40 digits, the drafts that attain them."""
+
+import itertools
+import math
+
+import cvxpy
+import mpmath
+import numpy as np
+import pytest
+
+from analysis.certificates.certify import certify
+from analysis.certificates.divergences import Divergence
+from analysis.certificates.probability import FirstRanks
+from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
+from analysis.topk import Floats, TopK
+from benchmarks.soundness import targets
+from tests.analysis.cases import dirichlet
+
+NAMES = ["kl", "tv", "hellinger", "reverse_kl", "renyi:0.3", "renyi:2", "renyi:4.5"]
+# random, tied, peaked, heavy-tailed, nearly flat
+TARGETS = np.array(
+    [
+        [0.37, 0.29, 0.17, 0.12, 0.05],
+        [0.3, 0.3, 0.2, 0.1, 0.1],
+        [0.9, 0.07, 0.02, 0.009, 0.001],
+        [0.5, 0.2, 0.12, 0.1, 0.08],
+        [0.22, 0.21, 0.2, 0.19, 0.18],
+    ]
+)
+
+
+def distance(name: str, p: Floats, q: Floats) -> float:
+    """The definitions, over tokens with p > 0."""
+    if name == "tv":
+        return float(np.abs(p - q).sum() / 2)
+    if name == "hellinger":
+        return float(1 - np.sqrt(p * q).sum())
+    if name in ("kl", "reverse_kl"):
+        a, b = (p, q) if name == "kl" else (q, p)
+        return float(sum(x * math.log(x / y) for x, y in zip(a, b, strict=True) if x > 0))
+    a = float(name.partition(":")[2])
+    return math.log((p**a * q ** (1 - a)).sum()) / (a - 1)
+
+
+def solved(name: str, p: Floats, low: list[int], high: list[int]) -> float:
+    """The solver's least divergence with q of `low` at most that of `high`, token by token."""
+    q = cvxpy.Variable(len(p))
+    limits = [cvxpy.sum(q) == 1, q >= 0, *(q[i] <= q[j] for i in low for j in high)]
+    if name == "tv":
+        goal = cvxpy.norm1(q - p)
+    elif name in ("kl", "reverse_kl"):
+        goal = cvxpy.sum(cvxpy.rel_entr(*((p, q) if name == "kl" else (q, p))))
+    elif name == "hellinger":
+        goal = -np.sqrt(p) @ cvxpy.sqrt(q)
+    else:
+        a = float(name.partition(":")[2])
+        goal = (1 if a > 1 else -1) * (p**a @ cvxpy.power(q, 1 - a, approx=False))
+    cvxpy.Problem(cvxpy.Minimize(goal), limits).solve(solver=cvxpy.CLARABEL)
+    found = np.maximum(q.value, 1e-15)
+    return distance(name, p, found / found.sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_tokens_and_trees_match_a_convex_solver(name: str) -> None:
+    found = certify(TopK.from_probabilities(TARGETS), [FirstRanks(n) for n in (1, 3)], 1, name)
+    covered = certify(TopK.from_probabilities(TARGETS), [Tree(2)], divergence=name)
+    for row, p in enumerate(TARGETS):
+        every = list(range(5))
+        for column, n in enumerate((1, 3)):
+            assert found.lower[row, column] == pytest.approx(solved(name, p, every, [n]), abs=3e-6)
+        pairs = itertools.combinations(range(1, 5), 2) if row < 2 else [(1, 2)]
+        least = min(solved(name, p, [0], list(chosen)) for chosen in pairs)
+        assert covered.lower[row, 0] == pytest.approx(least, abs=3e-6)
+
+
+def extremal(name: str, p: Floats, active: list[int]) -> Floats:
+    """Level on the active tokens, the others in proportion."""
+    a = Divergence.named(name).order
+    if name in ("kl", "tv"):
+        a = 1.0
+    mean = float(np.exp(np.log(p[active]).mean()) if a == 0 else (p[active] ** a).mean() ** (1 / a))
+    q = p.copy()
+    q[active] = mean
+    return q / q.sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_certificate_is_attained(name: str) -> None:
+    """By a draft that is rejected; of which tokens are active, only the count is taken."""
+    p = -np.sort(-dirichlet(11, 60, 9, 0.4, 3.0), axis=1)
+    rules = [StrictGreedy(), Additive(0.2), Multiplicative(0.3), FirstRanks(5), Tree(3)]
+    found = certify(TopK.from_probabilities(p), rules, divergence=name)
+    for (row, column), value in np.ndenumerate(found.lower):
+        if np.isinf(value):
+            continue
+        size, n = found.active_size[row, column], found.accepted_count[row, column]
+        tree = isinstance(rules[column], Tree)
+        active = [0, *range(5 - size, 4)] if tree else [*range(size - 1), n]
+        q = extremal(name, p[row], active)
+        slack = 1 + 1e-12
+        if tree:
+            assert (q[1:] * slack >= q[0]).sum() >= 3
+        else:
+            assert q[n] * slack >= q.max()
+        assert distance(name, p[row], q) == pytest.approx(value, rel=1e-9, abs=1e-14)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accuracy_at_every_gap(name: str) -> None:
+    order = Divergence.named(name).order
+    rng = np.random.default_rng(3)
+    for gap in (1e-6, 1e-4, 1e-2, 0.3, 3.0):
+        z = -np.sort(-rng.normal(size=7) * rng.choice([gap, 1.0], 7)).astype(np.float32)
+        z[0] = z[1] + np.float32(gap)
+        value = certify(TopK.from_logits(z), FirstRanks(1), divergence=name).lower[0, 0]
+        with mpmath.workdps(40):
+            w = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
+            p = [x / mpmath.fsum(w) for x in w][:2]
+            a = mpmath.mpf(order)
+            if name in ("kl", "tv"):
+                m = (p[0] + p[1]) / 2
+                truth = m - p[1] if name == "tv" else sum(x * mpmath.log(x / m) for x in p)
+            else:
+                m = mpmath.sqrt(p[0] * p[1]) if a == 0 else ((p[0] ** a + p[1] ** a) / 2) ** (1 / a)
+                truth = -mpmath.log(1 - sum(p) + 2 * m) * ((a or 1) / (1 - a))
+                truth = 1 - mpmath.exp(-truth / 2) if name == "hellinger" else truth
+            assert abs(value - truth) <= 1e-13 * truth
+
+
+@pytest.mark.parametrize("order", [0.999, 1.001, 0.9999999])
+def test_orders_near_one_are_near_kl(order: float) -> None:
+    dist = TopK.from_probabilities(dirichlet(1, 100, 8, 0.5))
+    rules = [StrictGreedy(), Additive(0.1), Tree(2)]
+    near = certify(dist, rules, divergence=f"renyi:{order}").lower
+    exact = certify(dist, rules).lower
+    finite = np.isfinite(exact)
+    np.testing.assert_allclose(near[finite], exact[finite], rtol=3 * abs(order - 1) + 1e-9)
+    assert (certify(dist, rules, divergence="renyi:1").lower == exact).all()
+
+
+def test_relations_between_divergences() -> None:
+    dist = TopK.from_probabilities(dirichlet(2, 200, 10, 0.2, 1.0))
+    rules = [StrictGreedy(), FirstRanks(4), Tree(3)]
+    value = {name: certify(dist, rules, divergence=name).lower for name in [*NAMES, "renyi:0.5"]}
+    np.testing.assert_allclose(value["hellinger"], -np.expm1(-value["renyi:0.5"] / 2), rtol=1e-12)
+    assert (value["renyi:0.3"] <= value["kl"] * (1 + 1e-12)).all()
+    assert (value["kl"] <= value["renyi:2"] * (1 + 1e-12)).all()
+    assert (2 * value["tv"] ** 2 <= value["kl"] * (1 + 1e-12)).all()  # Pinsker
+    for name, values in value.items():
+        for column, width in enumerate((1, 1, 3)):
+            assert (values[:, column] <= Divergence.named(name).ceiling(width)).all()
+    certain = TopK.from_probabilities([1.0, 0.0, 0.0, 0.0])
+    for name in NAMES:
+        if name != "reverse_kl":
+            found = certify(certain, [StrictGreedy(), Tree(3)], divergence=name).lower[0]
+            ceilings = [Divergence.named(name).ceiling(m) for m in (1, 3)]
+            assert found == pytest.approx(ceilings, rel=1e-12)
+
+
+def test_zeros_ties_and_wide_rules() -> None:
+    p = TopK.from_probabilities([[0.4, 0.4, 0.2, 0.0]])
+    rules = [StrictGreedy(), AbsoluteThreshold(0.2), AbsoluteThreshold(0.1), Tree(1), Tree(4)]
+    for name in NAMES:
+        found = certify(p, rules, divergence=name).lower[0]
+        assert found[[0, 3]].tolist() == [0.0, 0.0]
+        assert found[4] == math.inf
+        assert 0 < found[1] < math.inf  # p = theta is rejected
+        assert (found[2] == math.inf) == (name == "reverse_kl")  # a zero of p cannot be a mode
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("k", [1, 2, 5, 13, 39])
+def test_truth_is_inside_under_truncation(name: str, k: int) -> None:
+    p = targets(np.random.default_rng(k), 150, 40)
+    rules = [AbsoluteThreshold(0.001), Additive(0.3), Multiplicative(0.05), Multiplicative(0.9)]
+    whole, cut = (
+        certify(TopK.from_probabilities(p, k=size), rules, divergence=name) for size in (40, k)
+    )
+    assert (cut.lower <= whole.lower * (1 + 1e-11) + 1e-300).all()
+    assert (cut.upper >= whole.lower * (1 - 1e-11)).all()
+    counts = certify(TopK.from_probabilities(p, k=k), rules).accepted_count
+    assert (cut.accepted_count == counts).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_tails_of_the_same_mass_and_entropy_stay_inside(name: str) -> None:
+    """A tail of three tokens of one sum and entropy has one degree of freedom: all are tried."""
+    rule, top = AbsoluteThreshold(0.09), [0.4, 0.2]
+    x = np.linspace(0.05, 0.2, 3000)
+    rest = 0.4 - x
+    tails, wanted = [], -np.sum([t * math.log(t) for t in (0.19, 0.14, 0.07)])
+    low, high = np.maximum(rest / 2, 0.0), np.minimum(0.2, rest)
+    for _ in range(60):  # the entropy of y, rest - y falls in y >= rest / 2
+        y = (low + high) / 2
+        h = -(x * np.log(x) + y * np.log(y) + (rest - y) * np.log(np.maximum(rest - y, 1e-300)))
+        low, high = np.where(h > wanted, y, low), np.where(h > wanted, high, y)
+    tails = np.column_stack([x, y, rest - y])[(np.abs(h - wanted) < 1e-9) & (rest > y)]
+    assert len(tails) > 500
+    full = np.column_stack([np.tile(top, (len(tails), 1)), -np.sort(-tails, axis=1)])
+    full[:, 0] += 1 - full.sum(axis=1)
+    stored = TopK.from_probabilities([*top, 0.19, 0.14, 0.07], k=2)
+    found = certify(stored, rule, divergence=name)
+    truth = certify(TopK.from_probabilities(full), rule, divergence=name).lower[:, 0]
+    assert found.lower[0, 0] <= truth.min() * (1 + 1e-7)
+    assert found.upper[0, 0] >= truth.max() * (1 - 1e-7)
+    assert np.ptp(truth) > 0.2 * (found.upper - found.lower)[0, 0] > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_unstored_token_is_no_uncertainty(name: str) -> None:
+    rules = [AbsoluteThreshold(0.25), AbsoluteThreshold(0.1), Multiplicative(0.5)]
+    whole, cut = (
+        certify(TopK.from_probabilities([[0.5, 0.3, 0.2]], k=k), rules, divergence=name)
+        for k in (3, 2)
+    )
+    np.testing.assert_allclose(cut.lower, whole.lower, rtol=1e-12)
+    np.testing.assert_array_equal(cut.lower, cut.upper)
+
+
+@pytest.mark.parametrize("name", ["js", "renyi", "renyi:", "renyi:0", "renyi:-1", "renyi:nan", 3])
+def test_unknown_divergences_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"divergence=.* is not allowed: give kl, tv"):
+        certify(TopK.from_probabilities([0.5, 0.5]), StrictGreedy(), divergence=name)
