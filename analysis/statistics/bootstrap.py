@@ -89,10 +89,15 @@ class PromptBootstrap:
     def sums(self, per_prompt: Numbers) -> Floats:
         """Return the (B, ...) sums over the resampled prompts of (P, ...) sums of each prompt.
 
-        Integers are summed exactly, so that these sums do not depend on the order of addition.
+        Integers are summed exactly, so that these sums do not depend on the order of addition. A
+        sum of +inf makes those of the resamples infinite that its prompt is in.
         """
         flat = np.asarray(per_prompt, dtype=np.float64).reshape(self.count, -1)
-        return (self.weights @ flat).reshape(-1, *np.shape(per_prompt)[1:])
+        endless = np.isposinf(flat)
+        sums = self.weights @ np.where(endless, 0.0, flat)
+        if endless.any():
+            sums[(self.weights @ endless.astype(np.float64)) > 0] = np.inf
+        return sums.reshape(-1, *np.shape(per_prompt)[1:])
 
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
         """Return the percentile interval of (B, ...) draws along their first axis.

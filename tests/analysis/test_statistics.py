@@ -185,3 +185,12 @@ def test_top_probability_of_full_vectors() -> None:
     found = top_probability(TopK.from_probabilities(p, k=5), [1, 3, 5])
     expected = np.column_stack([np.sort(p)[:, -k:].sum(axis=1) for k in (1, 3, 5)])
     np.testing.assert_allclose(found, expected, rtol=1e-14)  # another order of addition
+
+
+def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in() -> None:
+    bootstrap = PromptBootstrap(np.arange(5), 50, 0.9, 0)
+    sums = bootstrap.sums(np.array([1.0, np.inf, 2.0, 3.0, 4.0]))
+    assert (np.isinf(sums) == (bootstrap.weights[:, 1] > 0)).all()
+    assert 0 < np.isinf(sums).sum() < 50
+    rest = bootstrap.sums(np.array([1.0, 0.0, 2.0, 3.0, 4.0]))
+    assert (sums[np.isfinite(sums)] == rest[np.isfinite(sums)]).all()
