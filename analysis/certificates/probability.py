@@ -61,7 +61,7 @@ def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
 
     Example:
         >>> sampled_draft([1.0, 0.9, 0.5], 0.1).round(6).tolist()
-        [0.904837, 0.737498, 0.287053]
+        [0.904837, 0.717621, 0.287121]
     """
     a, eps = _checked(mass, eps)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -211,7 +211,7 @@ def lossless(dist: TopK, eps: float) -> tuple[Floats, Floats]:
 
     Example:
         >>> [end.round(6).tolist() for end in lossless(TopK.from_probabilities([0.9, 0.1]), 0.1)]
-        [[0.837498], [0.837498]]
+        [[0.817621], [0.817621]]
     """
     _checked(1.0, eps)
     if eps == 0 or dist.vocab_size == 1:

@@ -206,6 +206,8 @@ def pair_table(
 def _infinite_notes(pairs: Pairs) -> list[str]:
     """Say what an infinite KL means, where a head that drafts some tokens only has one."""
     depths = pairs.depths
+    if depths.empty:
+        return []
     finite = depths[(depths["depth"] == 1) & (depths["statistic"] == "finite")]["value"]
     if (finite == 1).all():
         return []
