@@ -11,6 +11,7 @@ import csv
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,14 @@ class Vocabulary:
 
     embedding: Tensor  # (V, d)
     projection: Tensor  # (V, d)
-    drafted: Tensor  # (n,) ids by decreasing count
+    drafted: Tensor  # (n,) ids, increasing
+
+    @cached_property
+    def others(self) -> Tensor:
+        """The ids that are not drafted, increasing."""
+        rest = torch.ones(len(self.embedding), dtype=torch.bool)
+        rest[self.drafted] = False
+        return rest.nonzero()[:, 0]
 
 
 def drafted_tokens(examples: Sequence[Example], size: int, always: Sequence[int]) -> Tensor:
@@ -148,9 +156,7 @@ def _loss(
     drafted some are drawn, and stand for all of them.
     """
     ids, hidden, following, real = _batch(examples)
-    rest = torch.ones(len(vocabulary.embedding), dtype=torch.bool)
-    rest[vocabulary.drafted] = False
-    others = rest.nonzero()[:, 0]
+    others = vocabulary.others
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     some = others[torch.randint(len(others), (recipe.others,), generator=generator)]
     rows = vocabulary.projection[torch.cat([vocabulary.drafted, some])]

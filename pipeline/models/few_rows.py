@@ -23,9 +23,7 @@ Row = NDArray[np.float32]
 Matrix = NDArray[np.float32]
 
 MOST_TOKENS = 16  # beyond, torch's linear is as fast
-LEAST_BYTES = (
-    2**24
-)  # of weights; fewer stay in the cache, where a call of torch's linear is cheaper
+LEAST_BYTES = 2**24  # of weights; fewer stay in the cache, where torch's linear is cheaper to call
 SLAB = 64  # rows of the weight for one thread at a time
 REORDERED: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
 ZERO = np.float32(0)

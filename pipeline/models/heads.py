@@ -12,12 +12,10 @@ class Head(nn.Module):
     def __init__(self, projection: nn.Linear, dtype: torch.dtype) -> None:
         """Keep a copy of the weight (and bias) of `projection` in `dtype`."""
         super().__init__()
-        weight, bias = projection.weight, projection.bias
-        rows, width = weight.shape
-        self.projection = nn.Linear(width, rows, bias=bias is not None, device="meta")
-        self.projection.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
-        if bias is not None:
-            self.projection.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
+        bias = projection.bias
+        self.projection = linear_of(
+            projection.weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
+        )
 
     @property
     def weight(self) -> Tensor:
@@ -28,3 +26,12 @@ class Head(nn.Module):
         """Return the logits (..., V) of the hidden states (..., d)."""
         logits: Tensor = self.projection(hidden.to(self.weight.dtype))
         return logits
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return the linear map of a weight (n, d) and a bias (n,), which is not trained."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.feature_head import Depths, FeatureHead
 from pipeline.models.few_rows import use_few_rows
-from pipeline.models.heads import Head
+from pipeline.models.heads import Head, linear_of
 from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import MODEL_FILES, hub_files, local_path
 
@@ -93,10 +93,7 @@ def projection_of(target: LanguageModel, drafted: Tensor | None) -> nn.Module:
     if drafted is None:
         return given
     own = given.projection if isinstance(given, Head) else given
-    rows = nn.Linear(own.in_features, len(drafted), own.bias is not None, device="meta")
-    rows.weight = nn.Parameter(own.weight[drafted], requires_grad=False)
-    if own.bias is not None:
-        rows.bias = nn.Parameter(own.bias[drafted], requires_grad=False)
+    rows = linear_of(own.weight[drafted], None if own.bias is None else own.bias[drafted])
     return Head(rows, own.weight.dtype) if isinstance(given, Head) else rows
 
 

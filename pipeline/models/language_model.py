@@ -84,30 +84,35 @@ class LanguageModel:
 
         `layers` says after how many layers; after all of them it is also after the final norm.
         """
-        out = self.module(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=True,
-        )
+        out = self._run(ids, mask, positions, cache, keep, output_hidden_states=True)
         return out.logits[:, -keep:], hidden_states(out, layers)
 
     def forward_each(
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, keep: int
     ) -> Tensor:
         """Return the (B, keep, V) logits after each of the last `keep` of `ids`; see `forward`."""
-        out = self.module(
+        out = self._run(ids, mask, positions, cache, keep)
+        return out.logits[:, -keep:]  # a model without logits_to_keep gives all
+
+    def _run(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: DynamicCache,
+        keep: int,
+        **options: bool,
+    ) -> Any:
+        """Return what the transformers model gives for `ids`."""
+        return self.module(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
+            **options,
         )
-        return out.logits[:, -keep:]  # a model without logits_to_keep gives all
 
     def static_refusal(self) -> str | None:
         """Return why decoding steps of this model can't all have the same shapes, or None."""

@@ -22,13 +22,14 @@ from benchmarks import trial
 from conf.schema import Config
 from pipeline import cli, gc, sweeps, verify
 from pipeline.errors import PipelineError
-from pipeline.execution import preflight, runner, shards
+from pipeline.execution import preflight, runner
 from pipeline.models.hidden_drafter import save_head
 from pipeline.models.load import load_model
 from pipeline.paths import CONF
 from pipeline.plan.graph import Node, with_upstream
 from pipeline.store.artifacts import Artifact, Store
 from tests.pipeline import heads, tiny
+from tests.pipeline.stopping import interrupt
 
 DEPTHS = 3
 METHODS = (
@@ -184,20 +185,8 @@ def test_batches_and_interruptions_change_nothing(
             shutil.copytree(there.directory, tmp_path / name / above.stage / there.directory.name)
         return Store(tmp_path / name)
 
-    finish, count = shards.Plan.finish, 0
-
-    def stopping(*arguments: Any) -> None:
-        nonlocal count
-        finish(*arguments)
-        count += 1
-        if count == 2:
-            raise KeyboardInterrupt
-
     store = fresh("stopped")
-    with monkeypatch.context() as patch:
-        patch.setattr(shards.Plan, "finish", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            runner.ensure([node], store)
+    interrupt(node, store, monkeypatch)
     [again] = runner.ensure([node], store)
     assert again.content == made.artifact("drafts").content
     given = [f"drafter.head.vocabulary={made.settings.drafter.head.vocabulary}"]  # type: ignore[union-attr]

@@ -23,6 +23,7 @@ from pipeline.paths import CONF, ROOT
 from pipeline.plan.graph import RESUMABLE, VERSIONS, Node, with_upstream
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.durable import read_sealed
+from tests.pipeline.stopping import interrupt
 
 LONG = sorted(RESUMABLE)
 FULL = Path("/dev/full")
@@ -63,26 +64,6 @@ def found(store: Store, node: Node) -> Artifact:
     return artifact
 
 
-def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> shards.Plan:
-    """Stop a long stage when two of its shards are finished."""
-    finish, count = shards.Plan.finish, 0
-
-    def stopping(*arguments: Any) -> None:
-        nonlocal count
-        finish(*arguments)
-        count += 1
-        if count == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shards.Plan, "finish", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            runner.ensure([node], store)
-    plan = shards.Plan.load(store.workspace(node) / "plan.json")
-    assert len(plan.unfinished()) == 1
-    return plan
-
-
 def attempted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shards that are computed from now on."""
     attempt, names = shards._attempt, list[str]()
@@ -106,6 +87,7 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
     node = nodes[stage]
     store = copied(whole, tmp_path, node)
     plan = interrupt(node, store, monkeypatch)
+    assert len(plan.unfinished()) == 1
     shutil.copytree(store.workspace(node), tmp_path / "kept")
     first, second, _ = plan.shards
     names = attempted(monkeypatch)
@@ -164,7 +146,7 @@ def test_shards_of_another_upstream_are_discarded(
 ) -> None:  # fmt: skip
     node = nodes[stage]
     store = copied(whole, tmp_path / "resumed", node)
-    interrupt(node, store, monkeypatch)
+    assert len(interrupt(node, store, monkeypatch).unfinished()) == 1
     rebuilt(store, node.upstream_nodes[-1])
     fresh = Store(tmp_path / "fresh")
     shutil.copytree(store.root, fresh.root, ignore=shutil.ignore_patterns(".*"))
@@ -180,7 +162,7 @@ def test_a_plan_names_all_that_it_was_made_from(
 ) -> None:
     node = nodes["drafts"]
     store = copied(whole, tmp_path, node)
-    interrupt(node, store, monkeypatch)
+    assert len(interrupt(node, store, monkeypatch).unfinished()) == 1
     made_from = read_sealed(store.workspace(node) / "plan.json")["made_from"]
     assert made_from == {
         "fingerprint": node.fingerprint,

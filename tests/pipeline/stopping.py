@@ -1,0 +1,29 @@
+"""A long stage that is stopped in its middle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.execution import runner, shards
+from pipeline.plan.graph import Node
+from pipeline.store.artifacts import Store
+
+
+def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> shards.Plan:
+    """Stop a long stage when two of its shards are finished."""
+    finish, count = shards.Plan.finish, 0
+
+    def stopping(*arguments: Any) -> None:
+        nonlocal count
+        finish(*arguments)
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Plan, "finish", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            runner.ensure([node], store)
+    return shards.Plan.load(store.workspace(node) / "plan.json")
