@@ -7,7 +7,6 @@ end the shards are joined in the order of the prompts.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tqdm import tqdm
 
 from pipeline.errors import PipelineError
+from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.store.artifacts import Pending
@@ -77,10 +76,7 @@ def compute_unfinished(
     """
     todo = plan.unfinished()
     total = sum(len(shard.prompts) for shard in todo) * steps
-    with (
-        tqdm(total=total, unit=unit, desc=label, disable=not sys.stderr.isatty()) as bar,
-        _Writer(plan) as writer,
-    ):
+    with progress_bar(total, unit, label) as bar, _Writer(plan) as writer:
         while todo:
             shard, before = todo[0], bar.n
             computed = _attempt(plan, shard, compute, bar.update)
@@ -88,7 +84,7 @@ def compute_unfinished(
                 writer.take(shard, computed)
                 del todo[0]
                 bar.update(before + len(shard.prompts) * steps - bar.n)
-                bar.set_postfix_str(f"{peak_memory(device) / 2**30:.1f} GiB")
+                bar.set_postfix_str(f"{peak_memory(device) / 2**30:.1f} GiB", refresh=False)
                 continue
             bar.update(before - bar.n)
             if len(shard.prompts) == 1:

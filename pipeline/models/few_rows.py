@@ -5,7 +5,7 @@ about the same time; torch's linear takes twice as long for four. Here each row 
 read once and multiplied with all tokens while it is at hand, four at a time. Sums are taken in
 another order than torch's: results agree within float32 rounding. What is chosen depends on shapes
 and on the kind of processor alone, never on a measurement, so that two runs on a machine give the
-same bits; the number of threads does not matter either.
+same bits; the number of threads does not change what is done here either.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from llvmlite.binding import get_host_cpu_name
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 Row = NDArray[np.float32]
 Matrix = NDArray[np.float32]
 
+# Torch's linear is Intel's library. On Intel's processors it reads at the memory's speed for up to
+# three tokens, on AMD's for none.
+FEWEST_TOKENS = 1 if get_host_cpu_name().startswith("znver") else 4
 MOST_TOKENS = 16  # beyond, torch's linear is as fast
 LEAST_BYTES = 2**24  # of weights; fewer stay in the cache, where torch's linear is cheaper to call
-SLAB = 64  # rows of the weight for one thread at a time
 REORDERED: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
 ZERO = np.float32(0)
 THREADS: int = numba.get_num_threads()  # that numba can use at most
@@ -42,7 +45,7 @@ class FewRows(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in_features) to (..., out_features)."""
         tokens = x.numel() // self.in_features
-        if not 0 < tokens <= MOST_TOKENS:
+        if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
             return nn.functional.linear(x, self.weight, self.bias)
         rows = x.reshape(tokens, self.in_features).contiguous()
         out = torch.empty(tokens, self.out_features)
@@ -92,7 +95,7 @@ def multiply(weight: Matrix, x: Matrix, out: Matrix, threads: int) -> None:
         _slab(weight, x, out, 0, len(weight))
         return
     numba.set_num_threads(min(threads, THREADS))
-    _slabs(weight, x, out)
+    _slabs(weight, x, out, min(threads, THREADS))
 
 
 @numba.njit(**REORDERED)
@@ -143,8 +146,8 @@ def _slab(weight: Matrix, x: Matrix, out: Matrix, begin: int, end: int) -> None:
 
 
 @numba.njit(parallel=True, cache=True)
-def _slabs(weight: Matrix, x: Matrix, out: Matrix) -> None:
-    """Multiply all rows of `weight`, slabs of them shared among numba's threads."""
+def _slabs(weight: Matrix, x: Matrix, out: Matrix, threads: int) -> None:
+    """Multiply all rows of `weight`, an equal share of them in every one of numba's threads."""
     rows = weight.shape[0]
-    for slab in numba.prange((rows + SLAB - 1) // SLAB):
-        _slab(weight, x, out, slab * SLAB, min(rows, (slab + 1) * SLAB))
+    for t in numba.prange(threads):
+        _slab(weight, x, out, rows * t // threads, rows * (t + 1) // threads)

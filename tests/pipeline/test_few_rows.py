@@ -12,6 +12,12 @@ from pipeline.models import few_rows
 from pipeline.models.few_rows import MOST_TOKENS, FewRows, use_few_rows
 
 
+@pytest.fixture(autouse=True)
+def any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever processor runs the tests."""
+    monkeypatch.setattr(few_rows, "FEWEST_TOKENS", 1)
+
+
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
@@ -59,6 +65,15 @@ def test_bits_do_not_depend_on_threads() -> None:
     torch.set_num_threads(before)
     for one, two in zip(found[1], found[2], strict=True):
         assert one.equal(two)
+
+
+@pytest.mark.parametrize("n", [3, 4, MOST_TOKENS, MOST_TOKENS + 1])
+def test_other_numbers_are_left_to_torch(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "FEWEST_TOKENS", 4)
+    seen: list[int] = []
+    monkeypatch.setattr(few_rows, "multiply", lambda weight, x, out, threads: seen.append(len(x)))
+    FewRows(linear(5, 4))(torch.ones(n, 4))
+    assert seen == ([n] if 4 <= n <= MOST_TOKENS else [])
 
 
 def test_huge_and_missing_numbers_are_not_hidden(threads: int) -> None:

@@ -1,0 +1,39 @@
+"""How far a stage is, in a log: a line a minute, and none of what a terminal needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.execution import progress
+
+
+def count(bar_of: int) -> None:
+    with progress.progress_bar(bar_of, "step", "drafts a") as bar:
+        for _ in range(bar_of // 5):
+            bar.update(5)
+            bar.set_postfix_str("1.0 GiB", refresh=False)
+
+
+def test_a_short_stage_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    count(10)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_long_stage_writes_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 1e-9)
+    count(10)
+    lines = capsys.readouterr().err.split("\n")
+    assert lines.pop() == ""
+    assert lines[0].startswith("drafts a: 5 of 10 steps, 00:00 so far, about 00:")
+    assert lines[-1].startswith("drafts a: 10 of 10 steps, ")
+    assert all("\r" not in line and line.endswith(" left") for line in lines)
+
+
+def test_a_terminal_gets_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    count(10)
+    assert "\r" in capsys.readouterr().err
