@@ -173,14 +173,10 @@ class Plan:
             },
         )
 
-    def halve(self, too_large: int) -> None:
-        """Halve every unfinished shard of at least `too_large` prompts."""
-        large = [s.name for s in self.unfinished() if len(s.prompts) >= too_large]
-        self.shards = [
-            part
-            for shard in self.shards
-            for part in (_halves(shard) if shard.name in large else [shard])
-        ]
+    def halve(self, shard: Shard) -> None:
+        """Halve one shard: the next ones, of shorter prompts, may fit."""
+        at = self.shards.index(shard)
+        self.shards[at : at + 1] = _halves(shard)
         self.save()
 
 

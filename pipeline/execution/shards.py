@@ -23,6 +23,12 @@ from pipeline.execution.stopwatch import peak_memory
 from pipeline.store.artifacts import Pending
 
 __all__ = ["Plan", "Shard", "ShardMeasured"]  # with the rest of this module
+OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
+    "DefaultCPUAllocator: can't allocate",
+    "DefaultCPUAllocator: not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+)
 JOINED = 64  # prompts in a row group of data.parquet
 
 # Computes a shard: writes a row group for each of its prompts to the path, calls the last
@@ -94,7 +100,7 @@ def compute_unfinished(
                     "dtype"
                 )
             writer.wait()  # the shard before is then finished, and is not halved
-            plan.halve(len(shard.prompts))
+            plan.halve(shard)
             todo = plan.unfinished()
         writer.wait()
     plan.check()
@@ -148,9 +154,8 @@ class _Writer:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out, of CUDA or of torch's CPU allocator."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        "DefaultCPUAllocator: can't allocate" in str(error)
-        or "DefaultCPUAllocator: not enough memory" in str(error)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        words in str(error) for words in OUT_OF_MEMORY
     )
 
 

@@ -80,6 +80,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),
         "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
     }
 
 

@@ -42,7 +42,8 @@ def check_threads(threads: int | None) -> None:
 def set_up(device: torch.device, threads: int | None) -> None:
     """Make `device` current, set the CPU threads (None leaves torch's choice), and keep TF32 off.
 
-    With TF32, products of a float32 head (or of a float32 model) would keep 10 bits.
+    With TF32, products of a float32 head (or of a float32 model) would keep 10 bits. CuDNN's
+    attention is off too: it makes a plan for every shape, and decoding has a new one at each step.
 
     Raises:
         PipelineError: there are fewer processors than threads.
@@ -53,3 +54,4 @@ def set_up(device: torch.device, threads: int | None) -> None:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.enable_cudnn_sdp(False)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import LogitStatistics, Tempered, tempered_statistics
+from pipeline.stages.distributions.graphs import side_stream
 from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 
@@ -82,7 +83,7 @@ class DecodedBatch:
         """
         if self.token_id.device.type != "cuda":
             return self
-        stream = torch.cuda.Stream(self.token_id.device)
+        stream = side_stream(self.token_id.device, "copy")
 
         def copied(there: Tensor) -> Tensor:
             here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -10,11 +9,14 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import out_of_memory
 from pipeline.models.caches import select
 from pipeline.models.load import LanguageModel
+from pipeline.stages.distributions.graphs import captured
 
 ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
+# Added to the scores of columns that are not attended to: its exponential is 0 in every dtype. The
+# least number of the dtype would become -inf in CUDA's kernels, and rows of it NaN.
+MASKED = -30000.0
 
 
 def pad_left(
@@ -36,10 +38,7 @@ class PaddedBatch(ABC):
 
     Attributes:
         width: columns of the prompts.
-        graph: whether steps are replayed from a CUDA graph.
     """
-
-    graph = False
 
     def __init__(self, model: LanguageModel, prompts: list[list[int]], steps: int) -> None:
         """Lay out `prompts` (tokens) with room for `steps` more."""
@@ -54,6 +53,11 @@ class PaddedBatch(ABC):
         mask = self.mask[:, : self.width]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         return self.model.forward(self.ids, mask, positions, self.cache)
+
+    @property
+    def graph(self) -> bool:
+        """Whether steps are replayed from a CUDA graph."""
+        return False
 
     @abstractmethod
     def step(self, token: Tensor, step: int) -> Tensor:
@@ -81,6 +85,13 @@ class StaticBatch(PaddedBatch):
     a graph and the others replay it: a step is then one launch instead of some hundred.
     """
 
+    _replay: Callable[[], Tensor] | None = None
+
+    @property
+    def graph(self) -> bool:
+        """Whether steps are replayed from a CUDA graph."""
+        return self._replay is not None
+
     def prefill(self) -> Tensor:
         """Read the prompts, then fix the shapes."""
         logits = super().prefill()
@@ -88,12 +99,11 @@ class StaticBatch(PaddedBatch):
         self._token = torch.zeros((len(self.lengths), 1), dtype=torch.long, device=device)
         self._position = torch.zeros_like(self._token)
         self._column = torch.zeros(1, dtype=torch.long, device=device)
-        self._bias = torch.full((len(self.lengths), 1, 1, self.capacity), torch.finfo(dtype).min,
+        self._bias = torch.full((len(self.lengths), 1, 1, self.capacity), MASKED,
                                 dtype=dtype, device=device)  # fmt: skip
         self._bias[:, 0, 0, : self.width].masked_fill_(self.mask[:, : self.width].bool(), 0)
         for layer in self.cache.layers:
             layer.fix(self._column)
-        self._run: Callable[[], Tensor] | None = None
         return logits
 
     def step(self, token: Tensor, step: int) -> Tensor:
@@ -102,53 +112,12 @@ class StaticBatch(PaddedBatch):
         self._position[:, 0] = self.lengths + step
         self._column.fill_(self.width + step)
         self._bias[..., self.width + step] = 0
-        if self._run is None:
-            self._run = self._captured() if self.model.device.type == "cuda" else self._forward
-        return self._run()
+        if step == 0 and self.model.device.type == "cuda":
+            self._replay = captured(self._forward, self.model.label)
+        return self._forward() if self._replay is None else self._replay()
 
     def _forward(self) -> Tensor:
         return self.model.forward(self._token, self._bias, self._position, self.cache)
-
-    def _captured(self) -> Callable[[], Tensor]:
-        try:
-            run = capture(self._forward)
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            warnings.warn(f"{self.model.label}: decoding goes on without a CUDA graph, slower: "
-                          f"{error}", stacklevel=1)  # fmt: skip
-            return self._forward
-        self.graph = True
-        return run
-
-
-def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return a function that replays `run` as a CUDA graph and returns its (overwritten) result.
-
-    `run` must give the same result when it is called again.
-
-    Raises:
-        RuntimeError: it can't be captured, or the replay gives something else.
-    """
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(2):  # libraries set themselves up at the first call
-            expected = run()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    # Another thread may be copying the last shard: its calls must not end the capture.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
-    scale = float(expected.abs().max())  # bfloat16 kernels may differ by some of their spacings
-    if not torch.allclose(replay(), expected, rtol=0.0, atol=0.03 * scale, equal_nan=True):
-        raise RuntimeError("the replayed graph differs from the step it was captured from")
-    return replay
 
 
 def running_batch(cache: str, model: LanguageModel) -> type[PaddedBatch]:
