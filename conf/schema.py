@@ -26,6 +26,9 @@ STAGES = (  # each behind those it is made from
 )
 
 
+MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences that stage drafts measures
+
+
 def _ranged(allowed: str, test: Callable[[Any], bool]) -> Any:
     return field(default=MISSING, metadata={"allowed": allowed, "test": test})
 
@@ -131,9 +134,10 @@ class Distributions:
 
 @dataclass
 class Certificates:
-    """Which distribution is certified."""
+    """Which distribution is certified, and in which divergence of target and draft."""
 
     temperature: float = _ranged("a number of at least 0.01", lambda value: value >= 0.01)
+    divergence: str = _text("kl, tv, hellinger, reverse_kl or renyi:a")
 
 
 @dataclass
@@ -157,6 +161,10 @@ class Acceptance:
     fractions: list[float] = _ranged(
         "a non-empty list of numbers in (0, 1)",
         lambda values: len(values) > 0 and all(0 < value < 1 for value in values),
+    )
+    divergences: list[str] = _ranged(
+        f"a non-empty list of different ones of {', '.join(MEASURED)}",
+        lambda values: 0 < len(values) == len(set(values)) and set(values) <= set(MEASURED),
     )
 
 

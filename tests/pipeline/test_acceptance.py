@@ -69,12 +69,17 @@ def drafts(
 
 def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str, np.ndarray]:
     """The laws of stochastic verification at the temperature of the answers."""
-    names = ("tv", "erss_acceptance", "harmonic_mean")
+    names = ("kl", "tv", "erss_acceptance", "harmonic_mean")
     t = sampled or np.nan
     found = divergences.compare(z / t, w / t) if sampled else None
     laws = {f"sampled_{name}": getattr(found, name, np.full(len(z), t)) for name in names}
     p = np.exp(divergences.log_softmax(z / t))
-    return laws | {"sampled_draft_prob": p[range(len(z)), w.argmax(1)]}
+    stored = stored_columns(z, K, sampled or 1.0)
+    moments = {
+        f"sampled_{name}": stored[name] if sampled else np.full(len(z), np.nan)
+        for name in ("top_surprisal", "log_tail", "entropy")
+    }
+    return laws | moments | {"sampled_draft_prob": p[range(len(z)), w.argmax(1)]}
 
 
 def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
@@ -101,6 +106,7 @@ def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, di
             "statistics_seed": 0,
             "window": 8,
             "fractions": [0.5],
+            "divergences": ["kl", "tv", "hellinger", "reverse_kl"],
             "wanted_length": 2.0,
         },
         settings=settings,

@@ -52,6 +52,7 @@ def nodes(request: Request) -> list[Node]:
         "presets": {name: rule_slice(rule) for name, rule in presets.items()},
         "dials": [rule_slice(rule) for rule in turned],
         "fractions": list(asked.fractions),
+        "divergences": list(asked.divergences),
         "wanted_length": asked.wanted_length,
         "window": config.run_lengths.window,
         **statistics_slice(config),
@@ -144,6 +145,16 @@ STAGE = Stage(
         "depths": {  # of a head: analysis.acceptance.summary.depth_statistics
             "depth": "int32",
             "rule": "string",  # empty: of the drafter alone
+            "statistic": "string",
+            "value": "float64",
+            "optimistic": "float64",
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
+        "divergences": {  # analysis.acceptance.coverage
+            "rule": "string",  # empty: of the drafter alone
+            "divergence": "string",  # or union
             "statistic": "string",
             "value": "float64",
             "optimistic": "float64",

@@ -11,6 +11,7 @@ import pandas as pd
 from analysis.report.acceptance_along import along_figure
 from analysis.report.acceptance_depths import by_depth
 from analysis.report.acceptance_dials import dial_figure, dials, reached
+from analysis.report.acceptance_divergences import by_divergence, divergence_figure
 from analysis.report.acceptance_figures import profile_figure, rules_figure
 from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
 from analysis.report.figure import Figure
@@ -66,6 +67,8 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
         [
             rules_figure(pairs),
             accepted(pairs),
+            by_divergence(pairs),
+            divergence_figure(pairs, chosen),
             gain(pairs),
             stochastic(pairs),
             dial_figure(pairs),
@@ -91,6 +94,7 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
         reached=drafters_together(targets, found, "reached"),
         sampled=found[0].record["facts"]["sampled_temperature"],
         depths=drafters_together(targets, found, "depths"),
+        divergences=drafters_together(targets, found, "divergences"),
     )
 
 
