@@ -169,6 +169,20 @@ class Acceptance:
 
 
 @dataclass
+class Solve:
+    """What `python -m pipeline.solve` looks for."""
+
+    eps: float = _ranged("a number of at least 0", lambda value: value >= 0)
+    share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
+    tokens: float = _ranged("a number of at least 1", lambda value: value >= 1)
+    draft_lengths: list[int] = _ranged(
+        "a list of different integers of at least 1",
+        lambda values: len(values) == len(set(values)) and all(v >= 1 for v in values),
+    )
+    dials: list[Any] = MISSING  # rules with the range of one parameter: [strict, relaxed]
+
+
+@dataclass
 class Decoding:
     """Decoding with a drafter; `methods` is checked by `pipeline.plan.methods`."""
 
@@ -223,6 +237,7 @@ class Config:
     run_lengths: RunLengths = MISSING
     acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
+    solve: Solve = MISSING
     statistics: Statistics = MISSING
     device: Device = MISSING
 

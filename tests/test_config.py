@@ -348,7 +348,16 @@ def test_certificates_of_another_divergence_are_artifacts_of_their_own(tmp_path:
 @pytest.mark.parametrize("names", ["[]", "[tv,tv]", "[js]"])
 def test_divergences_that_are_not_measured_are_refused(names: str) -> None:
     with pytest.raises(FieldError, match=r"acceptance\.divergences=.*different ones of kl, tv"):
-        settings(f"acceptance.divergences={names}")
+        check(settings(f"acceptance.divergences={names}"))
+
+
+@pytest.mark.parametrize(
+    "override", ["share=0", "share=1.1", "tokens=0.9", "eps=-0.1", "draft_lengths=[0]"]
+)
+def test_impossible_questions_are_refused(override: str) -> None:
+    key, value = override.split("=")
+    with pytest.raises(FieldError, match=rf"^solve\.{key}=.* is not allowed: give a"):
+        check(settings(f"solve.{key}={value}"))
 
 
 def test_a_foreign_tokenizer_is_refused_only_where_a_drafter_is_needed(tmp_path: Path) -> None:
