@@ -33,6 +33,8 @@ class Pairs:
             few_prompts; empty where the drafter is no head.
         divergences: target, rule (empty: the drafter alone), divergence (or union), statistic,
             value, optimistic, ci_low, ci_high, prompts, few_prompts.
+        budgets: target, rule, at (curve or drafter), kind (uniform, budget, realised), eps,
+            statistic, value, ci_low, ci_high, prompts, few_prompts.
     """
 
     drafter: str
@@ -45,6 +47,7 @@ class Pairs:
     sampled: float | None = None
     depths: pd.DataFrame = field(default_factory=pd.DataFrame)
     divergences: pd.DataFrame = field(default_factory=pd.DataFrame)
+    budgets: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def names(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
+DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
 
 
 def drafts(
@@ -106,7 +107,7 @@ def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, di
             "statistics_seed": 0,
             "window": 8,
             "fractions": [0.5],
-            "divergences": ["kl", "tv", "hellinger", "reverse_kl"],
+            "divergences": list(DIVERGENCES),
             "wanted_length": 2.0,
         },
         settings=settings,
@@ -138,6 +139,24 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         p[range(len(p)), q.argmax(axis=1)].mean()
     )
     assert facts["sampled_temperature"] == 0.5
+    by_divergence = found.read("divergences").to_pandas().set_index(
+        ["rule", "divergence", "statistic"]
+    )["value"]  # fmt: skip
+    for rule in ("greedy", "additive t=0.1", "tree m=3", "additive t=0.6"):
+        assert by_divergence[rule, "kl", "certified"] == values[rule, "certified"]
+        assert by_divergence[rule, "kl", "coverage"] == values[rule, "coverage"]
+        each = [by_divergence[rule, name, "certified"] for name in DIVERGENCES]
+        assert max(each) <= by_divergence[rule, "union", "certified"] <= values[rule, "acceptance"]
+        assert min(each) > 0
+    budgets = found.read("budgets").to_pandas()
+    budgets = budgets[(budgets["at"] == "drafter")].set_index(["rule", "kind", "statistic"])
+    assert budgets["eps"].unique() == pytest.approx(divergences.compare(z, w).kl.mean())
+    assert budgets.loc[("greedy", "realised", "acceptance"), "value"] == pytest.approx(
+        values["greedy", "acceptance"]
+    )
+    assert budgets.loc[("greedy", "realised", "tokens"), "value"] == pytest.approx(
+        values["greedy", "realised_per_call"]
+    )
     # greedy, two of the study, one preset, two more settings of the dial
     assert (facts["rules"], facts["steps"], facts["violations"]) == (7, 72, 0)
     assert set(found.read("listing")["group"].to_pylist()) == {

@@ -162,6 +162,17 @@ STAGE = Stage(
             "ci_high": "float64",
             **COUNTED,
         },
+        "budgets": {  # analysis.acceptance.budgets
+            "rule": "string",
+            "at": "string",  # curve, or drafter: its mean KL
+            "kind": "string",  # uniform, budget or realised
+            "eps": "float64",  # nats
+            "statistic": "string",
+            "value": "float64",
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
         "needed": {
             "rule": "string",
             "fraction": "float64",  # of steps certified

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.acceptance.budgets import budget_curves, budget_of_drafter, exceeds_budget
 from analysis.acceptance.coverage import coverage, finite_shares
 from analysis.acceptance.realised import Steps, Verdict, judge
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import PromptBootstrap
+from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
 
+LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
 Judged = dict[str, dict[str, Verdict]]  # by divergence, then by the label of the rule
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -44,3 +47,26 @@ def divergence_rows(
         for label in rules
     ]
     return pd.concat([finite_shares(distances, bootstrap), *by_rule], ignore_index=True)
+
+
+def budget_rows(
+    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return what a mean KL certifies of each rule, along the KL and at the drafter's own.
+
+    Raises:
+        PipelineError: the drafter is rejected more often than its mean KL allows.
+    """
+    frames = []
+    for verdict in verdicts:
+        if exceeds_budget(steps, verdict):
+            raise PipelineError(
+                f"rule {verdict.rule.label}: {int(np.sum(~verdict.accepted))} steps are rejected, "
+                f"more than a mean KL of {float(steps.kl.mean())!r} can reject, which cannot be. "
+                "Please report it"
+            )
+        frames += [
+            budget_curves(verdict, LEVELS, steps.trajectories),
+            budget_of_drafter(steps, verdict, bootstrap),
+        ]
+    return pd.concat(frames, ignore_index=True)

@@ -28,7 +28,12 @@ from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node
 from pipeline.plan.summaries import bootstrap_settings
-from pipeline.stages.acceptance.beyond import divergence_rows, judge_by_divergence, read_distances
+from pipeline.stages.acceptance.beyond import (
+    budget_rows,
+    divergence_rows,
+    judge_by_divergence,
+    read_distances,
+)
 from pipeline.store import columns, distributions
 from pipeline.store.artifacts import Artifact, Pending
 
@@ -91,6 +96,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             columns=columns.schema("acceptance", "depths").names,
         ).assign(**bootstrap.counted),
         "divergences": divergence_rows(judged, distances, bootstrap).assign(**bootstrap.counted),
+        "budgets": budget_rows(steps, [verdicts[label] for label in per_step], bootstrap).assign(
+            **bootstrap.counted
+        ),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
         ).assign(**bootstrap.counted),
