@@ -3,7 +3,7 @@
 Nothing here reads or writes files, knows of Hydra or of a model, or asks which device there is.
 What is used from a Python prompt is here by name, and is imported when it is first asked for:
 
-    from analysis import TopK, certify, certify_logits
+    from analysis import TopK, certify, certify_logits, solve
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .acceptance.solve import Goal, solve
     from .certificates.certify import certify, certify_logits
     from .topk import TopK
 
-__all__ = ["TopK", "certify", "certify_logits"]
+__all__ = ["Goal", "TopK", "certify", "certify_logits", "solve"]
 
 _HOMES = {
+    "Goal": ".acceptance.solve",
     "TopK": ".topk",
     "certify": ".certificates.certify",
     "certify_logits": ".certificates.certify",
+    "solve": ".acceptance.solve",
 }
 
 

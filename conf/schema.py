@@ -26,6 +26,9 @@ STAGES = (  # each behind those it is made from
 )
 
 
+MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences that stage drafts measures
+
+
 def _ranged(allowed: str, test: Callable[[Any], bool]) -> Any:
     return field(default=MISSING, metadata={"allowed": allowed, "test": test})
 
@@ -131,9 +134,10 @@ class Distributions:
 
 @dataclass
 class Certificates:
-    """Which distribution is certified."""
+    """Which distribution is certified, and in which divergence of target and draft."""
 
     temperature: float = _ranged("a number of at least 0.01", lambda value: value >= 0.01)
+    divergence: str = _text("kl, tv, hellinger, reverse_kl or renyi:a")
 
 
 @dataclass
@@ -158,6 +162,24 @@ class Acceptance:
         "a non-empty list of numbers in (0, 1)",
         lambda values: len(values) > 0 and all(0 < value < 1 for value in values),
     )
+    divergences: list[str] = _ranged(
+        f"a non-empty list of different ones of {', '.join(MEASURED)}",
+        lambda values: 0 < len(values) == len(set(values)) and set(values) <= set(MEASURED),
+    )
+
+
+@dataclass
+class Solve:
+    """What `python -m pipeline.solve` looks for."""
+
+    eps: float = _ranged("a number of at least 0", lambda value: value >= 0)
+    share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
+    tokens: float = _ranged("a number of at least 1", lambda value: value >= 1)
+    draft_lengths: list[int] = _ranged(
+        "a list of different integers of at least 1",
+        lambda values: len(values) == len(set(values)) and all(v >= 1 for v in values),
+    )
+    dials: list[Any] = MISSING  # rules with the range of one parameter: [strict, relaxed]
 
 
 @dataclass
@@ -215,6 +237,7 @@ class Config:
     run_lengths: RunLengths = MISSING
     acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
+    solve: Solve = MISSING
     statistics: Statistics = MISSING
     device: Device = MISSING
 

@@ -65,8 +65,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     print(table.to_string(index=False, float_format=_number, na_rep=UNDEFINED))
     if {"empty", "inexact"} <= set(table):
         print(
-            "mean, median, p25 and p5 of the certificates in nats; empty: share of steps where "
-            "nothing can be rejected (the ceiling stands for them), inexact: known as an interval"
+            "mean, median, p25 and p5 of the certificates, in nats (tv, hellinger: in [0, 1]); "
+            "empty: share of steps where nothing can be rejected (the ceiling stands for them), "
+            "inexact: known as an interval"
         )
     if any(limits(name)[0] in row for row in rows for name in row):
         print("In brackets: intervals over prompts.")

@@ -324,6 +324,42 @@ def test_a_temperature_on_the_list_needs_no_new_distributions(tmp_path: Path) ->
     assert planned("distributions.temperatures=[]")[0].config["temperatures"] == []
 
 
+def test_certificates_of_another_divergence_are_artifacts_of_their_own(tmp_path: Path) -> None:
+    def planned(*overrides: str) -> dict[str, Any]:
+        wanted = [f"outputs={tmp_path}", "stage=run_lengths", *overrides]
+        return cli.prepare(compose("config", wanted))[1]
+
+    def of(name: str) -> Any:
+        return planned(f"certificates.divergence={name}")["certificates"][0]
+
+    plain = planned()["certificates"][0]
+    assert set(plain.config) == {"rule", "temperature"}  # as before there were others
+    assert of("kl").fingerprint == of("renyi:1").fingerprint == plain.fingerprint
+    assert of("renyi:0.50").fingerprint == of("renyi:0.5").fingerprint
+    names = ("kl", "tv", "hellinger", "reverse_kl", "renyi:0.5", "renyi:2")
+    assert len({of(name).fingerprint for name in names}) == len(names)
+    for wrong in ("js", "renyi:0", "renyi:-1", "renyi", "TV"):
+        with pytest.raises(PipelineError, match=r"^certificates\.divergence='.*give kl, tv, hell"):
+            of(wrong)
+    with pytest.raises(PipelineError, match=r"divergence=tv is not for stage=report"):
+        planned("certificates.divergence=tv", "stage=report")
+
+
+@pytest.mark.parametrize("names", ["[]", "[tv,tv]", "[js]"])
+def test_divergences_that_are_not_measured_are_refused(names: str) -> None:
+    with pytest.raises(FieldError, match=r"acceptance\.divergences=.*different ones of kl, tv"):
+        check(settings(f"acceptance.divergences={names}"))
+
+
+@pytest.mark.parametrize(
+    "override", ["share=0", "share=1.1", "tokens=0.9", "eps=-0.1", "draft_lengths=[0]"]
+)
+def test_impossible_questions_are_refused(override: str) -> None:
+    key, value = override.split("=")
+    with pytest.raises(FieldError, match=rf"^solve\.{key}=.* is not allowed: give a"):
+        check(settings(f"solve.{key}={value}"))
+
+
 def test_a_foreign_tokenizer_is_refused_only_where_a_drafter_is_needed(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model")
     wanted = ["target=local", f"targets.local.path={model}", f"outputs={tmp_path}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -13,12 +14,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
+from analysis.certificates.certify import certify
+from analysis.rules import Additive, Tree
 from conf import schema
+from pipeline import cli, solve
+from pipeline.loader import Study
 from pipeline.paths import CONF
 from pipeline.plan.composition import quoted
 from pipeline.plan.graph import VERSIONS
@@ -61,6 +68,59 @@ def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy)
     assert "cached" in done.stdout
     assert "heavy: []" in done.stdout
     assert contents(small_study.outputs) == before
+
+
+def cli_prepared(overrides: list[str]) -> Any:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return cli.prepare(compose("config", overrides))
+
+
+def test_solve_agrees_with_a_sweep_of_certificates(
+    small_study: SmallStudy, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = [
+        *small_study.overrides, "solve.eps=0.05", "solve.share=0.8", "solve.draft_lengths=[3]",
+        "solve.dials=[{rule: additive, t: [0.0, 1.0]}, {rule: tree, m: [1, 20]}]",
+    ]  # fmt: skip
+    study = Study(*given)
+    solved, promised = solve.answers(*cli_prepared(given), given)
+    assert len(solved) == 2 * 2 * 3
+    for row in solved:
+        if row["wanted"] != "80 % of steps" or math.isnan(row["value"]):
+            continue
+        labels = [target.label for target in study.config.targets.values()]
+        target = study.targets[labels.index(row["target"])]
+        dist = study.distributions(target)
+        step = 1 if row["parameter"] == "m" else 1e-4
+        kind = Tree if row["parameter"] == "m" else Additive
+        at = int(row["value"]) if row["parameter"] == "m" else row["value"]
+        share, before = (
+            float(np.mean(certify(dist, kind(x)).lower > 0.05)) for x in (at, round(at - step, 4))
+        )
+        assert (share, before < 0.8) == (pytest.approx(row["reached"]), True)
+        assert share >= 0.8
+        assert row["ci_low"] <= row["value"] <= row["ci_high"] or math.isnan(row["ci_high"])
+    certified, realised = (
+        {(row["target"], row["rule"], row["drafts"]): row["tokens"] for row in promised
+         if row["kind"] == kind}
+        for kind in ("certified", "realised")
+    )  # fmt: skip
+    assert certified.keys() == realised.keys()
+    assert len(certified) == 2 * 2 * len(study.rules)
+    runs = study.frame("run_lengths", study.targets[0]).set_index(["rule", "eps", "estimator"])
+    label = next(iter(study.config.targets.values())).label
+    for rule in study.rules:
+        whole = certified[label, rule.label, "of any length"]
+        assert whole == pytest.approx(runs.loc[(rule.label, 0.05, "per_call"), "value"])
+        assert certified[label, rule.label, "of 3"] <= min(4.0, whole) + 1e-9
+    solve.main([*given, "criteria=greedy"])
+    printed = capsys.readouterr().out
+    assert "80 % of steps" in printed
+    assert "drafts of 3" in printed
+    with pytest.raises(SystemExit, match=r"was not made yet: run `python -m pipeline .*stage=dist"):
+        solve.main([*given, f"outputs={tmp_path}"])
+    with pytest.raises(SystemExit, match=r"error: solve\.dials: .* is no dial"):
+        solve.main([*given, "solve.dials=[3]"])
 
 
 def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:

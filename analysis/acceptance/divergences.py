@@ -36,6 +36,7 @@ class Comparison:
         kl: (N,) KL(p||q).
         reverse_kl: (N,) KL(q||p).
         tv: (N,) total variation; 1 - tv is the acceptance of speculative sampling.
+        hellinger: (N,) squared Hellinger distance.
         erss_acceptance: (N,) acceptance of the first draft of exponential races.
         harmonic_mean: (N,) its lower bound, Lemma C.1 of arXiv 2504.15475.
         draft_entropy: (N,) entropy of q.
@@ -48,6 +49,7 @@ class Comparison:
     kl: Floats
     reverse_kl: Floats
     tv: Floats
+    hellinger: Floats
     erss_acceptance: Floats
     harmonic_mean: Floats
     draft_entropy: Floats
@@ -65,6 +67,7 @@ def compare(target_logits: NDArray[np.floating], draft_logits: NDArray[np.floati
         kl=kl(p, q),
         reverse_kl=kl(q, p),
         tv=total_variation(p, q),
+        hellinger=hellinger(p, q),
         erss_acceptance=erss_acceptance(p, q),
         harmonic_mean=harmonic_mean(p, q),
         draft_entropy=entropy(q),
@@ -119,9 +122,30 @@ def kl_rounding(divergence: Floats) -> Floats:
     return RATIO_ROUNDING * (divergence + np.sqrt(2 * divergence))
 
 
+def rounding(divergence: str, distance: Floats) -> Floats:
+    """Return the same of any of kl, reverse_kl, hellinger and tv.
+
+    It is at most e TV <= e sqrt(2 H) for the squared Hellinger distance H, and e for total
+    variation, which does not vanish with it: only a distance of exactly 0 has none.
+    """
+    if divergence == "tv":
+        return RATIO_ROUNDING * np.sign(distance)
+    return kl_rounding(distance)
+
+
 def total_variation(log_p: Floats, log_q: Floats) -> Floats:
     """Return the (N,) total variation, half the sum of |p - q|."""
     return np.asarray(np.abs(np.exp(log_p) - np.exp(log_q)).sum(axis=1) / 2)
+
+
+def hellinger(log_p: Floats, log_q: Floats) -> Floats:
+    """Return the (N,) squared Hellinger distance 1 - sum sqrt(p q), as half of a sum of squares.
+
+    Example:
+        >>> hellinger(np.log([[0.5, 0.5]]), np.array([[0.0, -np.inf]])).round(6).tolist()
+        [0.292893]
+    """
+    return np.asarray(((np.exp(log_p / 2) - np.exp(log_q / 2)) ** 2).sum(axis=1) / 2)
 
 
 def harmonic_mean(log_p: Floats, log_q: Floats) -> Floats:

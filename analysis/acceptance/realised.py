@@ -21,7 +21,7 @@ from ..rules.rule import Drafted, Rule
 from ..statistics.bootstrap import Flags, Floats
 from ..statistics.run_lengths import Trajectories
 from ..topk import TopK
-from .divergences import kl_rounding
+from .divergences import rounding
 
 CHUNK = 8192  # steps certified at once
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed to a computed certificate
@@ -88,7 +88,8 @@ class Verdict:
         lower: (N,) lower ends of the certificates, nats; +inf where nothing is rejected.
         upper: (N,) upper ends; equal to `lower` where exact.
         accepted: (N,) whether the drafter is accepted.
-        certified: (N,) whether its KL lies below `lower` by more than both numbers' rounding.
+        certified: (N,) whether its KL, or the other divergence of the certificates, lies below
+            `lower` by more than both numbers' rounding.
         certifiable: (N,) the same of `upper`; differs where the certificate is not exact.
     """
 
@@ -105,26 +106,35 @@ class Verdict:
         return np.flatnonzero(self.certified & ~self.accepted)
 
 
-def judge(steps: Steps, rules: Sequence[Rule]) -> list[Verdict]:
+def judge(
+    steps: Steps, rules: Sequence[Rule], divergence: str = "kl", distance: Floats | None = None
+) -> list[Verdict]:
     """Apply `rules` to all steps.
 
     KL = R does not guarantee acceptance, and both are known up to rounding only: a step counts
     as certified when KL + kl_rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding.
     Where nothing is rejected every step is certified, also at an infinite KL.
+
+    Args:
+        steps: a drafter beside its target.
+        rules: what is applied.
+        divergence: that of the certificates: kl, reverse_kl, hellinger or tv.
+        distance: (N,) by which target and drafter differ in it; the KL of `steps` if not given.
     """
     size = (len(steps), len(rules))
     lower, upper, accepted = np.empty(size), np.empty(size), np.empty(size, dtype=bool)
     for start in range(0, len(steps), CHUNK):
         part = slice(start, start + CHUNK)
         dist = steps.target[part]
-        found = certify(dist, rules)
+        found = certify(dist, rules, divergence=divergence)
         lower[part], upper[part] = found.lower, found.upper
         drafted = steps.drafted(part)
         for at, rule in enumerate(rules):
             accepted[part, at] = rule.accepts(dist, drafted, found.accepted_count[:, at])
-    kl = (steps.kl + kl_rounding(steps.kl))[:, None]
+    distance = steps.kl if distance is None else distance
+    far = (distance + rounding(divergence, distance))[:, None]
     certified, certifiable = (
-        np.isinf(end) | (kl < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
+        np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
     )
     return [
         Verdict(

@@ -49,13 +49,13 @@ def rule_statistics(
     everywhere = np.ones(len(steps), dtype=bool)
     empty, possibly_empty = np.isinf(verdict.lower), np.isinf(verdict.upper)
     rows = [
-        _share("acceptance", accepted, everywhere, bootstrap),
-        _between("certified", certified, verdict.certifiable, everywhere, bootstrap),
-        _between("coverage", certified, verdict.certifiable & accepted, accepted, bootstrap),
-        _share("departure", departs, everywhere, bootstrap),
-        _share("given_up", np.where(departs, steps.given_up, 0.0), everywhere, bootstrap),
-        _between("empty", empty, possibly_empty, everywhere, bootstrap),
-        _share("inexact", verdict.lower < verdict.upper, everywhere, bootstrap),
+        share_row("acceptance", accepted, everywhere, bootstrap),
+        between_row("certified", certified, verdict.certifiable, everywhere, bootstrap),
+        between_row("coverage", certified, verdict.certifiable & accepted, accepted, bootstrap),
+        share_row("departure", departs, everywhere, bootstrap),
+        share_row("given_up", np.where(departs, steps.given_up, 0.0), everywhere, bootstrap),
+        between_row("empty", empty, possibly_empty, everywhere, bootstrap),
+        share_row("inexact", verdict.lower < verdict.upper, everywhere, bootstrap),
         _gain(accepted, steps.draft_rank == 1, bootstrap),
     ]
     slack = _quantiles(
@@ -126,9 +126,9 @@ def stochastic_statistics(
         calls = 1 - accepted
         calls[ends] += accepted[ends]
         every, cut = np.ones(len(tv)), accepted[ends].sum() / calls.sum()
-        length = _share("realised_per_call", every, calls, bootstrap)
+        length = share_row("realised_per_call", every, calls, bootstrap)
         rows = [
-            _share("acceptance", accepted, every, bootstrap),
+            share_row("acceptance", accepted, every, bootstrap),
             length | {"cut": cut, "cut_optimistic": cut},
         ]
         frame = pd.DataFrame(rows)
@@ -157,13 +157,13 @@ def depth_statistics(
     median = _row("kl_median", ends["value"], ends["optimistic"], ends["ci_low"], ends["ci_high"])
     rows: list[Row] = [
         {"rule": "", **median},
-        {"rule": "", **_share("finite", np.isfinite(steps.kl), everywhere, bootstrap)},
+        {"rule": "", **share_row("finite", np.isfinite(steps.kl), everywhere, bootstrap)},
     ]
     for one in verdicts:
         rule = one.rule.label
         shares = (
-            _share("acceptance", one.accepted, everywhere, bootstrap),
-            _between("certified", one.certified, one.certifiable, everywhere, bootstrap),
+            share_row("acceptance", one.accepted, everywhere, bootstrap),
+            between_row("certified", one.certified, one.certifiable, everywhere, bootstrap),
         )
         rows += [{"rule": rule, **share} for share in shares]
     return pd.DataFrame(rows).assign(depth=depth)
@@ -202,7 +202,7 @@ def _row(statistic: str, value: float, optimistic: float, low: float, high: floa
     }
 
 
-def _share(name: str, above: Weights, below: Weights, bootstrap: PromptBootstrap) -> Row:
+def share_row(name: str, above: Weights, below: Weights, bootstrap: PromptBootstrap) -> Row:
     """Return the ratio of two sums over all steps, with its interval over prompts."""
     over = np.bincount(bootstrap.prompts, weights=above)
     under = np.bincount(bootstrap.prompts, weights=below)
@@ -227,10 +227,12 @@ def _gain(accepted: Flags, greedy: Flags, bootstrap: PromptBootstrap) -> Row:
     return _row("gain", value, value, float(low), float(high))
 
 
-def _between(name: str, sure: Flags, maybe: Flags, below: Flags, bootstrap: PromptBootstrap) -> Row:
+def between_row(
+    name: str, sure: Flags, maybe: Flags, below: Flags, bootstrap: PromptBootstrap
+) -> Row:
     """Return the share of certified steps, from both ends of the certificates."""
-    lower = _share(name, sure, below, bootstrap)
-    upper = lower if np.array_equal(sure, maybe) else _share(name, maybe, below, bootstrap)
+    lower = share_row(name, sure, below, bootstrap)
+    upper = lower if np.array_equal(sure, maybe) else share_row(name, maybe, below, bootstrap)
     return lower | {"optimistic": upper["value"], "ci_high": upper["ci_high"]}
 
 

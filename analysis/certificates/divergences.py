@@ -24,6 +24,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..rules.rule import Rule
 from ..topk import Floats
 from .bounds import phi
 from .kernel_types import HELLINGER, KL, RENYI, TV
@@ -63,6 +64,25 @@ class Divergence:
         if not 0.0 < order <= LARGEST:
             raise ValueError(f"divergence={name!r} is not allowed: give {cls.ALLOWED}")
         return cls(KL, 1.0) if order == 1.0 else cls(RENYI, order)
+
+    @property
+    def label(self) -> str:
+        """The name by which `named` finds it, the shortest of several.
+
+        Example:
+            >>> Divergence.named("renyi:0.50").label, Divergence.named("renyi:1").label
+            ('renyi:0.5', 'kl')
+        """
+        names = {kind: name for name, kind in NAMED.items()}
+        short = f"{self.order:g}"
+        order = short if float(short) == self.order else repr(self.order)
+        return names.get((self.kind, self.order), f"renyi:{order}")
+
+    def ceiling_of(self, rule: Rule) -> float:
+        """Return the same for a rule, whose ceiling in nats is that of KL, log(width + 1)."""
+        if self.kind == KL:
+            return rule.ceiling
+        return self.ceiling(round(math.expm1(rule.ceiling)))
 
     def ceiling(self, width: int = 1) -> float:
         """Return the largest certificate with something to reject; `width` is m of a tree.

@@ -31,6 +31,10 @@ class Pairs:
             or not from the whole distribution.
         depths: target, depth, rule, statistic, value, optimistic, ci_low, ci_high, prompts,
             few_prompts; empty where the drafter is no head.
+        divergences: target, rule (empty: the drafter alone), divergence (or union), statistic,
+            value, optimistic, ci_low, ci_high, prompts, few_prompts.
+        budgets: target, rule, at (curve or drafter), kind (uniform, budget, realised), eps,
+            statistic, value, ci_low, ci_high, prompts, few_prompts.
     """
 
     drafter: str
@@ -42,6 +46,8 @@ class Pairs:
     reached: pd.DataFrame
     sampled: float | None = None
     depths: pd.DataFrame = field(default_factory=pd.DataFrame)
+    divergences: pd.DataFrame = field(default_factory=pd.DataFrame)
+    budgets: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def names(self) -> dict[str, str]:

@@ -62,8 +62,8 @@ def check_names(targets: Sequence[str], rules: Sequence[Rule]) -> None:
             known[name] = printed
 
 
-def build_dials(config: list[Any]) -> list[Dial]:
-    """Return the dials of acceptance.dials.
+def build_dials(config: list[Any], key: str = "acceptance.dials") -> list[Dial]:
+    """Return the dials of acceptance.dials, or of another key.
 
     Raises:
         PipelineError: one is not a rule with a list of values for one key.
@@ -71,15 +71,15 @@ def build_dials(config: list[Any]) -> list[Dial]:
     for mapping in config:
         if not isinstance(mapping, Mapping):
             raise PipelineError(
-                f"acceptance.dials: {mapping!r} is no dial: give a mapping, for instance "
+                f"{key}: {mapping!r} is no dial: give a mapping, for instance "
                 "{rule: additive, t: [0.1, 0.2]}"
             )
     try:
         dials = [build_dial(mapping) for mapping in config]
     except (ValueError, TypeError, ImportError) as error:
-        raise PipelineError(f"acceptance.dials: {error}") from error
+        raise PipelineError(f"{key}: {error}") from error
     names = [f"{dial.name}, {dial.parameter}" for dial in dials]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise PipelineError(f"acceptance.dials: {twice} is given twice: give it one list of values")
+        raise PipelineError(f"{key}: {twice} is given twice: give it one list of values")
     return dials

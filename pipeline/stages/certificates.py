@@ -1,6 +1,7 @@
 """Stage certificates: certificates of many rules on a target's distributions, in one pass.
 
-Run it with ``python -m pipeline stage=certificates``.
+Run it with ``python -m pipeline stage=certificates``; of another divergence than KL with
+``certificates.divergence=tv``.
 """
 
 from __future__ import annotations
@@ -19,14 +20,46 @@ if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact, Pending
 
 
+def check(request: Request) -> None:
+    """Check that certificates can be had in the divergence that is asked for.
+
+    Raises:
+        PipelineError: there is none of that name, or the report, which is about KL, is asked for.
+    """
+    divergence = request.config.certificates.divergence
+    try:
+        label = named(divergence)
+    except ValueError as error:
+        raise PipelineError(f"certificates.{error}") from None
+    if label != "kl" and "report" in request.asked:
+        raise PipelineError(
+            f"certificates.divergence={divergence} is not for stage=report, whose tables are about "
+            "KL (table divergences has the others): give kl, or stage=certificates"
+        )
+
+
+def named(divergence: str) -> str:
+    """Return the one name of a divergence; KL, the default, needs no compiled code to be known."""
+    if divergence == "kl":
+        return divergence
+    from analysis.certificates.divergences import Divergence
+
+    return Divergence.named(divergence).label
+
+
 def nodes(request: Request) -> list[Node]:
-    """The certificates of every rule on each target's distributions, target by target."""
+    """The certificates of every rule on each target's distributions, target by target.
+
+    The divergence is a part of what determines them where it is not KL.
+    """
     config = request.config
+    divergence = named(config.certificates.divergence)
+    other = {} if divergence == "kl" else {"divergence": divergence}
     return [
         Node(
             STAGE.name,
             rule.label,
-            rule_slice(rule) | {"temperature": config.certificates.temperature},
+            rule_slice(rule) | {"temperature": config.certificates.temperature} | other,
             {"distributions": (distributions,)},
             settings={"rule": rule, **statistics_slice(config)},
         )
@@ -44,12 +77,13 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: lis
 
     rules = [node.settings["rule"] for node in nodes]
     temperature = nodes[0].config["temperature"]
+    divergence = nodes[0].config.get("divergence", "kl")
     schema = columns.schema("certificates")
     with ExitStack() as stack:
         writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
         for steps, dist in distributions.chunks(upstream["distributions"][0], temperature):
             try:
-                result = certify(dist, rules)
+                result = certify(dist, rules, divergence=divergence)
             except ValueError as error:  # of a user's rule: those of the project are checked before
                 raise PipelineError(f"criteria: {error}") from error
             for at, writer in enumerate(writers):
@@ -68,13 +102,16 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row: the statistics of a rule's certificates, the ceiling for those that are empty."""
     import numpy as np
 
+    from analysis.certificates.divergences import Divergence
     from analysis.statistics.bootstrap import PromptBootstrap, summarise
     from analysis.statistics.run_lengths import Trajectories
 
     rule = node.settings["rule"]
     table = artifact.read(columns=["position", "lower", "upper"])
     lower, upper = (table.column(name).to_numpy() for name in ("lower", "upper"))
-    lower, upper = (np.where(np.isinf(end), rule.ceiling, end) for end in (lower, upper))
+    shares = {"empty": float(np.mean(np.isinf(lower))), "inexact": float(np.mean(lower < upper))}
+    ceiling = Divergence.named(node.config.get("divergence", "kl")).ceiling_of(rule)
+    lower, upper = (np.where(np.isinf(end), ceiling, end) for end in (lower, upper))
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
     bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.settings))
     row: SummaryRow = {
@@ -83,12 +120,10 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
         "steps": len(lower),
         "prompts": bootstrap.count,
     }
-    for name, found in summarise(lower, upper, rule.ceiling, bootstrap).items():
+    for name, found in summarise(lower, upper, ceiling, bootstrap).items():
         row[name], row[upper_end(name)] = found.value, found.optimistic
         row |= dict(zip(limits(name), (found.ci_low, found.ci_high), strict=True))
-    return [
-        row | {"empty": float(np.mean(np.isinf(lower))), "inexact": float(np.mean(lower < upper))}
-    ]
+    return [row | shares]
 
 
 STAGE = Stage(
@@ -105,6 +140,7 @@ STAGE = Stage(
         }
     },
     nodes=nodes,
+    check=check,
     module=__name__,
     summary=summary,
     printed=True,

@@ -22,6 +22,7 @@ from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
+DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
 
 
 def drafts(
@@ -69,12 +70,17 @@ def drafts(
 
 def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str, np.ndarray]:
     """The laws of stochastic verification at the temperature of the answers."""
-    names = ("tv", "erss_acceptance", "harmonic_mean")
+    names = ("kl", "tv", "erss_acceptance", "harmonic_mean")
     t = sampled or np.nan
     found = divergences.compare(z / t, w / t) if sampled else None
     laws = {f"sampled_{name}": getattr(found, name, np.full(len(z), t)) for name in names}
     p = np.exp(divergences.log_softmax(z / t))
-    return laws | {"sampled_draft_prob": p[range(len(z)), w.argmax(1)]}
+    stored = stored_columns(z, K, sampled or 1.0)
+    moments = {
+        f"sampled_{name}": stored[name] if sampled else np.full(len(z), np.nan)
+        for name in ("top_surprisal", "log_tail", "entropy")
+    }
+    return laws | moments | {"sampled_draft_prob": p[range(len(z)), w.argmax(1)]}
 
 
 def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
@@ -101,6 +107,7 @@ def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, di
             "statistics_seed": 0,
             "window": 8,
             "fractions": [0.5],
+            "divergences": list(DIVERGENCES),
             "wanted_length": 2.0,
         },
         settings=settings,
@@ -132,6 +139,24 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         p[range(len(p)), q.argmax(axis=1)].mean()
     )
     assert facts["sampled_temperature"] == 0.5
+    by_divergence = found.read("divergences").to_pandas().set_index(
+        ["rule", "divergence", "statistic"]
+    )["value"]  # fmt: skip
+    for rule in ("greedy", "additive t=0.1", "tree m=3", "additive t=0.6"):
+        assert by_divergence[rule, "kl", "certified"] == values[rule, "certified"]
+        assert by_divergence[rule, "kl", "coverage"] == values[rule, "coverage"]
+        each = [by_divergence[rule, name, "certified"] for name in DIVERGENCES]
+        assert max(each) <= by_divergence[rule, "union", "certified"] <= values[rule, "acceptance"]
+        assert min(each) > 0
+    budgets = found.read("budgets").to_pandas()
+    budgets = budgets[(budgets["at"] == "drafter")].set_index(["rule", "kind", "statistic"])
+    assert budgets["eps"].unique() == pytest.approx(divergences.compare(z, w).kl.mean())
+    assert budgets.loc[("greedy", "realised", "acceptance"), "value"] == pytest.approx(
+        values["greedy", "acceptance"]
+    )
+    assert budgets.loc[("greedy", "realised", "tokens"), "value"] == pytest.approx(
+        values["greedy", "realised_per_call"]
+    )
     # greedy, two of the study, one preset, two more settings of the dial
     assert (facts["rules"], facts["steps"], facts["violations"]) == (7, 72, 0)
     assert set(found.read("listing")["group"].to_pylist()) == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +116,7 @@ def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
     z, w = (torch.from_numpy(2 * rng.standard_normal((30, 50), dtype=np.float32)) for _ in range(2))
     found = pair_statistics(z, w, 1.0, 0.5)
     wanted = divergences.compare(z.numpy() / 0.5, w.numpy() / 0.5)
-    for name in ("tv", "erss_acceptance", "harmonic_mean"):
+    for name in ("kl", "tv", "erss_acceptance", "harmonic_mean"):
         law = getattr(found, f"sampled_{name}")
         np.testing.assert_allclose(law, getattr(wanted, name), rtol=1e-11)
         assert not np.allclose(law, getattr(found, name))
@@ -125,6 +126,19 @@ def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
     assert torch.equal(same.sampled_tv, same.tv)
     unknown = pair_statistics(z, w, 1.0)._asdict()
     assert all(t.isnan().all() for name, t in unknown.items() if name.startswith("sampled_"))
+
+
+def test_the_target_is_also_stored_at_the_temperature_of_the_answers() -> None:
+    both = pair(tiny(1), tiny(2))
+    assert all(column.isnan().all() for column in run(both).sampled)
+    found = run(replace(both, sampled=0.5))
+    for row, name in enumerate(PROMPTS):
+        n = len(ANSWERS[name])
+        wanted = stored_columns(plain(both.target, name), K, 0.5)
+        for field, values in found.sampled._asdict().items():
+            np.testing.assert_allclose(values[row, :n], wanted[field], rtol=1e-3, atol=1e-4)
+        stored = stored_columns(plain(both.target, name), K)
+        np.testing.assert_allclose(found.target.entropy[row, :n], stored["entropy"], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

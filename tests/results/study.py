@@ -170,7 +170,10 @@ def compared() -> dict[str, Any]:
     """Return what is stored of the pair of fixed logits."""
     own = asdict(divergences.compare(TARGET, DRAFT))
     law = asdict(divergences.compare(TARGET / SAMPLED, DRAFT / SAMPLED))
-    laws = {f"sampled_{name}": law[name] for name in ("tv", "erss_acceptance", "harmonic_mean")}
+    names = ("kl", "tv", "erss_acceptance", "harmonic_mean")
+    laws = {f"sampled_{name}": law[name] for name in names}
+    moments = stored_columns(TARGET, K, SAMPLED)
+    laws |= {f"sampled_{name}": moments[name] for name in ("top_surprisal", "log_tail", "entropy")}
     laws["sampled_draft_prob"] = np.exp(law["draft_log_prob"])
     drafted = {f"draft_{name}": values for name, values in stored_columns(DRAFT, V).items()}
     depths = [own, asdict(divergences.compare(TARGET, (TARGET + DRAFT) / 2))]

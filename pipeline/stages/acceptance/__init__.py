@@ -52,6 +52,7 @@ def nodes(request: Request) -> list[Node]:
         "presets": {name: rule_slice(rule) for name, rule in presets.items()},
         "dials": [rule_slice(rule) for rule in turned],
         "fractions": list(asked.fractions),
+        "divergences": list(asked.divergences),
         "wanted_length": asked.wanted_length,
         "window": config.run_lengths.window,
         **statistics_slice(config),
@@ -147,6 +148,27 @@ STAGE = Stage(
             "statistic": "string",
             "value": "float64",
             "optimistic": "float64",
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
+        "divergences": {  # analysis.acceptance.coverage
+            "rule": "string",  # empty: of the drafter alone
+            "divergence": "string",  # or union
+            "statistic": "string",
+            "value": "float64",
+            "optimistic": "float64",
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
+        "budgets": {  # analysis.acceptance.budgets
+            "rule": "string",
+            "at": "string",  # curve, or drafter: its mean KL
+            "kind": "string",  # uniform, budget or realised
+            "eps": "float64",  # nats
+            "statistic": "string",
+            "value": "float64",
             "ci_low": "float64",
             "ci_high": "float64",
             **COUNTED,

@@ -28,6 +28,12 @@ from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node
 from pipeline.plan.summaries import bootstrap_settings
+from pipeline.stages.acceptance.beyond import (
+    budget_rows,
+    divergence_rows,
+    judge_by_divergence,
+    read_distances,
+)
 from pipeline.store import columns, distributions
 from pipeline.store.artifacts import Artifact, Pending
 
@@ -61,6 +67,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     rules = unique([*per_step.values(), *turned])
     verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
+    distances = read_distances(drafts, config["divergences"])
+    judged = judge_by_divergence(steps, list(per_step.values()), distances)
+    for name, found in judged.items():
+        check_sound(found.values(), steps, table["prompt_id"], settings, name, distances[name])
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     by_depth = []
     for depth, deep in enumerate(read_depths(drafts, steps.target), start=1):
@@ -85,6 +95,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             pd.concat(by_depth) if by_depth else [],
             columns=columns.schema("acceptance", "depths").names,
         ).assign(**bootstrap.counted),
+        "divergences": divergence_rows(judged, distances, bootstrap).assign(**bootstrap.counted),
+        "budgets": budget_rows(steps, [verdicts[label] for label in per_step], bootstrap).assign(
+            **bootstrap.counted
+        ),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
         ).assign(**bootstrap.counted),
@@ -146,12 +160,23 @@ def read_depths(drafts: Artifact, target: TopK) -> list[Steps]:
     ]
 
 
-def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings: Any) -> None:
+def check_sound(
+    verdicts: Any,
+    steps: Steps,
+    prompts: pa.ChunkedArray,
+    settings: Any,
+    divergence: str = "KL",
+    distance: np.ndarray | None = None,
+) -> None:
     """Check that no certified step is rejected, under any rule.
+
+    `distance` (N,) is by how much target and drafter differ in the divergence of the certificates,
+    the KL if not given.
 
     Raises:
         PipelineError: one is; the theory or a computation is wrong.
     """
+    distance = steps.kl if distance is None else distance
     for verdict in verdicts:
         if len(verdict.violations):
             step = int(verdict.violations[0])
@@ -159,7 +184,8 @@ def check_sound(verdicts: Any, steps: Steps, prompts: pa.ChunkedArray, settings:
                 f"{settings['target']} and {settings['drafter']}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
-                f"{int(steps.position[step])}, KL {float(steps.kl[step])!r} < certificate "
+                f"{int(steps.position[step])}, {divergence} "
+                f"{float(distance[step])!r} < certificate "
                 f"{float(verdict.lower[step])!r}, target rank of the draft "
                 f"{int(steps.draft_rank[step])}, rank of the target's argmax "
                 f"{int(steps.argmax_rank[step])}. Please report it with this step"

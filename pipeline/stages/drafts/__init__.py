@@ -15,6 +15,7 @@ PAIR: Columns = {  # target p against drafter q, analysis.acceptance.divergences
     "kl": "float64",  # KL(p||q)
     "reverse_kl": "float64",  # KL(q||p)
     "tv": "float64",
+    "hellinger": "float64",  # squared distance
     "draft_token_id": "int32",  # the drafter's argmax
     "draft_rank": "int32",  # its rank under p, from 1
     "draft_log_prob": "float64",  # log p of it
@@ -23,10 +24,14 @@ PAIR: Columns = {  # target p against drafter q, analysis.acceptance.divergences
     "erss_acceptance": "float64",  # probability: exponential races accept the first draft
     "harmonic_mean": "float64",  # its lower bound
     # at the temperature the answers were sampled at; NaN where they were not, or from a part of p
+    "sampled_kl": "float64",
     "sampled_tv": "float64",
     "sampled_erss_acceptance": "float64",
     "sampled_harmonic_mean": "float64",
     "sampled_draft_prob": "float64",  # p of the drafter's argmax
+    "sampled_top_surprisal": "float64",  # of p there, as in TARGET
+    "sampled_log_tail": "float64",
+    "sampled_entropy": "float64",
 }
 DRAFT: Columns = {  # of q itself, with draft_entropy, so that kl and tv can be checked
     "draft_top_ids": "list<int32>",

@@ -21,6 +21,7 @@ class PairStatistics(NamedTuple):
     kl: Tensor
     reverse_kl: Tensor
     tv: Tensor
+    hellinger: Tensor
     draft_token_id: Tensor
     draft_rank: Tensor
     draft_log_prob: Tensor
@@ -28,6 +29,7 @@ class PairStatistics(NamedTuple):
     draft_entropy: Tensor
     erss_acceptance: Tensor
     harmonic_mean: Tensor
+    sampled_kl: Tensor
     sampled_tv: Tensor
     sampled_erss_acceptance: Tensor
     sampled_harmonic_mean: Tensor
@@ -112,6 +114,7 @@ def _compare(
         kl=kl,
         reverse_kl=reverse_kl,
         tv=tv,
+        hellinger=_hellinger(p, q),
         draft_token_id=token,
         draft_rank=rank,
         draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
@@ -130,9 +133,10 @@ def _sampled(
     if temperature is None:
         unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
         return {name: unknown for name in PairStatistics._fields if name.startswith("sampled_")}
-    p, q = (_distribution(z, temperature)[1] for z in below)
+    (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in below)
     tv, erss_acceptance, harmonic_mean = _acceptance(p, q, order)
     return {
+        "sampled_kl": _kl(p, q, _numbers(log_p - log_q))[0],
         "sampled_tv": tv,
         "sampled_erss_acceptance": erss_acceptance,
         "sampled_harmonic_mean": harmonic_mean,
@@ -175,6 +179,11 @@ def _series(weight: Tensor, x: Tensor) -> Tensor:
     for coefficient in reversed(SERIES):
         series = series.mul_(x).add_(coefficient)
     return series.mul_(x).mul_(x).mul_(weight)
+
+
+def _hellinger(p: Tensor, q: Tensor) -> Tensor:
+    """Return the squared Hellinger distance."""
+    return p.sqrt().sub_(q.sqrt()).square_().sum(1) / 2
 
 
 def _acceptance(p: Tensor, q: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:

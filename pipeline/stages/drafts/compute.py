@@ -165,6 +165,7 @@ def forced_tables(
 ) -> Iterator[pa.Table]:
     """Yield the rows of each prompt; appends the drift of each to `drifts`."""
     values = {f"draft_{name}": t for name, t in found.draft._asdict().items()}
+    values |= {f"sampled_{name}": t for name, t in found.sampled._asdict().items()}
     values |= found.target._asdict() | found.pair._asdict() | found.depths._asdict()
     values = {name: t.cpu() for name, t in values.items() if name in schema.names}
     for row, (prompt, answer) in enumerate(answers.items()):

@@ -12,7 +12,12 @@ from torch import Tensor
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.logit_statistics import LogitStatistics, logit_statistics
+from pipeline.models.logit_statistics import (
+    LogitStatistics,
+    Tempered,
+    logit_statistics,
+    tempered_statistics,
+)
 from pipeline.stages.drafts.compare import (
     DepthStatistics,
     PairStatistics,
@@ -68,6 +73,7 @@ class ForcedSteps:
     """What is known of n answer tokens of B prompts; column s is the step of answer token s."""
 
     target: LogitStatistics  # fields (B, n, ...)
+    sampled: Tempered  # of the target where the answers were sampled, else NaN; fields (B, n)
     draft: LogitStatistics  # fields (B, n, ...)
     pair: PairStatistics  # fields (B, n)
     depths: DepthStatistics  # fields (B, n, depths)
@@ -82,6 +88,7 @@ class ForcedSteps:
 
         return cls(
             LogitStatistics(*map(joined, zip(*(part.target for part in parts), strict=True))),
+            Tempered(*map(joined, zip(*(part.sampled for part in parts), strict=True))),
             LogitStatistics(*map(joined, zip(*(part.draft for part in parts), strict=True))),
             PairStatistics(*map(joined, zip(*(part.pair for part in parts), strict=True))),
             DepthStatistics(*map(joined, zip(*(part.depths for part in parts), strict=True))),
@@ -195,13 +202,18 @@ def _measure(
     left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
     target, draft = target[:, : pair.rows], draft[:, : pair.rows]
     first = pair_statistics(target, draft, pair.temperature, pair.sampled)
+    at = [pair.temperature] if pair.sampled is None else [pair.temperature, pair.sampled]
+    found, tempered = tempered_statistics(target, pair.k, at)
+    unknown = torch.full_like(found.entropy, torch.nan)
+    sampled = (unknown if pair.sampled is None else column[:, 0] for column in tempered)
     deeper = [depth_statistics(target, one[:, : pair.rows], pair.temperature) for one in drafts]
 
     def by_prompt(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         return (tensor.unflatten(0, (size, -1)) for tensor in tensors)
 
     return ForcedSteps(
-        LogitStatistics(*by_prompt(logit_statistics(target, pair.k, pair.temperature))),
+        LogitStatistics(*by_prompt(found)),
+        Tempered(*by_prompt(sampled)),
         LogitStatistics(*by_prompt(logit_statistics(draft, pair.draft_k, pair.temperature))),
         PairStatistics(*by_prompt(first)),
         DepthStatistics(*by_prompt(by_depth([DepthStatistics.of(first), *deeper]))),

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.acceptance_along import along_figure
+from analysis.report.acceptance_budgets import budget_figure, budget_table
 from analysis.report.acceptance_depths import by_depth
 from analysis.report.acceptance_dials import dial_figure, dials, reached
+from analysis.report.acceptance_divergences import by_divergence, divergence_figure
 from analysis.report.acceptance_figures import profile_figure, rules_figure
 from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
 from analysis.report.figure import Figure
@@ -66,6 +68,10 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
         [
             rules_figure(pairs),
             accepted(pairs),
+            by_divergence(pairs),
+            divergence_figure(pairs, chosen),
+            budget_table(pairs),
+            budget_figure(pairs, chosen),
             gain(pairs),
             stochastic(pairs),
             dial_figure(pairs),
@@ -91,6 +97,8 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
         reached=drafters_together(targets, found, "reached"),
         sampled=found[0].record["facts"]["sampled_temperature"],
         depths=drafters_together(targets, found, "depths"),
+        divergences=drafters_together(targets, found, "divergences"),
+        budgets=drafters_together(targets, found, "budgets"),
     )
 
 

@@ -1,0 +1,160 @@
+"""What a mean KL certifies of a drafter, beside a bound at every step and beside what happens.
+
+Three numbers at a level eps, for acceptance and for tokens a call with drafts of any length:
+
+- uniform: the KL is at most eps at every step;
+- budget: its mean over the steps is at most eps (`analysis.certificates.budget`);
+- realised: what this drafter, whose mean KL is eps, does.
+
+A budget is the weaker assumption, and certifies less than the uniform bound. What is realised is
+never below it. Certificates that are intervals count by their lower ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..certificates.budget import certified_share, rejections, uniform_share
+from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
+from ..statistics.run_lengths import Trajectories
+from .realised import Steps, Verdict
+
+ROUNDING = 1e-9  # relative, of a sum of KLs
+
+
+def budget_curves(verdict: Verdict, levels: Sequence[float], steps: Trajectories) -> pd.DataFrame:
+    """Return uniform bound and budget of one rule at levels of the KL, nats.
+
+    Returns:
+        Rows with rule, at (curve), kind (uniform, budget), eps, statistic (acceptance, tokens) and
+        value.
+    """
+    lower, eps = verdict.lower, np.asarray(levels, dtype=np.float64)
+    inner = np.delete(lower, _ends(steps))
+    size, ends = len(lower), len(steps.starts)
+    uniform = np.sum(inner[:, None] <= eps, axis=0)
+    spread = rejections(inner, eps * size / len(inner)) if len(inner) else np.zeros(len(eps))
+    found = {
+        ("uniform", "acceptance"): uniform_share(lower, eps),
+        ("uniform", "tokens"): size / (ends + uniform),
+        ("budget", "acceptance"): certified_share(lower, eps),
+        ("budget", "tokens"): size / (ends + spread),
+    }
+    frames = [
+        pd.DataFrame({"kind": kind, "eps": eps, "statistic": name, "value": values})
+        for (kind, name), values in found.items()
+    ]
+    return pd.concat(frames, ignore_index=True).assign(rule=verdict.rule.label, at="curve")
+
+
+def budget_of_drafter(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return the three numbers of one rule at the drafter's mean KL, with intervals.
+
+    The intervals are of what is certified at this level, and of what is realised.
+
+    Returns:
+        Rows with rule, at (drafter), kind (uniform, budget, realised), eps, statistic (acceptance,
+        tokens), value, ci_low and ci_high.
+    """
+    prompts, eps = bootstrap.prompts, float(steps.kl.mean())
+    last = np.zeros(len(steps), dtype=bool)
+    last[_ends(steps.trajectories)] = True
+    inner = np.where(last, np.inf, verdict.lower)  # whose rejection begins another call
+    weights = np.concatenate([np.ones((1, bootstrap.count)), bootstrap.weights])
+    sizes, ends = weights @ bootstrap.steps, weights.sum(axis=1)
+
+    def counted(flags: Flags) -> Floats:
+        return np.asarray(weights @ np.bincount(prompts, weights=flags))
+
+    def spent(certificates: Floats) -> Floats:
+        return resampled_rejections(certificates, prompts, weights, sizes * eps)
+
+    found: dict[tuple[str, str], Floats] = {
+        ("uniform", "acceptance"): 1.0 - counted(_reached(verdict.lower, eps)) / sizes,
+        ("budget", "acceptance"): 1.0 - spent(verdict.lower) / sizes,
+        ("realised", "acceptance"): 1.0 - counted(~verdict.accepted) / sizes,
+        ("uniform", "tokens"): sizes / (ends + counted(_reached(inner, eps))),
+        ("budget", "tokens"): sizes / (ends + spent(inner)),
+        ("realised", "tokens"): sizes / (ends + counted(~verdict.accepted & ~last)),
+    }
+    rows = []
+    for (kind, name), draws in found.items():
+        low, high = bootstrap.interval(draws[1:])
+        row = {"kind": kind, "eps": eps, "statistic": name, "value": float(draws[0])}
+        rows.append(row | {"ci_low": float(low), "ci_high": float(high)})
+    return pd.DataFrame(rows).assign(rule=verdict.rule.label, at="drafter")
+
+
+def exceeds_budget(steps: Steps, verdict: Verdict) -> bool:
+    """Whether a drafter is rejected more often than any drafter of its mean KL can be: never."""
+    mean = float(steps.kl.mean()) * (1.0 + ROUNDING)
+    return bool(np.sum(~verdict.accepted) > rejections(verdict.lower * (1.0 - ROUNDING), mean))
+
+
+def resampled_rejections(
+    certificates: Floats, prompts: Numbers, weights: Floats, budgets: Floats
+) -> Floats:
+    """Return the most steps that a budget can reject, of each of B weightings of the prompts.
+
+    The cheapest steps are rejected first; of a step that is drawn several times, as many as can be
+    paid. Found in two levels, as the quantiles of `PromptBootstrap`.
+
+    Args:
+        certificates: (N,) nats, +inf where nothing is rejected.
+        prompts: (N,) of each step, 0 .. P-1.
+        weights: (B, P), whole numbers, how often each prompt is drawn.
+        budgets: (B,) nats in all, at least 0; may be infinite.
+
+    Returns:
+        (B,).
+
+    Example:
+        >>> resampled_rejections(
+        ...     np.array([0.25, 0.5, 1.0]), np.array([0, 1, 1]), np.array([[3, 1]]), np.array([1.3])
+        ... ).tolist()
+        [4.0]
+    """
+    finite = np.flatnonzero(np.isfinite(certificates))
+    order = finite[np.argsort(certificates[finite], kind="stable")]
+    size, count = len(order), weights.shape[1]
+    if size == 0:
+        return np.zeros(len(weights))
+    block = math.isqrt(size) + 1
+    blocks = -(-size // block)
+    cost = np.full(blocks * block, np.inf)  # the padding belongs to a prompt that is never drawn
+    owner = np.full(blocks * block, count)
+    cost[:size], owner[:size] = certificates[order], prompts[order]
+    drawn = np.column_stack([weights, np.zeros(len(weights))])
+    cell = owner[:size] * blocks + np.arange(size) // block
+    paid = np.bincount(cell, weights=cost[:size], minlength=count * blocks).reshape(count, blocks)
+    steps = np.bincount(cell, minlength=count * blocks).reshape(count, blocks)
+    spent, passed = (
+        np.column_stack([np.zeros(len(weights)), np.cumsum(weights @ sums, axis=1)])
+        for sums in (paid, steps)
+    )
+    whole = np.minimum(np.sum(spent[:, 1:] <= budgets[:, None], axis=1), blocks - 1)
+    at = np.arange(len(weights))
+    left = budgets - spent[at, whole]
+    times = drawn[at[:, None], owner.reshape(blocks, block)[whole]]
+    price = cost.reshape(blocks, block)[whole]
+    running = np.cumsum(np.where(times > 0, times * np.where(times > 0, price, 0.0), 0.0), axis=1)
+    before = np.column_stack([np.zeros(len(weights)), running[:, :-1]])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        copies = np.floor((left[:, None] - before) / price)
+    copies = np.where(np.isnan(copies), np.inf, copies)  # nothing to pay, and nothing left
+    affordable = np.clip(np.where(left[:, None] >= before, copies, 0.0), 0.0, times)
+    return np.asarray(passed[at, whole] + affordable.sum(axis=1))
+
+
+def _reached(certificates: Floats, eps: float) -> Flags:
+    """Return the steps that some draft of this KL rejects; none without a certificate."""
+    return np.isfinite(certificates) & (certificates <= eps)
+
+
+def _ends(trajectories: Trajectories) -> Numbers:
+    """Return the (P,) last steps of the trajectories."""
+    return np.append(trajectories.starts[1:], len(trajectories.prompts)) - 1

@@ -1,0 +1,142 @@
+"""Table and figure of certificates in several divergences: which accepted steps they cover."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import PercentFormatter
+
+from ..acceptance.coverage import UNION
+from .figure import Figure
+from .notes import few_notes
+from .pairs import Pairs
+from .style import BLACK, LINES, RULED, TEXT, legend, styled
+from .table import Cell, Section, Table
+from .text import range_text, share_text
+
+PRINTED = {
+    "kl": "KL",
+    "tv": "TV",
+    "hellinger": "Hellinger",
+    "reverse_kl": "reverse KL",
+    UNION: "union",
+}
+MARKERS = ("D", "o", "s", "^")
+ROW, APART = 0.3, 0.16  # inches of a rule; of that, between two divergences
+
+Found = dict[tuple[str, str, str, str], dict[Any, Any]]
+
+
+def by_divergence(pairs: Pairs) -> Table:
+    """Coverage of accepted steps by each divergence and by their union, rule by rule."""
+    frame, found = pairs.divergences, _found(pairs)
+    names = _names(frame)
+    rules = [rule for rule in pairs.labels("baseline", "criteria") if rule in set(frame["rule"])]
+
+    def cell(target: str, rule: str, name: str) -> Cell:
+        row = found[target, rule, name, "coverage"]
+        return Cell(range_text(share_text(row["value"]), share_text(row["optimistic"])))
+
+    rows = [
+        (
+            pairs.names[rule],
+            [cell(target, rule, name) for target in pairs.targets for name in names],
+        )
+        for rule in rules
+    ]
+    return Table.side_by_side(
+        "divergences",
+        "Coverage by other divergences",
+        "Share of the accepted steps that certificates promise to accept, by the divergence of "
+        "target and draft that they bound. A step is certified if the divergence of "
+        f"{pairs.drafter} there lies below the certificate. Union: at least one of them certifies "
+        "the step. A range is the least and the most that certificates known as intervals allow.",
+        "Rule",
+        pairs.targets,
+        [PRINTED[name] for name in names],
+        [Section("", rows)],
+        frame[frame["rule"].isin([*rules, ""])],
+        [*_infinite_notes(pairs, names, found), *few_notes(frame["prompts"])],
+    )
+
+
+@styled
+def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
+    """Draw the coverage of some rules by each divergence, and by their union, with intervals.
+
+    Args:
+        pairs: the targets and what was measured.
+        rules: labels of the rules drawn.
+    """
+    frame, found = pairs.divergences, _found(pairs)
+    names = _names(frame)
+    drawing = Drawing(figsize=(TEXT, 1.0 + ROW * len(rules)), layout="constrained")
+    axes = drawing.subplots(1, len(pairs.targets), sharey=True, squeeze=False)[0]
+    at = np.arange(len(rules))
+    for axis, target in zip(axes, pairs.targets, strict=True):
+        for place, name in enumerate(names):
+            rows = [found[target, rule, name, "coverage"] for rule in rules]
+            value, low, high = (
+                np.array([row[key] for row in rows]) for key in ("value", "ci_low", "ci_high")
+            )
+            union = name == UNION
+            axis.errorbar(
+                value,
+                at + APART * (place - (len(names) - 1) / 2),
+                xerr=np.nan_to_num(np.stack([value - low, high - value]).clip(min=0)),
+                fmt="|" if union else MARKERS[place % len(MARKERS)],
+                color=BLACK if union else LINES[place % len(LINES)][0],
+                markersize=6 if union else 3,
+                elinewidth=0.7,
+                label=PRINTED[name],
+            )
+        axis.set_title(target)
+        axis.set_xlim(-0.02, 1.02)
+        axis.xaxis.set_major_formatter(PercentFormatter(1))
+        axis.set_xlabel("of accepted steps")
+        axis.grid(axis="x", **RULED)
+        axis.set_axisbelow(True)
+    axes[0].set_yticks(at, [pairs.names[rule] for rule in rules], fontsize=6.5)
+    axes[0].set_ylim(len(rules) - 0.4, -0.6)
+    legend(drawing, axes[:1], len(names))
+    return Figure(
+        "divergences",
+        "Coverage by other divergences, drawn",
+        "Accepted steps that certificates promised to accept, by the divergence they bound and by "
+        "the union of all, from the lower ends where certificates are intervals; bars are "
+        "intervals over prompts.",
+        drawing,
+        frame[frame["rule"].isin(rules) & (frame["statistic"] == "coverage")],
+    )
+
+
+def _found(pairs: Pairs) -> Found:
+    keys = ("target", "rule", "divergence", "statistic")
+    records = pairs.divergences.to_dict("records")
+    return {tuple(row[key] for key in keys): row for row in records}  # type: ignore[misc]
+
+
+def _names(frame: pd.DataFrame) -> list[str]:
+    return [str(name) for name in frame["divergence"].unique()]
+
+
+def _infinite_notes(pairs: Pairs, names: Sequence[str], found: Found) -> list[str]:
+    """Say which divergences are infinite somewhere, as under a reduced vocabulary."""
+    parts = []
+    for name in names:
+        shares = [
+            found[target, "", name, "finite"]["value"] for target in pairs.targets if name != UNION
+        ]
+        if any(share < 1 for share in shares):
+            parts.append(f"{PRINTED[name]} {' / '.join(map(share_text, shares))}")
+    if not parts:
+        return []
+    return [
+        f"Steps with a finite divergence: {', '.join(parts)}. At the others the target gives "
+        "probability to tokens that the drafter can't draft, and this divergence certifies nothing "
+        "that can be rejected. TV and Hellinger are finite always."
+    ]

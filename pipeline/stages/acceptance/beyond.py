@@ -1,0 +1,72 @@
+"""What certificates say of a drafter besides a bound of its KL at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.acceptance.budgets import budget_curves, budget_of_drafter, exceeds_budget
+from analysis.acceptance.coverage import coverage, finite_shares
+from analysis.acceptance.realised import Steps, Verdict, judge
+from analysis.rules import Rule
+from analysis.statistics.bootstrap import PromptBootstrap
+from pipeline.errors import PipelineError
+from pipeline.store.artifacts import Artifact
+
+LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
+Judged = dict[str, dict[str, Verdict]]  # by divergence, then by the label of the rule
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def read_distances(drafts: Artifact, divergences: Sequence[str]) -> dict[str, Floats]:
+    """Read how target and drafter differ at each step, by divergence."""
+    table = drafts.read(columns=list(divergences))
+    return {name: table[name].to_numpy() for name in divergences}
+
+
+def judge_by_divergence(
+    steps: Steps, rules: Sequence[Rule], distances: Mapping[str, Floats]
+) -> Judged:
+    """Judge every rule at every step, by the certificates of each divergence."""
+    return {
+        name: {one.rule.label: one for one in judge(steps, rules, name, distance)}
+        for name, distance in distances.items()
+    }
+
+
+def divergence_rows(
+    judged: Judged, distances: Mapping[str, Floats], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return what the certificates of each divergence, and their union, cover of each rule."""
+    rules = next(iter(judged.values()))
+    by_rule = [
+        coverage({name: found[label] for name, found in judged.items()}, bootstrap)
+        for label in rules
+    ]
+    return pd.concat([finite_shares(distances, bootstrap), *by_rule], ignore_index=True)
+
+
+def budget_rows(
+    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return what a mean KL certifies of each rule, along the KL and at the drafter's own.
+
+    Raises:
+        PipelineError: the drafter is rejected more often than its mean KL allows.
+    """
+    frames = []
+    for verdict in verdicts:
+        if exceeds_budget(steps, verdict):
+            raise PipelineError(
+                f"rule {verdict.rule.label}: {int(np.sum(~verdict.accepted))} steps are rejected, "
+                f"more than a mean KL of {float(steps.kl.mean())!r} can reject, which cannot be. "
+                "Please report it"
+            )
+        frames += [
+            budget_curves(verdict, LEVELS, steps.trajectories),
+            budget_of_drafter(steps, verdict, bootstrap),
+        ]
+    return pd.concat(frames, ignore_index=True)

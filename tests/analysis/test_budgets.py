@@ -1,0 +1,125 @@
+"""Mean KL of a drafter: uniform bound, budget and realised, against copies written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.acceptance import divergences
+from analysis.acceptance.budgets import (
+    budget_curves,
+    budget_of_drafter,
+    exceeds_budget,
+    resampled_rejections,
+)
+from analysis.acceptance.realised import Steps, judge
+from analysis.certificates.budget import rejections, tokens_per_call
+from analysis.rules import Additive, StrictGreedy, Tree
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.topk import TopK
+from tests.analysis.cases import stored_columns
+
+LENGTHS = (9, 1, 14, 6)
+RULES = [StrictGreedy(), Additive(0.2), Tree(2)]
+
+
+def steps(noise: float = 0.5) -> Steps:
+    rng = np.random.default_rng(0)
+    z = (2 * rng.standard_normal((sum(LENGTHS), 10))).astype(np.float32)
+    w = (z + noise * rng.standard_normal(z.shape)).astype(np.float32)
+    found = divergences.compare(z, w)
+    return Steps(
+        TopK.from_columns(**stored_columns(z, 10), vocab_size=10),
+        np.concatenate([np.arange(n, dtype=np.int32) for n in LENGTHS]),
+        found.kl,
+        found.draft_rank,
+        found.draft_log_prob,
+        found.argmax_rank,
+    )
+
+
+@pytest.mark.parametrize("kind", ["random", "ties and zeros", "endless"])
+def test_resampled_rejections_are_those_of_copies_written_out(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    prompts = np.repeat([0, 1, 2, 3], LENGTHS)
+    costs = rng.exponential(size=len(prompts))
+    if kind == "ties and zeros":
+        costs = rng.integers(0, 3, len(prompts)).astype(float) / 4  # sums are exact
+    if kind == "endless":
+        costs[rng.random(len(costs)) < 0.4] = np.inf
+    weights = rng.multinomial(4, np.full(4, 0.25), size=60).astype(float)
+    for mean in (0.0, 0.125, 0.3, 0.75, 5.0, np.inf):
+        budgets = weights @ np.array(LENGTHS) * mean
+        found = resampled_rejections(costs, prompts, weights, budgets)
+        for row, got in zip(weights, found, strict=True):
+            copies = np.repeat(costs, row[prompts].astype(int))
+            assert got == (rejections(copies, mean) if len(copies) else 0), (kind, mean)
+
+
+def test_no_steps_with_a_certificate() -> None:
+    endless = resampled_rejections(
+        np.full(2, np.inf), np.zeros(2, int), np.ones((1, 1)), np.ones(1)
+    )
+    assert endless.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_the_drafters_own_numbers(rule: object) -> None:
+    drafted = steps()
+    verdict = judge(drafted, [rule])[0]  # type: ignore[list-item]
+    bootstrap = PromptBootstrap(drafted.trajectories.prompts, 100, 0.9, 0)
+    frame = budget_of_drafter(drafted, verdict, bootstrap).set_index(["kind", "statistic"])
+    value = frame["value"].to_dict()
+    mean = drafted.kl.mean()
+    assert (frame["eps"] == mean).all()
+    assert value["uniform", "acceptance"] == pytest.approx(np.mean(verdict.lower > mean))
+    share = 1 - rejections(verdict.lower, mean) / len(drafted)
+    assert value["budget", "acceptance"] == pytest.approx(share)
+    assert value["realised", "acceptance"] == pytest.approx(verdict.accepted.mean())
+    ends = np.cumsum(LENGTHS) - 1
+    assert value["budget", "tokens"] == pytest.approx(tokens_per_call(verdict.lower, ends, mean))
+    for name in ("acceptance", "tokens"):
+        kinds = [value[kind, name] for kind in ("budget", "uniform", "realised")]
+        assert kinds[0] <= min(kinds[1:]) + 1e-12
+    assert (frame["ci_low"] <= frame["value"]).all()
+    assert (frame["value"] <= frame["ci_high"]).all()
+    assert not exceeds_budget(drafted, verdict)
+    curve = budget_curves(verdict, [0.0, mean, 10.0], drafted.trajectories)
+    curve = curve[curve["eps"] == mean].set_index(["kind", "statistic"])["value"]
+    for key, number in curve.items():
+        assert number == pytest.approx(value[key])
+
+
+def test_nothing_is_certified_at_a_large_mean_and_all_at_none() -> None:
+    drafted = steps()
+    verdict = judge(drafted, [StrictGreedy()])[0]
+    curve = budget_curves(verdict, [0.0, 100.0], drafted.trajectories)
+    found = curve.set_index(["kind", "statistic", "eps"])["value"]
+    for kind in ("uniform", "budget"):
+        assert found[kind, "acceptance", 0.0] == 1.0
+        assert found[kind, "acceptance", 100.0] == 0.0
+        assert found[kind, "tokens", 0.0] == sum(LENGTHS) / len(LENGTHS)
+        assert found[kind, "tokens", 100.0] == 1.0
+
+
+def test_an_infinite_mean_leaves_what_can_never_be_rejected() -> None:
+    drafted = steps()
+    endless = replace(drafted, kl=np.full(len(drafted), np.inf))
+    verdict = judge(endless, [Additive(1.0)])[0]  # accepts every token
+    bootstrap = PromptBootstrap(drafted.trajectories.prompts, 20, 0.9, 0)
+    value = budget_of_drafter(endless, verdict, bootstrap).set_index(["kind", "statistic"])["value"]
+    assert (value == [1.0, 1.0, 1.0] + [sum(LENGTHS) / len(LENGTHS)] * 3).all()
+    strict = judge(endless, [StrictGreedy()])[0]
+    value = budget_of_drafter(endless, strict, bootstrap).set_index(["kind", "statistic"])["value"]
+    assert value["budget", "acceptance"] == value["uniform", "acceptance"] == 0.0
+
+
+def test_a_budget_that_is_exceeded_is_seen() -> None:
+    drafted = steps()
+    verdict = judge(drafted, [StrictGreedy()])[0]
+    none = replace(verdict, accepted=np.zeros(len(drafted), dtype=bool))
+    assert exceeds_budget(drafted, none)
+    far = replace(drafted, kl=np.full(len(drafted), 10.0))
+    assert not exceeds_budget(far, none)

@@ -1,0 +1,83 @@
+"""Calls of drafts of a limited length, against every choice of rejections and a plain walk."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from analysis.certificates.budget import tokens_per_call
+from analysis.statistics.calls import calls_made, most_calls
+from analysis.statistics.run_lengths import Trajectories
+
+LENGTHS = (6, 1, 4, 7)
+POSITION = np.concatenate([np.arange(n) for n in LENGTHS])
+STEPS = Trajectories.from_positions(POSITION)
+
+
+def walk(accepted: np.ndarray, gamma: int) -> int:
+    """Decode one trajectory: draft gamma tokens, keep those before a rejection, emit one more."""
+    at = calls = 0
+    while at < len(accepted):
+        calls += 1
+        kept = 0
+        while kept < gamma and at + kept < len(accepted) and accepted[at + kept]:
+            kept += 1
+        at += kept + 1
+    return calls
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 7, 50, None])
+def test_calls_of_any_flags(gamma: int | None) -> None:
+    rng = np.random.default_rng(gamma or 0)
+    flags = rng.random((len(POSITION), 8)) < np.linspace(0, 1, 8)
+    most, made = (count(flags, STEPS, gamma) for count in (most_calls, calls_made))
+    assert most.shape == made.shape == (len(LENGTHS), 8)
+    longest = gamma or max(LENGTHS)
+    for p, g in itertools.product(range(len(LENGTHS)), range(8)):
+        own = flags[STEPS.prompts == p, g]
+        assert made[p, g] == walk(own, longest)
+        free = np.flatnonzero(~own)
+        choices = itertools.product([False, True], repeat=len(free))
+        worst = 0
+        for choice in choices:
+            accepted = own.copy()
+            accepted[free] = choice
+            worst = max(worst, walk(accepted, longest))
+        assert most[p, g] == worst
+    assert (most >= made).all()
+
+
+def test_not_rejecting_can_cost_more_calls() -> None:
+    """Rejected, step 0 moves the call's begin to 1, from where the draft skips the other one."""
+    flags = np.array([[0], [1], [0]], dtype=bool)
+    steps = Trajectories.from_positions(np.arange(3))
+    assert calls_made(flags, steps, 1).tolist() == [[2]]  # 0 | 1, 2 untested
+    flags = np.array([[0], [1], [0], [1]], dtype=bool)
+    steps = Trajectories.from_positions(np.arange(4))
+    assert (calls_made(flags, steps, 1).item(), most_calls(flags, steps, 1).item()) == (3, 3)
+
+
+def test_all_or_nothing() -> None:
+    for gamma in (1, 3, None):
+        none = np.zeros((len(POSITION), 1), dtype=bool)
+        assert most_calls(none, STEPS, gamma)[:, 0].tolist() == list(LENGTHS)
+        longest = gamma or max(LENGTHS)
+        calls = [-(-n // (longest + 1)) for n in LENGTHS]
+        assert most_calls(~none, STEPS, gamma)[:, 0].tolist() == calls
+
+
+@pytest.mark.parametrize("gamma", [1, 3, None])
+def test_it_is_the_mean_budget_of_nothing_with_free_rejections(gamma: int | None) -> None:
+    flags = np.random.default_rng(5).random(len(POSITION)) < 0.6
+    ends = np.cumsum(LENGTHS) - 1
+    budget = tokens_per_call(np.where(flags, np.inf, 0.0), ends, 0.0, gamma)
+    assert len(flags) / most_calls(flags[:, None], STEPS, gamma).sum() == pytest.approx(budget)
+
+
+@pytest.mark.parametrize("gamma", [0, -1])
+def test_a_draft_has_a_token(gamma: int) -> None:
+    for count in (most_calls, calls_made):
+        with pytest.raises(ValueError, match=f"draft_length={gamma} is not allowed"):
+            count(np.ones((len(POSITION), 1), dtype=bool), STEPS, gamma)

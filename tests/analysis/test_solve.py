@@ -1,0 +1,139 @@
+"""solve against sweeps: every setting of a grid certified on its own, every resample solved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve
+from analysis.certificates.certify import certify
+from analysis.rules import Rule
+from analysis.rules.dials import Dial, build_dial
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.calls import most_calls
+from analysis.statistics.run_lengths import Trajectories
+from analysis.topk import TopK
+
+LENGTHS = (20, 7, 1, 30, 12)
+STEPS = Trajectories.from_positions(np.concatenate([np.arange(n) for n in LENGTHS]))
+BOOTSTRAP = PromptBootstrap(STEPS.prompts, 200, 0.9, 0)
+EPS = 0.05
+DIALS = [
+    {"rule": "additive", "t": [0.0, 1.0]},
+    {"rule": "multiplicative", "alpha": [1.0, 0.001]},
+    {"rule": "absolute", "theta": [0.9999, 0.0]},
+    {"rule": "mars", "theta": [0.9999, 0.0001]},
+    {"rule": "topm_additive", "m": 3, "t": [0.0, 1.0]},
+    {"rule": "tree", "m": [1, 9]},
+]
+GOALS = [Goal(share=0.6), Goal(share=0.95), Goal(tokens=3), Goal(tokens=2, draft_length=3)]
+
+
+@pytest.fixture(scope="module")
+def dist() -> TopK:
+    rng = np.random.default_rng(0)
+    logits = 2 * rng.standard_normal((sum(LENGTHS), 30)) + 6
+    return TopK.from_logits(logits, k=12)
+
+
+def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = None) -> Any:
+    """What a setting reaches: of the steps, or of each resample."""
+    certain = certify(dist, rule).lower > EPS
+    steps = np.bincount(STEPS.prompts)
+    certified = np.bincount(STEPS.prompts, weights=certain[:, 0])
+    above = certified if goal.tokens is None else steps
+    below = steps if goal.tokens is None else most_calls(certain, STEPS, goal.draft_length)[:, 0]
+    w = np.ones((1, len(LENGTHS))) if weights is None else weights
+    return (w @ above) / (w @ below)
+
+
+def answer(dist: TopK, dial: Dial, goal: Goal) -> Solution:
+    return solve(dist, dial, EPS, goal, BOOTSTRAP, STEPS)
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=str)
+@pytest.mark.parametrize("mapping", DIALS, ids=lambda mapping: str(mapping["rule"]))
+def test_the_answer_agrees_with_certificates_of_its_neighbours(
+    dist: TopK, mapping: dict[str, Any], goal: Goal
+) -> None:
+    dial = build_dial(mapping)
+    found = answer(dist, dial, goal)
+    if found.rule is None:
+        most = reached(dist, dial.rules[-1], goal)[0]
+        assert most < goal.wanted
+        assert (found.reached, math.isnan(found.value)) == (pytest.approx(most), True)
+        return
+    assert found.value == found.rule.parameters[dial.parameter]
+    assert reached(dist, found.rule, goal)[0] == pytest.approx(found.reached)
+    assert found.reached >= goal.wanted - 1e-9
+    if found.value != dial.value(dial.rules[0]):
+        step = 1 if isinstance(found.rule.parameters[dial.parameter], int) else RESOLUTION
+        sign = math.copysign(step, dial.value(dial.rules[-1]) - dial.value(dial.rules[0]))
+        stricter = round(found.value - sign, 10)
+        kind = type(found.rule.parameters[dial.parameter])
+        rule = replace(found.rule, **{dial.parameter: kind(stricter)})
+        assert reached(dist, rule, goal)[0] < goal.wanted
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=str)
+def test_the_limits_are_quantiles_of_the_resamples_own_answers(dist: TopK, goal: Goal) -> None:
+    """Each resample is solved by a sweep over all settings of an integer."""
+    dial = build_dial({"rule": "tree", "m": [1, 9]})
+    ways = np.stack(
+        [reached(dist, replace(dial.rules[0], m=m), goal, BOOTSTRAP.weights) for m in range(1, 10)]
+    )
+    enough = ways >= goal.wanted - 1e-9
+    own = np.where(enough.any(axis=0), 1 + enough.argmax(axis=0), np.inf)
+    low, high = BOOTSTRAP.interval(own[:, None])
+    found = answer(dist, dial, goal)
+    limits = [math.inf if math.isnan(x) else x for x in (found.ci_low, found.ci_high)]
+    assert limits == [low[0], high[0]]
+    assert low[0] < high[0]  # the prompts differ
+
+
+def test_what_strict_greedy_certifies_needs_no_relaxation(dist: TopK) -> None:
+    dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
+    found = solve(dist, dial, 0.0, Goal(share=1.0), BOOTSTRAP, STEPS)  # no ties: R > 0
+    assert (found.value, found.ci_low, found.ci_high, found.reached) == (0.0, 0.0, 0.0, 1.0)
+    one = solve(dist, dial, 10.0, Goal(tokens=1), BOOTSTRAP, STEPS)
+    assert one.value == 0.0  # every call emits a token
+
+
+def test_at_the_threshold_and_a_step_to_either_side() -> None:
+    """p = (.6, .3, .1): below R = .051 rank 2 is out of reach; from there it must be accepted."""
+    dist = TopK.from_probabilities([[0.6, 0.3, 0.1]])
+    steps = Trajectories.from_positions(np.array([0]))
+    bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
+    dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
+    least = float(certify(dist, dial.rules[0]).lower[0, 0])
+    assert least == pytest.approx(0.6 * math.log(0.6 / 0.45) + 0.3 * math.log(0.3 / 0.45))
+    for eps, value in ((least - 1e-9, 0.0), (least, 0.3001), (least + 1e-9, 0.3001)):
+        found = solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps)
+        assert found.value == value, eps
+    for eps, value in ((0.149, 0.0), (0.151, 0.3001)):  # (p0 - p1) / 2 = 0.15
+        assert solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps, "tv").value == value
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "either share or tokens"),
+        ({"share": 0.5, "tokens": 2.0}, "either share or tokens"),
+        ({"share": 0.0}, "share=0.0 is not allowed"),
+        ({"share": 1.1}, "share=1.1 is not allowed"),
+        ({"tokens": 0.5}, "tokens=0.5 is not allowed"),
+        ({"tokens": math.inf}, "tokens=inf is not allowed"),
+    ],
+)
+def test_impossible_goals(given: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Goal(**given)  # type: ignore[arg-type]
+
+
+def test_eps_is_not_negative(dist: TopK) -> None:
+    with pytest.raises(ValueError, match="eps=-1 is not allowed"):
+        solve(dist, build_dial(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
