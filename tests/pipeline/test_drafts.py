@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from pipeline.models import vocabulary
 from pipeline.models.hidden_drafter import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.load import new_qwen3, wrap
+from pipeline.stages.drafts import compare, sums
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import (
     DepthStatistics,
@@ -87,6 +89,14 @@ def test_all_columns_equal_plain_forward_passes(block: int) -> None:
         np.testing.assert_allclose(found.target.log_tail[row, :n], stored["log_tail"], atol=1e-4)
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of the sums: that of the CPU and that of CUDA."""
+    if request.param == "torch":
+        monkeypatch.setattr(compare, "divergence_sums", sums.sums_on_device)
+
+
+@pytest.mark.usefixtures("either")
 def test_device_formulas_equal_the_numpy_ones() -> None:
     rng = np.random.default_rng(0)
     z = (3 * rng.standard_normal((40, 200))).astype(np.float32)
@@ -152,6 +162,7 @@ def test_answers_have_a_temperature_when_drawn_from_the_whole_distribution(
     assert drafts.sampled_temperature(sampling) == found
 
 
+@pytest.mark.usefixtures("either")
 def test_masked_tokens_on_the_device() -> None:
     """-inf in both, in the target's or in the drafter's logits alone; all of it at 1e4 as well."""
     rng = np.random.default_rng(1)
@@ -167,6 +178,22 @@ def test_masked_tokens_on_the_device() -> None:
             np.testing.assert_allclose(
                 getattr(found, field), values, rtol=1e-12, atol=1e-15, err_msg=field
             )
+
+
+def test_long_sums_keep_their_digits() -> None:
+    """Against exact sums of the same terms: far below the rounding that a certificate allows."""
+    rng = np.random.default_rng(5)
+    z = torch.from_numpy(2 * rng.standard_normal((2, 50_001)))
+    logs = [torch.log_softmax(x, 1) for x in (z, z + torch.from_numpy(rng.random(z.shape)))]
+    log_p, log_q = logs
+    (p, q), d = (x.exp() for x in logs), log_p - log_q
+    assert int((d.abs() < divergences.SERIES_BELOW).sum()) > 1000
+    found = sums.divergence_sums(log_p, p, log_q, q)
+    by_torch = sums.sums_on_device(log_p, p, log_q, q)
+    for one, other in zip(found, by_torch, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
+    exact = [math.fsum((abs(row)).tolist()) / 2 for row in p - q]
+    np.testing.assert_allclose(found.tv, exact, rtol=1e-14)
 
 
 def test_one_order_of_ratios_serves_both_temperatures() -> None:

@@ -103,7 +103,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="acceptance",
-    version=4,
+    version=5,
     upstream=("drafts",),
     columns={
         "data": STEP

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.acceptance.divergences import SERIES, SERIES_BELOW
 from pipeline.models.logit_statistics import CPU_CHUNK, MASKED_LOGIT
+from pipeline.stages.drafts.sums import divergence_sums
 
 CUDA_CHUNK = 1 << 23  # float64 values of one array; about ten are held at once
 
@@ -86,10 +86,10 @@ def _at_depth(target: Tensor, draft: Tensor, temperature: float) -> DepthStatist
     token, rank = _drafted(target, draft)
     first = _first(target == target.amax(1, keepdim=True))[:, None]
     log_p, p = _distribution(_below(target), temperature)
-    log_q, q = _distribution(_below(draft), temperature)
+    sums = divergence_sums(log_p, p, *_distribution(_below(draft), temperature))
     return DepthStatistics(
-        depth_kl=_kl(p, q, _numbers(log_p - log_q))[0],
-        depth_tv=(p - q).abs_().sum(1) / 2,
+        depth_kl=sums.kl,
+        depth_tv=sums.tv,
         depth_draft_token_id=token,
         depth_draft_rank=rank,
         depth_draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
@@ -108,20 +108,15 @@ def _compare(
     order = _decreasing(_numbers(below[0] - below[1]))
     log_p, p = _distribution(below[0], temperature)
     log_q, q = _distribution(below[1], temperature)
-    kl, reverse_kl = _kl(p, q, _numbers(log_p - log_q))  # of a token that both mask: 0
-    tv, erss_acceptance, harmonic_mean = _acceptance(p, q, order)
+    sums = divergence_sums(log_p, p, log_q, q)
     return PairStatistics(
-        kl=kl,
-        reverse_kl=reverse_kl,
-        tv=tv,
-        hellinger=_hellinger(p, q),
+        **sums._asdict(),
         draft_token_id=token,
         draft_rank=rank,
         draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
         argmax_rank=(draft >= draft.gather(1, first)).sum(1),
         draft_entropy=-torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
-        erss_acceptance=erss_acceptance,
-        harmonic_mean=harmonic_mean,
+        erss_acceptance=_erss_acceptance(p, q, order),
         **_sampled(below, order, token, sampled),
     )
 
@@ -134,12 +129,12 @@ def _sampled(
         unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
         return {name: unknown for name in PairStatistics._fields if name.startswith("sampled_")}
     (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in below)
-    tv, erss_acceptance, harmonic_mean = _acceptance(p, q, order)
+    sums = divergence_sums(log_p, p, log_q, q)
     return {
-        "sampled_kl": _kl(p, q, _numbers(log_p - log_q))[0],
-        "sampled_tv": tv,
-        "sampled_erss_acceptance": erss_acceptance,
-        "sampled_harmonic_mean": harmonic_mean,
+        "sampled_kl": sums.kl,
+        "sampled_tv": sums.tv,
+        "sampled_erss_acceptance": _erss_acceptance(p, q, order),
+        "sampled_harmonic_mean": sums.harmonic_mean,
         "sampled_draft_prob": p.gather(1, token[:, None])[:, 0],
     }
 
@@ -163,43 +158,17 @@ def _numbers(values: Tensor) -> Tensor:
     return values.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _kl(p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Return KL(p||q) = sum q phi(p/q - 1) and KL(q||p) for d = log(p/q), without cancellation."""
-    difference = p - q
-    forward, backward = _numbers(p * d).sub_(difference), _numbers(q * -d).add_(difference)
-    small = d.abs() < SERIES_BELOW
-    x = d[small]
-    forward[small], backward[small] = _series(q[small], x), _series(p[small], -x)
-    return forward.sum(1), backward.sum(1)
-
-
-def _series(weight: Tensor, x: Tensor) -> Tensor:
-    """Return weight phi(e^x - 1) by its series."""
-    series = torch.zeros_like(x)
-    for coefficient in reversed(SERIES):
-        series = series.mul_(x).add_(coefficient)
-    return series.mul_(x).mul_(x).mul_(weight)
-
-
-def _hellinger(p: Tensor, q: Tensor) -> Tensor:
-    """Return the squared Hellinger distance."""
-    return p.sqrt().sub_(q.sqrt()).square_().sum(1) / 2
-
-
-def _acceptance(p: Tensor, q: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return total variation, the acceptance of exponential races and its lower bound.
+def _erss_acceptance(p: Tensor, q: Tensor, order: Tensor) -> Tensor:
+    """Return the acceptance of exponential races.
 
     `order` (B, V) holds the tokens by decreasing p/q; where the ratio ties, any order gives the
     same sums. A token without probability under p and q contributes nothing.
     """
-    product = p * q
-    harmonic_mean = _numbers(product.div_(p + q)).sum(1)
-    tv = (p - q).abs_().sum(1) / 2
     p, q = p.gather(1, order), q.gather(1, order)
     back = torch.zeros_like(q)
     back[:, :-1] = q[:, 1:].flip(1).cumsum(1).flip(1)
     below = p.cumsum(1).mul_(q).add_(back.mul_(p))
-    return tv, _numbers(p.mul_(q).div_(below)).sum(1), harmonic_mean
+    return _numbers(p.mul_(q).div_(below)).sum(1)
 
 
 def _decreasing(values: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=5,
+    version=6,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
