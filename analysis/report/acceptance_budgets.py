@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from .figure import Figure
 from .notes import few_notes
 from .pairs import Pairs
-from .style import GREY, LINES, RULED, TEXT, styled
+from .style import GREY, LINES, RULED, TEXT, logarithmic, styled
 from .table import Cell, Section, Table
 from .text import number_text, share_text
 
@@ -83,14 +83,14 @@ def budget_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
                 point = own[(own["at"] == "drafter") & (own["kind"] == "realised")]
                 if np.isfinite(point["eps"]).all():
                     axis.plot(point["eps"], point["value"], "o", color=color, markersize=4)
-            axis.set_xscale("log")
+            logarithmic(axis, "x")
             axis.grid(**RULED)
     for axis, target in zip(axes[0], targets, strict=True):
         axis.set_title(target)
         axis.yaxis.set_major_formatter(PercentFormatter(1))
     axes[0, 0].set_ylabel("accepted steps")
     axes[1, 0].set_ylabel("tokens a call")
-    axes[1, 0].set_yscale("log")
+    logarithmic(axes[1, 0], "y")
     for axis in axes[1]:
         axis.set_xlabel("KL(p‖q), nats")
     kinds = [
