@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ def budget_table(pairs: Pairs) -> Table:
     frame = pairs.budgets[pairs.budgets["at"] == "drafter"]
     found = frame.set_index(["target", "rule", "kind", "statistic"])["value"].to_dict()
     rules = [rule for rule in pairs.labels("baseline", "criteria") if rule in set(frame["rule"])]
-    texts = {"acceptance": share_text, "tokens": number_text}
+    texts: dict[str, Callable[[float], str]] = {"acceptance": share_text, "tokens": number_text}
     rows = [
         (
             pairs.names[rule],

@@ -88,7 +88,7 @@ def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
 def _found(pairs: Pairs) -> Found:
     keys = ("target", "rule", "divergence", "statistic")
     records = pairs.divergences.to_dict("records")
-    return {tuple(row[key] for key in keys): row for row in records}  # type: ignore[misc]
+    return {tuple(row[key] for key in keys): row for row in records}
 
 
 def _names(frame: pd.DataFrame) -> list[str]:

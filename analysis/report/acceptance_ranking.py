@@ -89,4 +89,4 @@ def ranking_figure(pairs: Pairs, rules: Sequence[str]) -> Figure | None:
 def _found(pairs: Pairs) -> Found:
     keys = ("target", "rule", "over", "score")
     records = pairs.ranking.to_dict("records")
-    return {tuple(row[key] for key in keys): row for row in records}  # type: ignore[misc]
+    return {tuple(row[key] for key in keys): row for row in records}

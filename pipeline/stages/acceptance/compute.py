@@ -71,8 +71,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
     distances = read_distances(drafts, config["divergences"])
     judged = judge_by_divergence(steps, list(per_step.values()), distances)
-    for name, found in judged.items():
-        check_sound(found.values(), steps, table["prompt_id"], settings, name, distances[name])
+    for name, by_rule in judged.items():
+        check_sound(by_rule.values(), steps, table["prompt_id"], settings, name, distances[name])
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     by_depth = []
     for depth, deep in enumerate(read_depths(drafts, steps.target), start=1):
