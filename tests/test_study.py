@@ -22,7 +22,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, Tree
+from analysis.rules import Additive, StrictGreedy, Tree
 from conf import schema
 from pipeline import cli, solve
 from pipeline.loader import Study
@@ -68,6 +68,34 @@ def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy)
     assert "cached" in done.stdout
     assert "heavy: []" in done.stdout
     assert contents(small_study.outputs) == before
+
+
+def test_certificates_of_other_divergences_are_swept(small_study: SmallStudy) -> None:
+    before = set(contents(small_study.outputs))
+    printed = pipeline(
+        "-m", *small_study.overrides, "stage=certificates", "criteria=greedy",
+        "certificates.divergence=kl,tv,reverse_kl",
+    ).stdout  # fmt: skip
+    assert "certificates_by_certificates.divergence" in printed
+    new = sorted(set(contents(small_study.outputs)) - before)
+    assert len(new) == 2 * 2  # two targets; those of KL were there
+    for name in ("tv", "reverse_kl"):
+        study = Study(
+            *small_study.overrides, "stage=certificates", f"certificates.divergence={name}",
+            "criteria=greedy",
+        )  # fmt: skip
+        for target in study.targets:
+            found = study.frame("certificates", target)
+            wanted = certify(study.distributions(target), StrictGreedy(), divergence=name)
+            np.testing.assert_array_equal(found["lower"], wanted.lower[:, 0])
+            np.testing.assert_array_equal(found["upper"], wanted.upper[:, 0])
+    latest = max((small_study.outputs / "sweeps").glob("*/certificates_by_certificates.div*.csv"))
+    table = pd.read_csv(latest).set_index(["target", "certificates.divergence"])
+    assert table["divergence"].isna().sum() == 2  # of KL there is nothing to say
+    for target in ("mini-large", "mini-small"):
+        tv, kl = table.loc[(target, "tv")], table.loc[(target, "kl")]
+        assert 0 < tv["mean"] < 0.5
+        assert tv["mean"] != kl["mean"]
 
 
 def cli_prepared(overrides: list[str]) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from ..certificates.budget import certified_share, rejections, uniform_share
-from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
+from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.run_lengths import Trajectories
 from .realised import Steps, Verdict
 
@@ -71,7 +71,7 @@ def budget_of_drafter(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap
         return np.asarray(weights @ np.bincount(prompts, weights=flags))
 
     def spent(certificates: Floats) -> Floats:
-        return resampled_rejections(certificates, prompts, weights, sizes * eps)
+        return resampled_rejections(certificates, prompts, weights, np.asarray(sizes * eps))
 
     found: dict[tuple[str, str], Floats] = {
         ("uniform", "acceptance"): 1.0 - counted(_reached(verdict.lower, eps)) / sizes,
@@ -155,6 +155,6 @@ def _reached(certificates: Floats, eps: float) -> Flags:
     return np.isfinite(certificates) & (certificates <= eps)
 
 
-def _ends(trajectories: Trajectories) -> Numbers:
+def _ends(trajectories: Trajectories) -> Integers:
     """Return the (P,) last steps of the trajectories."""
-    return np.append(trajectories.starts[1:], len(trajectories.prompts)) - 1
+    return np.asarray(np.append(trajectories.starts[1:], len(trajectories.prompts)) - 1)

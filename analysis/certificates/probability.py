@@ -26,6 +26,8 @@ from .divergences import Divergence
 from .tails import TAIL_ERROR
 
 HALVINGS = 80
+STEP = 1e-15  # relative, by which the last step of Newton's method moves at most
+PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
 MARGIN = 1e-12  # of a certificate, relative
 LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
 
@@ -67,13 +69,17 @@ def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(a > 0, a * np.log(a), 0.0) - np.where(a < 1, (1 - a) * np.log1p(-a), 0)
         # kl >= -a log b - entropy: log(a / b) is at most
-        high = np.where(a > 0, (eps + entropy) / a + np.log(a), 0.0)
-    low = np.zeros_like(high)
+        y = np.where(a > 0, (eps + entropy) / a + np.log(a), 0.0)
+    # kl is convex in y = log(a / b), with slope (a - b) / (1 - b): Newton's steps stay beyond
     for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        inside = coin_kl(a, a * np.exp(-middle)) < eps
-        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
-    return np.asarray(np.where(eps > 0, a * np.exp(-high), a))
+        gap = -a * np.expm1(-y)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = (coin_kl(a, a * np.exp(-y)) - eps) * (1.0 - a + gap) / gap
+        step = np.where(np.isfinite(step) & (step > 0), step, 0.0)
+        y = y - step
+        if np.all(step <= STEP * y):
+            break
+    return np.asarray(np.where(eps > 0, a * np.exp(-y), a))
 
 
 def sampled_draft_mean(mass: ArrayLike, mean_kl: float) -> float:
@@ -125,12 +131,13 @@ def mode_costs(dist: TopK) -> Floats:
     return np.concatenate(found, axis=1)
 
 
-def argmax_draft(dist: TopK, eps: float) -> tuple[Floats, Floats]:
+def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> tuple[Floats, Floats]:
     """Return bounds of min{p(x) : M(x) <= eps}, (N,) each: q's argmax, verified by sampling.
 
     Args:
         dist: N steps.
-        eps: nats, at least 0.
+        eps: nats, at least 0; one number, or (N,).
+        costs: `mode_costs` of these steps, where they are known already.
 
     Returns:
         Lower and upper; equal where the least probable such token is stored. Elsewhere the lower
@@ -143,18 +150,18 @@ def argmax_draft(dist: TopK, eps: float) -> tuple[Floats, Floats]:
         >>> argmax_draft(TopK.from_probabilities([0.5, 0.4, 0.1]), 0.01)[0].tolist()
         [0.4]
     """
-    _checked(1.0, eps)
-    reached = mode_costs(dist) * (1.0 - MARGIN) <= eps
+    levels = np.broadcast_to(_checked(1.0, eps)[1], len(dist))
+    reached = (mode_costs(dist) if costs is None else costs) * (1.0 - MARGIN) <= levels[:, None]
     count = reached.sum(axis=1)
     upper = np.take_along_axis(dist.probs, count[:, None] - 1, axis=1)[:, 0]
     lower = upper.copy()
     rows = np.flatnonzero((count == dist.k) & (dist.k < dist.vocab_size))
     if rows.size:
-        lower[rows] = _least_mode(dist[rows], eps)
+        lower[rows] = _least_mode(dist[rows], levels[rows])
     return lower, upper
 
 
-def _least_mode(dist: TopK, eps: float) -> Floats:
+def _least_mode(dist: TopK, eps: Floats) -> Floats:
     """Return the least b, not above p_K, with M(b) <= eps among the stored tokens."""
     p0, kl = dist.top_probability, Divergence.named("kl")
     e = dist.probs / p0[:, None] - 1.0
@@ -167,7 +174,7 @@ def _least_mode(dist: TopK, eps: float) -> Floats:
     return np.where(largest < low, dist.probs[:, -1], low)
 
 
-def argmax_draft_mean(dist: TopK, mean_kl: float) -> float:
+def argmax_draft_mean(dist: TopK, mean_kl: float, costs: Floats | None = None) -> float:
     """Return a lower bound of the mean p(argmax q) at a mean KL over all steps.
 
     Steps are convexified by a price, as in `sampled_draft_mean`: at most one step's choice away
@@ -178,7 +185,7 @@ def argmax_draft_mean(dist: TopK, mean_kl: float) -> float:
         ValueError: the mean KL is negative.
     """
     _checked(1.0, mean_kl)
-    p, costs = dist.probs, mode_costs(dist)
+    p, costs = dist.probs, mode_costs(dist) if costs is None else costs
     if dist.k < dist.vocab_size:
         p = np.column_stack([p, np.zeros(len(p))])
         costs = np.column_stack([costs, costs[:, -1]])
@@ -194,7 +201,7 @@ def argmax_draft_mean(dist: TopK, mean_kl: float) -> float:
     return max(0.0, _best_price(priced, mean_kl))
 
 
-def lossless(dist: TopK, eps: float) -> tuple[Floats, Floats]:
+def lossless(dist: TopK, eps: ArrayLike) -> tuple[Floats, Floats]:
     """Return bounds of the least 1 - TV(p, q) with KL(p||q) <= eps, (N,) each.
 
     It is 1 - max h(p(A)) over proper subsets A of the tokens, h(a) = a - `sampled_draft`(a, eps),
@@ -204,7 +211,7 @@ def lossless(dist: TopK, eps: float) -> tuple[Floats, Floats]:
 
     Args:
         dist: N steps.
-        eps: nats, at least 0.
+        eps: nats, at least 0; one number, or (N,).
 
     Raises:
         ValueError: eps is negative.
@@ -213,20 +220,21 @@ def lossless(dist: TopK, eps: float) -> tuple[Floats, Floats]:
         >>> [end.round(6).tolist() for end in lossless(TopK.from_probabilities([0.9, 0.1]), 0.1)]
         [[0.817621], [0.817621]]
     """
-    _checked(1.0, eps)
-    if eps == 0 or dist.vocab_size == 1:
+    levels = _checked(1.0, eps)[1]  # a number is not repeated for every step
+    if dist.vocab_size == 1:
         return np.ones(len(dist)), np.ones(len(dist))
-    peak, height = _peak(eps)
+    peak, height = _peak(levels)
     p0 = np.minimum(dist.top_probability, 1.0)
 
     def lost(a: Floats) -> Floats:
-        return a - sampled_draft(a, eps)
+        return a - sampled_draft(a, levels)
 
     sides = np.maximum(lost(p0), lost(1.0 - p0))
     known = (p0 > 0.5) & (peak > 1.0 - p0) & (peak < p0)
     least = np.where(known, sides, height)
     found = np.maximum(sides, np.max([lost(a) for a in _subset_sums(dist, peak)], axis=0))
-    return 1.0 - np.maximum(least, found), 1.0 - np.where(known, sides, found)
+    ends = np.maximum(least, found), np.where(known, sides, found)
+    return tuple(np.where(levels > 0, 1.0 - end, 1.0) for end in ends)  # type: ignore[return-value]
 
 
 def lossless_mean(dist: TopK, mean_kl: float) -> float:
@@ -261,7 +269,7 @@ def lossless_mean(dist: TopK, mean_kl: float) -> float:
     return max(0.0, _best_price(priced, mean_kl))
 
 
-def _subset_sums(dist: TopK, target: float) -> list[Floats]:
+def _subset_sums(dist: TopK, target: Floats) -> list[Floats]:
     """Return masses of proper subsets near a target: of stored tokens, with the tail or without."""
     p0, sums = np.minimum(dist.top_probability, 1.0), []
     for start in (np.zeros(len(dist)), np.exp(dist.log_tail)):
@@ -272,23 +280,25 @@ def _subset_sums(dist: TopK, target: float) -> list[Floats]:
     return sums
 
 
-def _peak_at(price: float) -> tuple[float, float]:
+def _peak_at(price: ArrayLike) -> tuple[Floats, Floats]:
     """Return the coins a, b of the largest a - b - x kl(a || b); their odds are e^(1/x) apart."""
-    y = 1.0 / price
+    y = 1.0 / np.asarray(price, dtype=np.float64)
     series = 0.5 - y / 12.0 + y**3 / 720.0
-    b = series if y < 0.03 else float(price + np.exp(-y) / np.expm1(-y))
-    return float(min(1.0, b * -y / np.expm1(-y))), b
+    b = np.where(y < 0.03, series, 1.0 / y + np.exp(-y) / np.expm1(-y))
+    return np.minimum(1.0, b * -y / np.expm1(-y)), b
 
 
-def _peak(eps: float) -> tuple[float, float]:
-    """Return where h is largest, and its largest value or a little more."""
-    low, high = LEAST_PRICE, LARGEST_PRICE
+def _peak(eps: Floats) -> tuple[Floats, Floats]:
+    """Return where h is largest, and its largest value or a little more, at most 1."""
+    low, high = np.full(eps.shape, LEAST_PRICE), np.full(eps.shape, LARGEST_PRICE)
     for _ in range(HALVINGS):
-        price = float(np.sqrt(low * high))
-        spends = float(coin_kl(*_peak_at(price))) > eps
-        low, high = (price, high) if spends else (low, price)
+        price = np.sqrt(low * high)
+        spends = coin_kl(*_peak_at(price)) > eps
+        low, high = np.where(spends, price, low), np.where(spends, high, price)
+        if np.all(high <= low * (1.0 + PRICE_STEP)):
+            break
     a, b = _peak_at(high)
-    return a, float(a - b + high * (eps - coin_kl(a, b)))
+    return a, np.minimum(1.0, a - b + high * (eps - coin_kl(a, b)))
 
 
 def _best_price(priced: Callable[[float], tuple[float, float]], budget: float) -> float:
@@ -299,6 +309,8 @@ def _best_price(priced: Callable[[float], tuple[float, float]], budget: float) -
         bound, spent = priced(price)
         best = max(best, bound)
         low, high = (price, high) if spent > budget else (low, price)
+        if high <= low * (1.0 + PRICE_STEP):
+            break
     return best
 
 

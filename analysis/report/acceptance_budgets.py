@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from .figure import Figure
 from .notes import few_notes
 from .pairs import Pairs
-from .style import GREY, LINES, RULED, TEXT, styled
+from .style import GREY, LINES, RULED, TEXT, logarithmic, styled
 from .table import Cell, Section, Table
 from .text import number_text, share_text
 
@@ -28,7 +28,7 @@ def budget_table(pairs: Pairs) -> Table:
     frame = pairs.budgets[pairs.budgets["at"] == "drafter"]
     found = frame.set_index(["target", "rule", "kind", "statistic"])["value"].to_dict()
     rules = [rule for rule in pairs.labels("baseline", "criteria") if rule in set(frame["rule"])]
-    texts = {"acceptance": share_text, "tokens": number_text}
+    texts: dict[str, Callable[[float], str]] = {"acceptance": share_text, "tokens": number_text}
     rows = [
         (
             pairs.names[rule],
@@ -83,14 +83,14 @@ def budget_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
                 point = own[(own["at"] == "drafter") & (own["kind"] == "realised")]
                 if np.isfinite(point["eps"]).all():
                     axis.plot(point["eps"], point["value"], "o", color=color, markersize=4)
-            axis.set_xscale("log")
+            logarithmic(axis, "x")
             axis.grid(**RULED)
     for axis, target in zip(axes[0], targets, strict=True):
         axis.set_title(target)
         axis.yaxis.set_major_formatter(PercentFormatter(1))
     axes[0, 0].set_ylabel("accepted steps")
     axes[1, 0].set_ylabel("tokens a call")
-    axes[1, 0].set_yscale("log")
+    logarithmic(axes[1, 0], "y")
     for axis in axes[1]:
         axis.set_xlabel("KL(p‖q), nats")
     kinds = [

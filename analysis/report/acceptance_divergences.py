@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import PercentFormatter
 
 from ..acceptance.coverage import UNION
+from .dots import dots
 from .figure import Figure
 from .notes import few_notes
 from .pairs import Pairs
-from .style import BLACK, LINES, RULED, TEXT, legend, styled
+from .style import styled
 from .table import Cell, Section, Table
 from .text import range_text, share_text
 
@@ -25,9 +24,6 @@ PRINTED = {
     "reverse_kl": "reverse KL",
     UNION: "union",
 }
-MARKERS = ("D", "o", "s", "^")
-ROW, APART = 0.3, 0.16  # inches of a rule; of that, between two divergences
-
 Found = dict[tuple[str, str, str, str], dict[Any, Any]]
 
 
@@ -73,36 +69,11 @@ def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
         rules: labels of the rules drawn.
     """
     frame, found = pairs.divergences, _found(pairs)
-    names = _names(frame)
-    drawing = Drawing(figsize=(TEXT, 1.0 + ROW * len(rules)), layout="constrained")
-    axes = drawing.subplots(1, len(pairs.targets), sharey=True, squeeze=False)[0]
-    at = np.arange(len(rules))
-    for axis, target in zip(axes, pairs.targets, strict=True):
-        for place, name in enumerate(names):
-            rows = [found[target, rule, name, "coverage"] for rule in rules]
-            value, low, high = (
-                np.array([row[key] for row in rows]) for key in ("value", "ci_low", "ci_high")
-            )
-            union = name == UNION
-            axis.errorbar(
-                value,
-                at + APART * (place - (len(names) - 1) / 2),
-                xerr=np.nan_to_num(np.stack([value - low, high - value]).clip(min=0)),
-                fmt="|" if union else MARKERS[place % len(MARKERS)],
-                color=BLACK if union else LINES[place % len(LINES)][0],
-                markersize=6 if union else 3,
-                elinewidth=0.7,
-                label=PRINTED[name],
-            )
-        axis.set_title(target)
-        axis.set_xlim(-0.02, 1.02)
+    names = {name: PRINTED[name] for name in _names(frame)}
+    drawing, axes = dots(pairs, rules, names, lambda *key: found[(*key, "coverage")], last=UNION)
+    for axis in axes:
         axis.xaxis.set_major_formatter(PercentFormatter(1))
         axis.set_xlabel("of accepted steps")
-        axis.grid(axis="x", **RULED)
-        axis.set_axisbelow(True)
-    axes[0].set_yticks(at, [pairs.names[rule] for rule in rules], fontsize=6.5)
-    axes[0].set_ylim(len(rules) - 0.4, -0.6)
-    legend(drawing, axes[:1], len(names))
     return Figure(
         "divergences",
         "Coverage by other divergences, drawn",
@@ -117,7 +88,7 @@ def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
 def _found(pairs: Pairs) -> Found:
     keys = ("target", "rule", "divergence", "statistic")
     records = pairs.divergences.to_dict("records")
-    return {tuple(row[key] for key in keys): row for row in records}  # type: ignore[misc]
+    return {tuple(row[key] for key in keys): row for row in records}
 
 
 def _names(frame: pd.DataFrame) -> list[str]:

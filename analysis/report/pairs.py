@@ -35,6 +35,10 @@ class Pairs:
             value, optimistic, ci_low, ci_high, prompts, few_prompts.
         budgets: target, rule, at (curve or drafter), kind (uniform, budget, realised), eps,
             statistic, value, ci_low, ci_high, prompts, few_prompts.
+        sampling: target, law, at (curve or drafter), kind (step, uniform, budget, measured), eps,
+            value, ci_low, ci_high, prompts, few_prompts; empty where no answers were sampled.
+        ranking: target, rule, over (uncertified or all), score, steps, accepted, value, ci_low,
+            ci_high, prompts, few_prompts; may be empty.
     """
 
     drafter: str
@@ -48,6 +52,8 @@ class Pairs:
     depths: pd.DataFrame = field(default_factory=pd.DataFrame)
     divergences: pd.DataFrame = field(default_factory=pd.DataFrame)
     budgets: pd.DataFrame = field(default_factory=pd.DataFrame)
+    sampling: pd.DataFrame = field(default_factory=pd.DataFrame)
+    ranking: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def names(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a text
 STYLE: dict[Any, Any] = {
@@ -95,6 +96,14 @@ def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
     return figure, axes
+
+
+def logarithmic(axes: Axes, name: str) -> None:
+    """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text."""
+    axes.set(**{f"{name}scale": "log"})
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:

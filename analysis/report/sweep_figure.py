@@ -85,7 +85,9 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
         for axis, target in zip(line, table["target"].unique(), strict=True):
             _panel(axis, curves, target, swept[0], _places(table[swept[0]]))
             axis.sharey(line[0])
-        line[0].set_ylabel(_axis_name(names, bool(kinds)))
+        label = _axis_name(names, bool(kinds))
+        # of another divergence than KL not always in nats
+        line[0].set_ylabel(label.replace(" (nats)", "") if "divergence" in table else label)
     shown = {text for axis in axes.flat for text in axis.get_legend_handles_labels()[1]}
     legend(figure, axes.flat, LEGEND_COLUMNS)
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(shown) // LEGEND_COLUMNS))

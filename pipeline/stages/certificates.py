@@ -109,8 +109,9 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     rule = node.settings["rule"]
     table = artifact.read(columns=["position", "lower", "upper"])
     lower, upper = (table.column(name).to_numpy() for name in ("lower", "upper"))
+    divergence = node.config.get("divergence", "kl")
     shares = {"empty": float(np.mean(np.isinf(lower))), "inexact": float(np.mean(lower < upper))}
-    ceiling = Divergence.named(node.config.get("divergence", "kl")).ceiling_of(rule)
+    ceiling = Divergence.named(divergence).ceiling_of(rule)
     lower, upper = (np.where(np.isinf(end), ceiling, end) for end in (lower, upper))
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
     bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.settings))
@@ -119,6 +120,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
         "rule": rule.label,
         "steps": len(lower),
         "prompts": bootstrap.count,
+        **({} if divergence == "kl" else {"divergence": divergence}),
     }
     for name, found in summarise(lower, upper, ceiling, bootstrap).items():
         row[name], row[upper_end(name)] = found.value, found.optimistic

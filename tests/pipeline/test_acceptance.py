@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,9 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, dict[str, Any]]:
+def run(
+    folder: Path, upstream: Artifact, divergences: Sequence[str] = DIVERGENCES, **settings: Any
+) -> tuple[Artifact, dict[str, Any]]:
     settings = {
         "rules": [StrictGreedy(), Additive(t=0.1), Tree(m=3)],
         "presets": {"engine": Additive(t=0.6)},
@@ -107,7 +110,7 @@ def run(folder: Path, upstream: Artifact, **settings: Any) -> tuple[Artifact, di
             "statistics_seed": 0,
             "window": 8,
             "fractions": [0.5],
-            "divergences": list(DIVERGENCES),
+            "divergences": list(divergences),
             "wanted_length": 2.0,
         },
         settings=settings,
@@ -157,6 +160,18 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     assert budgets.loc[("greedy", "realised", "tokens"), "value"] == pytest.approx(
         values["greedy", "realised_per_call"]
     )
+    laws = found.read("sampling").to_pandas()
+    laws = laws[laws["at"] == "drafter"].set_index(["law", "kind"])["value"]
+    for law in ("speculative sampling", "argmax drafted, speculative sampling"):
+        assert laws[law, "measured"] == pytest.approx(values[law, "acceptance"])
+        assert 0 < laws[law, "step"] <= laws[law, "measured"]
+    ranked = found.read("ranking").to_pandas().set_index(["rule", "over", "score"])
+    for rule in ("greedy", "additive t=0.1", "tree m=3"):  # the association over all steps
+        pooled = ranked.loc[(rule, "all", "slack"), "value"]
+        assert pooled == pytest.approx(values[rule, "ordered"])
+        uncertified = ranked.loc[(rule, "uncertified", "slack"), "steps"]
+        union = by_divergence[rule, "union", "certified"]
+        assert uncertified == round(len(z) * (1 - union))
     # greedy, two of the study, one preset, two more settings of the dial
     assert (facts["rules"], facts["steps"], facts["violations"]) == (7, 72, 0)
     assert set(found.read("listing")["group"].to_pylist()) == {
@@ -173,6 +188,7 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
     found, facts = run(tmp_path / "out", drafts(tmp_path / "in", *logits(0.3), sampled=None))
     rules = set(found.read("statistics")["rule"].to_pylist())
     assert "speculative sampling" not in rules
+    assert len(found.read("sampling")) == 0
     assert "greedy" in rules
     assert facts["sampled_temperature"] is None
 
@@ -256,3 +272,26 @@ def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path: Path) -
     assert (table[1, "", "finite"], table[2, "greedy", "certified"]) == (0, 0)
     assert 0 < table[1, "greedy", "acceptance"] < 1
     assert facts["violations"] == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("sampled_tv", "speculative sampling: 72 steps accept with a smaller probability"),
+        ("sampled_draft_prob", "argmax drafted, speculative sampling: 64 steps accept"),
+        ("tv", "steps are certified and rejected, which cannot be.*tv 0.0 < certificate"),
+        ("hellinger", "steps are certified and rejected, which cannot be.*hellinger 0.0 < cert"),
+    ],
+)
+def test_what_cannot_be_ends_the_run(column: str, said: str, tmp_path: Path) -> None:
+    z, w = logits(0.5)
+    wrong = np.full(len(z), 1.0 if column == "sampled_tv" else 0.0)
+    with pytest.raises(PipelineError, match=said):
+        run(tmp_path / "out", drafts(tmp_path / "in", z, w, **{column: wrong}))
+
+
+def test_without_total_variation_nothing_is_ranked(tmp_path: Path) -> None:
+    upstream = drafts(tmp_path / "in", *logits(0.3))
+    found, _ = run(tmp_path / "out", upstream, divergences=["kl"])
+    assert len(found.read("ranking")) == 0
+    assert set(found.read("divergences")["divergence"].to_pylist()) == {"kl", "union"}

@@ -173,6 +173,27 @@ STAGE = Stage(
             "ci_high": "float64",
             **COUNTED,
         },
+        "sampling": {  # analysis.acceptance.sampling, at the temperature of the answers
+            "law": "string",
+            "at": "string",  # curve, or drafter: its mean KL there
+            "kind": "string",  # step, uniform, budget or measured
+            "eps": "float64",  # nats
+            "value": "float64",  # probability
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
+        "ranking": {  # analysis.acceptance.ranking
+            "rule": "string",
+            "over": "string",  # uncertified or all
+            "score": "string",
+            "steps": "int64",
+            "accepted": "float64",
+            "value": "float64",  # area under the curve
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
         "needed": {
             "rule": "string",
             "fraction": "float64",  # of steps certified

@@ -10,13 +10,17 @@ import pandas as pd
 
 from analysis.acceptance.budgets import budget_curves, budget_of_drafter, exceeds_budget
 from analysis.acceptance.coverage import coverage, finite_shares
+from analysis.acceptance.ranking import ranking, scores
 from analysis.acceptance.realised import Steps, Verdict, judge
+from analysis.acceptance.sampling import SampledSteps, sampling_statistics
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
 
 LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
+FEWER_LEVELS = LEVELS[::6]  # of certified probabilities, whose mean budgets take longer
 Judged = dict[str, dict[str, Verdict]]  # by divergence, then by the label of the rule
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -69,4 +73,54 @@ def budget_rows(
             budget_curves(verdict, LEVELS, steps.trajectories),
             budget_of_drafter(steps, verdict, bootstrap),
         ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def read_sampled(drafts: Artifact, target: TopK) -> SampledSteps | None:
+    """Read drafter and target at the temperature of the answers; None where it has none."""
+    temperature = drafts.record["facts"]["sampled_temperature"]
+    if temperature is None:
+        return None
+    names = ("top_surprisal", "log_tail", "entropy", "kl", "tv", "draft_prob")
+    table = drafts.read(columns=[f"sampled_{name}" for name in names])
+    found = {name: table[f"sampled_{name}"].to_numpy() for name in names}
+    moments = {name: found.pop(name) for name in names[:3]}
+    assert target.logits is not None
+    dist = TopK.from_columns(
+        target.ids, target.logits, **moments, vocab_size=target.vocab_size, temperature=temperature
+    )
+    return SampledSteps(dist, **found)
+
+
+def sampling_rows(
+    drafts: Artifact, steps: Steps, rules: Sequence[Rule], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return certified probabilities beside the measured; none where no answers were sampled.
+
+    Raises:
+        PipelineError: a step accepts with a smaller probability than certified.
+    """
+    sampled = read_sampled(drafts, steps.target)
+    if sampled is None:
+        return pd.DataFrame()
+    for law, count in sampled.violations().items():
+        if count:
+            raise PipelineError(
+                f"{law}: {count} steps accept with a smaller probability than their certificates "
+                "say, which cannot be. Please report it"
+            )
+    return sampling_statistics(sampled, rules, FEWER_LEVELS, bootstrap)
+
+
+def ranking_rows(
+    steps: Steps, judged: Judged, distances: Mapping[str, Floats], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return how well certificates rank acceptance; none without both KL and total variation."""
+    if not {"kl", "tv"} <= judged.keys():
+        return pd.DataFrame()
+    frames = []
+    for label, kl in judged["kl"].items():
+        ranked = scores(steps, kl, judged["tv"][label], distances["tv"])
+        found = {name: verdicts[label] for name, verdicts in judged.items()}
+        frames.append(ranking(found, ranked, bootstrap))
     return pd.concat(frames, ignore_index=True)

@@ -32,7 +32,9 @@ from pipeline.stages.acceptance.beyond import (
     budget_rows,
     divergence_rows,
     judge_by_divergence,
+    ranking_rows,
     read_distances,
+    sampling_rows,
 )
 from pipeline.store import columns, distributions
 from pipeline.store.artifacts import Artifact, Pending
@@ -69,8 +71,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
     distances = read_distances(drafts, config["divergences"])
     judged = judge_by_divergence(steps, list(per_step.values()), distances)
-    for name, found in judged.items():
-        check_sound(found.values(), steps, table["prompt_id"], settings, name, distances[name])
+    for name, by_rule in judged.items():
+        check_sound(by_rule.values(), steps, table["prompt_id"], settings, name, distances[name])
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     by_depth = []
     for depth, deep in enumerate(read_depths(drafts, steps.target), start=1):
@@ -99,6 +101,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         "budgets": budget_rows(steps, [verdicts[label] for label in per_step], bootstrap).assign(
             **bootstrap.counted
         ),
+        "sampling": sampling_rows(drafts, steps, list(per_step.values()), bootstrap).assign(
+            **bootstrap.counted
+        ),
+        "ranking": ranking_rows(steps, judged, distances, bootstrap).assign(**bootstrap.counted),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
         ).assign(**bootstrap.counted),
@@ -113,6 +119,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     }
     for name, frame in frames.items():
         schema = columns.schema("acceptance", name)
+        if frame.empty:  # a frame of nothing has no columns
+            frame = pd.DataFrame(columns=schema.names)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
     with pending.writer("data", schema) as writer:

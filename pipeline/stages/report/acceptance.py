@@ -14,6 +14,8 @@ from analysis.report.acceptance_depths import by_depth
 from analysis.report.acceptance_dials import dial_figure, dials, reached
 from analysis.report.acceptance_divergences import by_divergence, divergence_figure
 from analysis.report.acceptance_figures import profile_figure, rules_figure
+from analysis.report.acceptance_ranking import ranking_figure, ranking_table
+from analysis.report.acceptance_sampling import sampling_figure, sampling_table
 from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
 from analysis.report.figure import Figure
 from analysis.report.pairs import Pairs
@@ -73,7 +75,11 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
             budget_table(pairs),
             budget_figure(pairs, chosen),
             gain(pairs),
+            ranking_table(pairs),
+            ranking_figure(pairs, chosen),
             stochastic(pairs),
+            sampling_table(pairs),
+            sampling_figure(pairs),
             dial_figure(pairs),
             dials(pairs),
             reached(pairs),
@@ -99,6 +105,8 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
         depths=drafters_together(targets, found, "depths"),
         divergences=drafters_together(targets, found, "divergences"),
         budgets=drafters_together(targets, found, "budgets"),
+        sampling=drafters_together(targets, found, "sampling"),
+        ranking=drafters_together(targets, found, "ranking"),
     )
 
 

@@ -1,0 +1,112 @@
+"""Certified probabilities beside measured ones: never above them, and what they are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.acceptance import divergences
+from analysis.acceptance.sampling import (
+    ARGMAX,
+    SAMPLED,
+    SPECULATIVE,
+    SampledSteps,
+    accepted_mass,
+    sampling_statistics,
+)
+from analysis.certificates import probability
+from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.topk import TopK
+from tests.analysis.cases import dirichlet, stored_columns
+
+LENGTHS = (12, 30, 18)
+BOOTSTRAP = PromptBootstrap(np.repeat(range(3), LENGTHS), 40, 0.9, 0)
+
+
+def sampled(noise: float, k: int = 12, missing: bool = False) -> tuple[SampledSteps, np.ndarray]:
+    rng = np.random.default_rng(3)
+    z = (2 * rng.standard_normal((sum(LENGTHS), 12)) + 3).astype(np.float32)
+    w = (z + noise * rng.standard_normal(z.shape)).astype(np.float32)
+    if missing:
+        w[:, 0] = -np.inf
+    found = divergences.compare(z, w)
+    p, q = (np.exp(divergences.log_softmax(x)) for x in (z, w))
+    target = TopK.from_columns(**stored_columns(z, k), vocab_size=12)
+    drafted = p[range(len(p)), q.argmax(axis=1)]
+    return SampledSteps(target, found.kl, found.tv, drafted), q
+
+
+@pytest.mark.parametrize("k", [12, 4])
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 2.0])
+def test_nothing_is_accepted_less_often_than_certified(noise: float, missing: bool, k: int) -> None:
+    steps, q = sampled(noise, k, missing)
+    assert steps.violations() == {SPECULATIVE: 0, ARGMAX: 0}
+    rules = [StrictGreedy(), Additive(0.2), Tree(2)]
+    frame = sampling_statistics(steps, rules, [0.01, 0.3], BOOTSTRAP)
+    own = frame[frame["at"] == "drafter"].set_index(["law", "kind"])["value"]
+    laws = [SPECULATIVE, ARGMAX]
+    for law in laws:
+        for kind in ("step", "budget"):
+            assert own[law, kind] <= own[law, "measured"] + 1e-9
+        assert own[law, "budget"] <= own[law, "uniform"] + 1e-9
+    for rule in rules[:2]:
+        mass = accepted_mass(steps.target, rule)
+        p = np.sort(steps.target.probs, axis=1)[:, ::-1]
+        inside = (p == p[:, :1]) if rule == StrictGreedy() else p > p[:, :1] - 0.2
+        np.testing.assert_allclose(mass, np.where(inside, p, 0).sum(axis=1), atol=1e-12)
+        n = inside.sum(axis=1)
+        kept = [q[i, steps.target.ids[i, : n[i]]].sum() for i in range(len(q))]  # q(S)
+        bound = probability.sampled_draft(mass, steps.kl)
+        assert (kept >= bound - 1e-9).all()
+        assert own[f"{SAMPLED}{rule.label}", "step"] == pytest.approx(bound.mean())
+    assert not any("tree" in law for law, _ in own.index)
+    if noise == 0 and not missing:
+        assert (own.xs(SPECULATIVE) >= 1 - 1e-6).all()
+
+
+def test_curves_fall_and_begin_at_what_is_sure_of_the_target_itself() -> None:
+    steps, _ = sampled(0.3)
+    frame = sampling_statistics(steps, [], [0.0, 0.05, 0.5, 5.0], BOOTSTRAP)
+    curves = frame[frame["at"] == "curve"].pivot(
+        index="eps", columns=["law", "kind"], values="value"
+    )
+    assert (curves.diff().dropna() <= 1e-9).all(axis=None)
+    first = curves.loc[0.0]
+    p0 = steps.target.top_probability.mean()
+    assert (first[SPECULATIVE] == 1.0).all()
+    assert first[ARGMAX].to_numpy() == pytest.approx(p0)
+    assert (
+        curves.xs("budget", axis=1, level=1) <= curves.xs("uniform", axis=1, level=1) + 1e-9
+    ).all(axis=None)
+
+
+def test_a_violation_is_seen() -> None:
+    steps, _ = sampled(0.3)
+    less = SampledSteps(steps.target, steps.kl, steps.tv + 0.3, steps.draft_prob * 0)
+    found = less.violations()
+    assert found[SPECULATIVE] > 0
+    assert found[ARGMAX] == len(steps.kl)
+
+
+def test_levels_of_each_step_are_those_of_single_numbers() -> None:
+    dist = TopK.from_probabilities(dirichlet(9, 8, 6, 0.3, 1.0), k=4)
+    eps = np.array([0.0, 1e-9, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 40.0, np.inf] + [0.2] * 6)
+    for bound in (probability.lossless, probability.argmax_draft):
+        ends = bound(dist, eps)
+        for i, level in enumerate(eps):
+            alone = bound(dist[i : i + 1], float(level))
+            for end, one in zip(ends, alone, strict=True):
+                assert end[i] == pytest.approx(one[0], rel=1e-12), (bound, level)
+    assert (probability.lossless(dist, np.inf)[0] == 0).all()
+    assert probability.argmax_draft(dist, np.inf)[0] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_mass_of_all_tokens_is_one_and_a_tree_has_none() -> None:
+    dist = TopK.from_probabilities(dirichlet(4, 5, 6, 1.0), k=3)
+    assert (accepted_mass(dist, AbsoluteThreshold(0.0)) <= 1).all()
+    whole = TopK.from_probabilities(dirichlet(4, 5, 6, 1.0))
+    assert (accepted_mass(whole, AbsoluteThreshold(0.0)) == 1).all()
+    with pytest.raises(ValueError, match="does not accept a set of tokens"):
+        accepted_mass(dist, Tree(2))
