@@ -127,20 +127,21 @@ class Box:
 
     def thresholds(self, rule: Rule) -> tuple[Floats, Floats, NDArray[np.int64]]:
         """Return the (N,) least and largest threshold of a rule, and its largest rank."""
-        ends, ranks = [], np.zeros(len(self.dist), dtype=np.int64)
-        for corner in (self.strict, self.relaxed):
-            cut = rule.form(corner)
-            assert isinstance(cut, Cut)
-            ends += [cut.offset + cut.slope * p0 for p0 in (self.low[:, 0], self.high[:, 0])]
-            ranks += 0 if cut.max_rank is None else cut.max_rank
-        size = self.dist.vocab_size
-        if cut.max_rank is None:
-            ranks += 2 * size
-        low, high = (np.broadcast_to(f(ends, axis=0), ranks.shape) for f in (np.min, np.max))
+        cuts = [rule.form(corner) for corner in (self.strict, self.relaxed)]
+        ends = [
+            cut.offset + cut.slope * p0
+            for cut in cuts
+            if isinstance(cut, Cut)
+            for p0 in (self.low[:, 0], self.high[:, 0])
+        ]
+        low, high = np.min(ends, axis=0), np.max(ends, axis=0)
+        size, cut = self.dist.vocab_size, cuts[0]
+        assert isinstance(cut, Cut)
         if 0 < cut.strictly_above_rank <= size:
             gate = cut.strictly_above_rank - 1
             low, high = np.maximum(low, self.low[:, gate]), np.maximum(high, self.high[:, gate])
-        return low, high, np.minimum(ranks // 2, size)
+        ranks = np.minimum(size if cut.max_rank is None else cut.max_rank, size)
+        return low, high, np.broadcast_to(np.asarray(ranks, dtype=np.int64), low.shape)
 
     def lower_end(
         self, n: NDArray[np.integer[Any]], theta: Floats, most_rank: NDArray[np.int64]
@@ -197,8 +198,8 @@ class Box:
         value, active = np.zeros(len(p)), np.full(len(p), 2, dtype=np.int32)
         p0 = p[:, 0]
         for count in np.unique(n).tolist():
-            rows = np.flatnonzero((n == count) & (p0 > b)) if count else []
-            if len(rows):
+            rows = np.flatnonzero((n == count) & (p0 > b))
+            if count and len(rows):
                 e = (p[rows, :count] - p0[rows, None]) / p0[rows, None]
                 b_e = (b[rows] - p0[rows]) / p0[rows]
                 value[rows], active[rows] = self.divergence.least(p0[rows], e, b_e)
