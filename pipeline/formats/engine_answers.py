@@ -213,7 +213,7 @@ def _refuse_sampled(entry: Any) -> None:
 
 
 def _field(entry: Any, name: str, kind: type) -> Any:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get(name), kind):
+    if not isinstance(entry, Mapping) or name not in entry or not isinstance(entry[name], kind):
         raise FormatError(f"holds a token without {name}")
     return entry[name]
 
