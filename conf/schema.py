@@ -119,6 +119,7 @@ class Log:
 
     vocab_size: int | None = _optional_at_least(1)
     part: str = _one_of("generated", "prompt")
+    draft_part: str = _one_of("generated", "prompt")
     error: float | None = _ranged(
         "null or a number of at least 0", lambda value: value is None or value >= 0
     )

@@ -32,6 +32,7 @@ class Trajectory:
 
     prompt_id: str
     line: int
+    answer: str
     emitted: list[Token] = field(default_factory=list)
     tops: list[list[tuple[Token, float]]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
@@ -179,7 +180,7 @@ def _trajectories(
     path: Path, name: str, answer: _Answer, usual: int, excluded: dict[str, int]
 ) -> Iterator[Trajectory]:
     """Yield the parts of an answer between steps that are left out."""
-    current = Trajectory(name, answer.line)
+    current = Trajectory(name, answer.line, name)
     for at, step in enumerate(answer.steps):
         reason = "steps without log-probabilities" if step is None else None
         ranked: list[tuple[Token, float]] = []
@@ -192,7 +193,7 @@ def _trajectories(
             excluded[reason] = excluded.get(reason, 0) + 1
             if current.tops:
                 yield current
-            current = Trajectory(f"{name}+{at + 1}", answer.line)
+            current = Trajectory(f"{name}+{at + 1}", answer.line, name)
             continue
         assert step is not None
         current.emitted.append(step.emitted)

@@ -41,7 +41,8 @@ def log_slice(key: str, path: str, config: Config, identities: Identities) -> di
         raise PipelineError(f"{key}.path={path}: the file of a log is expected")
     log = config.distributions.log
     source = identities.source(path, None, f"{key}.path")
-    return {**source, "part": log.part, "error": log.error}
+    part = log.draft_part if key == "drafter" else log.part
+    return {**source, "part": part, "error": log.error}
 
 
 def run_settings(config: Config, model: Model) -> dict[str, Any]:

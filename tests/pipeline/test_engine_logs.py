@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from analysis import TopK, certify
+from analysis.acceptance.divergences import kl, total_variation
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.bootstrap import FEW_PROMPTS
 from benchmarks import engine_logs
@@ -304,3 +306,58 @@ def test_the_study_of_a_log(tmp_path: Path) -> None:
     for said in ("answers.jsonl, 4 answers", "9, of 60 tokens", "1e-06 nats", "taken as raw"):
         assert said in page
     assert len(STARTS) < FEW_PROMPTS
+
+
+def scored(path: Path, digits: int = 7, k: int = 8) -> tuple[Path, np.ndarray]:
+    """The log of a drafter that scored prompt and answer again, and its full distributions."""
+    dist, emitted = stored()
+    rng = np.random.default_rng(7)
+    q = np.zeros((100, V))
+    np.put_along_axis(q, dist.ids, dist.probs * np.exp(0.4 * rng.normal(size=(100, V))), axis=1)
+    q /= q.sum(axis=1, keepdims=True)
+    draft = TopK.from_probabilities(q)
+    question = [
+        (1, list(zip(range(k), np.round(np.log(np.full(k, 0.1)), 3).tolist(), strict=True)))
+    ]
+    lines = [
+        line
+        for name, answer in answers(draft, emitted, STARTS, k, digits)
+        for line in engine_logs.vllm_prompt(f"other-{name}", question * 3 + answer)
+    ]
+    path.write_text("\n".join(lines).replace('"model": "m"', '"model": "small"'))
+    return path, q
+
+
+def test_a_drafter_that_scored_the_answers(tmp_path: Path) -> None:
+    path = written(tmp_path / "answers.jsonl", "vllm completions", k=9)
+    other, q = scored(tmp_path / "scored.jsonl")
+    dist, _ = stored()
+    p = np.zeros((100, V))
+    np.put_along_axis(p, dist.ids, dist.probs, axis=1)
+    command = ["study=log", "study_name=pair", f"targets.log.path={path}", "drafter=log",
+               f"drafter.path={other}", f"distributions.log.vocab_size={V}",
+               f"outputs={tmp_path / 'out'}", "statistics.resamples=20"]  # fmt: skip
+    printed = pipeline(*command).stdout
+    assert "100 steps of 4 trajectories, 9 and 8 log-probabilities; left out: none" in printed
+    (place,) = (tmp_path / "out/artifacts/drafts").glob("log-*")
+    found = Artifact(place).read("logged").to_pydict()
+    tv, true = total_variation(np.log(p), np.log(q)), kl(np.log(p), np.log(q))
+    assert np.all((np.array(found["tv_low"]) <= tv) & (tv <= np.array(found["tv_high"])))
+    assert np.all((np.array(found["kl_low"]) <= true) & (true <= np.array(found["kl_high"])))
+    assert found["draft_token_id"] == q.argmax(axis=1).tolist()
+    (place,) = (tmp_path / "out/artifacts/acceptance").glob("log-*")
+    rows = {
+        (row["rule"], row["statistic"]): row
+        for row in Artifact(place).read("statistics").to_pylist()
+    }
+    greedy = rows["greedy", "acceptance"]
+    share = np.mean(q.argmax(axis=1) == p.argmax(axis=1))
+    assert greedy["value"] == greedy["optimistic"] == pytest.approx(share)
+    assert 0 < rows["greedy", "certified_tv"]["value"] <= share
+    page = (tmp_path / "out/report/pair/index.md").read_text()
+    assert "Will log-drafter be accepted?" in page
+    assert "scored.jsonl" in page
+    lists = [(token, math.log(0.1)) for token in range(8)]
+    other.write_text(engine_logs.vllm_prompt("x", [(5, lists)] * 50)[0])
+    done = pipeline(*command, "stage=drafts", check=False)
+    assert "scored.jsonl has none of the 4 trajectories of" in done.stderr

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import Token
 from pipeline.formats.engine_logs import EngineLog, check_tails, counted, read_log
+from pipeline.formats.engine_tokens import TokenIds
 from pipeline.plan.stage import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
@@ -35,7 +32,7 @@ def write_log(node: Node, pending: Pending) -> None:
     known = TokenIds(path, config["vocab_size"])
     pending.write("data", table_of(log, known))
     if known.texts:
-        pending.write("tokens", known.table())
+        pending.write("tokens", tokens_table(known))
     pending.facts |= {
         "model": log.model or node.settings["label"],
         "log": path.name,
@@ -57,37 +54,13 @@ def write_log(node: Node, pending: Pending) -> None:
     )
 
 
-class TokenIds:
-    """The ids of tokens: the engine's, or by the bytes in the order of the file."""
-
-    def __init__(self, path: Path, vocab_size: int) -> None:
-        """Take ids below `vocab_size`; `path` is for errors."""
-        self.path, self.vocab_size = path, vocab_size
-        self.texts: dict[tuple[bytes, int], int] = {}
-
-    def __call__(self, token: Token) -> int:
-        """Return the id of a token.
-
-        Raises:
-            PipelineError: it is not in the vocabulary.
-        """
-        given = isinstance(token, int)
-        found = token if given else self.texts.setdefault(token, len(self.texts))
-        if found >= self.vocab_size:
-            raise PipelineError(
-                f"{self.path} has {'token id' if given else 'more tokens than'} "
-                f"{found}, and distributions.log.vocab_size={self.vocab_size}: give the size of "
-                "the logged model's vocabulary"
-            )
-        return found
-
-    def table(self) -> pa.Table:
-        """Return the ids that are of this file only, with their texts."""
-        texts = [raw.decode(errors="replace") for raw, _ in self.texts]
-        return pa.table(
-            {"token_id": list(self.texts.values()), "text": texts},
-            schema=columns.schema("distributions", "tokens"),
-        )
+def tokens_table(known: TokenIds) -> pa.Table:
+    """Return the ids that are of this file only, with their texts."""
+    texts = [raw.decode(errors="replace") for raw, _ in known.texts]
+    return pa.table(
+        {"token_id": list(known.texts.values()), "text": texts},
+        schema=columns.schema("distributions", "tokens"),
+    )
 
 
 def table_of(log: EngineLog, known: TokenIds) -> pa.Table:
@@ -106,7 +79,7 @@ def table_of(log: EngineLog, known: TokenIds) -> pa.Table:
             [known(token) for item in log.trajectories for token in item.emitted], pa.int32()
         ),
     }
-    numbers = {
+    numbers: dict[str, np.ndarray] = {
         "top_ids": np.array(ids, dtype=np.int32),
         "top_logits": values.astype(np.float32),
         "logsumexp": np.zeros(rows),
