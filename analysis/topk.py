@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .topk_checks import check_columns
+from .topk_checks import check_columns, check_log_probs
+from .topk_ranges import entropy_range
 from .topk_rows import as_rows, check_size, is_integer, rank_and_sum, top
 
 Floats = NDArray[np.float64]
@@ -38,6 +39,9 @@ class TopK:
         stored_probs: (N, K) float64, or None when the distribution is given by logits.
         entropy_error: how far the entropy may be off, relative to 1 + entropy. Intervals allow
             for it; infinite means that the entropy is not to be used.
+        log_prob_error: (N, K), how far each log-probability may be off, nats, or None where the
+            stored numbers are exact. All certificates are intervals then (`certificates.rounded`),
+            and `entropy` is the least that it can be.
     """
 
     ids: NDArray[np.int32]
@@ -49,6 +53,7 @@ class TopK:
     temperature: float = 1.0
     stored_probs: Floats | None = None
     entropy_error: float = 1e-9
+    log_prob_error: Floats | None = None
 
     @classmethod
     def from_probabilities(cls, p: ArrayLike, k: int | None = None) -> TopK:
@@ -178,6 +183,51 @@ class TopK:
         check_columns(dist)
         return dist
 
+    @classmethod
+    def from_log_probs(
+        cls, top_ids: ArrayLike, log_probs: ArrayLike, error: ArrayLike, vocab_size: int
+    ) -> TopK:
+        """Take the K largest log-probabilities of each step, as an engine prints them.
+
+        Raw logits, the tail and the entropy are unknown: certificates are intervals, and a rule
+        that compares raw logits is refused.
+
+        Args:
+            top_ids: (N, K) int32, in the order of the values.
+            log_probs: (N, K) natural logarithms, falling; -inf is a probability of 0.
+            error: how far each may be off, at least 0; a number or (N, K).
+            vocab_size: V >= K. A larger one is sound too, and makes intervals wider.
+
+        Raises:
+            ValueError: shapes disagree, values rise or are not log-probabilities, those of a step
+                sum to more than 1 by more than their errors, or K exceeds V.
+
+        Example:
+            >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
+            2
+        """
+        values = as_rows("log_probs", log_probs).astype(np.float64)
+        off = np.broadcast_to(np.asarray(error, dtype=np.float64), values.shape)
+        ids = np.asarray(top_ids, dtype=np.int32)
+        if ids.shape != values.shape:
+            raise ValueError(f"top_ids {ids.shape} and log_probs {values.shape}: shapes must agree")
+        check_log_probs(values, off, vocab_size)
+        probs = np.exp(values)
+        rest = np.clip(1.0 - probs.sum(axis=1), 0.0, None if vocab_size > ids.shape[1] else 0.0)
+        with np.errstate(divide="ignore"):
+            dist = cls(
+                ids,
+                None,
+                -values[:, 0],
+                np.log(rest),
+                np.zeros(len(values)),
+                int(vocab_size),
+                stored_probs=probs,
+                entropy_error=np.inf,
+                log_prob_error=off,
+            )
+        return replace(dist, entropy=entropy_range(dist)[0])
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -195,6 +245,7 @@ class TopK:
             log_tail=self.log_tail[steps],
             entropy=self.entropy[steps],
             stored_probs=cut(self.stored_probs),
+            log_prob_error=cut(self.log_prob_error),
         )
 
     @property

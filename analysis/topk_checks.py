@@ -1,4 +1,4 @@
-"""Whether stored columns can belong to one distribution: what `TopK.from_columns` refuses."""
+"""Whether stored columns can belong to one distribution: what `TopK` refuses."""
 
 from __future__ import annotations
 
@@ -56,6 +56,22 @@ def check_columns(dist: TopK) -> None:
     allowed = f"at most log V = {np.log(dist.vocab_size):.9g}, and with these probabilities at"
     _refuse("entropy", entropy, entropy >= least - slack, f"{allowed} least", least)
     _refuse("entropy", entropy, entropy <= most + slack, f"{allowed} most", most)
+
+
+def check_log_probs(values: Floats, error: Floats, vocab_size: int) -> None:
+    """Check (N, K) log-probabilities that may be off by `error`.
+
+    Raises:
+        ValueError: the first step that cannot be, and what is allowed there.
+    """
+    if values.shape[1] > vocab_size:
+        raise ValueError(f"K={values.shape[1]} tokens of a vocabulary of {vocab_size}")
+    _refuse("error", error, np.isfinite(error) & (error >= 0), "a finite number of at least 0")
+    _refuse("log_probs", values[:, 0], np.isfinite(values[:, 0]), "a finite largest value")
+    _refuse("log_probs", values, values <= error, "a logarithm of a probability, at most 0")
+    _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
+    least = np.exp(values - error).sum(axis=1)
+    _refuse("log_probs", least, least <= 1.0 + TOLERANCE, "probabilities that sum to at most 1")
 
 
 def _refuse(

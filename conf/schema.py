@@ -117,9 +117,27 @@ class Prompts:
 
 
 @dataclass
-class Distributions:
-    """How trajectories are decoded and how much of each distribution is stored."""
+class Log:
+    """What is said of the log of an engine besides its file, the path of a target."""
 
+    vocab_size: int | None = _optional_at_least(1)
+    part: str = _one_of("generated", "prompt")
+    draft_part: str = _one_of("generated", "prompt")
+    error: float | None = _ranged(
+        "null or a number of at least 0", lambda value: value is None or value >= 0
+    )
+
+
+@dataclass
+class Distributions:
+    """Where distributions come from, and how much of each is stored.
+
+    `source` logs takes what an engine logged; steps, temperatures and all that chooses the emitted
+    token then mean nothing.
+    """
+
+    source: str = _one_of("model", "logs")
+    log: Log = MISSING
     steps: int = _at_least(1)
     k: int = _at_least(1)
     temperatures: list[float] = _ranged(

@@ -53,7 +53,10 @@ def test_every_option_composes(group: str, option: str) -> None:
     added = "+target" if group == "target" else group
     extra = {
         ("target", "local"): ["targets.local.path=x"],
+        ("target", "log"): ["targets.log.path=x"],
+        ("study", "log"): ["targets.log.path=x"],
         ("drafter", "local"): ["drafter.path=x"],
+        ("drafter", "log"): ["drafter.path=x"],
         ("drafter", "local_head"): ["drafter.path=x"],
         ("prompts", "default"): ["prompts.source=x"],
     }
@@ -114,8 +117,8 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("distributions.kk=3", "'distributions.kk': .*: known there are k, seed, steps, temper"),
-        ("+distributions.kk=3", "distributions.kk is not known: known there are k, seed, steps"),
+        ("distributions.kk=3", "'distributions.kk': .*: known there are k, log, seed, source, st"),
+        ("+distributions.kk=3", "distributions.kk is not known: known there are k, log, seed"),
         ("~distributions", "distributions must be given"),
         (
             "distributions.k=many",

@@ -21,6 +21,7 @@ from ..topk import Floats, TopK
 from .divergences import Divergence
 from .kernel import BLOCK, COUNTS, CUT, RATIO, RECORD, TREE, certify_rows
 from .kernel_types import Block, Found, Rules, StoredSteps
+from .rounded import rounded
 from .truncation import intervals
 
 SPACING = 72
@@ -82,6 +83,9 @@ def certify(
             "TopK.from_logits(logits)"
         )
     rules = _listed(rules)
+    if dist.log_prob_error is not None:
+        exact = partial(certify, threads=threads, divergence=divergence)
+        return Certificates(*rounded(dist, rules, chosen, exact))
     lower, upper, active, accepted, left = _stored(dist, rules, threads, chosen)
     if np.any(left):
         cells = [np.flatnonzero(np.isnan(lower[r])) for r in np.flatnonzero(left)]

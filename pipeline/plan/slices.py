@@ -11,7 +11,7 @@ from typing import Any
 from conf.schema import Config, Drafter, Model
 from pipeline.errors import PipelineError
 from pipeline.store.fingerprint import file_digest
-from pipeline.store.identity import Identities
+from pipeline.store.identity import Identities, local_path
 
 
 def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
@@ -28,6 +28,21 @@ def drafter_slice(drafter: Drafter, identities: Identities) -> dict[str, Any]:
     """What of the drafter determines its numbers."""
     head = {} if drafter.head is None else {"head": asdict(drafter.head)}
     return model_slice("drafter", drafter, identities) | head
+
+
+def log_slice(key: str, path: str, config: Config, identities: Identities) -> dict[str, Any]:
+    """What of an engine's log determines what is read of it.
+
+    Raises:
+        PipelineError: there is no such file.
+    """
+    local = local_path(path, f"{key}.path")
+    if local is None or not local.is_file():
+        raise PipelineError(f"{key}.path={path}: the file of a log is expected")
+    log = config.distributions.log
+    source = identities.source(path, None, f"{key}.path")
+    part = log.draft_part if key == "drafter" else log.part
+    return {**source, "part": part, "error": log.error}
 
 
 def run_settings(config: Config, model: Model) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store.columns import STEP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analysis.rules import Rule
     from pipeline.store.artifacts import Artifact, Pending
 
 
@@ -76,6 +79,7 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: lis
     from pipeline.store import columns, distributions
 
     rules = [node.settings["rule"] for node in nodes]
+    check_logged(rules, upstream["distributions"][0])
     temperature = nodes[0].config["temperature"]
     divergence = nodes[0].config.get("divergence", "kl")
     schema = columns.schema("certificates")
@@ -96,6 +100,21 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: lis
                     pa.array(count, mask=count <= 0),
                 ]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def check_logged(rules: Sequence[Rule], source: Artifact) -> None:
+    """Check that an engine's log has enough log-probabilities a step for the rules.
+
+    Raises:
+        PipelineError: it has fewer.
+    """
+    facts = source.record["facts"]
+    for rule in rules if "log_prob_error" in facts else ():
+        if rule.minimum_k > facts["k"]:
+            raise PipelineError(
+                f"{facts['log']} has {facts['k']} log-probabilities a step, and {rule.label} needs "
+                f"{rule.minimum_k}: ask the engine for more, or give other rules (criteria=greedy)"
+            )
 
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:

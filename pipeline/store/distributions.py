@@ -1,12 +1,14 @@
 """Read the stored distributions of an artifact as `analysis.topk.TopK`, at any stored temperature.
 
 An artifact of stage distributions has them at 1, in its plain columns, and at each of the
-temperatures of its facts, in lists. One of stage drafts has them at the one of its facts.
+temperatures of its facts, in lists. One of stage drafts has them at the one of its facts. One that
+was read from an engine's log has log-probabilities in the place of raw logits, and their error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,7 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED
 
 ROWS = 8192  # of a chunk
+FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
 MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
@@ -30,11 +33,11 @@ def chunks(
         PipelineError: it has no distributions at this temperature.
     """
     columns, at = _columns(artifact, temperature)
-    vocab_size = artifact.record["facts"]["vocab_size"]
+    facts = artifact.record["facts"]
     for batch in artifact.batches(columns=["prompt_id", "position", *TOKENS, *columns], rows=rows):
         yield (
             batch.select(["prompt_id", "position"]),
-            _as_top_k(batch, columns, at, vocab_size, temperature),
+            _as_top_k(batch, columns, at, facts, temperature),
         )
 
 
@@ -46,8 +49,15 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
     """
     columns, at = _columns(artifact, temperature)
     table = artifact.read(columns=[*TOKENS, *columns]).combine_chunks()
-    vocab_size = artifact.record["facts"]["vocab_size"]
-    return _as_top_k(table.to_batches()[0], columns, at, vocab_size, temperature)
+    facts = artifact.record["facts"]
+    return _as_top_k(table.to_batches()[0], columns, at, facts, temperature)
+
+
+def read_logged(artifact: Artifact) -> TopK:
+    """Read the target's side of two engines' logs, of an artifact of stage drafts."""
+    facts = artifact.record["facts"]
+    table = artifact.read("logged", columns=[*TOKENS, "top_surprisal"]).combine_chunks()
+    return _as_logged(table.to_batches()[0], facts["vocab_size"], facts["log_prob_error"])
 
 
 def stored_temperatures(artifact: Artifact) -> list[float]:
@@ -86,16 +96,33 @@ def _as_top_k(
     batch: pa.RecordBatch,
     columns: Sequence[str],
     at: int | None,
-    vocab_size: int,
+    facts: Mapping[str, Any],
     temperature: float,
 ) -> TopK:
     """Return the distributions of a batch of rows, without copying the lists of tokens."""
+    vocab_size = facts["vocab_size"]
+    if "log_prob_error" in facts:
+        return _as_logged(batch, vocab_size, facts["log_prob_error"])
     return TopK.from_columns(
         **{name: _matrix(batch, name) for name in TOKENS},
         **dict(zip(MOMENTS, (_column(batch, name, at) for name in columns), strict=True)),
         vocab_size=vocab_size,
         temperature=temperature,
     )
+
+
+def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
+    """Return what an engine logged: its log-probabilities stand where raw logits do.
+
+    Those behind the first were rounded to float32 once more when they were stored.
+    """
+    values = _matrix(batch, "top_logits").astype(np.float64)
+    values[:, 0] = -batch.column("top_surprisal").to_numpy()
+    finite = np.where(np.isfinite(values), values, 0.0)
+    off = error + FLOAT32 * np.abs(finite)
+    off[:, 0] = error
+    values = np.minimum(values, values[:, :1])
+    return TopK.from_log_probs(_matrix(batch, "top_ids"), values, off, vocab_size)
 
 
 def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
     "certified": "certified",
+    "certified_tv": "certified by TV",  # of engines' logs
+    "certified_kl": "certified by KL",
     "coverage": "coverage",
     "departure": "departs",
     "given_up": "given up",
@@ -39,6 +41,25 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
+    if config.distributions.source == "logs":
+        return [
+            Node(
+                STAGE.name,
+                drafts.label,
+                {
+                    "rules": [rule_slice(rule) for rule in request.rules],
+                    "logged": True,
+                    **statistics_slice(config),
+                },
+                {"drafts": (drafts,)},
+                settings={
+                    "rules": request.rules,
+                    "target": drafts.settings["target"]["label"],
+                    "drafter": drafts.settings["drafter"]["label"],
+                },
+            )
+            for drafts in request.nodes["drafts"]
+        ]
     presets = {
         name: build_rules(preset, f"acceptance.presets.{name}")[0]
         for name, preset in asked.presets.items()
@@ -94,7 +115,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
             found = rows[row["rule"]]
             found[name] = row["value"]
             found |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
-            if row["statistic"] in RANGED:
+            if row["statistic"] in RANGED or "logged" in node.config:
                 found[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
                 found |= lower_bound_marks(name, row)

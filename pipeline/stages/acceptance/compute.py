@@ -63,6 +63,11 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         PipelineError: a certified step was rejected; names the rule and the step.
     """
     drafts, config, settings = upstream["drafts"][0], node.config, node.settings
+    if "logged" in config:
+        from pipeline.stages.acceptance.logged import judge_logs
+
+        judge_logs(node, drafts, pending)
+        return
     steps, table = read_steps(drafts)
     per_step = unique([StrictGreedy(), *settings["rules"], *settings["presets"].values()])
     turned = [rule for dial in settings["dials"] for rule in dial.rules]

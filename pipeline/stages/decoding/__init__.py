@@ -29,7 +29,7 @@ def nodes(request: Request) -> list[Node]:
     from pipeline.plan.methods import build_methods
 
     config, asked = request.config, request.config.decoding
-    if not request.nodes["drafts"]:
+    if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     methods = build_methods(asked.methods, asked.draft_length)
     return [

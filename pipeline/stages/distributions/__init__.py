@@ -5,21 +5,69 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
+from analysis.rules.rule import Coverage, Cut
+from analysis.topk import TopK
 from conf.schema import Config
-from pipeline.plan.slices import check_stored_tokens, model_slice, run_settings
+from pipeline.errors import PipelineError
+from pipeline.plan.slices import check_stored_tokens, log_slice, model_slice, run_settings
 from pipeline.plan.stage import Node, Request, Stage, UsedModel
 from pipeline.store.columns import STEP, TARGET, TEMPERED
 
 
 def check(request: Request) -> None:
-    """Check that enough tokens of a step are stored for the rules."""
-    check_stored_tokens(request.rules, request.config.distributions.k)
+    """Check that enough tokens of a step are stored for the rules, and what is asked of a log.
+
+    Raises:
+        PipelineError: it is not so.
+    """
+    config = request.config
+    check_stored_tokens(request.rules, config.distributions.k)
+    if config.distributions.source == "model":
+        return
+    if config.distributions.log.vocab_size is None:
+        raise PipelineError(
+            "distributions.log.vocab_size must be given: the size of the logged model's vocabulary "
+            "(vocab_size of its config.json)"
+        )
+    if config.certificates.temperature != 1.0:
+        raise PipelineError(
+            f"certificates.temperature={config.certificates.temperature:g} is not allowed with "
+            "distributions.source=logs: a log has no distribution at another temperature than 1"
+        )
+    for rule in request.rules:
+        probe = TopK.from_log_probs([range(rule.minimum_k)], [[-99.0] * rule.minimum_k], 0.0, 2**31)
+        try:
+            form = rule.form(probe)
+        except ValueError:
+            form = None
+        if not isinstance(form, Cut | Coverage):
+            raise PipelineError(
+                f"{rule.label} can't be judged with distributions.source=logs: it takes raw logits "
+                "or counts of its own, and a log has rounded log-probabilities"
+            )
 
 
 def nodes(request: Request) -> list[Node]:
     """The distributions of each target's trajectories."""
     config = request.config
     asked = config.distributions
+    if asked.source == "logs":
+        return [
+            Node(
+                STAGE.name,
+                key,
+                {
+                    "log": log_slice(f"targets.{key}", target.path, config, request.identities),
+                    "vocab_size": asked.log.vocab_size,
+                    "k": asked.k,
+                },
+                {"prompts": prompts},
+                settings=run_settings(config, target),
+            )
+            for (key, target), prompts in zip(
+                config.targets.items(), request.by_target("prompts"), strict=True
+            )
+        ]
     return [
         Node(
             STAGE.name,
@@ -53,7 +101,9 @@ def stored_temperatures(config: Config) -> list[float]:
 
 
 def models(node: Node) -> list[UsedModel]:
-    """The target."""
+    """The target; none where its engine's log is read."""
+    if "log" in node.config:
+        return []
     return [UsedModel(f"targets.{node.label}", node.config["model"], node.settings)]
 
 
@@ -61,7 +111,10 @@ STAGE = Stage(
     name="distributions",
     version=3,
     upstream=("prompts",),
-    columns={"data": STEP | {"token_id": "int32"} | TARGET | TEMPERED},
+    columns={
+        "data": STEP | {"token_id": "int32"} | TARGET | TEMPERED,
+        "tokens": {"token_id": "int32", "text": "string"},  # of a log without the engine's ids
+    },
     nodes=nodes,
     module=f"{__name__}.compute",
     check=check,

@@ -35,7 +35,12 @@ from pipeline.store.artifacts import Artifact, Pending
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
-    """Decode the prompts of `upstream` and write their distributions."""
+    """Decode the prompts of `upstream`, or read an engine's log, and write distributions."""
+    if "log" in node.config:
+        from pipeline.stages.distributions.logged import write_log
+
+        write_log(node, pending)
+        return
     source = upstream["prompts"][0]
     table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
     prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))

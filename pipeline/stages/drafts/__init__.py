@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pipeline.errors import PipelineError
 from pipeline.models.vocabulary import check_pair
-from pipeline.plan.slices import drafter_slice, run_settings
-from pipeline.plan.stage import Node, Request, Stage, pair_models
+from pipeline.plan.slices import drafter_slice, log_slice, run_settings
+from pipeline.plan.stage import Node, Request, Stage, UsedModel, pair_models
 from pipeline.store.columns import STEP, TARGET, Columns
 
 PAIR: Columns = {  # target p against drafter q, analysis.acceptance.divergences
@@ -52,6 +52,23 @@ DEPTHS: Columns = {
 }
 
 
+LOGGED: Columns = {  # of two engines' logs, analysis.acceptance.logged: ends of what is known
+    "token_id": "int32",
+    "top_ids": "list<int32>",
+    "top_logits": "list<float32>",
+    "top_surprisal": "float64",
+    "kl_low": "float64",
+    "kl_high": "float64",
+    "tv_low": "float64",
+    "tv_high": "float64",
+    "draft_token_id": "int32",
+    "draft_rank": "int32",  # 0: the target did not list it
+    "draft_prob_low": "float64",
+    "draft_prob_high": "float64",
+    "argmax_rank": "int32",  # 0: the drafter did not list it
+}
+
+
 def nodes(request: Request) -> list[Node]:
     """The drafter beside each target, on the target's trajectories; none without a drafter.
 
@@ -62,6 +79,8 @@ def nodes(request: Request) -> list[Node]:
     config, drafter = request.config, request.config.drafter
     if drafter is None:
         return []
+    if config.distributions.source == "logs":
+        return [_logged(request, distributions) for distributions in request.nodes["distributions"]]
     if drafter.head is None and request.asked & {"drafts", "decoding"}:
         for key, target in config.targets.items():
             check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
@@ -81,6 +100,31 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
+
+
+def _logged(request: Request, distributions: Node) -> Node:
+    """The log of a drafter beside that of a target."""
+    drafter = request.config.drafter
+    assert drafter is not None
+    return Node(
+        STAGE.name,
+        distributions.label,
+        {
+            "log": log_slice("drafter", drafter.path, request.config, request.identities),
+            "vocab_size": request.config.distributions.log.vocab_size,
+            "k": request.config.distributions.k,
+        },
+        {"prompts": distributions.upstream["prompts"], "distributions": (distributions,)},
+        settings={
+            "target": distributions.settings,
+            "drafter": run_settings(request.config, drafter),
+        },
+    )
+
+
+def models(node: Node) -> list[UsedModel]:
+    """Target and drafter; none where their engines' logs are read."""
+    return [] if "log" in node.config else pair_models(node)
 
 
 def check_depths(depths: int, min_tokens: int) -> None:
@@ -105,9 +149,10 @@ STAGE = Stage(
     columns={
         "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS,
         "tokens": {"token_id": "int32", "text": "string"},
+        "logged": STEP | LOGGED,
     },
     nodes=nodes,
     module=f"{__name__}.compute",
-    models=pair_models,
+    models=models,
     resumable=True,
 )

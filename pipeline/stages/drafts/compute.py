@@ -34,6 +34,11 @@ DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Compare the pair on every step of the distributions in `upstream`."""
+    if "log" in node.config:
+        from pipeline.stages.drafts.logged import compare_logs
+
+        compare_logs(node, upstream["distributions"][0], pending)
+        return
     distributions = upstream["distributions"][0]
     tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
     tokens = 1 + max(tokenizer.get_vocab().values())

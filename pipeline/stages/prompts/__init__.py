@@ -6,6 +6,7 @@ Run it with ``python -m pipeline stage=prompts``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
+from pipeline.plan.slices import log_slice
 from pipeline.plan.stage import Node, Request, Stage
 
 
@@ -20,8 +21,21 @@ def check(request: Request) -> None:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The prompts of each target: equal for targets that share a tokenizer."""
+    """The prompts of each target: equal for targets that share a tokenizer.
+
+    Of an engine's log they are its answers.
+    """
     prompts, identities = request.config.prompts, request.identities
+    if request.config.distributions.source == "logs":
+        return [
+            Node(
+                STAGE.name,
+                request.config.study,
+                {"log": log_slice(f"targets.{key}", target.path, request.config, identities)},
+                settings={"source": target.path},
+            )
+            for key, target in request.config.targets.items()
+        ]
     return [
         Node(
             STAGE.name,

@@ -49,6 +49,11 @@ class Prompt:
 def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Visit the rows of the source in seeded order until enough prompts are found."""
     config, settings = node.config, node.settings
+    if "log" in config:
+        from pipeline.stages.prompts.logged import write_answers
+
+        write_answers(node, pending)
+        return
     path = settings["source"]
     files = source_files(path, config["source"].get("commit"), config["split"])
     rows = Source(files)

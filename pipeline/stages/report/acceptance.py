@@ -33,6 +33,7 @@ from analysis.rules import (
 )
 from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
+from pipeline.stages.report.logged import logged_part
 from pipeline.stages.report.shown import Part, setup_table
 from pipeline.store.artifacts import Artifact
 
@@ -53,6 +54,8 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
     drafts, found = upstream.get("drafts", []), upstream.get("acceptance", [])
     if not found:
         return None
+    if "logged" in found[0].record["config"]:
+        return logged_part(node, drafts, found)
     targets = node.config["targets"]
     pairs = read_pairs(targets, node.config["drafter"], found)
     profile = drafters_together(targets, found, "profile")

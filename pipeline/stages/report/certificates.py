@@ -15,7 +15,12 @@ from pipeline.store.artifacts import Artifact
 
 
 def comparisons(target: Target) -> list[Compared]:
-    """Read the steps of a target at which each rule's certificate is exact and finite."""
+    """Read the steps of a target at which each rule's certificate is exact and finite.
+
+    An engine's log has none: its log-probabilities are rounded.
+    """
+    if "log_prob_error" in target.dump.record["facts"]:
+        return []
     chosen = [
         (item, artifact)
         for item, artifact in zip(target.certificates, target.sources, strict=True)

@@ -161,6 +161,8 @@ def measure(targets: list[Target]) -> Measured:
 def target_setup(target: Target) -> dict[str, Any]:
     """Return what a reader must know of how a target's numbers were made, by printed name."""
     config, facts = target.dump.record["config"], target.dump.record["facts"]
+    if "log" in config:
+        return logged_setup(target, facts)
     prompts = target.prompts.record
     lengths, model = target.lengths, config["model"]
     excluded = [
@@ -198,6 +200,24 @@ def target_setup(target: Target) -> dict[str, Any]:
         "final projection": model["head_dtype"],
         "attention": model["attention"],
         "model": named(model, facts.get("origin")),
+    }
+
+
+def logged_setup(target: Target, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of what an engine logged."""
+    excluded = [f"{count} {reason}" for reason, count in facts["excluded"].items()]
+    return {
+        "log": f"{facts['log']}, {facts['answers']} answers",
+        "left out of it": ", ".join(excluded) or "none",
+        "model": facts["model"],
+        "steps": int(target.lengths.sum()),
+        f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
+            float(target.repeated.mean())
+        ),
+        "log-probabilities a step": f"{facts['k']}, of {facts['vocab_size']} tokens",
+        "each is off by at most": f"{facts['log_prob_error']:.2g} nats",
+        "log-probabilities": facts["values"],
+        "token ids": facts["token_ids"],
     }
 
 

@@ -1,0 +1,254 @@
+"""A target and a drafter of which only the top of each distribution is known, rounded.
+
+Of both, an engine logged some log-probabilities at the same steps. A token that both list has
+probabilities p and q between two ends; one that only the target lists has a q that is at most the
+drafter's least, and the other way round; and the tails are whatever is left. So all that follows is
+known between two ends, which contain the truth for every pair of distributions that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..certificates.certify import certify
+from ..certificates.divergences import Divergence
+from ..certificates.rounded import Box
+from ..rules.rule import Coverage, Rule
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
+from ..topk import TopK
+from ..topk_ranges import Range, probability_range, tail_range
+
+Ranks = NDArray[np.int32]
+
+ENTRIES = 2**22  # comparisons held at a time
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedPair:
+    """A drafter q beside its target p at N steps.
+
+    Attributes:
+        target: p, K log-probabilities.
+        tv: (N,) ends of the total variation; speculative sampling accepts with 1 - tv.
+        kl: (N,) ends of KL(p || q), nats; the upper one is infinite wherever p may have mass on a
+            token that the drafter did not list.
+        draft_rank: (N,) rank under p of the drafter's first token, from 1; 0 if p did not list it.
+        draft_prob: (N,) ends of its probability under p.
+        argmax_rank: (N,) rank under q of p's first token; 0 if q did not list it.
+        draft_k: how many tokens q lists.
+    """
+
+    target: TopK
+    tv: Range
+    kl: Range
+    draft_rank: Ranks
+    draft_prob: Range
+    argmax_rank: Ranks
+    draft_k: int
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedVerdict:
+    """One rule on every step: what is sure, and what is not excluded; (N,) each.
+
+    Attributes:
+        rule: the rule.
+        accepted: whether the drafter's first token is accepted, surely, and possibly.
+        certified: whether the total variation lies below its certificate.
+        certified_kl: the same of KL; surely only where the whole of q is known.
+    """
+
+    rule: Rule
+    accepted: tuple[Flags, Flags]
+    certified: tuple[Flags, Flags]
+    certified_kl: tuple[Flags, Flags]
+
+    @property
+    def violations(self) -> NDArray[np.intp]:
+        """Steps that are surely certified and surely rejected: none, unless something is wrong."""
+        sure = self.certified[0] | self.certified_kl[0]
+        return np.flatnonzero(sure & ~self.accepted[1])
+
+
+def compare_logged(target: TopK, draft: TopK) -> LoggedPair:
+    """Compare two logs of the same steps, with token ids of one vocabulary.
+
+    Args:
+        target: p, N steps with a `log_prob_error`.
+        draft: q, the same.
+
+    Raises:
+        ValueError: the numbers of steps or the vocabularies differ.
+    """
+    if len(target) != len(draft) or target.vocab_size != draft.vocab_size:
+        raise ValueError(
+            f"{len(target)} and {len(draft)} steps over vocabularies of {target.vocab_size} and "
+            f"{draft.vocab_size} tokens: both must agree"
+        )
+    p, q = probability_range(target), probability_range(draft)
+    p_tail, q_tail = tail_range(target), tail_range(draft)
+    where = _places(target.ids, draft.ids)  # in q's list, of each of p's tokens; -1
+    back = _places(draft.ids, target.ids)
+    p_other = np.minimum(p.high[:, -1], p_tail.high)  # of a token that p does not list
+    q_other = np.minimum(q.high[:, -1], q_tail.high)
+    of_p, of_q = _taken(q, where, q_other), _taken(p, back, p_other)
+    alone = back < 0
+    rest = (
+        _rest(p_tail, alone.sum(axis=1) * p_other),
+        _rest(q_tail, (where < 0).sum(axis=1) * q_other),
+    )
+    groups = [(p, of_p), (_only(of_q, alone), _only(q, alone)), rest]
+    more = sum(np.sum(_above(a.low, b.high), axis=-1) for a, b in groups)
+    less = sum(np.sum(_above(b.low, a.high), axis=-1) for a, b in groups)
+    most = np.minimum(
+        np.sum(_above(p.high, of_p.low), axis=1) + p_tail.high,
+        np.sum(_above(q.high, of_q.low), axis=1) + q_tail.high,
+    )
+    tv = Range(np.maximum(more, less), np.minimum(most, 1.0))
+    first = back[:, 0]
+    return LoggedPair(
+        target,
+        Range(np.minimum(tv.low, tv.high), tv.high),
+        _kl(groups, p, of_p, where, p_tail),
+        (first + 1).astype(np.int32),
+        Range(of_q.low[:, 0], of_q.high[:, 0]),
+        (where[:, 0] + 1).astype(np.int32),
+        draft.k,
+    )
+
+
+def judge_logged(pair: LoggedPair, rules: Sequence[Rule]) -> list[LoggedVerdict]:
+    """Apply rules to all steps; both ends of each verdict allow for all that is not known."""
+    by_tv = certify(pair.target, rules, divergence="tv")
+    by_kl = certify(pair.target, rules)
+    verdicts = []
+    for at, rule in enumerate(rules):
+        ends = [
+            (
+                np.isinf(found.lower[:, at]) | (distance.high < found.lower[:, at]),
+                np.isinf(found.upper[:, at]) | (distance.low < found.upper[:, at]),
+            )
+            for found, distance in ((by_tv, pair.tv), (by_kl, pair.kl))
+        ]
+        verdicts.append(LoggedVerdict(rule, _accepted(pair, rule), *ends))
+    return verdicts
+
+
+def logged_statistics(
+    pair: LoggedPair, verdicts: Sequence[LoggedVerdict], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Sum up all steps.
+
+    Returns:
+        One row a statistic: rule, statistic, value, optimistic, ci_low of value and ci_high of
+        optimistic: the least and the most that the logs allow. Of a rule: acceptance,
+        certified_tv, certified_kl, shares of all steps. Of the pair (rule empty): means of kl in
+        nats and tv, and the acceptance of speculative sampling, at temperature 1.
+    """
+    rows = []
+    for verdict in verdicts:
+        for name, ends in (
+            ("acceptance", verdict.accepted),
+            ("certified_tv", verdict.certified),
+            ("certified_kl", verdict.certified_kl),
+        ):
+            rows.append(_ends(verdict.rule.label, name, *ends, bootstrap))
+    rows += [
+        _ends("", "kl", *pair.kl, bootstrap),
+        _ends("", "tv", *pair.tv, bootstrap),
+        _ends("", "acceptance", 1.0 - pair.tv.high, 1.0 - pair.tv.low, bootstrap),
+    ]
+    return pd.DataFrame(rows)
+
+
+def _ends(
+    rule: str, statistic: str, low: Floats | Flags, high: Floats | Flags, bootstrap: PromptBootstrap
+) -> dict[str, str | float]:
+    (least, first), (most, last) = (bootstrap.mean(ends.astype(np.float64)) for ends in (low, high))
+    return {
+        "rule": rule,
+        "statistic": statistic,
+        "value": least,
+        "optimistic": most,
+        "ci_low": float(bootstrap.interval(first)[0]),
+        "ci_high": float(bootstrap.interval(last)[1]),
+    }
+
+
+def _accepted(pair: LoggedPair, rule: Rule) -> tuple[Flags, Flags]:
+    """Return where a rule surely, and possibly, accepts the drafter's first token."""
+    form, rank = rule.form(pair.target), pair.draft_rank
+    if isinstance(form, Coverage):
+        listed = pair.argmax_rank > 0
+        sure = listed & (pair.argmax_rank <= form.m)
+        return sure, sure | (~listed & (pair.draft_k < form.m))
+    box = Box.of(pair.target, Divergence.named("kl"), certify)
+    low, high, most_rank = box.thresholds(rule)
+    inside = (rank > 0) & (rank <= most_rank)
+    maybe = inside | ((rank == 0) & (pair.target.k < most_rank))
+    return (
+        (rank == 1) | (inside & (pair.draft_prob.low > high)),
+        (rank == 1) | (maybe & (pair.draft_prob.high > low)),
+    )
+
+
+def _places(ids: NDArray[np.int32], among: NDArray[np.int32]) -> NDArray[np.intp]:
+    """Return where in its row of `among` each of `ids` stands, (N, K), or -1."""
+    places = np.empty(ids.shape, dtype=np.intp)
+    rows = max(1, ENTRIES // (ids.shape[1] * among.shape[1]))
+    for at in range(0, len(ids), rows):
+        same = ids[at : at + rows, :, None] == among[at : at + rows, None, :]
+        places[at : at + rows] = np.where(same.any(axis=2), same.argmax(axis=2), -1)
+    return places
+
+
+def _taken(ends: Range, places: NDArray[np.intp], other: Floats) -> Range:
+    """Return the ends of tokens by their places; a token without one has at most `other`."""
+    at = np.maximum(places, 0)
+    low, high = (np.take_along_axis(side, at, axis=1) for side in ends)
+    return Range(np.where(places < 0, 0.0, low), np.where(places < 0, other[:, None], high))
+
+
+def _only(ends: Range, flags: Flags) -> Range:
+    return Range(np.where(flags, ends.low, 0.0), np.where(flags, ends.high, 0.0))
+
+
+def _rest(tail: Range, others: Floats) -> Range:
+    """Return the ends of the mass that neither lists, (N, 1)."""
+    return Range(np.maximum(tail.low - others, 0.0)[:, None], tail.high[:, None])
+
+
+def _above(a: Floats, b: Floats) -> Floats:
+    return np.maximum(a - b, 0.0)
+
+
+def _kl(
+    groups: list[tuple[Range, Range]], p: Range, of_p: Range, where: NDArray[np.intp], tail: Range
+) -> Range:
+    """Bound KL(p || q), the sum of f(p, q) = p log(p / q) - p + q, which is never below 0.
+
+    f rises as p and q part, so it is least at the ends that are next to each other; joined tokens
+    have no larger sum (f is convex and homogeneous).
+    """
+    least = np.zeros(len(where))
+    for a, b in groups:
+        least += np.sum(_divergence(a.low, b.high, a.low > b.high), axis=-1)
+        least += np.sum(_divergence(a.high, b.low, b.low > a.high), axis=-1)
+    corners = [_divergence(x, y, True) for x in p for y in of_p]
+    known = (where >= 0).all(axis=1) & (tail.high <= 0.0)
+    most = np.where(known, np.max(corners, axis=0).sum(axis=1), np.inf)
+    return Range(np.minimum(least, most), most)
+
+
+def _divergence(p: Floats, q: Floats, where: Flags | bool) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = np.where(p > 0, p * (np.log(p) - np.log(q)) - p, 0.0) + q
+    return np.where(where, np.maximum(value, 0.0), 0.0)

@@ -1,0 +1,221 @@
+"""How wide certificates from an engine's log are: python -m benchmarks.engine_logs.
+
+Writes the embedded target's stored distributions as an engine would log them, reads them back, and
+checks that the certificates contain the exact ones. Needs the study's distributions (`make
+reproduce`, or `python -m pipeline stage=distributions`). The tests take the formats from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.certificates.certify import Certificates, certify
+from analysis.rules import Additive, Rule, StrictGreedy, TopMAdditive, Tree, Typical
+from analysis.topk import TopK
+from pipeline.formats.engine_logs import EngineLog, read_log
+from pipeline.paths import OUTPUTS
+from pipeline.store.artifacts import Artifact
+from pipeline.store.distributions import read_distributions
+
+RULES: dict[str, Rule] = {
+    "strict greedy": StrictGreedy(),
+    "tree 4": Tree(4),
+    "top-4 + additive 0.1": TopMAdditive(4, 0.1),
+    "additive 0.1": Additive(0.1),
+    "typical": Typical(0.1, 0.09),
+}
+
+Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
+
+
+def vllm_chat(name: str, answer: Answer, ids: bool = True) -> list[str]:
+    """vLLM, chat: the emitted token first, one list of as many as were asked for."""
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        text = f"token_id:{token}" if ids else f"<{token}>"
+        return {"token": text, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
+
+    content = []
+    for token, top in answer:
+        values = dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
+        listed = [entry(*pair) for pair in list(values.items())[: len(top)]]
+        content.append({**entry(token, values[token]), "top_logprobs": listed})
+    choice = {"index": 0, "message": {"role": "assistant", "content": "..."},
+              "logprobs": {"content": content}, "finish_reason": "length"}  # fmt: skip
+    return [json.dumps({"id": f"chatcmpl-{name}", "object": "chat.completion", "model": "m",
+                        "choices": [choice], "usage": {"total_tokens": 9}})]  # fmt: skip
+
+
+def vllm_stream(name: str, answer: Answer) -> list[str]:
+    """The same as a saved event stream, two tokens a chunk."""
+    whole = json.loads(vllm_chat(name, answer)[0])["choices"][0]["logprobs"]["content"]
+    head = {"id": f"chatcmpl-{name}", "object": "chat.completion.chunk", "model": "m"}
+    first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
+             "finish_reason": None}  # fmt: skip
+    lines = [json.dumps({**head, "choices": [first]})]
+    for at in range(0, len(whole), 2):
+        end = "length" if at + 2 >= len(whole) else None
+        choice = {"index": 0, "delta": {"content": "."},
+                  "logprobs": {"content": whole[at : at + 2]}, "finish_reason": end}  # fmt: skip
+        lines.append(json.dumps({**head, "choices": [choice]}))
+    return [f"data: {line}\n" for line in [*lines, "[DONE]"]]
+
+
+def vllm_completions(name: str, answer: Answer) -> list[str]:
+    """vLLM, completions: an object by token, and one more where the emitted is not in the top."""
+    tokens, tops = [], []
+    for token, top in answer:
+        value = dict(top).get(token, top[-1][1] - 1.0)
+        values = dict([(token, value), *top])
+        tokens.append(f"token_id:{token}")
+        tops.append({f"token_id:{t}": v for t, v in values.items()})
+    own = [top[token] for token, top in zip(tokens, tops, strict=True)]
+    logprobs = {"text_offset": [0] * len(tokens), "token_logprobs": own, "tokens": tokens,
+                "top_logprobs": tops}  # fmt: skip
+    choice = {"index": 0, "text": "...", "logprobs": logprobs, "finish_reason": "length"}
+    return [json.dumps({"id": f"cmpl-{name}", "object": "text_completion", "model": "m",
+                        "choices": [choice]})]  # fmt: skip
+
+
+def vllm_prompt(name: str, answer: Answer) -> list[str]:
+    """vLLM, the text scored again: prompt_logprobs, by id."""
+    scored: list[Any] = [None]
+    for token, top in answer:
+        values = dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
+        ranks = {t: rank for rank, (t, _) in enumerate(top, start=1)}
+        scored.append({str(t): {"logprob": v, "rank": ranks.get(t, len(top) + 3),
+                                "decoded_token": "."} for t, v in values.items()})  # fmt: skip
+    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length",
+              "prompt_logprobs": scored}  # fmt: skip
+    return [json.dumps({"id": f"cmpl-{name}", "object": "text_completion", "model": "m",
+                        "choices": [choice]})]  # fmt: skip
+
+
+def sglang_generate(name: str, answer: Answer) -> list[str]:
+    """SGLang, /generate: [logprob, id, text]."""
+    own = [[dict(top).get(token, top[-1][1] - 1.0), token, None] for token, top in answer]
+    tops = [[[value, token, None] for token, value in top] for _, top in answer]
+    info = {"id": name, "finish_reason": {"type": "length"}, "output_token_logprobs": own,
+            "output_top_logprobs": tops}  # fmt: skip
+    return [json.dumps({"text": "...", "meta_info": info})]
+
+
+def llama_completion(_: str, answer: Answer) -> list[str]:
+    """llama.cpp, /completion."""
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        value = float(np.finfo(np.float32).min) if np.isinf(value) else value
+        return {"id": token, "token": ".", "bytes": [46], "logprob": value}
+
+    found = [
+        {**entry(token, dict(top).get(token, top[-1][1] - 1.0)),
+         "top_logprobs": [entry(*pair) for pair in top]}
+        for token, top in answer
+    ]  # fmt: skip
+    return [json.dumps({"index": 0, "content": "...", "tokens": [], "id_slot": 0, "stop": True,
+                        "model": "m", "completion_probabilities": found})]  # fmt: skip
+
+
+def llama_stream(name: str, answer: Answer) -> list[str]:
+    """The same as a saved event stream."""
+    found = json.loads(llama_completion(name, answer)[0])["completion_probabilities"]
+    chunks: list[dict[str, Any]] = [
+        {"index": 0, "content": ".", "tokens": [step["id"]], "stop": False,
+         "completion_probabilities": [step]}
+        for step in found
+    ]  # fmt: skip
+    chunks.append({"index": 0, "content": "", "tokens": [], "stop": True, "model": "m"})
+    return [f"data: {json.dumps(chunk)}\n" for chunk in chunks]
+
+
+ENGINES: dict[str, Callable[[str, Answer], list[str]]] = {
+    "vllm chat": vllm_chat,
+    "vllm stream": vllm_stream,
+    "vllm completions": vllm_completions,
+    "vllm prompt": vllm_prompt,
+    "sglang generate": sglang_generate,
+    "llama.cpp completion": llama_completion,
+    "llama.cpp stream": llama_stream,
+}
+
+
+def answers(
+    dist: TopK, emitted: np.ndarray, starts: np.ndarray, k: int, digits: int
+) -> Iterator[tuple[str, Answer]]:
+    """Yield the answers of stored trajectories with k log-probabilities a step, rounded."""
+    values = np.round(dist.log_probs[:, :k], digits)
+    steps = [
+        (int(token), list(zip(ids.tolist(), row.tolist(), strict=True)))
+        for token, ids, row in zip(emitted, dist.ids[:, :k], values, strict=True)
+    ]
+    for at, (begin, end) in enumerate(zip(starts, [*starts[1:], len(steps)], strict=True)):
+        yield f"answer-{at}", steps[begin:end]
+
+
+def read_back(log: EngineLog, vocab_size: int) -> TopK:
+    """Return a log with the engine's ids as distributions."""
+    ids = [[token for token, _ in top] for item in log.trajectories for top in item.tops]
+    return TopK.from_log_probs(np.array(ids), log.log_probs, log.error, vocab_size)
+
+
+def contained(found: Certificates, exact: Certificates) -> bool:
+    """Whether every interval contains the exact certificate's."""
+    return bool(np.all((found.lower <= exact.lower) & (exact.upper <= found.upper)))
+
+
+def main() -> None:
+    """Print the widths."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--outputs", default=str(OUTPUTS), help="where the study's artifacts are")
+    parser.add_argument("--prompts", type=int, default=40)
+    found = parser.parse_args()
+    folder = Path(found.outputs) / "artifacts" / "distributions"
+    place = next(iter(sorted(folder.glob("mini_large-*"))), None)
+    if place is None:
+        raise SystemExit(f"{folder} has no mini_large: run python -m pipeline stage=distributions")
+    artifact = Artifact(place)
+    position = artifact.read(columns=["position"])["position"].to_numpy()
+    starts = np.flatnonzero(position == 0)[: found.prompts + 1]
+    size, starts = int(starts[-1]), starts[:-1]
+    dist = read_distributions(artifact, 1.0)[:size]
+    emitted = artifact.read(columns=["token_id"])["token_id"].to_numpy()[:size]
+    exact = {name: certify(dist, rule) for name, rule in RULES.items()}
+    print(f"{size} steps of {len(starts)} answers; median and 95 % quantile of upper - lower, nats")
+    print("| log-probabilities | digits | " + " | ".join(RULES) + " |")
+    print("|" + "---:|" * (2 + len(RULES)))
+    for k in (2, 5, 20):
+        for digits in (4, 5, 6, 7, 8):
+            print(f"| {k} | {digits} | " + " | ".join(
+                _cell(dist, emitted, starts, k, digits, rule, exact[name])
+                for name, rule in RULES.items()
+            ) + " |", flush=True)  # fmt: skip
+
+
+def _cell(
+    dist: TopK, emitted: np.ndarray, starts: np.ndarray, k: int, digits: int, rule: Rule,
+    exact: Certificates,
+) -> str:  # fmt: skip
+    if rule.minimum_k > k:
+        return "needs more"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.jsonl"
+        lines = [line for name, answer in answers(dist, emitted, starts, k, digits)
+                 for line in sglang_generate(name, answer)]  # fmt: skip
+        path.write_text("\n".join(lines))
+        log = read_log(path, "generated", k, 0.5 * 10.0**-digits)
+    found = certify(read_back(log, dist.vocab_size), rule)
+    assert contained(found, exact), (rule, k, digits)
+    width = np.where(np.isinf(found.lower), 0.0, np.minimum(found.upper, rule.ceiling) - np.where(
+        np.isinf(found.lower), 0.0, found.lower))  # fmt: skip
+    return f"{np.median(width):.1e}, {np.quantile(width, 0.95):.1e}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The steps of an engine's answers, in each of the formats that engines write.
+
+| format | who writes it | steps |
+|---|---|---|
+| chat | vLLM, SGLang, llama.cpp | choices[].logprobs.content[].top_logprobs |
+| completions | vLLM, SGLang | choices[].logprobs: tokens, token_logprobs, top_logprobs |
+| prompt | vLLM | prompt_logprobs, of an answer or of a choice |
+| native | llama.cpp | completion_probabilities[].top_logprobs |
+| native | SGLang | meta_info: output_token_logprobs, output_top_logprobs; input_... of the prompt |
+
+docs/engine_logs.md names the sources. A token is an id where the engine gives one, else its bytes
+and which of the equal ones of its step it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Token = int | tuple[bytes, int]
+TOKEN_ID = re.compile(r"token_id:(\d+)")  # vLLM, with return_tokens_as_token_ids
+
+
+class FormatError(ValueError):
+    """What is wrong with an answer, to be said behind its file and line."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The token emitted at a step and the most probable ones, in the order of the engine."""
+
+    line: int
+    emitted: Token
+    top: Sequence[tuple[Token, float]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer, or all of it."""
+
+    answer: str | None  # None: what a stream without ids goes on with
+    steps: Sequence[Step | None]  # None: the engine logged nothing there
+    finished: bool
+
+
+def pieces(value: Any, line: int, streamed: bool, part: str) -> list[Piece] | str:
+    """Return the answers of one object of a log, or why it is left out.
+
+    Args:
+        value: the object.
+        line: where it stands.
+        streamed: whether it is an event of a stream.
+        part: generated, or prompt for the texts that were re-scored.
+
+    Raises:
+        FormatError: it is no answer, has no log-probabilities, or processed ones.
+    """
+    if not isinstance(value, Mapping):
+        raise FormatError("is no answer of an engine: give objects")
+    name = value.get("custom_id")  # of batch files
+    body = value["response"] if isinstance(value.get("response"), Mapping) else value
+    body = body["body"] if isinstance(body.get("body"), Mapping) else body
+    if body.get("error") is not None and "choices" not in body:
+        return "answers with an error"
+    chunk = streamed or str(body.get("object", "")).endswith(".chunk")
+    if isinstance(body.get("choices"), list):
+        own = name or body.get("id")
+        return [
+            piece
+            for choice in body["choices"]
+            for piece in _choice(choice, body, own, line, chunk, part)
+        ]
+    if isinstance(body.get("meta_info"), Mapping):
+        return [_sglang(body["meta_info"], name, line, streamed, part)]
+    if "completion_probabilities" in body or {"content", "stop"} <= set(body):
+        return [_llama(body, name, line, chunk, part)]
+    raise FormatError(
+        "is no answer of an engine: choices, meta_info or completion_probabilities is expected"
+    )
+
+
+def model_of(value: Any) -> str | None:
+    """Return the name of the model that answered, where it is said."""
+    body = value
+    for key in ("response", "body"):
+        if isinstance(body, Mapping) and isinstance(body.get(key), Mapping):
+            body = body[key]
+    found = body.get("model") if isinstance(body, Mapping) else None
+    return found if isinstance(found, str) and found else None
+
+
+def _choice(
+    choice: Any, body: Mapping[str, Any], own: Any, line: int, chunk: bool, part: str
+) -> Iterable[Piece]:
+    if not isinstance(choice, Mapping):
+        raise FormatError("holds a choice that is no object")
+    index = choice.get("index") or 0
+    answer = (str(own) if own else f"line-{line}") + (f"#{index}" if index else "")
+    finished = choice.get("finish_reason") is not None or not chunk
+    if part == "prompt":
+        scored = choice.get("prompt_logprobs") or body.get("prompt_logprobs")
+        if scored is None:
+            raise FormatError("has no prompt_logprobs: ask for prompt_logprobs=N")
+        steps = [None if at is None else _scored(at, line) for at in scored[1:]]  # [0] has none
+        return [Piece(answer, steps, True)]
+    found = choice.get("logprobs")
+    if isinstance(found, Mapping) and isinstance(found.get("content"), list):
+        return [Piece(answer, _chat(found["content"], line, chunk), finished)]
+    if isinstance(found, Mapping) and isinstance(found.get("tokens"), list):
+        return [Piece(answer, _completions(found, line), finished)]
+    delta = choice.get("delta")
+    text = choice.get("text") or (isinstance(delta, Mapping) and delta.get("content"))
+    if found is None and (not chunk or text):
+        raise FormatError(
+            "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
+            "(completions)"
+        )
+    return [Piece(answer, [], finished)]
+
+
+def _chat(content: Sequence[Any], line: int, chunk: bool) -> list[Step | None]:
+    steps = [_described(entry, line) for entry in content]
+    tops = [None if step is None else step.top for step in steps]
+    tokens = {step.emitted for step in steps if step is not None}
+    if chunk and len(tokens) > 1 and all(top == tops[0] for top in tops):
+        raise FormatError(
+            f"holds {len(tops)} tokens that repeat one list of log-probabilities, as SGLang "
+            "streams them: log without stream"
+        )
+    return steps
+
+
+def _described(entry: Any, line: int) -> Step | None:
+    """Read a token of the chat format; llama.cpp's own has ids besides."""
+    _refuse_sampled(entry)
+    top = _field(entry, "top_logprobs", list)
+    if not top:
+        return None
+    named = [_token(item) for item in top]
+    values = [_number(_field(item, "logprob", object)) for item in top]
+    return Step(line, _token(entry), list(zip(_numbered(named), values, strict=True)))
+
+
+def _completions(found: Mapping[str, Any], line: int) -> list[Step | None]:
+    tokens, tops = found["tokens"], found.get("top_logprobs")
+    if not isinstance(tops, list) or len(tops) != len(tokens):
+        raise FormatError(
+            f"has {len(tokens)} tokens and "
+            f"{len(tops) if isinstance(tops, list) else 'no'} top_logprobs: ask for logprobs=N"
+        )
+    return [
+        Step(line, _text(token), [(_text(name), _number(value)) for name, value in top.items()])
+        if isinstance(top, Mapping) and top
+        else None
+        for token, top in zip(tokens, tops, strict=True)
+    ]
+
+
+def _scored(entry: Any, line: int) -> Step:
+    """Read a position of vLLM's prompt_logprobs: the prompt's own token stands first."""
+    if not isinstance(entry, Mapping) or not entry:
+        raise FormatError("holds a position of prompt_logprobs that is no object")
+    top = [(_id(name), _number(_field(item, "logprob", object))) for name, item in entry.items()]
+    return Step(line, top[0][0], top)
+
+
+def _llama(body: Mapping[str, Any], name: Any, line: int, chunk: bool, part: str) -> Piece:
+    if part == "prompt":
+        raise FormatError("has no prompt_logprobs: llama.cpp does not give any")
+    asked = body.get("generation_settings")
+    if isinstance(asked, Mapping) and asked.get("post_sampling_probs"):
+        raise FormatError(SAMPLED)
+    found = body.get("completion_probabilities")
+    if found is None and not chunk:
+        raise FormatError("has no completion_probabilities: ask for n_probs=N")
+    answer = None if chunk else f"line-{line}"
+    finished = bool(body.get("stop", True))
+    steps = [_described(entry, line) for entry in found or []]
+    return Piece(str(name) if name else answer, steps, finished)
+
+
+def _sglang(info: Mapping[str, Any], name: Any, line: int, streamed: bool, part: str) -> Piece:
+    if streamed:
+        raise FormatError("is of a stream of SGLang's /generate: log it without stream")
+    side = "input" if part == "prompt" else "output"
+    own, tops = info.get(f"{side}_token_logprobs"), info.get(f"{side}_top_logprobs")
+    if not isinstance(own, list) or not isinstance(tops, list) or len(own) != len(tops):
+        raise FormatError(
+            f"has no {side}_token_logprobs with as many {side}_top_logprobs: ask for "
+            "return_logprob=true and top_logprobs_num=N"
+            + (" and logprob_start_len=0" if part == "prompt" else "")
+        )
+    steps: list[Step | None] = []
+    for entry, top in zip(own, tops, strict=True):
+        if not top:
+            steps.append(None)
+            continue
+        chosen = [(_id(item[1]), _number(item[0])) for item in map(_triple, top)]
+        steps.append(Step(line, _id(_triple(entry)[1]), chosen))
+    first = 1 if part == "prompt" else 0  # nothing comes before the first token of a prompt
+    return Piece(str(name or info.get("id") or f"line-{line}"), steps[first:], True)
+
+
+SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
+
+
+def _refuse_sampled(entry: Any) -> None:
+    if isinstance(entry, Mapping) and ("top_probs" in entry or "prob" in entry):
+        raise FormatError(SAMPLED)
+
+
+def _field(entry: Any, name: str, kind: type) -> Any:
+    if not isinstance(entry, Mapping) or name not in entry or not isinstance(entry[name], kind):
+        raise FormatError(f"holds a token without {name}")
+    return entry[name]
+
+
+def _triple(entry: Any) -> Sequence[Any]:
+    if not isinstance(entry, list) or len(entry) < 2:
+        raise FormatError("holds a token that is no [logprob, id, text]")
+    return entry
+
+
+def _token(entry: Mapping[str, Any]) -> Token:
+    if "id" in entry:
+        return _id(entry["id"])
+    text = _field(entry, "token", str)
+    raw = entry.get("bytes")
+    if TOKEN_ID.fullmatch(text) or not isinstance(raw, list):
+        return _text(text)
+    try:
+        return bytes(raw), 0
+    except (ValueError, TypeError):
+        raise FormatError(f"holds a token whose bytes are {raw!r:.40}") from None
+
+
+def _text(text: Any) -> Token:
+    if not isinstance(text, str):
+        raise FormatError(f"holds a token that is {text!r:.40}")
+    found = TOKEN_ID.fullmatch(text)
+    return int(found[1]) if found else (text.encode(errors="surrogatepass"), 0)
+
+
+def _id(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise FormatError(f"holds a token id that is {value!r:.40}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise FormatError(f"holds a log-probability that is {value!r:.40}")
+    return value
+
+
+def _numbered(tokens: Sequence[Token]) -> list[Token]:
+    """Tell tokens of the same bytes apart by their order."""
+    seen = Counter[bytes]()
+    numbered: list[Token] = []
+    for token in tokens:
+        if isinstance(token, tuple):
+            numbered.append((token[0], seen[token[0]]))
+            seen[token[0]] += 1
+        else:
+            numbered.append(token)
+    return numbered

@@ -1,0 +1,86 @@
+"""Judges every rule on what two engines logged: shares with both ends of what is known."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+
+from analysis.acceptance.logged import LoggedPair, LoggedVerdict, judge_logged, logged_statistics
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.run_lengths import Trajectories
+from analysis.topk_ranges import Range
+from pipeline.errors import PipelineError
+from pipeline.plan.stage import Node
+from pipeline.plan.summaries import bootstrap_settings
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.distributions import read_logged
+
+
+def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:
+    """Write the statistics of every rule, and those of the pair.
+
+    Raises:
+        PipelineError: a rule needs more log-probabilities, or a step that is surely certified is
+            surely rejected.
+    """
+    rules, facts = node.settings["rules"], drafts.record["facts"]
+    for rule in rules:
+        if rule.minimum_k > facts["k"]:
+            raise PipelineError(
+                f"the target's log has {facts['k']} log-probabilities a step, and {rule.label} "
+                f"needs {rule.minimum_k}: ask the engine for more, or give other rules"
+            )
+    table = drafts.read("logged")
+    column = {name: table[name].to_numpy() for name in table.column_names if "top_" not in name}
+    pair = LoggedPair(
+        read_logged(drafts),
+        Range(column["tv_low"], column["tv_high"]),
+        Range(column["kl_low"], column["kl_high"]),
+        column["draft_rank"],
+        Range(column["draft_prob_low"], column["draft_prob_high"]),
+        column["argmax_rank"],
+        facts["draft_k"],
+    )
+    verdicts = judge_logged(pair, rules)
+    check_sound(verdicts, table)
+    prompts = Trajectories.from_positions(column["position"]).prompts
+    bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.config))
+    frame = logged_statistics(pair, verdicts, bootstrap).assign(**bootstrap.counted)
+    schema = columns.schema("acceptance", "statistics")
+    frame = frame.reindex(columns=schema.names)
+    pending.write("statistics", pa.Table.from_pandas(frame, schema, preserve_index=False))
+    pending.facts |= {
+        "target": node.settings["target"],
+        "drafter": node.settings["drafter"],
+        "steps": len(table),
+        "prompts": bootstrap.count,
+        "excluded": facts["excluded"],
+    }
+    show = frame[frame["rule"] == ""].set_index("statistic")
+    print(_said(node, show), flush=True)
+
+
+def check_sound(verdicts: list[LoggedVerdict], table: pa.Table) -> None:
+    """Check that no step is surely certified and surely rejected.
+
+    Raises:
+        PipelineError: one is: the logs are of other steps, or a computation is wrong.
+    """
+    for verdict in verdicts:
+        if len(verdict.violations):
+            step = int(verdict.violations[0])
+            raise PipelineError(
+                f"{len(verdict.violations)} steps are certified and rejected, which cannot be; the "
+                f"first: rule {verdict.rule.label}, prompt {table['prompt_id'][step]}, position "
+                f"{table['position'][step]}: are both logs of the same texts, with raw values?"
+            )
+
+
+def _said(node: Node, show: pd.DataFrame) -> str:
+    rows = show[["value", "optimistic"]].astype(float)
+    ends = {str(name): f"{low:.4g} to {high:.4g}" for name, low, high in rows.itertuples()}
+    return (
+        f"{node.settings['drafter']} for {node.settings['target']}: mean KL {ends['kl']} nats, "
+        f"mean total variation {ends['tv']}; speculative sampling accepts {ends['acceptance']}"
+    )

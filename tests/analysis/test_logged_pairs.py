@@ -1,0 +1,112 @@
+"""Bounds of a pair of logs contain what the full distributions say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis import TopK
+from analysis.acceptance.divergences import kl, total_variation
+from analysis.acceptance.logged import LoggedPair, compare_logged, judge_logged
+from analysis.rules import (
+    AbsoluteThreshold,
+    Additive,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    Tree,
+    Typical,
+)
+from tests.analysis.test_rounded import V, distributions, printed
+
+RULES: list[Rule] = [
+    StrictGreedy(),
+    Additive(0.1),
+    Multiplicative(0.3),
+    TopMAdditive(2, 0.3),
+    Typical(0.1, 0.09),
+    AbsoluteThreshold(0.05),
+    Tree(2),
+    Tree(4),
+]
+
+
+def full(steps: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Target and drafter, at `noise` of logits from each other; no zeros."""
+    rng = np.random.default_rng(seed)
+    p = distributions(steps, seed) + 1e-7
+    q = p * np.exp(noise * rng.normal(size=p.shape) * rng.random((steps, 1)) ** 2)
+    return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("k", "draft_k"), [(2, 2), (5, 3), (3, 8), (20, 20), (V, V)])
+@pytest.mark.parametrize("digits", [2, 6])
+@pytest.mark.parametrize("noise", [0.0, 0.3, 2.0])
+def test_ends_contain_the_truth(k: int, draft_k: int, digits: int, noise: float) -> None:
+    p, q = full(300, noise, seed=k + digits)
+    pair = compare_logged(printed(p, k, digits), printed(q, draft_k, digits))
+    slack = 1e-9
+    for found, true in (
+        (pair.tv, total_variation(np.log(p), np.log(q))),
+        (pair.kl, kl(np.log(p), np.log(q))),
+    ):
+        assert np.all(found.low <= true + slack)
+        assert np.all(true <= found.high + slack)
+    rank = 1 + np.argmax(np.argsort(-p, axis=1, kind="stable") == q.argmax(axis=1)[:, None], axis=1)
+    listed = pair.draft_rank > 0
+    assert np.array_equal(listed, rank <= k)
+    assert np.array_equal(pair.draft_rank[listed], rank[listed])
+    verdicts = judge_logged(pair, [rule for rule in RULES if rule.minimum_k <= k])
+    target = TopK.from_probabilities(p)
+    own = 1 + np.argmax(np.argsort(-q, axis=1, kind="stable") == p.argmax(axis=1)[:, None], axis=1)
+    for verdict in verdicts:
+        if isinstance(verdict.rule, Tree):
+            accepted = own <= verdict.rule.m
+        else:
+            accepted = rank <= verdict.rule.accepted_count(target)
+        assert np.all(verdict.accepted[0] <= accepted), verdict.rule
+        assert np.all(accepted <= verdict.accepted[1]), verdict.rule
+        assert len(verdict.violations) == 0
+        assert np.all(verdict.certified[0] <= accepted)
+
+
+def test_many_digits_and_tokens_say_nearly_all() -> None:
+    p, q = full(300, 0.5, seed=1)
+    pair = compare_logged(printed(p, V, 9), printed(q, V, 9))
+    assert np.max(pair.tv.high - pair.tv.low) < 1e-6
+    assert np.median(pair.kl.high - pair.kl.low) < 1e-4
+    strict = judge_logged(pair, [StrictGreedy()])[0]
+    assert 0.1 < np.mean(strict.certified[0]) <= np.mean(strict.accepted[0])
+
+
+def test_a_tail_leaves_the_kl_without_a_bound() -> None:
+    p, q = full(50, 0.5, seed=2)
+    pair = compare_logged(printed(p, 20, 6), printed(q, 20, 6))
+    tail = 1 - np.sort(p, axis=1)[:, -20:].sum(axis=1)
+    assert np.all(np.isinf(pair.kl.high[tail > 1e-4]))
+    assert np.all(np.isfinite(pair.tv.high))
+    assert np.all(pair.kl.low[tail > 1e-4] > 0)
+
+
+def test_another_number_of_steps_is_refused() -> None:
+    p, q = full(5, 0.5, seed=2)
+    with pytest.raises(ValueError, match="5 and 4 steps"):
+        compare_logged(printed(p, 4, 6), printed(q[:4], 4, 6))
+
+
+def test_made_up_step() -> None:
+    # p = 0.6, 0.3, q = 0.5, 0.4 on the same two tokens, the rest unknown, without rounding
+    def told(top: list[float]) -> TopK:
+        return TopK.from_log_probs([[4, 2]], [np.log(top)], 0.0, 10)
+
+    pair: LoggedPair = compare_logged(told([0.6, 0.3]), told([0.5, 0.4]))
+    assert pair.tv.low[0] == pytest.approx(0.1)
+    assert pair.tv.high[0] == pytest.approx(0.2)  # the rests may lie on different tokens
+    assert (pair.draft_rank[0], pair.argmax_rank[0]) == (1, 1)
+    other = compare_logged(
+        told([0.6, 0.3]), TopK.from_log_probs([[7, 2]], [np.log([0.5, 0.4])], 0.0, 10)
+    )
+    assert (other.draft_rank[0], other.argmax_rank[0]) == (0, 0)
+    assert (other.draft_prob.low[0], other.draft_prob.high[0]) == (0.0, pytest.approx(0.1))
+    assert other.tv.low[0] == pytest.approx(0.5)  # 0.6 - 0.1, and q's rest is at most 0.1

@@ -1,0 +1,168 @@
+"""Certificates of rounded log-probabilities contain those of every distribution they can be of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis import TopK, certify
+from analysis.certificates.certify import Certificates
+from analysis.rules import (
+    AbsoluteThreshold,
+    Additive,
+    Mars,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    TopMMultiplicative,
+    Tree,
+    Typical,
+)
+from analysis.topk_ranges import entropy_range, probability_range, tail_range
+
+V = 60
+RULES: list[Rule] = [
+    StrictGreedy(),
+    Additive(0.0),
+    Additive(0.05),
+    Additive(0.3),
+    Additive(1.0),
+    Multiplicative(0.9),
+    Multiplicative(0.1),
+    Multiplicative(0.01),
+    TopMAdditive(2, 0.1),
+    TopMAdditive(4, 0.2),
+    TopMAdditive(4, 0.2, "paper"),
+    TopMMultiplicative(3, 0.5),
+    Typical(0.1, 0.09),
+    AbsoluteThreshold(0.0),
+    AbsoluteThreshold(0.02),
+    Tree(1),
+    Tree(3),
+]
+
+
+def distributions(steps: int, seed: int = 0) -> np.ndarray:
+    """(steps, V) probabilities, of flat to certain; near-ties and zeros among them."""
+    rng = np.random.default_rng(seed)
+    logits = rng.gumbel(size=(steps, V)) * rng.gamma(2, 1.5, size=(steps, 1))
+    logits[::5, 1] = logits[::5, 0] + rng.normal(size=len(logits[::5])) * 1e-3
+    logits[::7] *= 20
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p[p < 1e-12] = 0.0
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def printed(p: np.ndarray, k: int, digits: int) -> TopK:
+    """The top k of full distributions, as an engine prints them."""
+    full = TopK.from_probabilities(p, k)
+    with np.errstate(invalid="ignore"):
+        log_probs = np.round(full.log_probs, digits)
+    return TopK.from_log_probs(full.ids, log_probs, 0.5 * 10.0**-digits, p.shape[1])
+
+
+def assert_inside(found: Certificates, exact: Certificates, rules: list[Rule]) -> None:
+    for at, rule in enumerate(rules):
+        assert np.all(found.lower[:, at] <= exact.lower[:, at]), rule.label
+        assert np.all(exact.upper[:, at] <= found.upper[:, at]), rule.label
+
+
+@pytest.mark.parametrize("digits", [1, 2, 4, 8])
+@pytest.mark.parametrize("k", [5, 8, 20, V])
+@pytest.mark.parametrize("divergence", ["kl", "tv"])
+def test_contain_the_exact_ones(digits: int, k: int, divergence: str) -> None:
+    p = distributions(400, seed=digits + k)
+    found = certify(printed(p, k, digits), RULES, divergence=divergence)
+    exact = certify(TopK.from_probabilities(p), RULES, divergence=divergence)
+    assert_inside(found, exact, RULES)
+    greedy = found.upper[:, 0] - found.lower[:, 0]
+    assert np.median(greedy) < 3 * 10.0**-digits
+
+
+def test_contain_those_of_any_distribution_of_the_box() -> None:
+    rng = np.random.default_rng(5)
+    p, k, digits = distributions(300, seed=9), 6, 1
+    told = printed(p, k, digits)
+    found = certify(told, RULES)
+    low, high = probability_range(told)
+    tail = tail_range(told)
+    tried = 0
+    for _ in range(60):
+        ends = rng.random((len(p), 1)) < 0.3
+        share = np.where(ends, rng.integers(0, 2, low.shape), rng.random(low.shape))
+        top = -np.sort(-(low + share * (high - low)), axis=1)
+        rest = 1.0 - top.sum(axis=1)
+        weights = rng.random((len(p), V - k)) ** rng.integers(1, 9)
+        others = rest[:, None] * weights / weights.sum(axis=1, keepdims=True)
+        fits = (rest >= 0) & (others.max(axis=1) <= top[:, -1])
+        tried += int(fits.sum())
+        assert np.all((tail.low <= rest) & (rest <= tail.high) | ~fits)
+        full = TopK.from_probabilities(np.column_stack([top, others])[fits])
+        exact = certify(full, RULES)
+        inside = Certificates(*(getattr(found, n)[fits] for n in found.__dataclass_fields__))
+        assert_inside(inside, exact, RULES)
+        least, most = entropy_range(told)
+        assert np.all(full.entropy >= least[fits] - 1e-9)
+        assert np.all(full.entropy <= most[fits] + 1e-9)
+    assert tried > 2000
+
+
+def test_two_log_probabilities_suffice_for_strict_greedy() -> None:
+    p = distributions(500)
+    found = certify(printed(p, 2, 6), StrictGreedy())
+    exact = certify(TopK.from_probabilities(p), StrictGreedy()).lower
+    assert np.all((found.lower <= exact) & (exact <= found.upper))
+    assert np.max(found.upper - found.lower) < 2e-6
+    with pytest.raises(ValueError, match="needs the 4 most probable"):
+        certify(printed(p, 3, 6), Tree(3))
+
+
+def test_without_an_error_nothing_is_wider_than_rounding() -> None:
+    p = distributions(300)
+    full = TopK.from_probabilities(p)
+    told = TopK.from_log_probs(full.ids, full.log_probs, 0.0, V)
+    rules: list[Rule] = [StrictGreedy(), TopMAdditive(3, 0.2), Tree(3)]
+    found, exact = certify(told, rules), certify(full, rules)
+    assert np.allclose(found.lower, exact.lower, rtol=1e-11, atol=1e-15)
+    assert np.allclose(found.upper, exact.upper, rtol=1e-11, atol=1e-15)
+
+
+def test_a_tie_in_print_is_certified_at_zero_at_least() -> None:
+    told = TopK.from_log_probs([[3, 1]], [[-0.7, -0.7]], 0.005, 50)
+    found = certify(told, [StrictGreedy(), Tree(1)])
+    assert found.lower.tolist() == [[0.0, 0.0]]
+    assert np.all((found.upper > 0) & (found.upper < 1e-3))
+
+
+def test_a_threshold_within_the_error_leaves_the_count_open() -> None:
+    # p = 0.5, 0.4, ...: additive t = 0.1 accepts rank 2 or not, by a rounding
+    told = TopK.from_log_probs([[0, 1, 2]], [np.log([0.5, 0.4, 0.05])], 1e-3, 50)
+    found = certify(told, [Additive(0.1), Additive(0.09), Additive(0.11)])
+    assert found.lower[0, 0] == pytest.approx(found.lower[0, 1])
+    assert found.upper[0, 0] == pytest.approx(found.upper[0, 2])
+    assert found.lower[0, 2] > found.upper[0, 1]
+
+
+def test_what_is_unknown_is_refused() -> None:
+    told = printed(distributions(3), 5, 3)
+    with pytest.raises(ValueError, match="compares raw logits"):
+        certify(told, Mars(0.9))
+    with pytest.raises(ValueError, match="in kl and tv only"):
+        certify(told, StrictGreedy(), divergence="reverse_kl")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([[-0.1, 0.2]], "at most 0"),
+        ([[-1.0, -0.5]], "values that fall"),
+        ([[-0.5, -0.6]], "sum to at most 1"),
+        ([[-np.inf, -np.inf]], "finite largest"),
+    ],
+)
+def test_impossible_log_probabilities_are_refused(values: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TopK.from_log_probs([[0, 1]], values, 1e-4, 50)
+    with pytest.raises(ValueError, match="step 0"):
+        TopK.from_log_probs([[0, 1]], values, 1e-4, 50)
