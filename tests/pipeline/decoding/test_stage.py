@@ -32,6 +32,8 @@ METHODS = [
     {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0},
     {"drafter": "model", "sampling": "races", "draft_length": [1, 3], "temperature": 1.0},
     {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0},
+]
+TREES = [
     {"drafter": "model", "rule": "tree", "m": 2, "draft_length": 3, "temperature": 0},
     {
         "drafter": "model",
@@ -50,7 +52,6 @@ METHODS = [
         "temperature": 1.0,
     },
 ]
-RACES = 3  # of METHODS are exponential races
 
 
 @pytest.fixture(params=["model", "head"])
@@ -75,7 +76,12 @@ def stage(
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(decoding, "load_pair", lambda *_: (target, drafts))
 
-    def run(prompts: list[list[int]], name: str = "draft", **later: list[str]) -> Pending:
+    def run(
+        prompts: list[list[int]],
+        name: str = "draft",
+        methods: list[dict[str, Any]] = METHODS,
+        **later: list[str],
+    ) -> Pending:
         rows = [
             {
                 "prompt_id": str(at),
@@ -105,7 +111,7 @@ def stage(
             settings={
                 "target": {"label": "a", "path": ""},
                 "drafter": {"label": "b", "path": ""},
-                "methods": build_methods(METHODS),
+                "methods": build_methods(methods),
             },
         )
         folder = tmp_path / name
@@ -148,7 +154,7 @@ def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
 
 
 def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> None:
-    pending = stage(PROMPTS)
+    pending = stage(PROMPTS, methods=[*METHODS, TREES[-1]])
     runs, rows = pending.facts["runs"], content(pending)["data"]
     answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in rows}
     plain, race = (
@@ -156,7 +162,7 @@ def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> No
         for name in ("autoregressive", "autoregressive (exponential races)")
     )
     races = [at for at, run in enumerate(runs) if run["method"].startswith("exponential races")]
-    assert len(races) == RACES
+    assert len(races) == 3
     for row in rows:
         if row["run"] in races:
             assert row["token_ids"] == answers[row["prompt_id"], race]
@@ -252,7 +258,7 @@ def test_a_killed_stage_resumes_and_ends_with_the_same_content(
 
 
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
-    pending = stage(PROMPTS)
+    pending = stage(PROMPTS, methods=[METHODS[0], METHODS[3], *TREES])
     runs, found = pending.facts["runs"], content(pending)
     shapes = {at: Topology(tuple(run["tree"]["parents"])) for at, run in enumerate(runs)
               if "tree" in run}  # fmt: skip
@@ -287,7 +293,7 @@ def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
 ) -> None:
     monkeypatch.setattr(target.module.config, "_attn_implementation", "flash_attention_2")
     with pytest.raises(PipelineError, match="tiny can't read draft trees: attention: flash"):
-        stage(PROMPTS)
+        stage(PROMPTS, methods=TREES)
 
 
 def test_answers_have_spec_benchs_format(stage: Any) -> None:
@@ -310,7 +316,7 @@ def test_later_turns_go_on_from_each_runs_own_answers(
     folder = stage([PROMPTS[0], PROMPTS[1]], turns_0=asked).directory / "timings/answers"
     files = {file.stem: [json.loads(line) for line in file.read_text().splitlines()]
              for file in folder.iterdir()}  # fmt: skip
-    assert len(files) == 11 + 3  # methods, and baselines: greedy, sampled, of races
+    assert len(files) == 7 + 3  # methods, and baselines: greedy, sampled, of races
     for name, (second, first) in files.items():  # in the order of the source
         assert (first["question_id"], second["question_id"]) == (0, 1)
         assert first["category"] == "s"
