@@ -8,7 +8,7 @@ of the same temperature and noise, prompt by prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from ..statistics.bootstrap import PromptBootstrap
 from . import closed_form as speed_laws
 
 Floats = NDArray[np.float64]
+LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,19 @@ class Decoded:
     Attributes:
         target: printed name.
         drafter: printed name.
-        runs: of each run its method, drafter, sampling, rule, draft_length, temperature; index
-            is the run.
+        runs: of each run its method, drafter, sampling, rule, draft_length, temperature, and
+            tree, the parents of its draft trees, None of a chain; index is the run.
         data: one row an answer: prompt_id, run, source, n_tokens, log_likelihood, agreement, ...
-        calls: one row a target call: prompt_id, run, drafted, reach, tested, accepted, emitted.
+        calls: one row a target call: prompt_id, run, drafted, depth, reach, tested, accepted,
+            emitted.
         answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds.
         spans: seconds of each call: prompt_id, run, draft_seconds, verify_seconds, ...
         trajectory: the greedy baseline read again by both models; empty without one.
         indicators: whether each rule accepts there.
         size: bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}.
         rules: the rules of the runs, by label.
+        levels: one row a node of a tree whose children were tested: prompt_id, run, position,
+            level, children, accepted (the sibling index, 0 is none).
     """
 
     target: str
@@ -51,6 +55,12 @@ class Decoded:
     indicators: pd.DataFrame
     size: Mapping[str, Mapping[str, int]]
     rules: Mapping[str, Rule]
+    levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
+
+    @property
+    def of_trees(self) -> pd.Series:
+        """Whether each run drafts trees."""
+        return self.runs["tree"].notna()
 
     def baseline(self, run: int) -> int:
         """Return the run of the baseline that `run` is compared with.
@@ -71,22 +81,25 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     """Return acceptance and quality of every run; nothing here depends on the clock.
 
     Returns:
-        One row a run: tested and accepted tokens; `rate` accepted / tested (only tokens that
-        received a decision count); `tokens_per_call` emitted / calls; `drafted_per_call`, below
-        the draft length where answers end or look-up finds less; `closed_form` the tokens a call
-        at this rate under independence, mean over the calls with what each could emit;
+        One row a run: tested and accepted tokens, of a tree levels; `rate` accepted / tested
+        (only what received a decision counts); `tokens_per_call` emitted / calls;
+        `drafted_per_call`, and `depth_per_call` of them in a row, below the draft length where
+        answers end or look-up finds less; `closed_form` the tokens a call at this rate under
+        independence, mean over the calls with what each could emit, NaN of trees;
         `agreement` share of positions with the baseline's token;
         `log_likelihood` of an answer's token under the target, mean; `given_up` the baseline's
         less this, nats a token.
     """
-    sums = decoded.calls.groupby("run")[["drafted", "tested", "accepted", "emitted"]].sum()
+    counted = ["drafted", "depth", "tested", "accepted", "emitted"]
+    sums = decoded.calls.groupby("run")[counted].sum()
     sums["calls"] = decoded.calls.groupby("run").size()
-    table = decoded.runs.join(sums.drop(columns="drafted"))
+    table = decoded.runs.drop(columns="tree").join(sums.drop(columns=["drafted", "depth"]))
     totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
     table["rate"] = table["accepted"] / table["tested"].where(table["tested"] > 0)
     table["tokens_per_call"] = table["emitted"] / table["calls"]
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
-    table["closed_form"] = closed_form(decoded.calls, table["rate"])
+    table["depth_per_call"] = sums["depth"] / table["calls"]
+    table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
     table["log_likelihood"] = totals["log_likelihood"] / totals["n_tokens"]
     alone = [decoded.baseline(run) for run in range(len(table))]
     table["agreement"] = agreement(decoded.data, alone)
@@ -181,7 +194,7 @@ def length_histogram(calls: pd.DataFrame) -> pd.DataFrame:
 
     Numbers up to the longest draft of the run that no call accepts are there, with 0 calls.
     """
-    longest = calls.groupby("run")["drafted"].max()
+    longest = calls.groupby("run")["depth"].max()
     every = pd.MultiIndex.from_tuples(
         [(run, accepted) for run, top in longest.items() for accepted in range(top + 1)],
         names=["run", "accepted"],
@@ -194,6 +207,8 @@ def length_histogram(calls: pd.DataFrame) -> pd.DataFrame:
 
 def forced(decoded: Decoded) -> pd.DataFrame:
     """Return teacher-forced beside realised acceptance, for rules with the model drafter at 0.
+
+    Of draft trees only the rule `tree` is teacher-forced.
 
     Teacher-forced is the share of all steps of the greedy baseline at which the rule accepts the
     drafter's token. Realised acceptance differs because bonus positions are never tested, so
@@ -214,7 +229,9 @@ def forced(decoded: Decoded) -> pd.DataFrame:
     sums = calls.groupby("run")[["accepted", "tested"]].sum()
     found = acceptance(decoded)
     rows = []
-    for run in np.flatnonzero((runs["drafter"] == "model") & (runs["temperature"] == 0)):
+    of_rule = ~decoded.of_trees | runs["rule"].map(decoded.rules).map(_judges_levels)
+    shown = (runs["drafter"] == "model") & (runs["temperature"] == 0) & of_rule
+    for run in np.flatnonzero(shown):
         row = runs.iloc[run]
         before = sums.loc[run] if run in sums.index else None
         rows.append(
@@ -232,6 +249,10 @@ def forced(decoded: Decoded) -> pd.DataFrame:
     return pd.DataFrame(
         rows, columns=["run", "method", "draft_length", "teacher_forced", "on_baseline", "realised"]
     )
+
+
+def _judges_levels(rule: object) -> bool:
+    return isinstance(rule, Rule) and not rule.judges_tokens
 
 
 def by_prompt(table: pd.DataFrame, column: str, prompts: Sequence[str], runs: int) -> Floats:

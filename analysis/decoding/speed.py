@@ -30,9 +30,10 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         included), `tokens_per_second`; `speedup` over the baseline with its interval over
         prompts, `ci_low` and `ci_high`; `c_draft`, `c_verify` (the target's pass) and `c_other`
         (the law, roll-back) of a call, means; `c_p` what a token costs the target alone, the
-        baseline's c_verify + c_other, and `c_q` what a drafted token costs: pass and choice of
-        the token in both; `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p;
-        `predicted` k / (1 + d rho), d the tokens drafted a call, and `predicted_costs`
+        baseline's c_verify + c_other, and `c_q` what a drafted token costs, or a level of a
+        tree: pass and choice of the token in both; `rho` c_q / c_p; `verify_ratio`
+        (c_verify + c_other) / c_p; `predicted` k / (1 + d rho), d the tokens drafted a call in a
+        row, and `predicted_costs`
         k c_p / (c_draft + c_verify + c_other), k the measured tokens a call; `first_token`
         median; gaps between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that
         arrive with the token before them; `memory` bytes beside the target's at the longest
@@ -40,18 +41,18 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     """
     table = acceptance(decoded)
     spans = decoded.spans.groupby("run")[
-        ["draft_seconds", "verify_seconds", "other_seconds", "drafted"]
+        ["draft_seconds", "verify_seconds", "other_seconds", "depth"]
     ].sum()
     for name in ("draft", "verify", "other"):
         table[f"c_{name}"] = spans[f"{name}_seconds"] / table["calls"]
     alone = [decoded.baseline(run) for run in range(len(table))]
     settled = table["c_verify"] + table["c_other"]
     table["c_p"] = settled.to_numpy()[alone]
-    table["c_q"] = spans["draft_seconds"] / spans["drafted"].where(spans["drafted"] > 0)
+    table["c_q"] = spans["draft_seconds"] / spans["depth"].where(spans["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
     drafts, tokens = table["draft_length"] > 0, table["tokens_per_call"]
-    table["predicted"] = (tokens / (1 + table["drafted_per_call"] * table["rho"])).where(drafts)
+    table["predicted"] = (tokens / (1 + table["depth_per_call"] * table["rho"])).where(drafts)
     table["predicted_costs"] = (tokens * table["c_p"] / (table["c_draft"] + settled)).where(drafts)
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
@@ -172,7 +173,7 @@ def _named(run: pd.Series) -> str:
 
 
 def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
-    """Return, for methods decoded with several draft lengths, the best one predicted and found.
+    """Return, for methods that drafted chains of several lengths, the best predicted and found.
 
     Predicted among 0 (the target alone) to the longest one tried, from the acceptance rate of all
     their drafts and the costs of `call_costs`; found among 0 and those tried.
@@ -185,7 +186,8 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
         method, temperature, rate, predicted, predicted_speedup, found, found_speedup, tried.
     """
     rows: list[dict[str, Any]] = []
-    mine = speeds[speeds["drafter"] == "model"]
+    of_trees = decoded.of_trees.reindex(speeds.index, fill_value=False)
+    mine = speeds[(speeds["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
     for (method, temperature), group in mine.groupby(["method", "temperature"], sort=False):
         if len(group) < 2 or not group["tested"].sum():
             continue

@@ -57,7 +57,10 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
 
 
 def optimal_by_cost(
-    rates: Sequence[float] | Floats, costs: Sequence[float] | Floats, draft_cost: float
+    rates: Sequence[float] | Floats,
+    costs: Sequence[float] | Floats,
+    draft_cost: float,
+    depth: int | None = None,
 ) -> tuple[Topology, float]:
     """Return the tree with the largest speedup, and this speedup.
 
@@ -68,6 +71,7 @@ def optimal_by_cost(
         rates: (J,) R(1), R(2), ...
         costs: of a verification of 0, 1, ..., k drafted tokens; of 0, the target alone.
         draft_cost: of a pass of the drafter, in the same unit, at least 0.
+        depth: the largest depth; None for any.
 
     Returns:
         The tree and its speedup; no nodes and 1 say that drafting does not pay.
@@ -84,9 +88,9 @@ def optimal_by_cost(
     k = len(verify) - 1
     found, largest = Topology(()), 1.0
     before = np.ones(k + 1)
-    for depth in range(1, k + 1):
-        best = best_trees(rates, k, depth)
-        speedups = best.tokens * verify[0] / (verify + depth * draft_cost)
+    for levels in range(1, (k if depth is None else min(depth, k)) + 1):
+        best = best_trees(rates, k, levels)
+        speedups = best.tokens * verify[0] / (verify + levels * draft_cost)
         at = int(np.argmax(speedups))
         if speedups[at] > largest:
             found, largest = best.tree(at), float(speedups[at])

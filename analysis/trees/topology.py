@@ -73,6 +73,22 @@ class Topology:
         """The longest chain of drafted tokens: how many passes of the drafter a tree takes."""
         return max(self.depths, default=0)
 
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether every node follows the one before it; no nodes are a chain too."""
+        return self.parents == tuple(range(ROOT, len(self) - 1))
+
+    def by_level(self) -> Topology:
+        """Return the tree with its nodes numbered by depth; siblings stay in order.
+
+        Example:
+            >>> Topology((-1, 0, -1)).by_level()
+            Topology(parents=(-1, -1, 0))
+        """
+        order = sorted(range(len(self)), key=self.depths.__getitem__)
+        number = {ROOT: ROOT, **{node: at for at, node in enumerate(order)}}
+        return Topology(tuple(number[self.parents[node]] for node in order))
+
     def within(self, depth: int) -> Topology:
         """Return the tree without the nodes below `depth`: drafts shorten where an answer ends.
 

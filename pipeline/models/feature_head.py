@@ -23,6 +23,8 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
+from pipeline.models.tree_pass import TreePass
+
 UNSEEN = -1e9  # instead of -inf: a padded row that sees nothing is finite, and looked at by nobody
 Rotation = tuple[Tensor, Tensor]
 
@@ -118,20 +120,25 @@ class Entries:
         shape = (1, layer.self_attn.q_proj.out_features // layer.head_dim, capacity, layer.head_dim)
         self._keys, self._values = weight.new_empty(shape), weight.new_empty(shape)
 
-    def read(self, embedded: Tensor, features: Tensor) -> Tensor:
+    def read(self, embedded: Tensor, features: Tensor, tree: TreePass | None = None) -> Tensor:
         """Return the outputs (n, d), before the output norm, of the next n entries.
 
         Args:
             embedded: (n, d) of their tokens.
             features: (n, d) fused hidden states of the target after the tokens before, or outputs.
+            tree: what the entries of a draft tree see, and where they stand; None is a text.
         """
         begin, end = self.length, self.length + len(embedded)
         layer, features = self._head.midlayer, features[None]
-        at = torch.arange(begin, end, device=embedded.device)
-        rotation = self._head.rotation(at[None] + 1, features)
+        seen: Tensor | None
+        if tree is None:
+            at = torch.arange(begin, end, device=embedded.device)[None]
+            seen = torch.arange(end, device=at.device) <= at.T if end - begin > 1 else None
+        else:
+            seen, at = tree.after(begin)
+        rotation = self._head.rotation(at + 1, features)
         q, k, v = layer.project(embedded[None], features, rotation)
         self._keys[:, :, begin:end], self._values[:, :, begin:end] = k, v
-        seen = None if len(at) == 1 else at[:, None] >= torch.arange(end, device=at.device)
         attended = scaled_dot_product_attention(
             q, self._keys[:, :, :end], self._values[:, :, :end], attn_mask=seen
         )

@@ -8,18 +8,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.fields import FieldError, check, from_mapping, ranged, refused
-from analysis.rules import Rule, StrictGreedy, build
+from analysis.rules import Rule, StrictGreedy, Tree, build
+from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
+from pipeline.plan.draft_trees import KEYS, VECTORS, DraftTree, build_tree
 
 DRAFTERS = {
     "model": "",
     "prompt_lookup": " (prompt lookup)",
     "lookup_first": " (look-up first)",  # and where it finds nothing, the model
 }
-SAMPLINGS = {"speculative": "speculative sampling", "races": "exponential races"}
+SAMPLINGS = {
+    "speculative": "speculative sampling",
+    "races": "exponential races",
+    "block": "block verification",
+}
 OWN = ("drafter", "sampling", "draft_length", "temperature")
 BASELINE = "autoregressive"
 RACES = "races"  # the sampling whose baseline needs noise of its own
+BLOCK = "block"  # the sampling that tests a draft as a whole
 
 
 @dataclass(frozen=True)
@@ -29,10 +36,11 @@ class Method:
     Attributes:
         drafter: model, prompt_lookup, lookup_first, or none for the baseline.
         rule: the acceptance rule, None for the baseline and for sampling alone.
-        sampling: speculative or races, None for a rule alone; of a baseline, how the target
-            chooses: races by the race of the drafting methods, None otherwise.
-        draft_length: drafted tokens a call; 0 for the baseline.
+        sampling: speculative, races or block, None for a rule alone; of a baseline, how the
+            target chooses: races by the race of the drafting methods, None otherwise.
+        draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
         temperature: 0 is greedy.
+        tree: the shape of its drafts; None is a chain.
     """
 
     drafter: str
@@ -40,6 +48,12 @@ class Method:
     sampling: str | None
     draft_length: int
     temperature: float
+    tree: DraftTree | None = None
+
+    @property
+    def topology(self) -> Topology | None:
+        """The shape of its drafts in level order; None is a chain."""
+        return None if self.tree is None else self.tree.topology(self.draft_length)
 
     @property
     def name(self) -> str:
@@ -47,7 +61,8 @@ class Method:
         if self.drafter == "none":
             return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
-        return law + DRAFTERS[self.drafter]
+        tree = "" if self.tree is None or isinstance(self.rule, Tree) else f" ({self.tree.shown})"
+        return law + DRAFTERS[self.drafter] + tree
 
     @property
     def uses_model(self) -> bool:
@@ -57,7 +72,7 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Whether the output is that of the target, or distributed like it."""
-        return self.rule is None or self.rule == StrictGreedy()
+        return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
 
 def baseline(method: Method) -> Method:
@@ -101,7 +116,7 @@ def build_methods(entries: Any, draft_length: int | None = None) -> list[Method]
             if value == []:
                 problem = refused(f"{where}.{key}", value, "a value, or a list of at least one")
                 raise PipelineError(str(problem))
-        axes = [value if isinstance(value, list) else [value] for value in entry.values()]
+        axes = [_alternatives(key, value) for key, value in entry.items()]
         methods += [
             _build(dict(zip(entry, point, strict=True)), where)
             for point in itertools.product(*axes)
@@ -115,7 +130,55 @@ def build_methods(entries: Any, draft_length: int | None = None) -> list[Method]
             )
     if draft_length is not None:
         methods = [replace(method, draft_length=draft_length) for method in methods]
-    return list(dict.fromkeys(methods))
+    methods = list(dict.fromkeys(methods))
+    for method in methods:
+        _check_tree(method)
+    printed = [(method.name, method.draft_length, method.temperature) for method in methods]
+    for at, (name, length, temperature) in enumerate(printed):
+        if printed.index(printed[at]) < at:
+            raise PipelineError(
+                f"decoding.methods: two methods are printed alike, {name} with draft_length="
+                f"{length}, temperature={temperature:g}: decode them in studies of their own"
+            )
+    return methods
+
+
+def _alternatives(key: str, value: Any) -> list[Any]:
+    """Return the values of a key, one method each: a list, but of a list of numbers lists."""
+    if not isinstance(value, list):
+        return [value]
+    if key in VECTORS and not any(isinstance(one, list) for one in value):
+        return [value]
+    return value
+
+
+def _check_tree(method: Method) -> None:
+    """Check that the tree of a method can be drafted and verified.
+
+    Raises:
+        PipelineError: it can't.
+    """
+    tree = method.tree
+    if tree is None:
+        return
+    where = f"decoding.methods, tree: {tree.name}"
+    if method.drafter != "model":
+        raise PipelineError(
+            f"{where}: drafter={method.drafter} drafts chains only: give drafter: model"
+        )
+    if method.sampling == BLOCK:
+        raise PipelineError(
+            f"{where}: sampling=block verifies chains only: give speculative or races, or no tree"
+        )
+    if method.rule is not None and not method.lossless:
+        raise PipelineError(
+            f"{where}: rule={method.rule.name} judges chains only: give rule: greedy, rule: tree "
+            "or sampling"
+        )
+    try:
+        tree.topology(method.draft_length)
+    except ValueError as error:
+        raise PipelineError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -138,8 +201,11 @@ def _build(entry: dict[str, Any], where: str) -> Method:
         raise PipelineError(
             f"{where}: give either rule or sampling ({', '.join(SAMPLINGS)}), not both"
         )
-    of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in OWN}
-    plain = {key: value for key, value in entry.items() if key not in of_rule}
+    own = (*OWN, *KEYS) if "tree" in entry else OWN
+    of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in own}
+    of_tree = {key: entry[key] for key in entry if key in KEYS and "tree" in entry}
+    apart = {*of_rule, *of_tree}
+    plain = {key: value for key, value in entry.items() if key not in apart}
     try:
         given = from_mapping(_Given, plain, f"{where}.", "sampling")
         check(given, f"{where}.")
@@ -151,9 +217,16 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             allowed = "0 for a rule; above 0 only mars, speculative sampling and races are defined"
         if not fits:
             raise refused(f"{where}.temperature", given.temperature, allowed)
+        tree = build_tree(of_tree, where) if of_tree else None
     except FieldError as error:
         raise PipelineError(str(error)) from error
-    return Method(given.drafter, rule, given.sampling, given.draft_length, given.temperature)
+    if isinstance(rule, Tree):
+        if tree is not None:
+            raise PipelineError(
+                f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
+            )
+        tree = DraftTree("symmetric", rule.m)
+    return Method(given.drafter, rule, given.sampling, given.draft_length, given.temperature, tree)
 
 
 def _rule(mapping: dict[str, Any], where: str) -> Rule:
@@ -161,7 +234,7 @@ def _rule(mapping: dict[str, Any], where: str) -> Rule:
         rule = build(mapping)
     except (ValueError, TypeError, ImportError) as error:
         raise PipelineError(f"{where}: {error}") from error
-    if not rule.judges_tokens:
+    if not (rule.judges_tokens or isinstance(rule, Tree)):
         raise PipelineError(
             f"{where}: rule {rule.name} needs a tree of drafts, a method drafts a chain; "
             "give another rule"

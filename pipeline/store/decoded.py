@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.decoding.metrics import Decoded
-from analysis.rules import Mars, build
+from analysis.rules import Mars, Tree, build
 from pipeline.store.artifacts import Artifact
 
 
@@ -30,6 +30,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
                 "sampling": run["sampling"],
                 "rule": None if rule is None else rule.label,
                 "temperature": run["temperature"],
+                "tree": run["tree"]["parents"] if "tree" in run else None,
             }
             for run, rule in zip(facts["runs"], rules, strict=True)
         ]
@@ -48,6 +49,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("indicators"),
         facts["bytes"],
         {rule.label: rule for rule in rules if rule is not None},
+        frame("levels"),
     )
 
 
@@ -58,8 +60,9 @@ def printed(run: Mapping[str, Any]) -> str:
     """Return the printed name of a run's method."""
     if run["rule"] is None:
         return str(run["method"]).capitalize()
-    name = build(run["rule"]).title
-    return name + SAID.get(run["drafter"], "")
+    rule = build(run["rule"])
+    of_tree = f", {run['tree']['shown']}" if "tree" in run and not isinstance(rule, Tree) else ""
+    return rule.title + SAID.get(run["drafter"], "") + of_tree
 
 
 def thetas(decoded: Decoded) -> list[float]:

@@ -37,6 +37,7 @@ RUNS = pd.DataFrame(
         "rule": [None, "greedy", "greedy"],
         "draft_length": [0, 2, 3],
         "temperature": [0.0] * 3,
+        "tree": [None] * 3,
     }
 )
 
@@ -61,6 +62,7 @@ def made() -> Decoded:
                 | {
                     "position": position,
                     "drafted": drafted,
+                    "depth": drafted,
                     "reach": drafted,
                     "tested": tested,
                     "accepted": accepted,
@@ -71,6 +73,7 @@ def made() -> Decoded:
                 key
                 | {
                     "drafted": drafted,
+                    "depth": drafted,
                     "emitted": emitted,
                     "draft_seconds": 0.001 * drafted,
                     "verify_seconds": 0.012 if run else 0.010,

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from analysis.trees.topology import Topology
 from pipeline.models import few_queries, few_rows
 from pipeline.models.few_rows import FewRows
 from pipeline.models.load import LanguageModel, load_model, skeleton
@@ -17,6 +18,7 @@ from pipeline.stages.decoding.choices import Greedy
 from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.shapes import verification
 from pipeline.stages.decoding.verifiers import Match
 from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch, StaticBatch
 from tests.pipeline import tiny
@@ -58,7 +60,8 @@ def test_a_tree_and_its_branches(tmp_path: Path) -> None:
     model = load(tiny.write_model(tmp_path))
     sequence = CachedSequence(model, 16)
     sequence.read(torch.arange(9))
-    found = sequence.extend(torch.tensor([30, 40, 50]), parents=[-1, 0, 0])
+    branches = verification(Topology((-1, -1)), model.device, model.module.dtype)
+    found = sequence.extend(torch.tensor([30, 40, 50]), branches)
     for at, branch in enumerate(([30], [30, 40], [30, 50])):
         text = torch.tensor([*range(9), *branch])
         wanted = model.module(input_ids=text[None], use_cache=False).logits[0, -1]

@@ -71,12 +71,12 @@ def test_what_is_drafted_after_roll_backs_is_drafted_without_a_cache(model: Hidd
         wanted = drafted_plainly(model, tokens[:known], 4)
         assert drafter.propose(tokens[:known], 4, known - n).tokens.tolist() == wanted
         new = hidden_of(target, tokens[: known + accepted], model.layers)
-        drafter.accept(known + accepted, new[known - 1 :])
+        drafter.accept(known, range(accepted), new[known - 1 :])
         known += accepted + 1
     # a call that drafts nothing leaves its hidden states for the next
     assert len(drafter.propose(tokens[:known], 0, known - n).tokens) == 0
     new = hidden_of(target, tokens[:known], model.layers)
-    drafter.accept(known, new[known - 1 :])
+    drafter.accept(known, (), new[known - 1 :])
     known += 1
     wanted = drafted_plainly(model, tokens[:known], 2)
     assert drafter.propose(tokens[:known], 2, known - n).tokens.tolist() == wanted
@@ -146,7 +146,7 @@ def test_look_up_goes_first(target: LanguageModel, model: HiddenDrafter) -> None
     drafter = LookupFirst(PromptLookup(2, target.device, 2), HeadDrafter(model, Greedy()))
     drafter.begin(torch.tensor(text[:-1]), 40, hidden_of(target, text[:-1], model.layers))
     assert drafter.propose(text, 3, 1).tokens.tolist() == [7, 8, 5]
-    drafter.accept(6, hidden_of(target, text, model.layers)[5:])
+    drafter.accept(6, (), hidden_of(target, text, model.layers)[5:])
     text = [*text, 11]
     wanted = drafted_plainly(model, text, 3)
     assert drafter.propose(text, 3, 2).tokens.tolist() == wanted

@@ -60,6 +60,7 @@ def method_slice(method: Method) -> dict[str, Any]:
         "draft_length": method.draft_length,
         "temperature": method.temperature,
         **({} if method.rule is None else rule_slice(method.rule)),
+        **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
     }
 
 
@@ -110,10 +111,18 @@ STAGE = Stage(
         | {  # one row a target call after the prompt's
             "position": "int32",  # in the answer, of the first drafted token
             "drafted": "int32",
-            "reach": "int32",  # of them, those before one that would end the answer
+            "depth": "int32",  # drafted tokens in a row: of a chain all of them
+            "reach": "int32",  # of these, those before one that would end the answer
             "tested": "int32",
             "accepted": "int32",
             "emitted": "int32",
+        },
+        "levels": RUN
+        | {  # one row a node of a tree whose children were tested
+            "position": "int32",  # of the call
+            "level": "int32",  # from 1
+            "children": "int32",
+            "accepted": "int32",  # the sibling index of the accepted child, from 1; 0 is none
         },
         "trajectory": STEP
         | {  # the greedy baseline, read again by both models
@@ -141,6 +150,7 @@ STAGE = Stage(
         "timings/calls": RUN
         | {
             "drafted": "int32",
+            "depth": "int32",
             "emitted": "int32",
             "draft_seconds": "float64",
             "verify_seconds": "float64",  # the target's pass

@@ -1,18 +1,39 @@
-"""How one token is chosen from logits: the argmax, by inversion, or by an exponential race.
+"""How tokens are chosen from logits: the largest, by inversion, or by an exponential race.
 
 Noise is keyed by (seed, prompt, position), so that what is chosen at a position depends neither
-on the draft length nor on where calls begin and end.
+on the draft length nor on where calls begin and end. On a tree all nodes of a depth share it: only
+one of them is on the accepted path. A law that looks at tokens behind the ones it accepts, block
+verification, needs fresh noise in every call.
 """
 
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.trees.laws import NOTHING
+from analysis.trees.topology import Topology
+from pipeline.models.logit_statistics import top_k
+from pipeline.stages.decoding.shapes import offsets
+
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
+CALL, SIBLING = 1, 2  # streams of numbers apart from those of positions: of calls, of siblings
+
+
+class Drawn(NamedTuple):
+    """The children of r nodes.
+
+    Attributes:
+        tokens: (r, width), NOTHING where no other can be drafted.
+        weights: (r, V) the distributions they were drawn from; None when they were not drawn.
+    """
+
+    tokens: Tensor
+    weights: Tensor | None = None
 
 
 class Noise:
@@ -29,8 +50,26 @@ class Noise:
         self._key = int.from_bytes(key[:16], "little")
         self._device = device
         self._reach = draft_length
+        self._steps = steps
         self._times: dict[int, Tensor] = {}
+        self._siblings: dict[int, np.ndarray] = {}
         self.uniforms = np.random.Generator(np.random.Philox(key=self._key)).random((steps + 1, 3))
+
+    def test(self, position: int, sibling: int) -> float:
+        """Return the uniform number that tests a child, by its sibling index from 1."""
+        if sibling == 1:
+            return self.uniforms[position, TEST]
+        if sibling not in self._siblings:
+            self._siblings[sibling] = self._stream(SIBLING, sibling).random(self._steps + 1)
+        return self._siblings[sibling][position]
+
+    def of_call(self, position: int) -> np.ndarray:
+        """Return uniform numbers (draft_length + 1, 3) of the call that begins at a position."""
+        return self._stream(CALL, position).random((self._reach + 1, 3))
+
+    def _stream(self, kind: int, number: int) -> np.random.Generator:
+        counter = (kind << 192) + (number << 128)  # no stream reaches the next
+        return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
     def log_times(self, start: int, stop: int, vocab_size: int) -> Tensor:
         """Return the logarithms (stop - start, V) of the arrival times at some positions.
@@ -58,13 +97,13 @@ class Greedy:
 
     temperature = 0.0
 
-    def __call__(self, logits: Tensor, position: int) -> Tensor:  # noqa: ARG002
-        """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
+    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
+        """Return the tokens (n,) for rows of logits (n, V); see `Race`."""
         return logits.argmax(-1)
 
-    def weights(self, logits: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return the distribution the choice is drawn from, None where it is not drawn."""
-        return None
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
+        """Return the `width` most probable tokens of each row of logits (r, V)."""
+        return Drawn(first(logits, width))
 
 
 class Inversion:
@@ -75,21 +114,34 @@ class Inversion:
         self.temperature = temperature
         self._uniforms = torch.from_numpy(noise.uniforms[:, purpose].copy())
 
-    def __call__(self, logits: Tensor, position: int) -> Tensor:
+    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
         """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
-        return self.draw(self.weights(logits), position)
+        return invert(self.weights(logits), self._uniforms[position : position + len(logits)])
 
-    def draw(self, weights: Tensor, position: int) -> Tensor:
-        """Return tokens (n,) drawn from distributions (n, V)."""
-        cumulated = weights.cumsum(-1)
-        uniform = self._uniforms[position : position + len(weights)].to(weights.device)
-        wanted = (uniform * cumulated[:, -1])[:, None]
-        found = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
-        return found.clamp(max=weights.shape[-1] - 1)
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
+        """Return a token drawn from the logits (1, V) `depth` tokens into a draft."""
+        weights = self.weights(logits)
+        uniforms = self._uniforms[position + depth : position + depth + 1]
+        return Drawn(invert(weights, uniforms)[:, None], weights)
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the distributions (n, V) of rows of logits, float64."""
         return torch.softmax(logits.double() / self.temperature, -1)
+
+
+class FreshInversion(Inversion):
+    """Draws drafts with numbers that no other call uses: the drafting of block verification."""
+
+    def __init__(self, temperature: float, noise: Noise) -> None:
+        """Draw with the numbers of `noise` for calls."""
+        super().__init__(temperature, noise, DRAFT)
+        self._noise = noise
+
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
+        """Return a token drawn from the logits (1, V) `depth` tokens into the call's draft."""
+        weights = self.weights(logits)
+        uniforms = torch.from_numpy(self._noise.of_call(position)[depth : depth + 1, DRAFT])
+        return Drawn(invert(weights, uniforms)[:, None], weights)
 
 
 class Race:
@@ -100,15 +152,56 @@ class Race:
         self.temperature = temperature
         self._noise = noise
 
-    def __call__(self, logits: Tensor, position: int) -> Tensor:
-        """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
+    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:
+        """Return the tokens (n,) for rows of logits (n, V).
+
+        Args:
+            logits: after the text, and after each of the drafted tokens.
+            position: of the token after the text.
+            tree: the shape of the draft; None is a chain.
+        """
         n, size = logits.shape
-        log_times = self._noise.log_times(position, position + n, size)
+        if tree is None:
+            log_times = self._noise.log_times(position, position + n, size)
+        else:
+            log_times = self._noise.log_times(position, position + tree.depth + 1, size)
+            log_times = log_times[offsets(tree, logits.device)]
         return (logits.double() / self.temperature - log_times).argmax(-1)
 
-    def weights(self, logits: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return None: the test compares choices and needs no distribution."""
-        return None
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
+        """Return the first `width` arrivals for each row of logits (r, V) at one depth."""
+        at = position + depth
+        log_times = self._noise.log_times(at, at + 1, logits.shape[1])
+        return Drawn(first(logits.double() / self.temperature - log_times, width))
+
+
+class DrawnRace(Race):
+    """Draws children without replacement, with a race of which the target knows nothing."""
+
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
+        """Return `width` draws from each row of logits (r, V), and their distributions."""
+        tokens = super().draft(logits, position, depth, width).tokens
+        weights = torch.softmax(logits.double() / self.temperature, -1)
+        drawn = weights.gather(1, tokens.clamp(min=0)) > 0  # softmax can round to 0
+        return Drawn(tokens.masked_fill(~drawn, NOTHING), weights)
+
+
+def first(keys: Tensor, width: int) -> Tensor:
+    """Return the ids (r, width) of the largest keys, ties by id; NOTHING for those of -inf."""
+    if width == 1:
+        return keys.argmax(-1, keepdim=True)
+    values, ids = top_k(keys, min(width, keys.shape[1]))
+    ids = ids.masked_fill(values == -torch.inf, NOTHING)
+    missing = width - ids.shape[1]
+    return torch.nn.functional.pad(ids, (0, missing), value=NOTHING) if missing else ids
+
+
+def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Return tokens (n,) drawn from distributions (n, V) with uniform numbers (n,)."""
+    cumulated = weights.cumsum(-1)
+    wanted = (uniforms.to(weights.device) * cumulated[:, -1])[:, None]
+    found = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
+    return found.clamp(max=weights.shape[-1] - 1)
 
 
 Choice = Greedy | Inversion | Race

@@ -31,7 +31,7 @@ from pipeline.models.vocabulary import common_rows
 from pipeline.plan.methods import RACES, Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.decoding import STAGE, records
-from pipeline.stages.decoding.choices import DRAFT, TOKEN, Choice, Greedy, Inversion, Noise, Race
+from pipeline.stages.decoding.choices import TOKEN, Inversion, Noise
 from pipeline.stages.decoding.drafters import (
     Drafter,
     LookupFirst,
@@ -39,9 +39,11 @@ from pipeline.stages.decoding.drafters import (
     PromptLookup,
     model_drafter,
 )
+from pipeline.stages.decoding.laws import laws
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
+from pipeline.stages.decoding.sequence import check_trees
 from pipeline.stages.decoding.turns import decode_later_turns
-from pipeline.stages.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
+from pipeline.stages.decoding.verifiers import Match, Verifier
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 
@@ -91,6 +93,10 @@ def load_decoding_pair(node: Node, tokens: int) -> DecodingPair:
     target, drafter = load_pair(config, settings, f"targets.{node.label}")
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
     methods: list[Method] = settings["methods"]
+    if any(method.tree is not None for method in methods):
+        for model in (target, drafter):
+            if isinstance(model, LanguageModel):  # a head reads with attention of its own
+                check_trees(model)
     return DecodingPair(
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
@@ -248,25 +254,16 @@ def strategies(
     pair: DecodingPair, method: Method, prompt_id: str, steps: int
 ) -> tuple[Drafter, Verifier]:
     """Return what drafts and what verifies under `method`."""
-    temperature, device = method.temperature, pair.target.device
+    device, tree = pair.target.device, method.topology
     noise = Noise(pair.seed, prompt_id, steps, device, method.draft_length)
-    choice: Choice
-    verifier: Verifier
-    if method.sampling == RACES:
-        choice = Race(temperature, noise)
-        verifier = Match(choice)
-    elif temperature > 0:
-        choice = Inversion(temperature, noise, DRAFT)
-        verifier = SpeculativeSampling(temperature, noise, method.rule)
-    else:
-        choice = Greedy()
-        verifier = Match(choice) if method.lossless else Relaxed(method.rule)  # type: ignore[arg-type]
+    choice, verifier = laws(method, noise)
     if method.drafter == "none":
-        drawn = temperature > 0 and method.sampling != RACES
-        return Nothing(device), Match(Inversion(temperature, noise, TOKEN) if drawn else choice)
+        drawn = method.temperature > 0 and method.sampling != RACES
+        alone = Inversion(method.temperature, noise, TOKEN) if drawn else choice
+        return Nothing(device), Match(alone)
     if method.drafter == "prompt_lookup":
         return PromptLookup(pair.lookup, device), verifier
-    drafter = model_drafter(pair.drafter, choice)
+    drafter = model_drafter(pair.drafter, choice, tree)
     if method.drafter == "lookup_first":
         drafter = LookupFirst(PromptLookup(pair.lookup, device, pair.lookup), drafter)
     return drafter, verifier
@@ -305,6 +302,7 @@ def decoding_facts(pair: DecodingPair) -> dict[str, Any]:
                 "lossless": method.lossless,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
+                **tree_facts(method),
             }
             for method in pair.runs
         ],
@@ -314,6 +312,13 @@ def decoding_facts(pair: DecodingPair) -> dict[str, Any]:
         },
         **describe_device(pair.target.device),
     }
+
+
+def tree_facts(method: Method) -> dict[str, Any]:
+    """Return what the record says of the tree of a method; nothing of a chain."""
+    if method.tree is None or method.topology is None:
+        return {}
+    return {"tree": {"shown": method.tree.shown, "parents": list(method.topology.parents)}}
 
 
 def run_name(method: Method) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from analysis.trees.topology import Topology
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.stages.decoding.choices import Choice
 from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,20 @@ class Draft:
     """Proposed tokens: a chain, or a tree.
 
     Attributes:
-        tokens: (n,) on the device of the target.
-        weights: (n, V) the distribution each token was drawn from; None when it was not drawn.
-        parents: for a tree, the index of what each token follows, -1 for the text so far; None
-            is a chain.
+        tokens: (n,) on the device of the target; in a tree, NOTHING where none could be drafted.
+        weights: (r, V) the distributions they were drawn from: of the text so far, and of each
+            node with children in order; None when they were not drawn.
+        tree: its shape, in level order; None is a chain.
     """
 
     tokens: Tensor
     weights: Tensor | None = None
-    parents: tuple[int, ...] | None = None
+    tree: Topology | None = None
+
+    @property
+    def ids(self) -> Tensor:
+        """What a target reads (n,)."""
+        return self.tokens if self.tree is None else readable(self.tokens)
 
 
 class Drafter(Protocol):
@@ -37,9 +44,11 @@ class Drafter(Protocol):
 
     Attributes:
         layers: after how many of the target's layers it reads hidden states; empty is none.
+        tree: the shape of its drafts, in level order, where nothing cuts them; None is a chain.
     """
 
     layers: tuple[int, ...]
+    tree: Topology | None
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens.
@@ -48,16 +57,17 @@ class Drafter(Protocol):
         """
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Propose up to `count` tokens after `tokens` (prompt and answer so far).
+        """Propose up to `count` tokens in a row after `tokens` (prompt and answer so far).
 
         `position` is that of the first proposed token in the answer.
         """
         ...
 
-    def accept(self, length: int, hidden: Tensor | None) -> None:
-        """Roll back to what is known to be text: its first `length` tokens.
+    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
+        """Roll back to the first `known` tokens of the text and what was accepted of the draft.
 
-        `hidden` (n, layers, d) are the target's after the last n of them.
+        `path` are the accepted nodes; `hidden` (1 + accepted, layers, d) the target's states after
+        the last known token and after each of them.
         """
 
 
@@ -65,10 +75,11 @@ class Nothing:
     """Proposes nothing: plain autoregressive decoding."""
 
     layers: tuple[int, ...] = ()
+    tree: Topology | None = None
 
     def __init__(self, device: torch.device) -> None:
         """Return drafts on `device`."""
-        self._draft = Draft(torch.empty(0, dtype=torch.long, device=device))
+        self._draft = nothing(device)
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Do nothing."""
@@ -77,64 +88,94 @@ class Nothing:
         """Return an empty draft."""
         return self._draft
 
-    def accept(self, length: int, hidden: Tensor | None) -> None:
+    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Do nothing."""
 
 
-def choose(choice: Choice, logits: Tensor, position: int, weights: list[Tensor]) -> Tensor:
-    """Return the token (1,) chosen from logits (1, V); adds to `weights` what it was drawn from."""
-    drawn_from = choice.weights(logits)
-    if drawn_from is None:
-        return choice(logits, position)
-    weights.append(drawn_from)
-    return choice.draw(drawn_from, position)  # type: ignore[union-attr]
+def draft_levels(
+    tree: Topology | None,
+    passes: Sequence[Level],
+    read: Callable[[Level, Tensor | None], Tensor],
+    choice: Choice,
+    position: int,
+) -> Draft:
+    """Draft the levels of a tree one after the other; those of a chain have one token each.
+
+    Args:
+        tree: its shape; None is a chain.
+        passes: one for each level that is drafted, at least one.
+        read: gives the logits (r, V) after the nodes of a pass that have children, from the tokens
+            of the level before; from None those after the text.
+        choice: of the children.
+        position: of the first proposed token in the answer.
+    """
+    chosen: list[Tensor] = []
+    weights: list[Tensor] = []
+    for depth, level in enumerate(passes):
+        logits = read(level, chosen[-1] if chosen else None)
+        drawn = choice.draft(logits, position, depth, level.width)
+        chosen.append(level.drafted(drawn.tokens))
+        if drawn.weights is not None:
+            weights.append(drawn.weights)
+    return Draft(torch.cat(chosen), torch.cat(weights) if weights else None, tree)
 
 
 class ModelDrafter:
-    """Decodes with a smaller model, one pass a token."""
+    """Decodes with a smaller model, one pass a level."""
 
     layers: tuple[int, ...] = ()
 
-    def __init__(self, model: LanguageModel, choice: Choice) -> None:
-        """Choose the drafted tokens with `choice`."""
+    def __init__(self, model: LanguageModel, choice: Choice, tree: Topology | None = None) -> None:
+        """Choose the drafted tokens with `choice`; `tree` is in level order."""
+        self.tree = tree
         self._choice = choice
         self._model = model
+        self._drafted: Topology | None = None
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
-        self._sequence = CachedSequence(self._model, capacity)
+        self._sequence = CachedSequence(self._model, capacity + room(self.tree))
         self._sequence.read(prompt)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Decode `count` tokens."""
+        """Decode `count` tokens in a row, or a tree as deep."""
+        if count == 0:
+            return nothing(self._model.device)
         fresh = torch.tensor(tokens[self._sequence.length :], device=self._model.device)
-        chosen: list[Tensor] = []
-        weights: list[Tensor] = []
-        for at in range(count):
-            logits = self._sequence.extend(fresh)[-1:]
-            fresh = choose(self._choice, logits, position + at, weights)
-            chosen.append(fresh)
-        none = torch.empty(0, dtype=torch.long, device=self._model.device)
-        return Draft(torch.cat(chosen) if chosen else none, torch.cat(weights) if weights else None)
 
-    def accept(self, length: int, hidden: Tensor | None) -> None:  # noqa: ARG002
-        """Roll the cache back."""
-        self._sequence.crop(length)
+        def read(level: Level, before: Tensor | None) -> Tensor:
+            if before is None:
+                return self._sequence.extend(fresh)[-1:]
+            return self._sequence.extend(level.read(before), level.tree)
+
+        self._drafted, passes = self._shape(count)
+        return draft_levels(self._drafted, passes, read, self._choice, position)
+
+    def _shape(self, count: int) -> tuple[Topology | None, Sequence[Level]]:
+        return shape_within(self.tree, count, self._model.device, self._model.module.dtype)
+
+    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
+        """Roll the cache back to the text and what was read of the path."""
+        if self._drafted is not None:
+            at = columns(self._drafted)
+            path = [at[node] for node in path if node in at]
+        self._sequence.keep(known, path)
 
 
 class HeadDrafter:
-    """Decodes with a head that reads the target's hidden states, one pass a token."""
+    """Decodes with a head that reads the target's hidden states, one pass a level."""
 
-    def __init__(self, model: HiddenDrafter, choice: Choice) -> None:
-        """Choose the drafted tokens with `choice`."""
+    def __init__(self, model: HiddenDrafter, choice: Choice, tree: Topology | None = None) -> None:
+        """Choose the drafted tokens with `choice`; `tree` is in level order."""
         self.layers = model.layers
+        self.tree = tree
         self._choice = choice
         self._model = model
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
         assert hidden is not None
-        self._entries = Entries(self._model.head, capacity)
+        self._entries = Entries(self._model.head, capacity + room(self.tree))
         self._pending = hidden  # (n, layers, d), of tokens whose next has no entry yet
         self._read_text(prompt[1:])
         self._settled = self._entries.length  # the others are drafted
@@ -146,33 +187,58 @@ class HeadDrafter:
         return self._entries.read(self._model.embed(ids), fused)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Decode `count` tokens."""
+        """Decode `count` tokens in a row, or a tree as deep."""
         device = self._model.device
         if count == 0:
-            return Draft(torch.empty(0, dtype=torch.long, device=device))
+            return nothing(device)
         fresh = torch.tensor(tokens[self._settled + 1 :], device=device)
-        output = self._read_text(fresh)[-1:]
+        self._output = self._read_text(fresh)[-1:]
         self._settled = self._entries.length
-        chosen: list[Tensor] = []
-        weights: list[Tensor] = []
-        for at in range(count):
-            if at > 0:
-                output = self._entries.read(self._model.embed(chosen[-1]), output)
-            chosen.append(choose(self._choice, self._model.logits(output), position + at, weights))
-        return Draft(torch.cat(chosen), torch.cat(weights) if weights else None)
 
-    def accept(self, length: int, hidden: Tensor | None) -> None:  # noqa: ARG002
+        def read(level: Level, before: Tensor | None) -> Tensor:
+            if before is not None:
+                output = self._output if level.above is None else self._output[level.above]
+                embedded = self._model.embed(level.read(before))
+                self._output = self._entries.read(embedded, output, level.tree)
+            return self._model.logits(self._output)
+
+        tree, passes = shape_within(self.tree, count, device, self._output.dtype)
+        return draft_levels(tree, passes, read, self._choice, position)
+
+    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget what was drafted; keep the hidden states of what was accepted."""
         assert hidden is not None
         self._entries.crop(self._settled)
         self._pending = torch.cat([self._pending, hidden])
 
 
-def model_drafter(model: LanguageModel | HiddenDrafter, choice: Choice) -> Drafter:
-    """Return what decodes with a model, of either kind."""
+def nothing(device: torch.device) -> Draft:
+    """Return a draft of no tokens."""
+    return Draft(torch.empty(0, dtype=torch.long, device=device))
+
+
+def room(tree: Topology | None) -> int:
+    """Return how many columns a cache needs for drafts beyond those of the longest text."""
+    return 0 if tree is None else len(tree)
+
+
+def shape_within(
+    tree: Topology | None, count: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Topology | None, Sequence[Level]]:
+    """Return the part of a tree of at most `count` levels, and a drafter's passes over it."""
+    if tree is None:
+        return None, [Level()] * count
+    cut = within(tree, count)
+    return cut, levels(cut, device, dtype)
+
+
+def model_drafter(
+    model: LanguageModel | HiddenDrafter, choice: Choice, tree: Topology | None = None
+) -> Drafter:
+    """Return what decodes with a model, of either kind; `tree` is in level order."""
     if isinstance(model, HiddenDrafter):
-        return HeadDrafter(model, choice)
-    return ModelDrafter(model, choice)
+        return HeadDrafter(model, choice, tree)
+    return ModelDrafter(model, choice, tree)
 
 
 class LookupFirst:
@@ -180,8 +246,9 @@ class LookupFirst:
 
     def __init__(self, lookup: PromptLookup, other: Drafter) -> None:
         """Look up first."""
-        self.layers = other.layers
+        self.layers, self.tree = other.layers, other.tree
         self._lookup, self._other = lookup, other
+        self._found = False
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Let the other drafter read the prompt."""
@@ -190,17 +257,19 @@ class LookupFirst:
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Propose up to `count` tokens."""
         found = self._lookup.propose(tokens, count, position)
-        return found if len(found.tokens) else self._other.propose(tokens, count, position)
+        self._found = len(found.tokens) > 0
+        return found if self._found else self._other.propose(tokens, count, position)
 
-    def accept(self, length: int, hidden: Tensor | None) -> None:
-        """Tell the other drafter."""
-        self._other.accept(length, hidden)
+    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
+        """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
+        self._other.accept(known, () if self._found else path, hidden)
 
 
 class PromptLookup:
     """Proposes what followed the latest earlier occurrence of the last few tokens."""
 
     layers: tuple[int, ...] = ()
+    tree: Topology | None = None
 
     def __init__(self, longest: int, device: torch.device, shortest: int = 1) -> None:
         """Look for the last `longest` tokens, then for fewer, down to `shortest`."""
@@ -215,7 +284,7 @@ class PromptLookup:
         found = continuation(tokens, self._longest, count, self._shortest)
         return Draft(torch.tensor(found, dtype=torch.long, device=self._device))
 
-    def accept(self, length: int, hidden: Tensor | None) -> None:
+    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Do nothing."""
 
 

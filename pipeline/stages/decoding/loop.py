@@ -5,19 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.decoding.laws import leading
+from analysis.trees.topology import ROOT, Topology
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding.drafters import Draft, Drafter
+from pipeline.models.tree_pass import TreePass
+from pipeline.stages.decoding.drafters import Draft, Drafter, room
 from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.shapes import verification
 from pipeline.stages.decoding.verifiers import Verifier
 
 Clock = Callable[[], float]
+
+
+class Level(NamedTuple):
+    """The tested children of one node of a tree."""
+
+    children: int
+    accepted: int  # the sibling index of the accepted one, from 1; 0 is none
 
 
 @dataclass(frozen=True)
@@ -26,10 +38,12 @@ class TargetCall:
 
     position: int  # of the first drafted token in the answer
     drafted: int
-    reach: int  # drafted tokens before one that would end the answer: emitted is at most one more
-    tested: int
+    depth: int  # drafted tokens in a row: of a chain all of them
+    reach: int  # of these, those before one that would end the answer: emitted is at most one more
+    tested: int  # of a tree, levels: as many as were accepted, and the one where none was
     accepted: int
     emitted: int
+    levels: tuple[Level, ...]  # of a tree, those tested
     draft_seconds: float
     verify_seconds: float  # the target's pass
     other_seconds: float  # the law, roll-back, bookkeeping
@@ -71,6 +85,13 @@ class Run:
         """Position of the next token in the answer."""
         return len(self.text) - self.prompt
 
+    def tree_pass(self, draft: Draft) -> TreePass | None:
+        """Return how the target reads the last token of the text and a draft; None as a chain."""
+        if draft.tree is None:
+            return None
+        model = self.target.model
+        return verification(draft.tree, model.device, model.module.dtype)
+
     def emit(self, tokens: Sequence[int]) -> int:
         """Append tokens up to the one that ends the answer; return how many."""
         ends = self.target.model.eos
@@ -100,7 +121,7 @@ def decode(
     """
     check_prompt(target, prompt, limit)
     run = Run(
-        CachedSequence(target, len(prompt) + limit, drafter.layers),
+        CachedSequence(target, len(prompt) + limit + room(drafter.tree), drafter.layers),
         drafter,
         verifier,
         draft_length,
@@ -133,12 +154,12 @@ def read_prompt(run: Run) -> None:
 def step(run: Run) -> None:
     """Draft, verify in one pass of the target, accept a path, roll both caches back, emit."""
     started, position, known = run.clock(), run.position, len(run.text)
-    count = min(run.draft_length, run.limit - position - 1)  # the call emits one more
+    count = min(run.draft_length, run.limit - position - 1)  # in a row; the call emits one more
     draft = run.drafter.propose(run.text, count, position)
     drafted = run.clock()
 
     last = torch.tensor(run.text[-1:], device=draft.tokens.device)
-    logits = run.target.extend(torch.cat([last, draft.tokens]), _shifted(draft.parents))
+    logits = run.target.extend(torch.cat([last, draft.ids]), run.tree_pass(draft))
     read = run.clock()
 
     check_finite_logits(run, logits)
@@ -149,16 +170,18 @@ def step(run: Run) -> None:
     emitted = run.emit([*accepted, verdict.token])
     kept = [0, *(at + 1 for at in verdict.path)]  # the last token of the text, and the accepted
     hidden = None if run.target.hidden is None else run.target.hidden[kept]
-    run.drafter.accept(known + len(verdict.path), hidden)
+    run.drafter.accept(known, verdict.path, hidden)
     # what follows the token that ends the answer was never tested
     run.answer.calls.append(
         TargetCall(
             position,
             len(tokens),
-            leading(~np.isin(tokens, run.target.model.eos)),
+            len(tokens) if draft.tree is None else draft.tree.depth,
+            reach(draft.tree, ~np.isin(tokens, run.target.model.eos)),
             min(verdict.tested, emitted),
             min(len(accepted), emitted),
             emitted,
+            tested_levels(draft.tree, verdict.path)[:emitted],
             drafted - started,
             read - drafted,
             run.clock() - read,
@@ -175,9 +198,32 @@ def check_finite_logits(run: Run, logits: Tensor) -> None:
         )
 
 
-def _shifted(parents: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the parents with the last token of the text as node 0."""
-    return None if parents is None else (-1, *(parent + 1 for parent in parents))
+def reach(tree: Topology | None, goes_on: NDArray[np.bool_]) -> int:
+    """Return the most drafted tokens in a row of which none ends the answer.
+
+    Args:
+        tree: its shape; None is a chain.
+        goes_on: (n,) whether each drafted token leaves the answer open.
+    """
+    if tree is None:
+        return leading(goes_on)
+    reached = [0] * (len(tree) + 1)  # the last is the root
+    for node, parent in enumerate(tree.parents):
+        open_above = reached[parent] == (tree.depths[node] - 1)
+        reached[node] = reached[parent] + bool(open_above and goes_on[node])
+    return max(reached)
+
+
+def tested_levels(tree: Topology | None, path: Sequence[int]) -> tuple[Level, ...]:
+    """Return, along the accepted path of a tree, how many children there were, and which it took.
+
+    A path that ends at a node with children ends with a level at which none was accepted.
+    """
+    if tree is None:
+        return ()
+    found = [Level(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
+    last = len(tree.children[path[-1] if path else ROOT])
+    return (*found, *([Level(last, 0)] if last else []))
 
 
 def check_prompt(model: LanguageModel, prompt: Sequence[int], limit: int) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.rules import Rule, Tree
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import Method, baseline
+from pipeline.stages.decoding.choices import first
 from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.verifiers import ranked, rule_accepts
@@ -27,6 +30,7 @@ def shard(
     rows: dict[str, list[dict[str, Any]]] = {
         "data": [],
         "calls": [],
+        "levels": [],
         "timings/runs": [],
         "timings/calls": [],
     }
@@ -72,16 +76,22 @@ def shard(
                 | {
                     "position": call.position,
                     "drafted": call.drafted,
+                    "depth": call.depth,
                     "reach": call.reach,
                     "tested": call.tested,
                     "accepted": call.accepted,
                     "emitted": call.emitted,
                 }
             )
+            rows["levels"] += [
+                key | {"position": call.position, "level": at, **level._asdict()}
+                for at, level in enumerate(call.levels, start=1)
+            ]
             rows["timings/calls"].append(
                 key
                 | {
                     "drafted": call.drafted,
+                    "depth": call.depth,
                     "emitted": call.emitted,
                     "draft_seconds": call.draft_seconds,
                     "verify_seconds": call.verify_seconds,
@@ -150,7 +160,7 @@ def trajectory(
     """
     ids = prompt["token_ids"]
     logits, drafts = read_both(target, drafter, ids, answer)
-    argmax, drafted = logits.argmax(1), drafts.argmax(1)
+    drafted = drafts.argmax(1)
     dist, rank, log_prob = ranked(logits, drafted, 2)
     assert dist.logits is not None
     steps = [{"prompt_id": prompt["prompt_id"], "position": at} for at in range(len(answer))]
@@ -175,6 +185,18 @@ def trajectory(
     indicators = [
         step | {"rule": label, "accepted": bool(accepted)}
         for label, rule in rules.items()
-        for step, accepted in zip(steps, rule_accepts(rule, logits, drafted, argmax), strict=True)
+        for step, accepted in zip(steps, teacher_forced(rule, logits, drafts), strict=True)
     ]
     return {"trajectory": rows, "indicators": indicators}
+
+
+def teacher_forced(rule: Rule, logits: Tensor, drafts: Tensor) -> np.ndarray:
+    """Say at which of n steps a rule accepts what is drafted from the drafter's logits (n, V).
+
+    A rule of trees accepts where the target's argmax is among the tokens that a tree drafts.
+    """
+    argmax = logits.argmax(1)
+    if isinstance(rule, Tree):
+        covered = first(drafts, rule.m) == argmax[:, None]
+        return np.asarray(covered.any(1).cpu().numpy())
+    return rule_accepts(rule, logits, drafts.argmax(1), argmax)

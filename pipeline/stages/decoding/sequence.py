@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pipeline.errors import PipelineError
 from pipeline.models.language_model import LanguageModel, hidden_states
+from pipeline.models.tree_pass import TreePass
 
 
 class CachedSequence:
@@ -41,31 +42,17 @@ class CachedSequence:
         """Read tokens (n,) and return the logits (keep, V) after the last of them."""
         return self._forward(ids, logits_to_keep=keep)
 
-    def extend(self, ids: Tensor, parents: Tokens[int] | None = None) -> Tensor:
+    def extend(self, ids: Tensor, tree: TreePass | None = None) -> Tensor:
         """Read tokens and return the logits (n, V) after each of them.
 
         Args:
             ids: (n,) tokens.
-            parents: for a tree, the index in `ids` of what each token follows; -1 is the last
-                token read before. None is a chain.
+            tree: what they see, as nodes of a draft tree after the text; None is a chain.
         """
-        if parents is None:
+        if tree is None:
             return self._forward(ids)
-        if self._windows:
-            raise PipelineError(
-                f"{self.model.label} has sliding-window layers, which read chains of tokens and "
-                "no trees: take a model with full attention in all layers"
-            )
-        ancestors = torch.eye(len(parents), dtype=torch.bool)
-        for at, parent in enumerate(parents):
-            if parent >= 0:
-                ancestors[at] |= ancestors[parent]
-        before = torch.ones((len(parents), self.length), dtype=torch.bool)
-        seen = torch.cat([before, ancestors], dim=1).to(ids.device)
-        bias = torch.zeros(seen.shape, dtype=self.model.module.dtype, device=ids.device)
-        bias.masked_fill_(~seen, torch.finfo(bias.dtype).min)
-        positions = (self.length + ancestors.sum(1) - 1).to(ids.device)
-        return self._forward(ids, attention_mask=bias[None, None], position_ids=positions[None])
+        bias, positions = tree.after(self.length)
+        return self._forward(ids, attention_mask=bias, position_ids=positions)
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens for good; none when there are not more."""
@@ -93,3 +80,17 @@ class CachedSequence:
             self.hidden = hidden_states(out, self._layers)[0]
         self.length += len(ids)
         return out.logits[0, :, : self.model.vocab_size]  # a drafter may have fewer rows
+
+
+def check_trees(model: LanguageModel) -> None:
+    """Check that a model can read the branches of a tree in one pass.
+
+    Raises:
+        PipelineError: it can't.
+    """
+    refusal = model.static_refusal()
+    if refusal:
+        raise PipelineError(
+            f"decoding.methods: {model.label} can't read draft trees: {refusal}. Take a model with "
+            "full attention in all layers and attention: sdpa or eager, or methods without a tree"
+        )

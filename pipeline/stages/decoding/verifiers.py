@@ -12,9 +12,13 @@ from torch import Tensor
 from analysis.decoding import laws as verification
 from analysis.rules import Drafted, Rule
 from analysis.topk import TopK
+from analysis.trees import laws as trees
+from analysis.trees.topology import ROOT, Topology
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.stages.decoding.choices import TEST, TOKEN, Choice, Inversion, Noise
 from pipeline.stages.decoding.drafters import Draft
+from pipeline.stages.decoding.shapes import chain as chain_of
+from pipeline.stages.decoding.shapes import parents
 
 STORED = 16  # most probable tokens a rule sees first; a threshold decides on those beyond them,
 # and a rule without one is shown all tokens when it has to
@@ -49,11 +53,18 @@ def chain(verdict: verification.ChainVerdict, drafted: int) -> Verification:
     return Verification(tuple(range(accepted)), token, min(accepted + 1, drafted))
 
 
+def on_tree(verdict: trees.TreeVerdict, tree: Topology) -> Verification:
+    """Return the verdict on a tree: tested are the levels of its path, and that where it ends."""
+    path, token = verdict
+    ended_at_leaf = not tree.children[path[-1] if path else ROOT]
+    return Verification(path, token, len(path) + (not ended_at_leaf))
+
+
 class Match:
     """Accepts what the target would choose itself.
 
-    With `Greedy` this is strict greedy verification, with `Race` an exponential race; without a
-    draft it is autoregressive decoding.
+    With `Greedy` this is strict greedy verification, with `Race` an exponential race, on chains
+    and trees; without a draft it is autoregressive decoding.
     """
 
     def __init__(self, choice: Choice) -> None:
@@ -63,9 +74,10 @@ class Match:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted = draft.tokens.tolist()
-        return chain(
-            verification.match(drafted, self._choice(logits, position).tolist()), len(drafted)
-        )
+        choices = self._choice(logits, position, draft.tree).tolist()
+        if draft.tree is None:
+            return chain(verification.match(drafted, choices), len(drafted))
+        return on_tree(trees.match(draft.tree, drafted, choices), draft.tree)
 
 
 class Relaxed:
@@ -125,11 +137,68 @@ class SpeculativeSampling:
                 np.ones(n) if q is None else q,
                 self._uniforms[position : position + n, TEST],
                 rows,
-                lambda accepted: float(self._uniforms[position + accepted, TOKEN]),
+                lambda accepted: self._uniforms[position + accepted, TOKEN],
                 also,
             ),
             n,
         )
+
+
+class TreeSampling:
+    """Speculative sampling on trees that are drafted without replacement (GSS)."""
+
+    def __init__(self, temperature: float, noise: Noise) -> None:
+        """Sample at `temperature` with the uniform numbers of `noise`."""
+        self._temperature, self._noise = temperature, noise
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+        """Test the children of a node one after the other, then those of the accepted one."""
+        tree = chain_of(len(draft.tokens)) if draft.tree is None else draft.tree
+        row = {node: at for at, node in enumerate(parents(tree))}
+
+        def rows(node: int) -> tuple[np.ndarray, np.ndarray | None]:
+            target = torch.softmax(logits[node + 1].double() / self._temperature, -1).cpu().numpy()
+            if draft.weights is None or node not in row:
+                return target, None
+            return target, draft.weights[row[node]].cpu().numpy()
+
+        tests = [
+            self._noise.test(position + depth - 1, sibling)
+            for depth, sibling in zip(tree.depths, tree.siblings, strict=True)
+        ]
+        verdict = trees.speculative_sampling(
+            tree,
+            draft.tokens.tolist(),
+            np.array(tests),
+            rows,
+            lambda accepted: self._noise.uniforms[position + accepted, TOKEN],
+        )
+        return on_tree(verdict, tree)
+
+
+class BlockVerification:
+    """Tests a chain as a whole: a token that fails can be saved by a later one.
+
+    What is accepted depends on all of the draft, so each call has numbers of its own.
+    """
+
+    def __init__(self, temperature: float, noise: Noise) -> None:
+        """Sample at `temperature` with the uniform numbers of `noise` for calls."""
+        self._temperature, self._noise = temperature, noise
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+        """Accept the longest prefix whose own test succeeds."""
+        p = torch.softmax(logits.double() / self._temperature, -1).cpu().numpy()
+        drafted, uniforms = draft.tokens.tolist(), self._noise.of_call(position)
+        if draft.weights is None:
+            q = np.zeros_like(p[:-1])
+            q[np.arange(len(drafted)), drafted] = 1.0
+        else:
+            q = draft.weights.cpu().numpy()
+        verdict = verification.block_verification(
+            drafted, p, q, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
+        )
+        return chain(verdict, len(drafted))
 
 
 def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) -> np.ndarray:

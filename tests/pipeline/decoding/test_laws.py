@@ -42,6 +42,7 @@ class Markov:
     """A model whose logits depend on the last token: the loop alone is what takes time."""
 
     label, device, eos, vocab_size, context = "markov", CPU, (), 8, math.inf
+    dtype = torch.float32
 
     def __init__(self, seed: int) -> None:
         self.table = 1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed))

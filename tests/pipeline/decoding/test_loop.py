@@ -157,21 +157,6 @@ def test_the_history_of_an_answer_that_a_token_ended_is_the_walk(
     assert inside > 0
 
 
-def test_a_tree_is_read_like_its_branches_and_keeps_one_path(target: LanguageModel) -> None:
-    text, tree, parents = [3, 4, 5], [6, 7, 8, 9, 10], [-1, -1, 0, 1, 3]
-    sequence = CachedSequence(target, 20)
-    with torch.inference_mode():
-        sequence.read(torch.tensor(text))
-        found = sequence.extend(torch.tensor(tree), parents)
-        branches = [[6], [7], [6, 8], [7, 9], [7, 9, 10]]
-        wanted = torch.stack([logits(target, text + branch)[-1] for branch in branches])
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-        sequence.keep(3, (1, 3))
-        after = sequence.extend(torch.tensor([11]))
-    wanted = logits(target, [*text, 7, 9, 11])[-1]
-    torch.testing.assert_close(after[0], wanted, atol=1e-4, rtol=1e-4)
-
-
 def test_lookup_takes_the_latest_occurrence_of_the_longest_match() -> None:
     text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
     assert continuation(text, 3, 2) == [9, 2]  # 1 2 3 occurs once before

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from analysis.rules import Tree
+from analysis.trees.topology import symmetric
 from pipeline.errors import PipelineError
 from pipeline.plan.methods import build_methods, with_baselines
+from pipeline.stages.decoding import method_slice
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 
@@ -23,7 +26,7 @@ GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 
         ({"drafter": {"a": 1}}, "drafter={'a': 1} is not allowed"),
         ({"temperature": 1.0}, "temperature=1.0 is not allowed: give 0 for a rule"),
         ({"drafter": "eagle"}, "drafter=eagle is not allowed: give one of model, prompt_lookup"),
-        ({"rule": "tree", "m": 2}, "chain"),
+        ({"rule": "tree", "m": 2, "tree": "sequence"}, "rule: tree is greedy on a symmetric tree"),
         ({"rule": "additive"}, "'t' is missing"),
         ({"sampling": "races"}, "either rule or sampling"),
         ({"draft_length": [3, 3]}, "given twice"),
@@ -82,3 +85,125 @@ def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
         ("autoregressive (exponential races)", 0.5),
         ("autoregressive", 1.0),
     ]
+
+
+TREE = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "draft_length", "parents", "name"),
+    [
+        ({"tree": "sequence"}, 3, (-1, 0, 1), "sequence"),
+        ({"tree": "batch", "width": 2}, 1, (-1, -1), "batch of 2"),
+        ({"tree": "symmetric", "width": 2}, 2, (-1, -1, 0, 0, 1, 1), "symmetric, 2 wide"),
+        ({"tree": "spec_infer"}, 4, (-1, 0, 1, 1, 1, 2, 3, 4), "SpecInfer's tree"),
+        (
+            {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]},
+            3,
+            (-1, -1, 0, 2),  # in level order
+            "tau* of 4, R = 0.6 0.3",
+        ),
+        (
+            {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]},
+            2,
+            (-1, -1, 0, 0),
+            "tau* of 4, R = 0.6 0.3",
+        ),
+        (
+            {"tree": "by_cost", "acceptance": [0.6, 0.3], "costs": [1, 1, 1, 9], "draft_cost": 0.2},
+            4,
+            (-1, -1),  # 1.9 tokens for 1.2; a chain of two has 1.96 for 1.4
+            "tau* by cost, R = 0.6 0.3",
+        ),
+    ],
+)
+def test_trees_are_made_from_what_is_configured(
+    given: dict[str, Any], draft_length: int, parents: tuple[int, ...], name: str
+) -> None:
+    [method] = build_methods([TREE | given | {"draft_length": draft_length}])
+    assert method.topology is not None
+    assert method.topology.parents == parents
+    assert method.name == f"greedy ({name})"
+    assert method.lossless
+
+
+def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree() -> None:
+    [method] = build_methods([TREE | {"rule": "tree", "m": 3, "draft_length": 2}])
+    assert method.topology == symmetric(3, 2)
+    assert method.lossless
+    assert method.rule == Tree(3)
+
+
+def test_lists_of_numbers_are_one_tree_and_lists_of_them_several() -> None:
+    tree = TREE | {"tree": "optimal", "nodes": [4, 5], "acceptance": [0.6, 0.3]}
+    assert [m.topology and len(m.topology) for m in build_methods([tree])] == [4, 5]
+    tree = TREE | {"tree": "optimal", "nodes": 6, "acceptance": [[0.6, 0.3], [0.9]]}
+    with pytest.raises(PipelineError, match="k=6 is not allowed"):
+        build_methods([tree])
+    assert len(build_methods([tree | {"draft_length": 6}])) == 2
+    tree = TREE | {"tree": "by_cost", "acceptance": [0.6], "draft_cost": [0.1, 0.2]}
+    with pytest.raises(PipelineError, match="printed alike, greedy"):
+        build_methods([tree | {"costs": [1, 1, 1]}])
+    one = [TREE | {"tree": "batch", "width": 2, "draft_length": 1}]
+    with pytest.raises(PipelineError, match="batch: draft_length=5 is not allowed: give 1"):
+        build_methods(one, 5)
+    two = [TREE | {"tree": "symmetric", "width": 2, "draft_length": [1, 3]}]
+    assert [m.topology and m.topology.depth for m in build_methods(two, 2)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tree": "bush"}, r"methods\[0\].tree=bush is not allowed: give one of sequence, batch"),
+        ({"tree": "symmetric"}, "key 'width' is missing: tree: symmetric takes it"),
+        ({"tree": "sequence", "width": 2}, "key 'width' is not known: tree: sequence takes no"),
+        ({"tree": "symmetric", "width": 0}, "width=0 is not allowed: give an integer from 1 to"),
+        ({"tree": "symmetric", "width": 2.5}, "width=2.5 is not allowed"),
+        ({"tree": "symmetric", "width": 4096, "draft_length": 1}, None),
+        ({"tree": "symmetric", "width": 2, "draft_length": 11}, None),
+        ({"tree": "symmetric", "width": 2, "draft_length": 12}, "has 8190 tokens: give one with 1"),
+        ({"tree": "symmetric", "width": 2, "draft_length": 13}, "draft_length=13 is not allowed"),
+        ({"tree": "symmetric", "width": 1, "draft_length": 4097}, "draft_length=4097 is not"),
+        ({"tree": "sequence", "draft_length": 10**9}, "draft_length=1000000000 is not allowed"),
+        ({"tree": "sequence", "drafter": "prompt_lookup"}, "prompt_lookup drafts chains only"),
+        ({"tree": "sequence", "rule": "additive", "t": 0.1}, "rule=additive judges chains only"),
+        (
+            {"tree": "optimal", "nodes": 3, "acceptance": ["x"]},
+            r"acceptance=\['x'\] is not allowed: give a list",
+        ),
+        ({"tree": "optimal", "nodes": 3, "acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
+        ({"tree": "optimal", "nodes": 3, "acceptance": []}, "acceptance=.* is not allowed"),
+        (
+            {"tree": "by_cost", "acceptance": [0.1], "costs": [1, 5], "draft_cost": 1},
+            "has 0 tokens: give one with 1",
+        ),
+        ({"width": 2}, "width"),  # without a tree it is a parameter of the rule, which has none
+    ],
+)
+def test_trees_that_make_no_sense_are_refused(change: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        assert build_methods([TREE | change])
+        return
+    with pytest.raises(PipelineError, match=message):
+        build_methods([TREE | change])
+
+
+def test_blocks_are_chains_above_zero() -> None:
+    block = {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 0.5}
+    [method] = build_methods([block])
+    assert method.name == "block verification"
+    assert method.lossless
+    with pytest.raises(PipelineError, match="sampling=block verifies chains only"):
+        build_methods([block | {"tree": "sequence"}])
+    with pytest.raises(PipelineError, match="above 0: at 0 take rule: greedy"):
+        build_methods([block | {"temperature": 0}])
+
+
+def test_a_chain_is_identified_as_before_there_were_trees() -> None:
+    [chain] = build_methods([TREE])
+    assert set(method_slice(chain)) == {
+        "drafter", "sampling", "draft_length", "temperature", "rule",
+    }  # fmt: skip
+    tree = {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]}
+    [method] = build_methods([TREE | tree])
+    assert method_slice(method)["tree"] == tree

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 import torch
 
+from analysis.rules import Tree
+from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
@@ -29,6 +31,26 @@ METHODS = [
     {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3, "temperature": 0},
     {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0},
     {"drafter": "model", "sampling": "races", "draft_length": [1, 3], "temperature": 1.0},
+    {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0},
+]
+TREES = [
+    {"drafter": "model", "rule": "tree", "m": 2, "draft_length": 3, "temperature": 0},
+    {
+        "drafter": "model",
+        "rule": "greedy",
+        "tree": "spec_infer",
+        "draft_length": 4,
+        "temperature": 0,
+    },
+    {
+        "drafter": "model",
+        "sampling": ["speculative", "races"],
+        "tree": "optimal",
+        "nodes": 6,
+        "acceptance": [0.4, 0.2, 0.1],
+        "draft_length": 3,
+        "temperature": 1.0,
+    },
 ]
 
 
@@ -54,7 +76,12 @@ def stage(
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(decoding, "load_pair", lambda *_: (target, drafts))
 
-    def run(prompts: list[list[int]], name: str = "draft", **later: list[str]) -> Pending:
+    def run(
+        prompts: list[list[int]],
+        name: str = "draft",
+        methods: list[dict[str, Any]] = METHODS,
+        **later: list[str],
+    ) -> Pending:
         rows = [
             {
                 "prompt_id": str(at),
@@ -84,7 +111,7 @@ def stage(
             settings={
                 "target": {"label": "a", "path": ""},
                 "drafter": {"label": "b", "path": ""},
-                "methods": build_methods(METHODS),
+                "methods": build_methods(methods),
             },
         )
         folder = tmp_path / name
@@ -101,7 +128,7 @@ def content(pending: Pending) -> dict[str, Any]:
     artifact = Artifact(pending.directory)
     return {
         name: artifact.read(name).to_pylist()
-        for name in ("data", "calls", "trajectory", "indicators", "failures")
+        for name in ("data", "calls", "levels", "trajectory", "indicators", "failures")
     }
 
 
@@ -127,15 +154,15 @@ def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
 
 
 def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> None:
-    pending = stage(PROMPTS)
+    pending = stage(PROMPTS, methods=[*METHODS, TREES[-1]])
     runs, rows = pending.facts["runs"], content(pending)["data"]
     answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in rows}
     plain, race = (
         next(at for at, run in enumerate(runs) if run["method"] == name and run["temperature"] == 1)
         for name in ("autoregressive", "autoregressive (exponential races)")
     )
-    races = [at for at, run in enumerate(runs) if run["method"] == "exponential races"]
-    assert len(races) == 2
+    races = [at for at, run in enumerate(runs) if run["method"].startswith("exponential races")]
+    assert len(races) == 3
     for row in rows:
         if row["run"] in races:
             assert row["token_ids"] == answers[row["prompt_id"], race]
@@ -230,6 +257,45 @@ def test_a_killed_stage_resumes_and_ends_with_the_same_content(
     assert done == [0, 1, 2]
 
 
+def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
+    pending = stage(PROMPTS, methods=[METHODS[0], METHODS[3], *TREES])
+    runs, found = pending.facts["runs"], content(pending)
+    shapes = {at: Topology(tuple(run["tree"]["parents"])) for at, run in enumerate(runs)
+              if "tree" in run}  # fmt: skip
+    assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
+    levels: dict[Any, list[Any]] = {}
+    for row in found["levels"]:
+        levels.setdefault((row["prompt_id"], row["run"], row["position"]), []).append(row)
+    for call in found["calls"]:
+        mine = levels.pop((call["prompt_id"], call["run"], call["position"]), [])
+        if call["run"] not in shapes:
+            assert call["depth"] == call["drafted"]
+            assert not mine
+            continue
+        shape = shapes[call["run"]].within(12 - call["position"] - 1)
+        assert (call["drafted"], call["depth"]) == (len(shape), shape.depth)
+        assert [row["level"] for row in mine] == list(range(1, call["tested"] + 1))
+        node = -1
+        for row in mine:
+            assert row["children"] == len(shape.children[node])
+            if row["accepted"]:
+                node = shape.children[node][row["accepted"] - 1]
+        assert sum(row["accepted"] > 0 for row in mine) == call["accepted"]
+    assert not levels
+    tree = next(at for at, run in enumerate(runs) if run["method"].startswith("tree"))
+    forced = {row["accepted"] for row in found["indicators"] if row["rule"] == Tree(2).label}
+    assert forced == {True, False}
+    assert runs[tree]["lossless"]
+
+
+def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
+    stage: Any, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target.module.config, "_attn_implementation", "flash_attention_2")
+    with pytest.raises(PipelineError, match="tiny can't read draft trees: attention: flash"):
+        stage(PROMPTS, methods=TREES)
+
+
 def test_answers_have_spec_benchs_format(stage: Any) -> None:
     pending = stage([PROMPTS[0]])
     path = pending.directory / "timings/answers/greedy_draft_length=3_temperature=0.jsonl"
@@ -250,7 +316,7 @@ def test_later_turns_go_on_from_each_runs_own_answers(
     folder = stage([PROMPTS[0], PROMPTS[1]], turns_0=asked).directory / "timings/answers"
     files = {file.stem: [json.loads(line) for line in file.read_text().splitlines()]
              for file in folder.iterdir()}  # fmt: skip
-    assert len(files) == 6 + 3  # methods, and baselines: greedy, sampled, of races
+    assert len(files) == 7 + 3  # methods, and baselines: greedy, sampled, of races
     for name, (second, first) in files.items():  # in the order of the source
         assert (first["question_id"], second["question_id"]) == (0, 1)
         assert first["category"] == "s"

@@ -1,0 +1,143 @@
+"""Draft trees of `decoding.methods`: which shape, how wide, from which measured acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.fields import FieldError, check, check_keys, from_mapping, ranged, refused
+from analysis.trees import topology
+from analysis.trees.optimal import optimal, optimal_by_cost
+from analysis.trees.topology import Topology
+
+Numbers = tuple[float, ...]
+VECTORS = ("acceptance", "costs")  # keys whose value is a list of numbers
+MOST_NODES = 4096  # of a tree: a verification reads them all
+FEW = f"an integer from 1 to {MOST_NODES}"
+
+
+def few(value: int) -> bool:
+    """Say whether a tree may have so many nodes, levels or siblings."""
+    return 1 <= value <= MOST_NODES
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """The shape of a method's drafts as configured, without its draft length.
+
+    Attributes:
+        name: one of SHAPES.
+        width: children of a token (batch, symmetric).
+        nodes: drafted tokens (optimal).
+        acceptance: R over sibling indices, as measured (optimal, by_cost).
+        costs: of verifying 0, 1, ... drafted tokens, in any unit (by_cost).
+        draft_cost: of a pass of the drafter, in the same unit (by_cost).
+    """
+
+    name: str
+    width: int | None = ranged(FEW, lambda value: value is None or few(value), default=None)
+    nodes: int | None = ranged(FEW, lambda value: value is None or few(value), default=None)
+    acceptance: Numbers | None = None
+    costs: Numbers | None = None
+    draft_cost: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """The shape as printed, without its depth."""
+        rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
+        return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes, rates=rates)
+
+    def topology(self, draft_length: int) -> Topology:
+        """Return the tree in level order, with chains of at most `draft_length` tokens.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not few(draft_length):
+            raise refused("draft_length", draft_length, FEW)
+        found = SHAPES[self.name].make(self, draft_length)
+        if not few(len(found)):
+            raise ValueError(
+                f"the tree ({self.shown}) of draft_length={draft_length} has {len(found)} tokens: "
+                f"give one with 1 to {MOST_NODES}"
+            )
+        return found.by_level()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what was configured, as plain values: what identifies it."""
+        given = {key: getattr(self, key) for key in SHAPES[self.name].keys}
+        lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
+        return {"tree": self.name, **given, **lists}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of tree: the keys it takes, how it is printed and made."""
+
+    keys: tuple[str, ...]
+    shown: str
+    make: Callable[[DraftTree, int], Topology]
+
+
+def _batch(tree: DraftTree, draft_length: int) -> Topology:
+    if draft_length != 1:
+        raise refused("draft_length", draft_length, "1: a batch drafts one token's alternatives")
+    return topology.batch(tree.width or 0)
+
+
+def _symmetric(tree: DraftTree, draft_length: int) -> Topology:
+    width = tree.width or 0
+    if width ** min(draft_length, MOST_NODES.bit_length()) > MOST_NODES:
+        raise refused("draft_length", draft_length, f"fewer levels for a width of {width}")
+    return topology.symmetric(width, draft_length)
+
+
+SHAPES: Mapping[str, Shape] = {
+    "sequence": Shape((), "sequence", lambda _, length: topology.sequence(length)),
+    "batch": Shape(("width",), "batch of {width}", _batch),
+    "symmetric": Shape(("width",), "symmetric, {width} wide", _symmetric),
+    "spec_infer": Shape((), "SpecInfer's tree", lambda _, length: topology.spec_infer(length)),
+    "optimal": Shape(
+        ("nodes", "acceptance"),
+        "tau* of {nodes}, R = {rates}",
+        lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
+    ),
+    "by_cost": Shape(
+        ("acceptance", "costs", "draft_cost"),
+        "tau* by cost, R = {rates}",
+        lambda tree, length: optimal_by_cost(
+            tree.acceptance or (), tree.costs or (), tree.draft_cost or 0.0, length
+        )[0],
+    ),
+}
+KEYS = ("tree", *dict.fromkeys(key for shape in SHAPES.values() for key in shape.keys))
+
+
+def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
+    """Return the tree of an entry of `decoding.methods` from those of its keys that are about it.
+
+    Raises:
+        FieldError: the shape or a key is not known, or a value has the wrong type or range.
+    """
+    name = mapping["tree"]
+    if name not in SHAPES:
+        raise refused(f"{where}.tree", name, f"one of {', '.join(SHAPES)}")
+    keys = SHAPES[name].keys
+    given = {key: value for key, value in mapping.items() if key != "tree"}
+    check_keys(given, keys, f"{where}.", f"tree: {name}")
+    for key in keys:
+        if key not in given:
+            raise FieldError(f"{where}.the key {key!r} is missing: tree: {name} takes it")
+    vectors = {key: _numbers(value, f"{where}.{key}") for key, value in given.items()
+               if key in VECTORS}  # fmt: skip
+    tree = from_mapping(DraftTree, {"name": name, **given, **vectors}, f"{where}.", "tree")
+    check(tree, f"{where}.")
+    return tree
+
+
+def _numbers(value: Any, key: str) -> Numbers:
+    numbers = value if isinstance(value, list) else [value]
+    if not numbers or not all(type(one) in (int, float) for one in numbers):
+        raise refused(key, value, "a list of numbers")
+    return tuple(float(one) for one in numbers)

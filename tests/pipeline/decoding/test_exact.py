@@ -1,0 +1,290 @@
+"""The law of whole answers, call after call, by enumeration of all noise.
+
+Every uniform number is a fork (`tests.analysis.exact`), kept for as long as the decoder keeps it:
+noise that is used twice is the same number twice. Distributions are of small fractions, with zeros
+and ties; the decoder makes floats of them, so sums agree within their rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.trees.laws import NOTHING
+from analysis.trees.topology import Topology, batch, expansion, sequence, spec_infer, symmetric
+from pipeline.stages.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Noise, Race
+from pipeline.stages.decoding.drafters import ModelDrafter
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.verifiers import (
+    BlockVerification,
+    Match,
+    SpeculativeSampling,
+    TreeSampling,
+    Verifier,
+)
+from tests.analysis.exact import Fork, Uniform, distributions, outcomes
+from tests.pipeline.decoding.pair import CPU
+
+ROUNDING = 1e-12
+Key = tuple[Hashable, ...]
+
+
+class Markov:
+    """A model whose distribution depends on the last token."""
+
+    label, device, dtype, context = "markov", CPU, torch.float64, math.inf
+
+    def __init__(self, seed: int, size: int, least: float, eos: tuple[int, ...] = ()) -> None:
+        """Stand for a probability of 0 by the logit `least`."""
+        row = distributions(seed, size)
+        self.p = np.array([row((last,)).astype(np.float64) for last in range(size)])
+        with np.errstate(divide="ignore"):
+            self.table = torch.from_numpy(np.maximum(np.log(self.p), least))
+        self.module, self.eos, self.vocab_size = self, eos, size
+
+    def new_cache(self, capacity: int) -> Any:
+        return SimpleNamespace(layers=[])
+
+    def check_drafts(self, *_: Any) -> None:
+        """It forgets nothing."""
+
+    def check_tokens(self, *_: Any) -> None:
+        """All tokens are its own."""
+
+    def __call__(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **_: Any) -> Any:
+        return SimpleNamespace(logits=self.table[input_ids[:, -logits_to_keep:]])
+
+
+class ForkedNoise:
+    """Uniform numbers, each made when it is first asked for and the same ever after."""
+
+    def __init__(self, fork: Fork) -> None:
+        self._fork = fork
+        self._made: dict[Key, Uniform] = {}
+        self.uniforms = self
+
+    def at(self, *key: Hashable) -> Any:
+        if key not in self._made:
+            self._made[key] = Uniform(self._fork)
+        return self._made[key]
+
+    def __getitem__(self, index: tuple[Any, int]) -> Any:
+        positions, purpose = index
+        if not isinstance(positions, slice):
+            return self.at(positions, purpose)
+        if positions.stop is None:
+            return np.zeros(1)
+        range_ = range(positions.start, positions.stop)
+        return np.array([self.at(position, purpose) for position in range_], dtype=object)
+
+    def test(self, position: int, sibling: int) -> Any:
+        return self.at(position, TEST, sibling)
+
+    def of_call(self, position: int) -> np.ndarray:
+        return np.array(
+            [[self.at("call", position, at, use) for use in range(3)] for at in range(4)]
+        )
+
+
+class ForkedDraft:
+    """Draws without replacement; all nodes at a position with the same numbers."""
+
+    def __init__(self, noise: ForkedNoise, fresh: bool = False) -> None:
+        self._noise, self._fresh = noise, fresh
+
+    def draft(self, logits: torch.Tensor, position: int, depth: int, width: int) -> Drawn:
+        q = torch.softmax(logits.double(), -1)
+        key = ("draft", position, depth) if self._fresh else ("draft", position + depth)
+        tokens = [[NOTHING] * width for _ in q]
+        for row, weights in enumerate(q.numpy().copy()):
+            for sibling in range(width):
+                if weights.any():
+                    token = draw(weights, self._noise.at(*key, sibling))
+                    tokens[row][sibling] = token
+                    weights[token] = 0
+        return Drawn(torch.tensor(tokens), q)
+
+
+def draw(weights: np.ndarray, uniform: Any) -> int:
+    """A draw by inversion, the sums in fractions so that the last one is the whole."""
+    sums = list(itertools.accumulate(Fraction(float(weight)) for weight in weights))
+    return next(at for at, total in enumerate(sums) if uniform * sums[-1] < total)
+
+
+def check_law(law: Counter[Any], target: Markov, last: int, limit: int) -> None:
+    """Check that whole answers have the target's law: to the limit, or to an end token."""
+    assert float(sum(law.values())) == pytest.approx(1, abs=ROUNDING)
+    wanted: Counter[tuple[int, ...]] = Counter({(): 1.0})  # type: ignore[dict-item]
+    for _ in range(limit):
+        grown: Counter[tuple[int, ...]] = Counter()
+        for text, weight in wanted.items():
+            if text and text[-1] in target.eos:
+                grown[text] += weight
+                continue
+            for token, p in enumerate(target.p[text[-1] if text else last]):
+                grown[(*text, token)] += weight * p  # type: ignore[assignment]
+        wanted = grown
+    for text in {*law, *wanted}:
+        assert float(law[text]) == pytest.approx(float(wanted[text]), abs=ROUNDING), text
+
+
+def sampled(
+    models: tuple[Markov, Markov],
+    tree: Topology | None,
+    limit: int,
+    verify: Callable[[Any], Verifier],
+    fresh: bool = False,
+) -> Counter[Any]:
+    """The law of answers whose drafts are drawn by inversion."""
+    target, smaller = models
+
+    def run(fork: Fork) -> tuple[int, ...]:
+        noise = ForkedNoise(fork)
+        source = ModelDrafter(smaller, ForkedDraft(noise, fresh), tree)  # type: ignore[arg-type]
+        depth = 2 if tree is None else tree.depth
+        return tuple(decode(target, source, verify(noise), [0], depth, limit).tokens)  # type: ignore[arg-type]
+
+    return outcomes(run)
+
+
+def pair(seed: int, size: int, eos: tuple[int, ...] = ()) -> tuple[Markov, Markov]:
+    """A target and a drafter; the target's logits are finite."""
+    return Markov(seed, size, -1e4, eos), Markov(seed + 100, size, -math.inf)
+
+
+UNEVEN = Topology((-1, -1, 1))
+TREES = [sequence(2), batch(2), symmetric(2, 2), spec_infer(3), UNEVEN, expansion([1, 2])]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_speculative_sampling_on_trees_is_lossless(
+    tree: Topology, seed: int, eos: tuple[int, ...]
+) -> None:
+    models = pair(seed, 2, eos)
+    law = sampled(models, tree, 4, lambda noise: TreeSampling(1.0, noise))
+    check_law(law, models[0], 0, 4)
+
+
+@pytest.mark.parametrize("tree", [batch(3), expansion([2, 1])], ids=["batch", "two chains"])
+def test_speculative_sampling_of_three_tokens_is_lossless(tree: Topology) -> None:
+    for seed in range(2):
+        models = pair(seed, 3)
+        law = sampled(models, tree, 3, lambda noise: TreeSampling(1.0, noise))
+        check_law(law, models[0], 0, 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_chains_are_lossless_token_by_token_and_as_blocks(seed: int, eos: tuple[int, ...]) -> None:
+    models = pair(seed, 2, eos)
+    for limit in (1, 2, 4):
+        law = sampled(models, None, limit, lambda noise: SpeculativeSampling(1.0, noise))
+        check_law(law, models[0], 0, limit)
+        law = sampled(models, None, limit, lambda noise: BlockVerification(1.0, noise), fresh=True)
+        check_law(law, models[0], 0, limit)
+
+
+def test_blocks_need_fresh_noise_in_every_call() -> None:
+    """What a block accepts says something of the numbers behind it, which a next call may use."""
+
+    class Old(ForkedNoise):
+        def of_call(self, position: int) -> np.ndarray:
+            return np.array([[self.at(position + at, use) for use in range(3)] for at in range(4)])
+
+    found = []
+    for seed in range(3):
+        target, smaller = pair(seed, 2)
+
+        def run(fork: Fork, models: tuple[Markov, Markov] = (target, smaller)) -> tuple[int, ...]:
+            noise = Old(fork)
+            source = ModelDrafter(models[1], ForkedDraft(noise))  # type: ignore[arg-type]
+            verifier = BlockVerification(1.0, noise)  # type: ignore[arg-type]
+            return tuple(decode(models[0], source, verifier, [0], 2, 4).tokens)  # type: ignore[arg-type]
+
+        try:
+            check_law(outcomes(run), target, 0, 4)
+        except AssertionError:
+            found.append(seed)
+    assert found
+
+
+class PiecewiseNoise(Noise):
+    """Races of two tokens: token 0 arrives at u, token 1 at 1 - u, so that 0 wins iff u < p."""
+
+    def __init__(self, us: tuple[Fraction, ...], depth: int, fork: Fork | None = None) -> None:
+        super().__init__(0, "p", len(us), CPU, depth)
+        self._us = us
+        if fork is not None:
+            forked = ForkedNoise(fork)
+            self.uniforms, self.test = forked, forked.test  # type: ignore[assignment, method-assign]
+
+    def _arrivals(self, position: int, vocab_size: int) -> torch.Tensor:
+        u = float(self._us[min(position, len(self._us) - 1)])
+        return torch.tensor([u, 1 - u], dtype=torch.float64)
+
+
+def pieces(models: tuple[Markov, ...], count: int) -> list[list[tuple[Fraction, Fraction]]]:
+    """The intervals of u between which no winner changes: their middles, and their lengths."""
+    edges = sorted(
+        {Fraction(0), Fraction(1), *(Fraction(float(x)) for m in models for x in m.p[:, 0])}
+    )
+    cut = [((a + b) / 2, b - a) for a, b in itertools.pairwise(edges) if b - a > Fraction(1, 10**9)]
+    return [cut] * count
+
+
+@pytest.mark.parametrize("tree", [None, *TREES], ids=lambda tree: str(tree and tree.parents))
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_races_are_lossless(tree: Topology | None, eos: tuple[int, ...]) -> None:
+    depth = 2 if tree is None else tree.depth
+    for seed in range(2):
+        target, smaller = pair(seed, 2, eos)
+        law: Counter[Any] = Counter()
+        for races in itertools.product(*pieces((target, smaller), 3)):
+            race = Race(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth))
+            source = ModelDrafter(smaller, race, tree)  # type: ignore[arg-type]
+            answer = decode(target, source, Match(race), [0], depth, 3)  # type: ignore[arg-type]
+            law[tuple(answer.tokens)] += math.prod(width for _, width in races)
+        check_law(law, target, 0, 3)
+
+
+@pytest.mark.parametrize("tree", [sequence(2), symmetric(2, 2), UNEVEN], ids=["1", "2", "uneven"])
+def test_drafts_raced_for_without_replacement_are_lossless(tree: Topology) -> None:
+    target, smaller = pair(3, 2)
+    law: Counter[Any] = Counter()
+    for races in itertools.product(*pieces((smaller,), 3)):
+        us = tuple(u for u, _ in races)
+
+        def run(fork: Fork, us: tuple[Fraction, ...] = us) -> tuple[int, ...]:
+            noise = PiecewiseNoise(us, tree.depth, fork)
+            source = ModelDrafter(smaller, DrawnRace(1.0, noise), tree)  # type: ignore[arg-type]
+            answer = decode(target, source, TreeSampling(1.0, noise), [0], tree.depth, 3)  # type: ignore[arg-type]
+            return tuple(answer.tokens)
+
+        width = math.prod(width for _, width in races)
+        for text, weight in outcomes(run).items():
+            law[text] += width * weight
+    check_law(law, target, 0, 3)
+
+
+def test_numbers_of_siblings_and_calls_are_keyed_and_apart() -> None:
+    one, other = Noise(3, "a", 9, CPU, 2), Noise(3, "a", 40, CPU, 5)
+    for position in range(10):
+        assert one.test(position, 1) == one.uniforms[position, TEST]
+        for sibling in (1, 2, 3):  # neither the steps nor the draft length matter
+            assert one.test(position, sibling) == other.test(position, sibling)
+        assert (one.of_call(position) == other.of_call(position)[:3]).all()
+    numbers = [one.test(position, sibling) for position in range(10) for sibling in (1, 2, 3)]
+    numbers += [number for position in range(10) for number in one.of_call(position).ravel()]
+    numbers += one.uniforms[:, TOKEN].tolist()
+    assert len(set(numbers)) == len(numbers)

@@ -1,0 +1,319 @@
+"""Draft trees in the loop: passes against plain passes of the branches, caches, what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.trees.laws import NOTHING
+from analysis.trees.optimal import optimal
+from analysis.trees.topology import (
+    ROOT,
+    Topology,
+    batch,
+    expansion,
+    sequence,
+    spec_infer,
+    symmetric,
+)
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+from pipeline.stages.decoding import loop
+from pipeline.stages.decoding.choices import Choice, Greedy, Noise, Race, first
+from pipeline.stages.decoding.drafters import ModelDrafter, Nothing, model_drafter
+from pipeline.stages.decoding.loop import Answer, Level, decode, reach
+from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.shapes import columns, levels, parents, verification
+from pipeline.stages.decoding.verifiers import Match
+from tests.pipeline import heads
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, logits, plain_greedy
+
+UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))  # in level order
+TREES = [
+    sequence(3),
+    batch(4),
+    symmetric(2, 3),
+    spec_infer(5),
+    UNEVEN,
+    optimal([0.5, 0.25, 0.1], 12).by_level(),
+]
+NAMES = ["sequence", "batch", "symmetric", "spec_infer", "uneven", "optimal"]
+every_tree = pytest.mark.parametrize("tree", TREES, ids=NAMES)
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@pytest.fixture(params=["model", "head", "reduced head"])
+def source(
+    request: pytest.FixtureRequest, target: LanguageModel, drafter: LanguageModel
+) -> LanguageModel | HiddenDrafter:
+    if request.param == "model":
+        return drafter
+    drafted = torch.arange(0, V, 2) if request.param == "reduced head" else None
+    return heads.random_head(target, drafted)
+
+
+def branch(tree: Topology, tokens: list[int], node: int) -> list[int]:
+    """The drafted tokens that lead to a node, itself the last."""
+    return [] if node == ROOT else [*branch(tree, tokens, tree.parents[node]), tokens[node]]
+
+
+@every_tree
+@torch.inference_mode()
+def test_a_tree_is_read_like_its_branches_and_one_path_is_kept(
+    target: LanguageModel, tree: Topology
+) -> None:
+    text = [3, 4, 5]
+    tokens = torch.randint(V, (len(tree),), generator=torch.Generator().manual_seed(1)).tolist()
+    ends = [node for node in range(ROOT, len(tree)) if node == ROOT or not tree.children[node]]
+    for end in ends:
+        sequence_ = CachedSequence(target, 30)
+        sequence_.read(torch.tensor(text[:-1]))
+        seen = verification(tree, CPU, torch.float32)
+        found = sequence_.extend(torch.tensor([text[-1], *tokens]), seen)
+        for node in range(ROOT, len(tree)):
+            wanted = logits(target, text + branch(tree, tokens, node))[-1]
+            torch.testing.assert_close(found[node + 1], wanted, **CLOSE)
+        path = []
+        while end != ROOT:
+            path.insert(0, end)
+            end = tree.parents[end]
+        sequence_.keep(len(text), path)
+        assert sequence_.length == len(text) + len(path)
+        after = sequence_.extend(torch.tensor([11, 12]))
+        kept = text + [tokens[node] for node in path]
+        wanted = logits(target, [*kept, 11, 12])[-2:]
+        torch.testing.assert_close(after, wanted, **CLOSE)
+        whole = CachedSequence(target, 30)
+        whole.read(torch.tensor([*kept, 11, 12]))
+        for one, other in zip(sequence_.cache.layers, whole.cache.layers, strict=True):
+            assert one.keys.shape == other.keys.shape  # nothing but the text is left
+            torch.testing.assert_close(one.keys, other.keys, **CLOSE)
+            torch.testing.assert_close(one.values, other.values, **CLOSE)
+
+
+def drafted_plainly(
+    model: LanguageModel, text: list[int], tree: Topology, race: Race | None, position: int
+) -> list[int]:
+    """The tokens of a tree, each node's children from one plain pass over its branch."""
+    tokens = [NOTHING] * len(tree)
+    for node in parents(tree):
+        row = logits(model, text + branch(tree, tokens, node))[-1]
+        if race is not None:
+            at = position + len(branch(tree, tokens, node))
+            row = row.double() / race.temperature - race._noise.log_times(at, at + 1, V)[0]
+        order = row.sort(descending=True, stable=True).indices.tolist()
+        for child, token in zip(tree.children[node], order, strict=False):
+            tokens[child] = token
+    return tokens
+
+
+@every_tree
+@pytest.mark.parametrize("raced", [False, True])
+@torch.inference_mode()
+def test_levels_are_drafted_as_plain_passes_of_their_branches_say(
+    drafter: LanguageModel, tree: Topology, raced: bool
+) -> None:
+    race = Race(0.9, Noise(5, "a", 40, CPU, tree.depth))
+    choice: Choice = race if raced else Greedy()
+    own = ModelDrafter(drafter, choice, tree)
+    text = list(PROMPTS[1])
+    own.begin(torch.tensor(text[:-1]), 60, None)
+    for accepted in (1, 0, 2, tree.depth):  # drafts after roll-backs to paths of the trees before
+        known = len(text)
+        draft = own.propose(text, tree.depth, known)
+        found = draft.tokens.tolist()
+        wanted = drafted_plainly(drafter, text, tree, race if raced else None, known)
+        assert found == wanted
+        assert draft.tree == tree
+        deep = [node for node in range(len(tree)) if tree.depths[node] <= accepted]
+        path = [deep[-1]] if deep else []
+        while path and tree.parents[path[0]] != ROOT:
+            path.insert(0, tree.parents[path[0]])
+        own.accept(known, path, None)
+        text += [found[node] for node in path] + [9]
+
+
+@every_tree
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_on_trees_is_the_target_alone(
+    target: LanguageModel, source: LanguageModel | HiddenDrafter, tree: Topology, prompt: list[int]
+) -> None:
+    answer = decode(
+        target, model_drafter(source, Greedy(), tree), Match(Greedy()), prompt, tree.depth, LIMIT
+    )
+    assert answer.tokens == plain_greedy(target, prompt)
+    check_counts(answer, tree, LIMIT)
+
+
+@every_tree
+def test_races_on_trees_are_the_target_alone(
+    target: LanguageModel, source: LanguageModel | HiddenDrafter, tree: Topology
+) -> None:
+    for prompt in PROMPTS:
+        race = Race(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
+        alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
+        both = decode(
+            target, model_drafter(source, race, tree), Match(race), prompt, tree.depth, LIMIT
+        )
+        assert both.tokens == alone.tokens
+        check_counts(both, tree, LIMIT)
+
+
+def check_counts(answer: Answer, tree: Topology, limit: int) -> None:
+    """What the calls of an answer say fits together."""
+    for call in answer.calls:
+        cut = tree.within(min(tree.depth, limit - call.position - 1))
+        assert (call.drafted, call.depth) == (len(cut), cut.depth)
+        assert call.accepted <= call.tested <= call.reach + 1
+        assert call.tested == len(call.levels)
+        if not answer.ended:
+            assert call.emitted == call.accepted + 1
+            assert [bool(level.accepted) for level in call.levels] == (
+                [True] * call.accepted + [False] * (call.tested - call.accepted)
+            )
+    assert sum(call.emitted for call in answer.calls) == len(answer.tokens) - 1
+
+
+def test_a_wider_tree_emits_more_tokens_a_call(
+    target: LanguageModel, drafter: LanguageModel
+) -> None:
+    def per_call(tree: Topology) -> float:
+        calls = [
+            call
+            for prompt in PROMPTS
+            for call in decode(
+                target,
+                ModelDrafter(drafter, Greedy(), tree),
+                Match(Greedy()),
+                prompt,
+                tree.depth,
+                LIMIT,
+            ).calls
+        ]
+        second = sum(level.accepted == 2 for call in calls for level in call.levels)
+        assert second > 0 or max(tree.siblings) == 1
+        return sum(call.emitted for call in calls) / len(calls)
+
+    assert per_call(symmetric(2, 3)) > per_call(sequence(3)) > 1
+
+
+@pytest.mark.parametrize("tree", [symmetric(2, 3), UNEVEN])
+def test_an_end_token_in_a_tree_ends_the_answer(
+    target: LanguageModel, drafter: LanguageModel, tree: Topology
+) -> None:
+    inside = 0
+    for prompt in PROMPTS:
+        free = plain_greedy(target, prompt)
+        for end in set(free[1:]) - {free[0]}:
+            ended = replace(target, eos=(end,))
+            own = ModelDrafter(drafter, Greedy(), tree)
+            answer = decode(ended, own, Match(Greedy()), prompt, tree.depth, LIMIT)
+            assert answer.tokens == free[: free.index(end) + 1]
+            check_counts(answer, tree, LIMIT)
+            inside += answer.calls[-1].accepted == answer.calls[-1].emitted
+    assert inside > 0  # some end tokens were drafted and accepted
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_the_limit_cuts_the_depth_of_a_tree_and_not_its_width(
+    target: LanguageModel, drafter: LanguageModel, limit: int
+) -> None:
+    own = ModelDrafter(drafter, Greedy(), symmetric(2, 3))
+    answer = decode(target, own, Match(Greedy()), PROMPTS[0], 3, limit)
+    assert answer.tokens == plain_greedy(target, PROMPTS[0])[:limit]
+    if limit > 1:
+        assert answer.calls[0].drafted == len(symmetric(2, min(3, limit - 2)))
+        assert answer.calls[0].depth == min(3, limit - 2)
+
+
+def test_caches_hold_the_text_after_many_calls(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[bool, int, int]] = []
+    real = CachedSequence.keep
+
+    def watched(self: CachedSequence, length: int, path: Any) -> None:
+        real(self, length, path)
+        columns_ = {layer.keys.shape[2] for layer in self.cache.layers}
+        kept.append((self.model is target, length + len(path), *columns_))
+
+    monkeypatch.setattr(CachedSequence, "keep", watched)
+    tree = symmetric(3, 3)
+    own = ModelDrafter(drafter, Greedy(), tree)
+    decode(target, own, Match(Greedy()), PROMPTS[0], tree.depth, LIMIT)
+    assert len(kept) > 6
+    for of_target, text, held in kept:
+        assert held == text if of_target else held <= text
+
+
+def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
+    target: LanguageModel,
+) -> None:
+    model = heads.random_head(target, torch.tensor([4, 7]))
+    tree = symmetric(3, 2)
+    calls = []
+    for prompt in PROMPTS:
+        own = model_drafter(model, Greedy(), tree)
+        answer = decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
+        assert answer.tokens == plain_greedy(target, prompt)
+        calls += answer.calls
+    assert {level.accepted for call in calls for level in call.levels} <= {0, 1, 2}
+    keys = torch.tensor([[0.0, -torch.inf, 2.0, 2.0]])
+    assert first(keys, 2).tolist() == [[2, 3]]  # ties by id
+    assert first(keys, 3).tolist() == [[2, 3, 0]]
+    assert first(keys, 6).tolist() == [[2, 3, 0, NOTHING, NOTHING, NOTHING]]
+    assert first(keys, 1).tolist() == [[2]]
+
+
+def test_shapes_by_hand() -> None:
+    tree = expansion([2, 1])  # nodes 0, 1; 2 after 0, 3 after 1
+    assert parents(tree) == (ROOT, 0, 1)
+    assert columns(tree) == {0: 0, 1: 1}
+    top, second = levels(tree, CPU, torch.float32)
+    assert (top.width, top.children.tolist(), top.inner, top.tree) == (2, [0, 1], None, None)  # type: ignore[union-attr]
+    assert second.width == 1
+    assert second.tree is not None
+    least = torch.finfo(torch.float32).min
+    bias, positions = second.tree.after(5)
+    assert bias.tolist() == [[[[0] * 5 + [0, least], [0] * 5 + [least, 0]]]]
+    assert positions.tolist() == [[5, 5]]
+    whole = verification(tree, CPU, torch.float32)
+    assert whole is not None
+    bias, positions = whole.after(1)
+    assert positions.tolist() == [[1, 2, 2, 3, 3]]
+    seen = (bias[0, 0] == 0).int().tolist()
+    assert seen == [
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0],
+        [1, 1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 0, 1],
+    ]
+    assert verification(sequence(4), CPU, torch.float32) is None
+    assert verification(Topology(()), CPU, torch.float32) is None
+    assert levels(Topology(()), CPU, torch.float32) == ()
+
+
+def test_levels_and_reach_by_hand() -> None:
+    tree = expansion([2, 2])
+    assert loop.tested_levels(tree, ()) == (Level(2, 0),)
+    assert loop.tested_levels(tree, (1,)) == (Level(2, 2), Level(2, 0))
+    assert loop.tested_levels(tree, (1, 4)) == (Level(2, 2), Level(2, 1))
+    assert loop.tested_levels(None, (0, 1)) == loop.tested_levels(Topology(()), ()) == ()
+    flags = torch.ones(6, dtype=torch.bool).numpy()
+    assert reach(tree, flags) == 2
+    assert reach(tree, ~flags) == 0
+    flags[0] = flags[4] = flags[5] = False  # the first child, and both children of the second
+    assert reach(tree, flags) == 1
+    flags[4] = True
+    assert reach(tree, flags) == 2
+    flags[1], flags[0] = False, True
+    assert reach(tree, flags) == 2
+    flags[2] = flags[3] = False
+    assert reach(tree, flags) == 1
+    for before, after in pairwise([True, False, True]):
+        assert reach(None, torch.tensor([True, before, after]).numpy()) == (1 if not before else 2)
