@@ -74,4 +74,4 @@ def mcnemar(lost: int, won: int) -> float:
     """
     pairs, fewer = lost + won, min(lost, won)
     tail = sum(math.comb(pairs, k) for k in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**pairs)
+    return float(min(1.0, 2 * tail / 2**pairs))
