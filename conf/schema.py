@@ -22,6 +22,7 @@ STAGES = (  # each behind those it is made from
     "drafts",
     "acceptance",
     "decoding",
+    "accuracy",
     "report",
 )
 
@@ -214,6 +215,21 @@ class Decoding:
 
 
 @dataclass
+class Accuracy:
+    """Tasks whose answers are scored, decoded with every method; `methods` as of `Decoding`."""
+
+    tasks: list[str] = _ranged(
+        "a non-empty list of different tasks", lambda names: 0 < len(names) == len(set(names))
+    )
+    items: int | None = _optional_at_least(1)
+    seed: int = _at_least(0)
+    lookup: int = _at_least(1)
+    margin: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
+    foreign_code: bool = MISSING
+    methods: Any = MISSING
+
+
+@dataclass
 class Statistics:
     """The bootstrap over prompts."""
 
@@ -256,6 +272,7 @@ class Config:
     acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
     solve: Solve = MISSING
+    accuracy: Accuracy = MISSING
     statistics: Statistics = MISSING
     device: Device = MISSING
 

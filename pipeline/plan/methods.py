@@ -91,30 +91,33 @@ def with_baselines(methods: list[Method]) -> list[Method]:
     return [*alone, *methods]
 
 
-def build_methods(entries: Any, draft_length: int | None = None) -> list[Method]:
+def build_methods(
+    entries: Any, draft_length: int | None = None, key: str = "decoding.methods"
+) -> list[Method]:
     """Return the methods of `decoding.methods`; a list as a value stands for one method each.
 
     Args:
         entries: the list as configured.
         draft_length: `decoding.draft_length`, in the place of every method's own; methods that
             differ in nothing else become one. None leaves them as they are.
+        key: where they stand in the configuration, for errors.
 
     Raises:
         PipelineError: a key, type or range is wrong, or two methods are the same.
     """
     if not isinstance(entries, list) or not entries:
         raise PipelineError(
-            "decoding.methods: give a list of at least one method, for instance "
+            f"{key}: give a list of at least one method, for instance "
             "{drafter: model, rule: greedy, draft_length: 7, temperature: 0}"
         )
     methods = []
     for at, entry in enumerate(entries):
-        where = f"decoding.methods[{at}]"
+        where = f"{key}[{at}]"
         if not isinstance(entry, Mapping):
             raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping")
-        for key, value in entry.items():
+        for name, value in entry.items():
             if value == []:
-                problem = refused(f"{where}.{key}", value, "a value, or a list of at least one")
+                problem = refused(f"{where}.{name}", value, "a value, or a list of at least one")
                 raise PipelineError(str(problem))
         axes = [_alternatives(key, value) for key, value in entry.items()]
         methods += [
@@ -124,7 +127,7 @@ def build_methods(entries: Any, draft_length: int | None = None) -> list[Method]
     for method in methods:
         if methods.count(method) > 1:
             raise PipelineError(
-                f"decoding.methods: {method.name} with draft_length="
+                f"{key}: {method.name} with draft_length="
                 f"{method.draft_length}, temperature={method.temperature:g} is "
                 "given twice"
             )

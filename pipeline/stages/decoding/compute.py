@@ -10,57 +10,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
-import torch
 
 from analysis.rules import to_mapping
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, compute_unfinished, out_of_memory
+from pipeline.execution.shards import Plan, Shard, compute_unfinished
 from pipeline.execution.stopwatch import describe_device
 from pipeline.formats import spec_bench
-from pipeline.models.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
-from pipeline.models.pair import load_pair, pair_tokenizer
+from pipeline.models.pair import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.models.vocabulary import common_rows
-from pipeline.plan.methods import RACES, Method, with_baselines
-from pipeline.plan.stage import Node, pair_label
+from pipeline.plan.methods import Method
+from pipeline.plan.stage import Node
 from pipeline.stages.decoding import STAGE, records
-from pipeline.stages.decoding.choices import TOKEN, Inversion, Noise
-from pipeline.stages.decoding.drafters import (
-    Drafter,
-    LookupFirst,
-    Nothing,
-    PromptLookup,
-    model_drafter,
+from pipeline.stages.decoding.loop import Answer
+from pipeline.stages.decoding.pair import (
+    DecodingPair,
+    attempt,
+    check_fits,
+    decode_timed,
+    load_decoding_pair,
 )
-from pipeline.stages.decoding.laws import laws
-from pipeline.stages.decoding.loop import Answer, check_prompt, decode
-from pipeline.stages.decoding.sequence import check_trees
 from pipeline.stages.decoding.turns import decode_later_turns
-from pipeline.stages.decoding.verifiers import Match, Verifier
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 
-T = TypeVar("T")
 WARM_UP = 8  # tokens decoded before anything is timed
-
-
-@dataclass(frozen=True)
-class DecodingPair:
-    """A target, its drafter, and what both are asked to do."""
-
-    target: LanguageModel
-    drafter: LanguageModel | HiddenDrafter
-    runs: list[Method]  # baselines first
-    steps: int
-    seed: int
-    lookup: int
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -68,7 +46,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     config = node.config
     key = f"targets.{node.label}"
     tokenizer = pair_tokenizer(config, node.settings, key)
-    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()))
+    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), config["steps"])
     source = upstream["prompts"][0]
     rows = source.read().slice(0, config["prompts"]).to_pylist()
     warm_up(pair, rows)
@@ -87,27 +65,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     )
 
 
-def load_decoding_pair(node: Node, tokens: int) -> DecodingPair:
-    """Load both models and cut their logits to the rows that both have."""
-    config, settings = node.config, node.settings
-    target, drafter = load_pair(config, settings, f"targets.{node.label}")
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
-    methods: list[Method] = settings["methods"]
-    if any(method.tree is not None for method in methods):
-        for model in (target, drafter):
-            if isinstance(model, LanguageModel):  # a head reads with attention of its own
-                check_trees(model)
-    return DecodingPair(
-        # reasons of failures are kept, and outlive the labels of today
-        replace(target, vocab_size=rows, label="the target"),
-        replace(drafter, vocab_size=rows, label="the drafter"),
-        with_baselines(methods),
-        config["steps"],
-        config["seed"],
-        config["lookup"],
-    )
-
-
 def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
     """Decode a few tokens with every method, so that no first call is timed."""
 
@@ -123,30 +80,6 @@ def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
             return
         reasons.append(reason)
     raise PipelineError("no prompt can be decoded: " + reasons[0])
-
-
-def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
-    """Return what `work` on a prompt gives, or the reason why it can't be done."""
-    try:
-        return work(), None
-    except PipelineError as error:
-        reason = str(error)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        reason = f"out of memory: {error}".splitlines()[0]
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return None, reason
-
-
-def check_fits(pair: DecodingPair, row: Mapping[str, Any]) -> None:
-    """Check that a prompt and its answer fit into the contexts of the models that decode it."""
-    models = [pair.target]
-    if isinstance(pair.drafter, LanguageModel) and any(run.uses_model for run in pair.runs):
-        models.append(pair.drafter)
-    for model in models:
-        check_prompt(model, row["token_ids"], pair.steps)
 
 
 def decode_prompts(
@@ -235,38 +168,6 @@ def in_order_of_source(
     """Return the shards of `rows` in the order in which their rows stand in the source."""
     order = sorted(range(len(rows)), key=lambda at: rows[at]["source_row"])
     return [shards[at] for at in order]
-
-
-def decode_timed(
-    pair: DecodingPair, method: Method, row: Mapping[str, Any], steps: int
-) -> tuple[Answer, int | None]:
-    """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
-    device = pair.target.device
-    drafter, verifier = strategies(pair, method, row["prompt_id"], steps)
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-    answer = decode(pair.target, drafter, verifier, row["token_ids"], method.draft_length, steps)
-    return answer, torch.cuda.max_memory_allocated(device) if cuda else None
-
-
-def strategies(
-    pair: DecodingPair, method: Method, prompt_id: str, steps: int
-) -> tuple[Drafter, Verifier]:
-    """Return what drafts and what verifies under `method`."""
-    device, tree = pair.target.device, method.topology
-    noise = Noise(pair.seed, prompt_id, steps, device, method.draft_length)
-    choice, verifier = laws(method, noise)
-    if method.drafter == "none":
-        drawn = method.temperature > 0 and method.sampling != RACES
-        alone = Inversion(method.temperature, noise, TOKEN) if drawn else choice
-        return Nothing(device), Match(alone)
-    if method.drafter == "prompt_lookup":
-        return PromptLookup(pair.lookup, device), verifier
-    drafter = model_drafter(pair.drafter, choice, tree)
-    if method.drafter == "lookup_first":
-        drafter = LookupFirst(PromptLookup(pair.lookup, device, pair.lookup), drafter)
-    return drafter, verifier
 
 
 def write_tables(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:

@@ -20,6 +20,7 @@ from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
 from pipeline.stages.decoding import compute as decoding
+from pipeline.stages.decoding import pair
 from pipeline.store.artifacts import Artifact, Pending, content_digest
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
@@ -74,7 +75,7 @@ def stage(
         ],
     )
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
-    monkeypatch.setattr(decoding, "load_pair", lambda *_: (target, drafts))
+    monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
 
     def run(
         prompts: list[list[int]],

@@ -1,0 +1,77 @@
+"""Proportions of the same items under two conditions: intervals, and the exact test.
+
+Right and wrong answers to the same questions are paired. Only the discordant pairs tell the two
+apart: c that only the first has right, and b that only the second has.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+
+def quantile(confidence: float) -> float:
+    """Return the normal quantile of a two-sided interval.
+
+    >>> round(quantile(0.95), 4)
+    1.96
+    """
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def proportion(right: int, items: int, confidence: float) -> tuple[float, float]:
+    """Return Wilson's interval of a proportion (Wilson 1927), inside [0, 1] and never of no width.
+
+    >>> [round(end, 4) for end in proportion(0, 10, 0.95)]
+    [0.0, 0.2775]
+
+    Raises:
+        ValueError: there is no item, or more are right than there are.
+    """
+    if not 0 <= right <= items or items == 0:
+        raise ValueError(f"{right} of {items} is no proportion")
+    z = quantile(confidence)
+    share, scale = right / items, 1 + z * z / items
+    middle = (share + z * z / (2 * items)) / scale
+    half = z * math.sqrt(share * (1 - share) / items + (z / (2 * items)) ** 2) / scale
+    # the ends at 0 and 1 are exact, and rounding must not move them
+    low = 0.0 if right == 0 else middle - half
+    return low, 1.0 if right == items else middle + half
+
+
+def difference(lost: int, won: int, items: int, confidence: float) -> tuple[float, float]:
+    """Return the interval of the second proportion less the first (Agresti and Min 2005).
+
+    Wald's interval after a half is added to each of the four cells of the paired table: so it has
+    a width where no pair is discordant, too.
+
+    Args:
+        lost: c, items that only the first has right.
+        won: b, items that only the second has right.
+        items: all, the concordant ones as well.
+        confidence: of the interval.
+
+    >>> [round(end, 3) for end in difference(0, 0, 100, 0.95)]
+    [-0.019, 0.019]
+
+    Raises:
+        ValueError: there is no item, or more pairs are discordant than there are.
+    """
+    if min(lost, won) < 0 or lost + won > items or items == 0:
+        raise ValueError(f"{lost} lost and {won} won of {items} items is no paired table")
+    size = items + 2
+    mean = (won - lost) / size
+    spread = math.sqrt((won + lost + 1) / size - mean * mean)
+    half = quantile(confidence) * spread / math.sqrt(size)
+    return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def mcnemar(lost: int, won: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test: discordant pairs fall as a fair coin.
+
+    >>> mcnemar(0, 0), mcnemar(5, 0), mcnemar(3, 3)
+    (1.0, 0.0625, 1.0)
+    """
+    pairs, fewer = lost + won, min(lost, won)
+    tail = sum(math.comb(pairs, k) for k in range(fewer + 1))
+    return float(min(1.0, 2 * tail / 2**pairs))

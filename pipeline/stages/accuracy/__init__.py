@@ -1,0 +1,152 @@
+"""Stage accuracy: tasks answered with every method, and whether the answers are right.
+
+Run it with ``python -m pipeline stage=accuracy drafter=... accuracy.items=20``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.plan.slices import rule_slice, statistics_slice
+from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
+from pipeline.plan.summaries import bootstrap_settings
+from pipeline.store.columns import Columns
+
+if TYPE_CHECKING:
+    from pipeline.store.artifacts import Artifact
+
+RUN: Columns = {"task": "string", "item_id": "string", "run": "int32"}  # run: index in facts
+
+
+def nodes(request: Request) -> list[Node]:
+    """The tasks answered by each target with the drafter; none without a drafter.
+
+    Raises:
+        PipelineError: there is no such task, or a method is not defined.
+    """
+    from pipeline.plan.methods import build_methods
+    from pipeline.store.fingerprint import file_digest
+    from pipeline.tasks.items import task_file
+
+    config, asked = request.config, request.config.accuracy
+    if not request.nodes["drafts"]:
+        return []
+    methods = build_methods(asked.methods, key="accuracy.methods")
+    files = [task_file(name) for name in asked.tasks]
+    return [
+        Node(
+            STAGE.name,
+            drafts.label,
+            {
+                "target": drafts.config["target"],
+                "drafter": drafts.config["drafter"],
+                "tasks": [{"name": path.stem, "content": file_digest(path)} for path in files],
+                "items": asked.items,
+                "seed": asked.seed,
+                "lookup": asked.lookup,
+                "template": config.prompts.template,
+                "enable_thinking": config.prompts.enable_thinking,
+                "methods": [
+                    {
+                        "drafter": method.drafter,
+                        "sampling": method.sampling,
+                        "draft_length": method.draft_length,
+                        "temperature": method.temperature,
+                        **({} if method.rule is None else rule_slice(method.rule)),
+                    }
+                    for method in methods
+                ],
+            },
+            settings={
+                **drafts.settings,
+                **statistics_slice(config),
+                "methods": methods,
+                "files": [str(path) for path in files],
+                "foreign_code": asked.foreign_code,
+                "margin": asked.margin,
+            },
+        )
+        for drafts in request.nodes["drafts"]
+    ]
+
+
+def check(request: Request) -> None:
+    """Check the items of the tasks, and that code of foreign tasks is allowed to run.
+
+    Raises:
+        PipelineError: a row of a task is wrong, or a foreign task runs code.
+    """
+    if STAGE.name not in request.asked:
+        return
+    from pipeline.errors import PipelineError
+    from pipeline.tasks.items import is_foreign, read_items, task_file
+
+    asked = request.config.accuracy
+    files = [task_file(name) for name in asked.tasks]
+    names = [path.stem for path in files]
+    if len(set(names)) < len(names):
+        raise PipelineError(f"accuracy.tasks: two of {', '.join(names)} have the same name")
+    for path in files:
+        code = any(item.kind == "python" for item in read_items(path))
+        if code and is_foreign(path) and not asked.foreign_code:
+            raise PipelineError(
+                f"accuracy.tasks: {path} runs code that a model wrote, against tests that are not "
+                "the project's: read them, then give accuracy.foreign_code=true"
+            )
+
+
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+    """One row a method, the baselines included, over all tasks together."""
+    from analysis.decoding import answers
+    from analysis.decoding.answers import ALL
+    from pipeline.store.answered import read_answered
+
+    one = read_answered(node.settings["target"]["label"], artifact)
+    found = answers.accuracy(one, *bootstrap_settings(node.settings), node.settings["margin"])
+    found = found[found["task"] == ALL]
+    shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
+    shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
+    shown += ["difference_ci_high", "p_value", "changed", "given_up", "tokens_per_call"]
+    shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup"]
+    return [
+        {"target": one.target, **dict(zip(shown, row, strict=True))}
+        for row in found[shown].itertuples(index=False)
+    ]
+
+
+STAGE = Stage(
+    name="accuracy",
+    version=1,
+    upstream=(),
+    columns={
+        "data": RUN
+        | {  # one row an answer
+            "method": "string",
+            "drafter": "string",  # model, prompt_lookup, lookup_first or none
+            "draft_length": "int32",
+            "temperature": "float64",
+            "answer": "string",
+            "correct": "bool",
+            "token_ids": "list<int32>",
+            "n_tokens": "int32",
+            "ended": "bool",  # by the model, not by the limit
+            "log_likelihood": "float64",  # of the answer under the target at temperature 1
+            "common_prefix": "int32",  # tokens before the first that differs from the baseline's
+            "gap": "float64",  # of the target's two largest logits there; null where none differs
+            "calls": "int32",  # of the target, after the prompt's
+            "drafted": "int32",
+            "tested": "int32",
+            "accepted": "int32",
+            "emitted": "int32",  # by these calls
+        },
+        "failures": {"task": "string", "item_id": "string", "reason": "string"},
+        "timings/runs": RUN | {"seconds": "float64"},
+    },
+    nodes=nodes,
+    module=f"{__name__}.compute",
+    check=check,
+    summary=summary,
+    printed=True,
+    models=pair_models,
+    resumable=True,
+)

@@ -1,0 +1,207 @@
+"""Lets every method answer the items of tasks, beside the target alone, and scores the answers.
+
+A shard is one item: all methods answer it one after the other, so what is compared was asked in
+the same minute. The items of the tasks take turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from analysis.rules import to_mapping
+from pipeline.errors import PipelineError
+from pipeline.execution.shards import Plan, Shard, compute_unfinished
+from pipeline.execution.stopwatch import describe_device
+from pipeline.models.pair import pair_tokenizer
+from pipeline.models.prompt_tokens import encode
+from pipeline.plan.methods import Method, baseline
+from pipeline.plan.stage import Node
+from pipeline.stages.accuracy import STAGE
+from pipeline.stages.decoding.loop import Answer
+from pipeline.stages.decoding.pair import (
+    DecodingPair,
+    attempt,
+    check_fits,
+    decode_timed,
+    load_decoding_pair,
+)
+from pipeline.stages.decoding.records import compared, log_likelihood, read_again
+from pipeline.store import columns
+from pipeline.store.artifacts import Artifact, Pending
+from pipeline.tasks.checks import score
+from pipeline.tasks.items import Item, read_items
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item as the models read it."""
+
+    task: str
+    item: Item
+    token_ids: list[int]
+
+    @property
+    def key(self) -> str:
+        """The name of the question, unique among all tasks; its sampling noise depends on it."""
+        return f"{self.task}/{self.item.id}"
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a prompt of the decoding loop."""
+        return {"prompt_id": self.key, "token_ids": self.token_ids}
+
+
+def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
+    """Answer and score the first items of every task with every method."""
+    config = node.config
+    tokenizer = pair_tokenizer(config, node.settings, f"targets.{node.label}")
+    asked = questions(node, tokenizer)
+    limit = max(one.item.max_tokens for one in asked)
+    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
+    text = partial(tokenizer.decode, skip_special_tokens=True)
+    shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
+    write_tables(pending, shards, node)
+    pending.facts |= {
+        "tasks": {task["name"]: task["content"] for task in config["tasks"]},
+        "runs": [run_facts(pair.runs, method) for method in pair.runs],
+        **describe_device(pair.target.device),
+    }
+
+
+def questions(node: Node, tokenizer: Any) -> list[Question]:
+    """Return the questions, one of each task in turn."""
+    config = node.config
+
+    def asked(task: str, item: Item) -> Question:
+        thinking = config["enable_thinking"]
+        ids = encode(tokenizer, [item.prompt], config["template"], enable_thinking=thinking)
+        return Question(task, item, ids)
+
+    tasks = [
+        [asked(task["name"], item) for item in read_items(Path(file))[: config["items"]]]
+        for task, file in zip(config["tasks"], node.settings["files"], strict=True)
+    ]
+    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+
+
+def answer_all(
+    pair: DecodingPair,
+    asked: list[Question],
+    text: Callable[[list[int]], str],
+    pending: Pending,
+    label: str,
+) -> list[dict[str, Any]]:
+    """Answer every question, each a shard of its own; return their rows by table, in order."""
+    named = {one.key: one for one in asked}
+    plan = Plan.open(pending, dict.fromkeys(named, 1), lambda _: 1, ".json")
+
+    def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
+        one = named[planned.prompts[0]]
+        rows, reason = attempt(lambda: answer(pair, one, text), pair.target.device)
+        failed = {"task": one.task, "item_id": one.item.id, "reason": reason}
+        path.write_text(json.dumps(rows or {"failures": [failed]}))
+        return {}
+
+    device = pair.target.device
+    compute_unfinished(plan, answer_shard, steps=1, label=label, device=device, unit="item")
+    return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
+
+
+def answer(
+    pair: DecodingPair, one: Question, text: Callable[[list[int]], str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of one question by table: an answer of every method, and its score."""
+    limit = one.item.max_tokens
+    check_fits(replace(pair, steps=limit), one.row())
+    answers = [decode_timed(pair, method, one.row(), limit)[0] for method in pair.runs]
+    known: dict[tuple[int, ...], dict[str, Any]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {"data": [], "timings/runs": []}
+    for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
+        tokens = tuple(found.tokens)
+        if tokens not in known:
+            said = text(found.tokens)
+            likelihood = log_likelihood(pair.target, one.token_ids, found.tokens)
+            known[tokens] = {
+                "answer": said,
+                "correct": score(one.item, said),
+                "token_ids": found.tokens,
+                "n_tokens": len(tokens),
+                "ended": found.ended,
+                "log_likelihood": likelihood,
+            }
+        alone = answers[pair.runs.index(baseline(method))]
+        key = {"task": one.task, "item_id": one.item.id, "run": run}
+        rows["data"].append(
+            key
+            | known[tokens]
+            | {
+                "method": method.name,
+                "drafter": method.drafter,
+                "draft_length": method.draft_length,
+                "temperature": method.temperature,
+                **parting(pair, one, found, alone),
+                **totals(found),
+            }
+        )
+        rows["timings/runs"].append(key | {"seconds": found.seconds})
+    return rows
+
+
+def parting(pair: DecodingPair, one: Question, found: Answer, alone: Answer) -> dict[str, Any]:
+    """Return where an answer parts from the baseline's, and how near a tie the target was there."""
+    prefix = compared(found.tokens, alone.tokens)["common_prefix"]
+    if found.tokens == alone.tokens:
+        return {"common_prefix": prefix, "gap": None}
+    logits = read_again(pair.target, one.token_ids, alone.tokens[: prefix + 1])
+    first, second = logits[-1].double().topk(2).values.tolist()
+    return {"common_prefix": prefix, "gap": first - second}
+
+
+def totals(found: Answer) -> dict[str, int]:
+    """Return what the calls of the target after the prompt's came to."""
+    names = ("drafted", "tested", "accepted", "emitted")
+    sums = {name: sum(getattr(call, name) for call in found.calls) for name in names}
+    return {"calls": len(found.calls), **sums}
+
+
+def run_facts(runs: list[Method], method: Method) -> dict[str, Any]:
+    """Return what the record says of a run."""
+    return {
+        "method": method.name,
+        "drafter": method.drafter,
+        "sampling": method.sampling,
+        "rule": None if method.rule is None else to_mapping(method.rule),
+        "draft_length": method.draft_length,
+        "temperature": method.temperature,
+        "baseline": runs.index(baseline(method)),
+    }
+
+
+def write_tables(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:
+    """Write the tables of the artifact from its shards.
+
+    Raises:
+        PipelineError: no item could be answered.
+    """
+    (pending.directory / "timings").mkdir(exist_ok=True)
+    for name in STAGE.columns:
+        rows = [row for shard in shards for row in shard.get(name, [])]
+        pending.write(name, pa.Table.from_pylist(rows, schema=columns.schema(STAGE.name, name)))
+    failed = [shard["failures"][0] for shard in shards if "failures" in shard]
+    if len(failed) == len(shards):
+        raise PipelineError(
+            f"accuracy {node.label}: every item failed, the first with: {failed[0]['reason']}"
+        )
+    if failed:
+        print(
+            f"accuracy {node.label}: {len(failed)} of {len(shards)} items failed, the first with: "
+            f"{failed[0]['reason']} (failures.parquet names them)",
+            flush=True,
+        )

@@ -1,0 +1,141 @@
+"""Constraints on a text that a program can check: "max_words 20", "lower_case", "list_items 5".
+
+A constraint is a name and, for most, an argument. None holds for an empty text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+Check = Callable[[str, str], bool]  # of a stripped text that is not empty, and the argument
+ITEM = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+\S")
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text; what an apostrophe or hyphen joins is one word.
+
+    >>> words("It's a well-known fact.")
+    ["It's", 'a', 'well-known', 'fact']
+    """
+    return re.findall(r"\w+(?:['’-]\w+)*", text)
+
+
+def sentences(text: str) -> int:
+    """Return how many sentences a text has: parts that end with . ! or ? and a space.
+
+    >>> sentences("Rain fell. Why? Nobody knows"), sentences("It was 2.5 degrees.")
+    (3, 1)
+    """
+    return len([part for part in re.split(r"(?<=[.!?])[\"”')]*\s+", text.strip()) if words(part)])
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines that are not empty."""
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def plain(text: str) -> str:
+    """Return a text as `equals` compares it: no quotes, no full stop at the end, one case."""
+    text = re.sub(r"\s*,\s*", ",", " ".join(text.split()))
+    return text.strip("\"“”'.").casefold()
+
+
+def count(text: str, word: str) -> int:
+    """Return how often a word occurs, in any case."""
+    return len(re.findall(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text.casefold()))
+
+
+def ends_with(text: str, end: str) -> bool:
+    """Whether a text ends so; after a word, punctuation may follow."""
+    bare = text.rstrip("\"”' ")
+    return bare.endswith(end) or (end.isalnum() and re.sub(r"\W+$", "", bare).endswith(end))
+
+
+def json_keys(text: str, keys: str) -> bool:
+    """Whether a text has one JSON object, with exactly these keys."""
+    found = re.search(r"\{.*\}", text, re.DOTALL)
+    try:
+        value = json.loads(found.group()) if found else None
+    except ValueError:
+        return False
+    return isinstance(value, dict) and set(value) == set(keys.split(","))
+
+
+def cased(text: str, wanted: str) -> bool:
+    """Whether a text has letters, and equals what it is in the wanted case."""
+    return text == wanted and text.lower() != text.upper()
+
+
+def occurs(text: str, argument: str) -> bool:
+    """Whether a word occurs exactly so often; "blue 2"."""
+    word, _, times = argument.rpartition(" ")
+    return count(text, word) == int(times)
+
+
+def marked(text: str, argument: str) -> bool:
+    """Whether exactly so many lines begin with a mark and a space; "- 5"."""
+    mark, _, number = argument.partition(" ")
+    return sum(line.lstrip().startswith(f"{mark} ") for line in lines(text)) == int(number)
+
+
+NUMBERS: dict[str, Check] = {  # whose argument is a number
+    "words": lambda text, n: len(words(text)) == int(n),
+    "max_words": lambda text, n: 0 < len(words(text)) <= int(n),
+    "min_words": lambda text, n: len(words(text)) >= int(n),
+    "sentences": lambda text, n: sentences(text) == int(n),
+    "max_sentences": lambda text, n: 0 < sentences(text) <= int(n),
+    "lines": lambda text, n: len(lines(text)) == int(n),
+    "list_items": lambda text, n: sum(bool(ITEM.match(line)) for line in lines(text)) == int(n),
+    "comma_items": lambda text, n: [bool(words(x)) for x in text.split(",")] == [True] * int(n),
+}
+TEXTS: dict[str, Check] = {  # whose argument is a text
+    "contains": lambda text, phrase: count(text, phrase) > 0,
+    "contains_any": lambda text, some: any(count(text, word) for word in some.split()),
+    "avoids": lambda text, some: not any(count(text, word) for word in some.split()),
+    "lacks": lambda text, part: part.casefold() not in text.casefold(),
+    "starts_with": lambda text, start: text.startswith(start),
+    "ends_with": ends_with,
+    "equals": lambda text, wanted: plain(text) == plain(wanted),
+    "json_keys": json_keys,
+    "count": occurs,
+    "marked": marked,
+}
+ENDING = ("count", "marked")  # of these, whose argument ends with a number
+ALONE: dict[str, Check] = {  # without an argument
+    "lower_case": lambda text, _: cased(text, text.lower()),
+    "upper_case": lambda text, _: cased(text, text.upper()),
+    "quoted": lambda text, _: re.search(r"[\"“][^\"”]*\w[^\"”]*[\"”]", text) is not None,
+}
+
+
+def parse(constraint: str) -> tuple[Check, str]:
+    """Return the check of a constraint and its argument.
+
+    Raises:
+        ValueError: there is no such constraint, or its argument is wrong.
+    """
+    name, _, argument = constraint.partition(" ")
+    check = (NUMBERS | TEXTS | ALONE).get(name)
+    if check is None:
+        known = ", ".join([*NUMBERS, *TEXTS, *ALONE])
+        raise ValueError(f"constraint {name} is not known: give one of {known}")
+    last = argument.rpartition(" ")[2] if name in ENDING else argument
+    if (name in NUMBERS or name in ENDING) and not last.isdecimal():
+        raise ValueError(f"constraint {constraint}: {last!r} is no number")
+    if bool(argument) == (name in ALONE):
+        takes = "no argument" if name in ALONE else "an argument"
+        raise ValueError(f"constraint {constraint}: {name} takes {takes}")
+    return check, argument
+
+
+def holds(constraint: str, text: str) -> bool:
+    """Whether a text meets a constraint.
+
+    >>> holds("max_words 3", "Three short words"), holds("max_words 3", "One word too many")
+    (True, False)
+    """
+    check, argument = parse(constraint)
+    text = text.strip()
+    return bool(text) and check(text, argument)

@@ -1,0 +1,125 @@
+"""Answers are scored as the tasks say, at the edges too."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.tasks.checks import code_of, last_number, score
+from pipeline.tasks.constraints import holds
+from pipeline.tasks.items import Item
+
+
+def item(kind: str, *expected: str, wrong: tuple[str, ...] = ()) -> Item:
+    return Item("a", kind, "?", expected, wrong, 8)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("Lisbon", True),
+        ("She lives in LISBON.", True),
+        ("Lisbóna", False),
+        ("Lísbon!", True),  # accents do not count
+        ("Not Oslo but Lisbon", False),  # names a wrong one
+        ("Oslos, Lisbon", True),  # another word
+        ("", False),
+    ],
+)
+def test_answers_have_an_accepted_phrase_and_no_wrong_one(answer: str, right: bool) -> None:
+    assert score(item("answer", "Lisbon", "Lisboa", wrong=("Oslo",)), answer) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("2", True), ("it is 2.", True), ("2.5", False), ("0.2", False), ("2:30", False),
+     ("12", False), ("2, 3", True), ("2,000", False), ("2nd", False)],
+)  # fmt: skip
+def test_a_number_is_mentioned_as_a_whole(answer: str, right: bool) -> None:
+    assert score(item("answer", "2"), answer) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("7", True),
+        ("3 + 4 = 7", True),
+        ("7 and not 3", False),  # the last number counts
+        ("10-7", True),
+        ("-7", False),
+        ("is 7.0 exactly", True),
+        ("7.5", False),
+        ("seven", True),
+        ("Twenty-seven", False),
+        ("She has 3, that is seven", False),  # digits first
+        ("none", False),
+    ],
+)
+def test_the_last_number_counts(answer: str, right: bool) -> None:
+    assert score(item("number", "7"), answer) is right
+
+
+def test_numbers_in_words() -> None:
+    assert [str(last_number(text)) for text in ("forty two", "forty", "forty zero", "nil")] == [
+        "42",
+        "40",
+        "0",
+        "None",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("One, two.", True), (' "One, two."\n', True), ("One, two", False), ("one, two.", False),
+     ("One, two. Done.", False), ("", False), ('"', False)],
+)  # fmt: skip
+def test_copies_are_exact(answer: str, right: bool) -> None:
+    assert score(item("copy", "One, two."), answer) is right
+
+
+@pytest.mark.parametrize(
+    ("constraint", "holding", "failing"),
+    [
+        ("words 2", ["one two", "It's well-known."], ["one", "one two three"]),
+        ("max_words 2", ["one", "one two"], ["one two three", "", "..."]),
+        ("min_words 2", ["one two", "1 2 3"], ["one"]),
+        ("sentences 2", ["A b. C d!", "Why? Because"], ["A b.", "A. B. C."]),
+        ("max_sentences 1", ["A b.", "2.5 is it."], ["A. B.", "!"]),
+        ("lines 2", ["a\nb", "a\n\nb\n"], ["a", "a\nb\nc"]),
+        ("list_items 2", ["- a\n* b", "1. a\n2) b\nend"], ["- a", "-a\n-b", "a\nb"]),
+        ("comma_items 2", ["a, b", "a,b."], ["a", "a, b, c", "a, "]),
+        ("contains snow", ["Snow!", "the snow"], ["snowman"]),
+        ("contains_any a b", ["b"], ["c", "ab"]),
+        ("avoids cat cats", ["category"], ["A cat.", "CATS"]),
+        ("lacks z", ["abc"], ["Zoo"]),
+        ("starts_with Dear Anna", ["Dear Anna, hi"], ["dear Anna", "My Dear Anna"]),
+        ("ends_with soon", ["Come soon", "Come soon!", 'Come "soon".'], ["soon I come"]),
+        ("ends_with ?", ["Who?", '"Who?"'], ["Who", "?!"]),
+        ("equals a b", ["A  b", '"a b."'], ["a b c", "ab"]),
+        ("equals 1,2", ["1, 2", "1,2"], ["1 2"]),
+        ("json_keys a,b", ['{"b": 1, "a": 2}', 'x: {"a": 1, "b": {}}'], ['{"a": 1}', "{a, b}"]),
+        ("count blue 2", ["blue, Blue"], ["blue", "blue blue blue", "bluish blue"]),
+        ("marked - 2", ["- a\n - b", "list:\n- a\n- b"], ["- a", "-a\n-b", "* a\n* b"]),
+        ("lower_case", ["all low 3"], ["All", "123", ""]),
+        ("upper_case", ["ALL UP 3!"], ["ALl", "123"]),
+        ("quoted", ['"a b"', "He said “yes”."], ["'a'", '""', '"a']),
+    ],
+)  # fmt: skip
+def test_constraints(constraint: str, holding: list[str], failing: list[str]) -> None:
+    assert [text for text in holding if not holds(constraint, text)] == []
+    assert [text for text in failing if holds(constraint, text)] == []
+    assert not holds(constraint, " \n")
+
+
+def test_all_constraints_are_met() -> None:
+    both = item("constraints", "max_words 2", "lower_case")
+    assert score(both, "two words")
+    assert not score(both, "Two words")
+    assert not score(both, "just three words")
+
+
+def test_code_is_taken_out_of_an_answer() -> None:
+    code = "import math\n\n@cache\ndef f(x):\n    return x\n"
+    for answer in (code, f"Sure:\n```python\n{code}```\nIt works.", f"```\n{code}print(f(1))\n"):
+        assert code_of(answer).strip() == code.strip(), answer
+    assert code_of(f"{code}\nThis function is right.\n") == code + "\n"
+    assert code_of("I can't.") == ""

@@ -1,0 +1,213 @@
+"""Stage accuracy on the fixed models: scores, pairing, resuming, caching, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.decoding import answers
+from pipeline.errors import PipelineError
+from pipeline.execution import runner
+from pipeline.loader import Study
+from pipeline.plan.stage import Node
+from pipeline.stages.accuracy import compute as stage
+from pipeline.store.answered import read_answered
+from pipeline.store.artifacts import Artifact, Store
+from tests.results.models import WORDS, write_model
+
+METHODS = [
+    "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}",
+    "{drafter: model, rule: additive, t: 0.6, draft_length: 3, temperature: 0}",
+    "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
+]
+ITEMS = 6
+
+
+def rows(kind: str = "answer") -> list[dict[str, Any]]:
+    """Items in the words of the models, whose right answer is a word that they like to say."""
+    return [
+        {
+            "id": f"item {at}",
+            "kind": kind,
+            "prompt": " ".join(WORDS[4 + (7 * at + i) % 44] for i in range(3 + at)),
+            "expected": WORDS[10:30],
+            "wrong": WORDS[30:36],
+            "max_tokens": 4 + at,
+        }
+        for at in range(ITEMS)
+    ]
+
+
+def write(path: Path, items: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in items))
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("accuracy")
+    write_model(folder / "wide")
+    write_model(folder / "narrow", noise=0.06)
+    write(folder / "own.jsonl", rows())
+    return folder
+
+
+def study(place: Path, *overrides: str, stage: str = "accuracy") -> Study:
+    return Study(
+        "study=mini",
+        f"stage={stage}",
+        "target=local",
+        f"targets.local.path='{place / 'wide'}'",
+        "targets.local.label=wide",
+        "targets.local.dtype=float32",
+        "drafter=local",
+        f"drafter.path='{place / 'narrow'}'",
+        "drafter.label=narrow",
+        "drafter.dtype=float32",
+        f"prompts.source='{place / 'own.jsonl'}'",
+        f"accuracy.tasks=['{place / 'own.jsonl'}',facts]",
+        "accuracy.items=4",
+        f"accuracy.methods=[{', '.join(METHODS)}]",
+        "device={name: cpu, threads: 1}",
+        f"outputs='{place / 'outputs'}'",
+        *overrides,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(place: Path) -> tuple[Node, Artifact]:
+    (node,) = study(place).nodes["accuracy"]
+    return node, runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+
+
+def test_every_method_answers_every_item(made: tuple[Node, Artifact]) -> None:
+    _, artifact = made
+    facts, table = artifact.record["facts"], artifact.read().to_pandas()
+    assert [run["method"] for run in facts["runs"]] == [
+        "autoregressive",
+        "autoregressive (exponential races)",
+        "greedy",
+        "additive t=0.6",
+        "exponential races",
+    ]
+    assert [run["baseline"] for run in facts["runs"]] == [0, 1, 0, 0, 1]
+    assert table.groupby(["task", "item_id"])["run"].apply(list).tolist() == [list(range(5))] * 8
+    assert table.groupby("task", sort=False).size().to_dict() == {"own": 20, "facts": 20}
+    assert artifact.read("failures").num_rows == 0
+    limits = {row["id"]: row["max_tokens"] for row in rows()}
+    own = table[table["task"] == "own"]
+    assert (own["n_tokens"] <= own["item_id"].map(limits)).all()
+    assert (own["n_tokens"].to_numpy() == [len(ids) for ids in own["token_ids"]]).all()
+    assert (own["emitted"] == own["n_tokens"] - 1).all()  # one comes with the prompt
+
+
+def test_answers_are_scored_as_the_item_says(made: tuple[Node, Artifact]) -> None:
+    own = made[1].read().to_pandas().query("task == 'own'")
+    wanted = [
+        bool(set(text.split()) & set(WORDS[10:30])) and not set(text.split()) & set(WORDS[30:36])
+        for text in own["answer"]
+    ]
+    assert own["correct"].tolist() == wanted
+    assert 0 < sum(wanted) < len(wanted)
+
+
+def test_lossless_methods_leave_every_answer_and_the_relaxed_one_does_not(
+    made: tuple[Node, Artifact],
+) -> None:
+    one = read_answered("wide", made[1])
+    table = answers.accuracy(one, 20, 0.95, 0, 0.05)
+    total = table[table["task"] == answers.ALL].set_index("run")
+    assert (total.loc[[2, 4], "changed"] == 0).all()
+    assert (total.loc[[2, 4], ["lost", "won"]] == 0).all(axis=None)
+    assert total.loc[3, "changed"] > 0
+    assert total.loc[3, "tokens_per_call"] > total.loc[2, "tokens_per_call"] > 1
+    parted = answers.differing(one)
+    assert set(parted["method"]) == {"Additive (t = 0.6)"}
+    assert (parted["gap"] > 0).all()
+    assert one.data.loc[one.data["run"] == 2, "gap"].isna().all()
+
+
+def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node,) = study(place, "accuracy.items=3", "accuracy.seed=5").nodes["accuracy"]
+    store, answer, asked = Store(place / "outputs" / "artifacts"), stage.answer, list[str]()
+
+    def dying(pair: Any, one: Any, text: Any) -> Any:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(one.key)
+        return answer(pair, one, text)
+
+    monkeypatch.setattr(stage, "answer", dying)
+    with pytest.raises(KeyboardInterrupt):
+        runner.ensure([node], store)
+    first = list(asked)
+    assert [key.split("/")[0] for key in first] == ["own", "facts"]  # the tasks take turns
+
+    def noting(pair: Any, one: Any, text: Any) -> Any:
+        asked.append(one.key)
+        return answer(pair, one, text)
+
+    monkeypatch.setattr(stage, "answer", noting)
+    runner.ensure([node], store)
+    assert len(asked) == len(set(asked)) == 6
+    runner.ensure([node], store)
+    assert len(asked) == 6
+
+
+def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) -> None:
+    path = write(place / "long.jsonl", [*rows()[:2], rows()[2] | {"max_tokens": 2000}])
+    (node,) = study(place, f"accuracy.tasks=['{path}']").nodes["accuracy"]
+    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    (failure,) = artifact.read("failures").to_pylist()
+    assert failure["item_id"] == "item 2"
+    assert "exceed the context" in failure["reason"]
+    assert set(artifact.read()["item_id"].to_pylist()) == {"item 0", "item 1"}
+
+
+def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
+    def name(*overrides: str) -> str:
+        return study(place, *overrides).nodes["accuracy"][0].fingerprint
+
+    before = name()
+    assert name("accuracy.margin=0.1") == name("statistics.resamples=7") == before
+    for other in ("accuracy.items=2", "accuracy.seed=1", "accuracy.tasks=[facts]",
+                  "prompts.template=none", "accuracy.lookup=1"):  # fmt: skip
+        assert name(other) != before, other
+    write(place / "own.jsonl", rows()[:5])
+    assert name() != before
+    write(place / "own.jsonl", rows())
+    assert name() == before
+
+
+def test_a_foreign_task_runs_no_code_unless_it_is_allowed(place: Path) -> None:
+    path = write(place / "code.jsonl", rows("python"))
+    with pytest.raises(PipelineError, match=r"give accuracy\.foreign_code=true"):
+        study(place, f"accuracy.tasks=['{path}']")
+    study(place, f"accuracy.tasks=['{path}']", "accuracy.foreign_code=true")
+    study(place, "accuracy.tasks=[functions]")
+    study(place, f"accuracy.tasks=['{path}']", stage="drafts")  # which asks no question
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("accuracy.tasks=[facts,none]", "accuracy.tasks: none is no task: give arithmetic, "),
+        ("accuracy.methods=[{rule: greedy}]", r"accuracy\.methods\[0\]"),
+        ("accuracy.methods=[]", "accuracy.methods: give a list"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(place: Path, override: str, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        study(place, override)
+
+
+def test_two_tasks_of_one_name_are_refused(place: Path) -> None:
+    (place / "more").mkdir(exist_ok=True)
+    path = write(place / "more" / "facts.jsonl", rows())
+    with pytest.raises(PipelineError, match="two of facts, facts have the same name"):
+        study(place, f"accuracy.tasks=[facts,'{path}']")

@@ -1,0 +1,134 @@
+"""The model of lm-evaluation-harness, where that is installed: texts and likelihoods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import PipelineError
+from pipeline.harness import __main__ as command
+from pipeline.models.load import load_model, load_tokenizer
+from pipeline.models.prompt_tokens import encode
+from pipeline.plan.methods import build_methods, with_baselines
+from pipeline.stages.decoding.pair import DecodingPair, decode_timed
+from tests.results.models import WORDS, write_model
+
+PROMPT = " ".join(WORDS[20:27])
+METHODS = [
+    {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0},
+    {"drafter": "model", "rule": "additive", "t": 0.6, "draft_length": 3, "temperature": 0},
+]
+CONFIG = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
+SETTINGS = {"revision": None, "label": "tiny", "device": "cpu", "threads": 1}
+
+
+def test_without_the_package_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    with pytest.raises(PipelineError, match=r'pip install -e "\.\[harness\]"'):
+        command.evaluate(["facts"], 1, [])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The pair, and a function that gives the model of a run."""
+    pytest.importorskip("lm_eval")
+    from pipeline.harness.model import DecodingModel
+
+    folder = tmp_path_factory.mktemp("harness")
+    paths = [write_model(folder / "wide"), write_model(folder / "narrow", noise=0.06)]
+    loaded = [load_model(CONFIG, SETTINGS | {"path": str(path)}, "test") for path in paths]
+    tokenizer = load_tokenizer(str(paths[0]), None, "test")
+    pair = DecodingPair(*loaded, with_baselines(build_methods(METHODS)), 0, 0, 2)
+    return pair, tokenizer, lambda run: DecodingModel(pair, pair.runs[run], tokenizer)
+
+
+def request(kind: str, *arguments: Any) -> Any:
+    from lm_eval.api.instance import Instance
+
+    return Instance(kind, {}, arguments, 0, metadata=("task", 0, 1))
+
+
+def test_answers_are_the_loops_and_are_cut_before_a_stop(models: Any) -> None:
+    pair, tokenizer, model_of = models
+    ids = encode(tokenizer, [PROMPT], "chat", enable_thinking=False)
+    said = []
+    for run, method in enumerate(pair.runs):
+        model = model_of(run)
+        context = model.apply_chat_template([{"role": "user", "content": PROMPT}])
+        assert model.tok_encode(context) == ids
+        answer, _ = decode_timed(pair, method, {"prompt_id": "task/0", "token_ids": ids}, 20)
+        wanted = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+        whole = request("generate_until", context, {"until": [], "max_gen_toks": 20})
+        stop = wanted.split()[3]
+        cut = request("generate_until", context, {"until": [stop, ""], "max_gen_toks": 20})
+        assert model.generate_until([whole, cut]) == [wanted, wanted.split(stop)[0]]
+        assert model.calls == 2 * len(answer.calls)
+        said.append(wanted)
+    assert said[0] == said[1] != said[2]
+
+
+def test_likelihoods_are_the_targets_under_every_method(models: Any) -> None:
+    pair, tokenizer, model_of = models
+    context, continuation = " ".join(WORDS[5:9]), " " + " ".join(WORDS[30:33])
+    ids = tokenizer(context + continuation)["input_ids"]
+    with torch.inference_mode():
+        log_p = pair.target.module(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    wanted = sum(float(log_p[at - 1, ids[at]]) for at in range(4, 7))
+    whole = sum(float(log_p[at - 1, ids[at]]) for at in range(1, 7))
+    best = WORDS[int(log_p[3].argmax())]
+    for run in (0, 2):
+        model = model_of(run)
+        (found, greedy), (_, first) = model.loglikelihood(
+            [request("loglikelihood", context, continuation),
+             request("loglikelihood", context, f" {best}")],
+            disable_tqdm=True,
+        )  # fmt: skip
+        assert found == pytest.approx(wanted, abs=1e-4)
+        assert (greedy, first) == (False, True)
+        begun = model.loglikelihood_rolling(
+            [request("loglikelihood_rolling", tokenizer.decode(ids))]
+        )
+        alone = model.loglikelihood([request("loglikelihood", "", WORDS[5])], disable_tqdm=True)
+        shifted = model._likelihood([model.eot_token_id], ids)[0]
+        assert begun == [pytest.approx(shifted, abs=1e-9)]
+        assert alone[0][0] == pytest.approx(model._likelihood([model.eot_token_id], ids[:1])[0])
+        assert whole != pytest.approx(shifted, abs=1e-3)  # the first token is scored as well
+
+
+def test_long_texts_are_read_in_windows_and_long_contexts_are_cut(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tokenizer, model_of = models
+    model = model_of(0)
+    ids = tokenizer(" ".join(WORDS[4:14]))["input_ids"]
+    text = request("loglikelihood_rolling", " ".join(WORDS[4:14]))
+    windows = [([model.eot_token_id], ids[:3]), (ids[2:3], ids[3:6]), (ids[5:6], ids[6:9]),
+               (ids[8:9], ids[9:])]  # fmt: skip
+    wanted = sum(model._likelihood(*window)[0] for window in windows)
+    cut = model._likelihood(ids[3:5], ids[5:7])
+    monkeypatch.setattr(type(model.pair.target), "context", 4)
+    assert model.loglikelihood_rolling([text]) == [pytest.approx(wanted, abs=1e-9)]
+    assert model._likelihood(ids[:5], ids[5:7])[0] == pytest.approx(cut[0], abs=1e-9)
+    with pytest.raises(PipelineError, match="4 tokens exceeds the context"):
+        model._likelihood(ids[:1], ids[:4])
+
+
+def test_the_tasks_of_the_harness_are_the_projects() -> None:
+    """The YAML files name the data and allow as many tokens as the rows."""
+    from pipeline.tasks.items import FOLDER, read_items
+
+    tasks = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+    assert sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")) == tasks
+    for task in tasks:
+        lines = (FOLDER / f"{task}.yaml").read_text().splitlines()
+        items = read_items(FOLDER / f"{task}.jsonl")
+        (limit,) = {item.max_tokens for item in items}
+        assert f"task: draft_acceptance_{task}" in lines
+        assert f"metadata: {{version: 1, file: {task}}}" in lines
+        assert any(f"max_gen_toks: {limit}," in line for line in lines), task
+        code = any(item.kind == "python" for item in items)
+        assert ("unsafe_code: true" in lines) is code
