@@ -150,7 +150,8 @@ def collect(directory: Path) -> int:
 def values_of(overrides: list[str]) -> dict[str, str]:
     """Return the values of a job's overrides by key; a key that `~` takes away has none."""
     pairs = (override.partition("=") for override in overrides)
-    return {key.lstrip("+"): value.strip("'\"") for key, _, value in pairs}
+    # Hydra puts a backslash before a colon: renyi:2
+    return {key.lstrip("+"): value.strip("'\"").replace("\\:", ":") for key, _, value in pairs}
 
 
 def swept_keys(jobs: Sequence[dict[str, str]]) -> list[str]:

@@ -256,3 +256,9 @@ def test_the_point_that_begins_is_printed(capsys: pytest.CaptureFixture[str]) ->
     line = ["-m", "study=mini", "criteria=additive", "criteria.t=0.1,0.2"]
     sweeps.announce(1, ["study=mini", "criteria=additive", "criteria.t=0.2"], line)
     assert capsys.readouterr().out == "point 2: criteria.t=0.2\n"
+
+
+def test_a_colon_is_shown_as_it_was_given() -> None:
+    """Hydra writes overrides of jobs with a backslash before it."""
+    values = sweeps.values_of([r"certificates.divergence=renyi\:2", r"a='C\x'"])
+    assert values == {"certificates.divergence": "renyi:2", "a": r"C\x"}
