@@ -23,8 +23,16 @@ def accuracy_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | 
         read_answered(target, artifact)
         for target, artifact in zip(config["targets"], found, strict=True)
     ]
-    statistics = [config[name] for name in ("resamples", "confidence", "statistics_seed")]
-    tables = [accuracy(one, *statistics, margin=config["margin"]) for one in answered]
+    tables = [
+        accuracy(
+            one,
+            config["resamples"],
+            config["confidence"],
+            config["statistics_seed"],
+            config["margin"],
+        )
+        for one in answered
+    ]
     return Part.of(
         [
             shown.heading(f"What it costs in answers to decode with {config['drafter']}"),
