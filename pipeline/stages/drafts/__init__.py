@@ -57,7 +57,7 @@ def nodes(request: Request) -> list[Node]:
     config, drafter = request.config, request.config.drafter
     if drafter is None:
         return []
-    if drafter.head is None and request.asked & {"drafts", "decoding"}:
+    if drafter.head is None and request.asked & {"drafts", "decoding", "accuracy"}:
         for key, target in config.targets.items():
             check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
     if drafter.head is not None and "drafts" in request.asked:
