@@ -208,6 +208,6 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     rules = build_rules(settings.criteria)
     store = Store(Path(settings.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")
-    nodes = plan(settings, rules, identities)
+    nodes = plan(settings, rules, identities, lambda node: store.find(node) is not None)
     identities.save()
     return settings, nodes, store

@@ -31,7 +31,7 @@ from pipeline.plan.composition import (
 from pipeline.plan.rules import build_dials, build_rules
 from tests.pipeline import tiny
 
-GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "device")
+GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "accuracy", "device")
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 
@@ -369,7 +369,7 @@ def test_a_foreign_tokenizer_is_refused_only_where_a_drafter_is_needed(tmp_path:
     for stage in ("prompts", "distributions", "certificates", "run_lengths"):
         assert cli.prepare(compose("config", [*wanted, f"stage={stage}"]))[1][stage]
     message = r"^targets.local.path=.* and drafter.path=.*: their tokenizers .*drafter=none$"
-    for stage in ("drafts", "acceptance", "decoding", "report"):
+    for stage in ("drafts", "acceptance", "decoding", "accuracy", "report"):
         with pytest.raises(PipelineError, match=message):
             cli.prepare(compose("config", [*wanted, f"stage={stage}"]))
     assert cli.prepare(compose("config", [*wanted, "stage=report", "drafter=none"]))[1]["report"]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -37,10 +37,16 @@ def with_upstream(nodes: Iterable[Node]) -> dict[str, Node]:
     return found
 
 
-def plan(config: Config, rules: list[Any], identities: Identities) -> dict[str, list[Node]]:
+def plan(
+    config: Config,
+    rules: list[Any],
+    identities: Identities,
+    made: Callable[[Node], bool] = lambda _: False,
+) -> dict[str, list[Node]]:
     """Return the nodes of every stage for `config`, by stage.
 
-    `rules` are the acceptance rules of `config.criteria`, already built.
+    `rules` are the acceptance rules of `config.criteria`, already built. `made` says whether an
+    artifact is there: the report shows some stages only then.
 
     Raises:
         PipelineError: there is no target, or a stage refuses the configuration.
@@ -50,7 +56,7 @@ def plan(config: Config, rules: list[Any], identities: Identities) -> dict[str, 
             "no target: add target=mini_large, or target=local "
             "targets.local.path=DIRECTORY_OR_HUB_ID"
         )
-    request = Request(config, rules, identities, frozenset(_closure(config.stage)))
+    request = Request(config, rules, identities, frozenset(_closure(config.stage)), made)
     for stage in STAGES.values():
         stage.check(request)
     for stage in STAGES.values():

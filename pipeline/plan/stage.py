@@ -72,6 +72,7 @@ class Request:
         rules: the acceptance rules of `config.criteria`, built.
         identities: of the files that the configuration names.
         asked: the stage that is asked for, and all it is made from.
+        made: whether the artifact of a node is there.
         nodes: by stage, target by target.
     """
 
@@ -79,6 +80,7 @@ class Request:
     rules: list[Any]
     identities: Identities
     asked: frozenset[str]
+    made: Callable[[Node], bool]
     nodes: dict[str, list[Node]] = field(default_factory=dict)
 
     def by_target(self, stage: str) -> list[tuple[Node, ...]]:

@@ -92,7 +92,13 @@ def code_of(answer: str) -> str:
     'def f():\n    return 1\n\n'
     """
     block = re.search(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
-    lines = (block.group(1) if block else answer).splitlines(keepends=True)
+    fenced = definitions(block.group(1)) if block else ""
+    return fenced or definitions(answer)  # of some answers a fence is only the end
+
+
+def definitions(text: str) -> str:
+    """Return the lines from the first definition or import to the first that is none."""
+    lines = text.splitlines(keepends=True)
     from_first = dropwhile(lambda line: not DEFINES.match(line), lines)
     return "".join(takewhile(BELONGS.match, from_first))
 

@@ -14,6 +14,7 @@ from pipeline.execution import runner
 from pipeline.loader import Study
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import compute as stage
+from pipeline.stages.report.accuracy import accuracy_part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
 from tests.results.models import WORDS, write_model
@@ -211,3 +212,42 @@ def test_two_tasks_of_one_name_are_refused(place: Path) -> None:
     path = write(place / "more" / "facts.jsonl", rows())
     with pytest.raises(PipelineError, match="two of facts, facts have the same name"):
         study(place, f"accuracy.tasks=[facts,'{path}']")
+
+
+def test_the_report_has_a_section_only_once_the_answers_are_there(
+    place: Path, made: tuple[Node, Artifact]
+) -> None:
+    (with_answers,) = study(place, stage="report").nodes["report"]
+    assert with_answers.upstream["accuracy"] == (made[0],)
+    (without,) = study(place, "accuracy.seed=77", stage="report").nodes["report"]
+    assert "accuracy" not in without.upstream
+    assert "margin" not in without.config
+    assert accuracy_part(without, {}) is None
+
+
+def test_the_section_shows_losses_tasks_and_differing_answers(
+    place: Path, made: tuple[Node, Artifact]
+) -> None:
+    (node,) = study(place, stage="report").nodes["report"]
+    part = accuracy_part(node, {"accuracy": [made[1]]})
+    assert part is not None
+    page, files = part.markdown(), part.files()
+    assert "wide: 8 items of the tasks own, facts" in page
+    assert [item.name for item in part.shown] == [
+        "accuracy_losses",
+        "accuracy_tasks",
+        "accuracy_differing",
+    ]
+    assert "excludes a loss of 5 points" in page
+    greedy, relaxed = (
+        next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        for name in ("Strict greedy", "Additive (t = 0.6)")
+    )
+    assert "| 0 and 0 |" in greedy
+    cells = [line.split(" | ")[-4:-1] for line in (greedy, relaxed)]
+    assert cells[0][1:] == ["0 %", "0.0000"]
+    assert cells[1][1] not in ("0 %", "–")
+    one = read_answered("wide", made[1])
+    csv = files["tables/accuracy_differing.csv"].decode()
+    whole = answers.differing(one)["answer"].tolist()
+    assert all(text in csv for text in whole)

@@ -81,7 +81,7 @@ def nodes(request: Request) -> list[Node]:
         return []
     if config.distributions.source == "logs":
         return [_logged(request, distributions) for distributions in request.nodes["distributions"]]
-    if drafter.head is None and request.asked & {"drafts", "decoding"}:
+    if drafter.head is None and request.asked & {"drafts", "decoding", "accuracy"}:
         for key, target in config.targets.items():
             check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
     if drafter.head is not None and "drafts" in request.asked:

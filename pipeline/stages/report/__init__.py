@@ -17,6 +17,7 @@ UPSTREAM = (
     "drafts",
     "acceptance",
     "decoding",
+    "accuracy",
 )
 
 
@@ -36,6 +37,10 @@ def nodes(request: Request) -> list[Node]:
 
     config = request.config
     left_out = set() if config.decoding.report else {"decoding"}
+    answered = request.nodes["accuracy"]
+    shown = bool(answered) and all(map(request.made, answered))
+    if not shown:
+        left_out.add("accuracy")  # which takes hours, and is not computed for the report's sake
     return [
         Node(
             STAGE.name,
@@ -46,6 +51,7 @@ def nodes(request: Request) -> list[Node]:
                 "drafter": None if config.drafter is None else config.drafter.label,
                 "rules": [to_mapping(rule) for rule in request.rules],
                 **statistics_slice(config),
+                **({"margin": config.accuracy.margin} if shown else {}),
             },
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )

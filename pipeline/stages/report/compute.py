@@ -11,6 +11,7 @@ from analysis.report.figure import Figure
 from analysis.report.table import Table
 from pipeline.plan.stage import Node
 from pipeline.stages.report.acceptance import acceptance_part
+from pipeline.stages.report.accuracy import accuracy_part
 from pipeline.stages.report.categories import categories_part
 from pipeline.stages.report.decoding import decoding_parts
 from pipeline.stages.report.index import certificates_part
@@ -39,6 +40,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         verdict,
         categories_part(node, targets, upstream),
         acceptance_part(node, upstream),
+        accuracy_part(node, upstream),
         NUMBERS,
     ]
     speed = {}

@@ -122,4 +122,5 @@ def test_code_is_taken_out_of_an_answer() -> None:
     for answer in (code, f"Sure:\n```python\n{code}```\nIt works.", f"```\n{code}print(f(1))\n"):
         assert code_of(answer).strip() == code.strip(), answer
     assert code_of(f"{code}\nThis function is right.\n") == code + "\n"
+    assert code_of(f"{code}# Example\nprint(f(1))\n```\nThis is it.\n") == code
     assert code_of("I can't.") == ""
