@@ -131,7 +131,7 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "acceptance": {"certificates", "rules", "statistics"},
     "decoding": {"rules", "statistics"},
     "trees": {"decoding"},
-    "report": {"acceptance", "certificates", "decoding", "rules", "statistics"},
+    "report": {"acceptance", "certificates", "decoding", "rules", "statistics", "trees"},
 }
 
 

@@ -59,7 +59,8 @@ SAID = {"prompt_lookup": ", prompt lookup", "lookup_first": ", look-up first"}
 def printed(run: Mapping[str, Any]) -> str:
     """Return the printed name of a run's method."""
     if run["rule"] is None:
-        return str(run["method"]).capitalize()
+        name = str(run["method"])
+        return name[:1].upper() + name[1:]
     rule = build(run["rule"])
     of_tree = f", {run['tree']['shown']}" if "tree" in run and not isinstance(rule, Tree) else ""
     return rule.title + SAID.get(run["drafter"], "") + of_tree

@@ -26,6 +26,7 @@ from analysis.report.decoding_tables import (
     places_table,
 )
 from analysis.report.decoding_tokens import tokens_table
+from analysis.report.decoding_trees import trees_table
 from analysis.report.table import Table
 from analysis.rules import Additive, Mars, StrictGreedy
 
@@ -343,3 +344,34 @@ def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
     )
     decoded = replace(made(), runs=runs)
     assert [decoded.baseline(run) for run in range(6)] == [0, 1, 2, 1, 2, 0]
+
+
+def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
+    assert trees_table([made()]) is None
+    one = made()
+    runs = one.runs.assign(tree=[None, [-1, -1, 0], None], method=["alone", "a tree", "a chain"])
+    calls = one.calls.assign(drafted=one.calls["drafted"].where(one.calls["run"] != 1, 3))
+    levels = pd.DataFrame(
+        [("a", 1, 1, 1, 2, 1), ("a", 1, 1, 2, 1, 1), ("a", 1, 4, 1, 2, 0), ("b", 1, 1, 1, 2, 2)],
+        columns=decoding.LEVELS,
+    )
+    table = trees_table([replace(one, runs=runs, calls=calls, levels=levels)])
+    assert table is not None
+    assert table.data is not None
+    [row] = table.data.to_dict("records")
+    # child 1 is accepted at 2 of 4 levels; of the 2 others, child 2 at one (one chance in two)
+    assert row["acceptance"] == "0.5 0.25"
+    assert row["predicted"] == pytest.approx(1 + 0.5 + 0.25 + 0.25)
+    assert row["bound"] >= row["predicted"]
+    assert (row["nodes"], row["levels"]) == (3, 2)
+    assert row["tokens_per_call"] == row["whole"] == pytest.approx(8 / 5)
+    assert [name for section in table.sections for name, _ in section.rows] == ["a tree"]
+    found = decoding.acceptance(replace(one, runs=runs, calls=calls, levels=levels))
+    assert np.isnan(found["closed_form"][1])
+    assert not np.isnan(found["closed_form"][2])
+    alone = speed.speed(replace(one, runs=runs, calls=calls, levels=levels), 20, 0.9, 0)
+    assert (
+        len(speed.draft_lengths(replace(one, runs=runs), alone)) == 0
+    )  # one chain: none to choose
+    forced = decoding.forced(replace(one, runs=runs))
+    assert forced["run"].tolist() == [2]  # of trees only their rule is teacher-forced

@@ -25,6 +25,7 @@ from analysis.report.decoding_tables import (
     places_table,
 )
 from analysis.report.decoding_tokens import tokens_table
+from analysis.report.decoding_trees import trees_table
 from analysis.report.escape import markdown
 from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
@@ -58,6 +59,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             places_table(decoded),
             histogram_table(decoded),
             tokens_table(decoded),
+            trees_table(decoded),
             places_figure(decoded),
             ratios_figure(decoded),
             histograms_figure(decoded),

@@ -178,7 +178,7 @@ def test_speculative_sampling_on_trees_is_lossless(
 
 @pytest.mark.parametrize("tree", [batch(3), expansion([2, 1])], ids=["batch", "two chains"])
 def test_speculative_sampling_of_three_tokens_is_lossless(tree: Topology) -> None:
-    for seed in range(2):
+    for seed in (3, 6):  # where siblings need numbers of their own
         models = pair(seed, 3)
         law = sampled(models, tree, 3, lambda noise: TreeSampling(1.0, noise))
         check_law(law, models[0], 0, 3)
