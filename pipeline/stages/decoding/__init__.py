@@ -89,7 +89,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=3,
+    version=4,
     upstream=("prompts",),
     columns={
         "data": RUN
