@@ -150,4 +150,5 @@ def study(folder: Path) -> list[str]:
         "distributions.steps=6", "distributions.k=20", "criteria=additive", "criteria.t=0.1",
         "run_lengths.eps=[0.1]", "statistics.resamples=20", "decoding.prompts=3",
         "decoding.steps=4", f"decoding.methods={METHODS}", "device.batch=2", "device.threads=1",
+        "accuracy.tasks=[facts]", "accuracy.items=3", f"accuracy.methods={METHODS}",
     ]  # fmt: skip
