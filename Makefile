@@ -42,8 +42,8 @@ verify: install ## Check every artifact in outputs/ against its record, set asid
 gc: install ## List what no command refers to any more (ARGS=--delete removes it)
 	$(PY) -m pipeline.gc $(ARGS)
 
-test: install ## Run the tests, files side by side (ARGS=pytest's arguments)
-	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+test: install ## Run the tests, some side by side (ARGS=pytest's arguments)
+	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: install ## Lint, check the formatting, check the types
 	$(PY) -m ruff check

@@ -19,7 +19,7 @@ RUN: Columns = {"task": "string", "item_id": "string", "run": "int32"}  # run: i
 
 
 def nodes(request: Request) -> list[Node]:
-    """The tasks answered by each target with the drafter; none without a drafter.
+    """The tasks answered by each target with the drafter; none without a drafter, or of logs.
 
     Raises:
         PipelineError: there is no such task, or a method is not defined.
@@ -29,7 +29,7 @@ def nodes(request: Request) -> list[Node]:
     from pipeline.tasks.items import task_file
 
     config, asked = request.config, request.config.accuracy
-    if not request.nodes["drafts"]:
+    if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     methods = build_methods(asked.methods, key="accuracy.methods")
     files = [task_file(name) for name in asked.tasks]
