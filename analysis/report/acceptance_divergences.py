@@ -12,7 +12,7 @@ from ..acceptance.coverage import UNION
 from .dots import dots
 from .figure import Figure
 from .notes import few_notes
-from .pairs import Pairs
+from .pairs import Pairs, rows_by
 from .style import styled
 from .table import Cell, Section, Table
 from .text import range_text, share_text
@@ -24,7 +24,7 @@ PRINTED = {
     "reverse_kl": "reverse KL",
     UNION: "union",
 }
-Found = dict[tuple[str, str, str, str], dict[Any, Any]]
+Found = dict[tuple[Any, ...], dict[Any, Any]]
 
 
 def by_divergence(pairs: Pairs) -> Table:
@@ -86,9 +86,7 @@ def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
 
 
 def _found(pairs: Pairs) -> Found:
-    keys = ("target", "rule", "divergence", "statistic")
-    records = pairs.divergences.to_dict("records")
-    return {tuple(row[key] for key in keys): row for row in records}
+    return rows_by(pairs.divergences, "target", "rule", "divergence", "statistic")
 
 
 def _names(frame: pd.DataFrame) -> list[str]:

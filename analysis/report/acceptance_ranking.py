@@ -8,7 +8,7 @@ from typing import Any
 from .dots import dots
 from .figure import Figure
 from .notes import few_notes
-from .pairs import Pairs
+from .pairs import Pairs, rows_by
 from .style import LEVEL, styled
 from .table import Cell, Section, Table
 from .text import number_text, share_text
@@ -20,7 +20,7 @@ PRINTED = {  # of analysis.acceptance.ranking.SCORES
     "kl": "KL",
     "tv": "TV",
 }
-Found = dict[tuple[str, str, str, str], dict[Any, Any]]
+Found = dict[tuple[Any, ...], dict[Any, Any]]
 
 
 def ranking_table(pairs: Pairs) -> Table | None:
@@ -87,6 +87,4 @@ def ranking_figure(pairs: Pairs, rules: Sequence[str]) -> Figure | None:
 
 
 def _found(pairs: Pairs) -> Found:
-    keys = ("target", "rule", "over", "score")
-    records = pairs.ranking.to_dict("records")
-    return {tuple(row[key] for key in keys): row for row in records}
+    return rows_by(pairs.ranking, "target", "rule", "over", "score")

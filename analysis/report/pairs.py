@@ -62,10 +62,7 @@ class Pairs:
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str, str], dict[Any, Any]]:
-        return {
-            (row["target"], row["rule"], row["statistic"]): row
-            for row in self.statistics.to_dict("records")
-        }
+        return rows_by(self.statistics, "target", "rule", "statistic")
 
     def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
         """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
@@ -90,3 +87,8 @@ class Pairs:
         """Return the tidy rows of some rules and statistics."""
         table = self.statistics
         return table[table["rule"].isin(rules) & table["statistic"].isin(statistics)]
+
+
+def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple[Any, ...], dict[Any, Any]]:
+    """Return the rows of a tidy frame by their values in some columns."""
+    return {tuple(row[key] for key in keys): row for row in frame.to_dict("records")}

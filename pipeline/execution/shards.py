@@ -7,10 +7,11 @@ end the shards are joined in the order of the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.stopwatch import peak_memory
+from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 
 __all__ = ["Plan", "Shard", "ShardMeasured"]  # with the rest of this module
@@ -182,3 +184,36 @@ def _join(plan: Plan, order: Sequence[str], pending: Pending, schema: pa.Schema)
                           for name in {name for name, _ in found}}  # fmt: skip
                 tables = [opened[name].read_row_group(row) for name, row in found]
             writer.write_table(pa.concat_tables(tables))
+
+
+def write_tables(
+    pending: Pending, stage: str, names: Iterable[str], shards: Sequence[Mapping[str, Any]],
+    label: str, unit: str,
+) -> None:  # fmt: skip
+    """Write the tables of an artifact from the rows of its shards, in order; say what failed.
+
+    Args:
+        pending: the artifact.
+        stage: its stage.
+        names: of its tables, those in timings/ and failures among them.
+        shards: of each, rows by table; of one that failed, a row with its reason in failures.
+        label: of the target, for errors.
+        unit: what a shard is of, in the singular.
+
+    Raises:
+        PipelineError: every shard failed.
+    """
+    (pending.directory / "timings").mkdir(exist_ok=True)
+    for name in names:
+        rows = [row for shard in shards for row in shard.get(name, [])]
+        pending.write(name, pa.Table.from_pylist(rows, schema=columns.schema(stage, name)))
+    failed = [shard["failures"][0]["reason"] for shard in shards if "failures" in shard]
+    if not failed:
+        return
+    if len(failed) == len(shards):
+        raise PipelineError(f"{stage} {label}: every {unit} failed, the first with: {failed[0]}")
+    print(
+        f"{stage} {label}: {len(failed)} of {len(shards)} {unit}s failed, the first with: "
+        f"{failed[0]} (failures.parquet names them)",
+        flush=True,
+    )

@@ -94,8 +94,9 @@ def multiply(weight: Matrix, x: Matrix, out: Matrix, threads: int) -> None:
     if threads == 1:
         _slab(weight, x, out, 0, len(weight))
         return
-    numba.set_num_threads(min(threads, THREADS))
-    _slabs(weight, x, out, min(threads, THREADS))
+    threads = min(threads, THREADS)
+    numba.set_num_threads(threads)
+    _slabs(weight, x, out, threads)
 
 
 @numba.njit(**REORDERED)

@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config, Drafter, Model
 from pipeline.errors import PipelineError
 from pipeline.store.fingerprint import file_digest
 from pipeline.store.identity import Identities, local_path
+
+if TYPE_CHECKING:
+    from pipeline.plan.methods import Method
 
 
 def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
@@ -66,6 +69,18 @@ def rule_slice(rule: Any) -> dict[str, Any]:
     if not rule.own:
         return {"rule": to_mapping(rule)}
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
+
+
+def method_slice(method: Method) -> dict[str, Any]:
+    """What of a method determines what it decodes."""
+    return {
+        "drafter": method.drafter,
+        "sampling": method.sampling,
+        "draft_length": method.draft_length,
+        "temperature": method.temperature,
+        **({} if method.rule is None else rule_slice(method.rule)),
+        **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
+    }
 
 
 def statistics_slice(config: Config) -> dict[str, Any]:

@@ -105,6 +105,18 @@ def test_every_method_answers_every_item(made: tuple[Node, Artifact]) -> None:
     assert (own["emitted"] == own["n_tokens"] - 1).all()  # one comes with the prompt
 
 
+def test_the_shape_of_a_tree_makes_other_answers(place: Path) -> None:
+    """Two trees of one method are two artifacts."""
+    tree = (
+        "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: symmetric, width: W}"
+    )
+    plans = [
+        study(place, f"accuracy.methods=[{tree.replace('W', width)}]").nodes["accuracy"][0]
+        for width in "23"
+    ]
+    assert plans[0].fingerprint != plans[1].fingerprint
+
+
 def test_answers_are_scored_as_the_item_says(made: tuple[Node, Artifact]) -> None:
     own = made[1].read().to_pandas().query("task == 'own'")
     wanted = [

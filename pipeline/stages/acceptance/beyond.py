@@ -32,11 +32,16 @@ def read_distances(drafts: Artifact, divergences: Sequence[str]) -> dict[str, Fl
 
 
 def judge_by_divergence(
-    steps: Steps, rules: Sequence[Rule], distances: Mapping[str, Floats]
+    steps: Steps,
+    rules: Mapping[str, Rule],
+    by_kl: Mapping[str, Verdict],
+    distances: Mapping[str, Floats],
 ) -> Judged:
-    """Judge every rule at every step, by the certificates of each divergence."""
+    """Judge every rule at every step, by the certificates of each divergence; `by_kl` has KL's."""
     return {
-        name: {one.rule.label: one for one in judge(steps, rules, name, distance)}
+        name: {label: by_kl[label] for label in rules}
+        if name == "kl"
+        else dict(zip(rules, judge(steps, list(rules.values()), name, distance), strict=True))
         for name, distance in distances.items()
     }
 

@@ -75,7 +75,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
     distances = read_distances(drafts, config["divergences"])
-    judged = judge_by_divergence(steps, list(per_step.values()), distances)
+    judged = judge_by_divergence(steps, per_step, verdicts, distances)
     for name, by_rule in judged.items():
         check_sound(by_rule.values(), steps, table["prompt_id"], settings, name, distances[name])
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plan.slices import rule_slice, statistics_slice
+from pipeline.plan.slices import method_slice, statistics_slice
 from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
 from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store.columns import Columns
@@ -46,16 +46,7 @@ def nodes(request: Request) -> list[Node]:
                 "lookup": asked.lookup,
                 "template": config.prompts.template,
                 "enable_thinking": config.prompts.enable_thinking,
-                "methods": [
-                    {
-                        "drafter": method.drafter,
-                        "sampling": method.sampling,
-                        "draft_length": method.draft_length,
-                        "temperature": method.temperature,
-                        **({} if method.rule is None else rule_slice(method.rule)),
-                    }
-                    for method in methods
-                ],
+                "methods": [method_slice(method) for method in methods],
             },
             settings={
                 **drafts.settings,

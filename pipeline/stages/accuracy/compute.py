@@ -14,15 +14,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from analysis.rules import to_mapping
-from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, compute_unfinished
+from pipeline.execution.shards import Plan, Shard, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.pair import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.methods import Method, baseline
+from pipeline.plan.methods import baseline
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import STAGE
 from pipeline.stages.decoding.loop import Answer
@@ -32,9 +28,9 @@ from pipeline.stages.decoding.pair import (
     check_fits,
     decode_timed,
     load_decoding_pair,
+    run_facts,
 )
 from pipeline.stages.decoding.records import compared, log_likelihood, read_again
-from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.tasks.checks import score
 from pipeline.tasks.items import Item, read_items
@@ -67,10 +63,13 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
     shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
-    write_tables(pending, shards, node)
+    write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "item")
     pending.facts |= {
         "tasks": {task["name"]: task["content"] for task in config["tasks"]},
-        "runs": [run_facts(pair.runs, method) for method in pair.runs],
+        "runs": [
+            run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
+            for method in pair.runs
+        ],
         **describe_device(pair.target.device),
     }
 
@@ -169,39 +168,3 @@ def totals(found: Answer) -> dict[str, int]:
     names = ("drafted", "tested", "accepted", "emitted")
     sums = {name: sum(getattr(call, name) for call in found.calls) for name in names}
     return {"calls": len(found.calls), **sums}
-
-
-def run_facts(runs: list[Method], method: Method) -> dict[str, Any]:
-    """Return what the record says of a run."""
-    return {
-        "method": method.name,
-        "drafter": method.drafter,
-        "sampling": method.sampling,
-        "rule": None if method.rule is None else to_mapping(method.rule),
-        "draft_length": method.draft_length,
-        "temperature": method.temperature,
-        "baseline": runs.index(baseline(method)),
-    }
-
-
-def write_tables(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:
-    """Write the tables of the artifact from its shards.
-
-    Raises:
-        PipelineError: no item could be answered.
-    """
-    (pending.directory / "timings").mkdir(exist_ok=True)
-    for name in STAGE.columns:
-        rows = [row for shard in shards for row in shard.get(name, [])]
-        pending.write(name, pa.Table.from_pylist(rows, schema=columns.schema(STAGE.name, name)))
-    failed = [shard["failures"][0] for shard in shards if "failures" in shard]
-    if len(failed) == len(shards):
-        raise PipelineError(
-            f"accuracy {node.label}: every item failed, the first with: {failed[0]['reason']}"
-        )
-    if failed:
-        print(
-            f"accuracy {node.label}: {len(failed)} of {len(shards)} items failed, the first with: "
-            f"{failed[0]['reason']} (failures.parquet names them)",
-            flush=True,
-        )

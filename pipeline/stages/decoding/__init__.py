@@ -5,16 +5,15 @@ Run it with ``python -m pipeline stage=decoding drafter=... decoding=default``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.slices import rule_slice, statistics_slice
+from pipeline.plan.slices import method_slice, statistics_slice
 from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
 from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store.columns import STEP, Columns
 
 if TYPE_CHECKING:
-    from pipeline.plan.methods import Method
     from pipeline.store.artifacts import Artifact
 
 RUN: Columns = {"prompt_id": "string", "run": "int32"}  # run: index in the record's facts["runs"]
@@ -50,18 +49,6 @@ def nodes(request: Request) -> list[Node]:
         )
         for drafts in request.nodes["drafts"]
     ]
-
-
-def method_slice(method: Method) -> dict[str, Any]:
-    """What of a method determines what it decodes."""
-    return {
-        "drafter": method.drafter,
-        "sampling": method.sampling,
-        "draft_length": method.draft_length,
-        "temperature": method.temperature,
-        **({} if method.rule is None else rule_slice(method.rule)),
-        **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
-    }
 
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:

@@ -14,11 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from analysis.rules import to_mapping
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, compute_unfinished
+from pipeline.execution.shards import Plan, Shard, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.formats import spec_bench
 from pipeline.models.pair import pair_tokenizer
@@ -33,9 +30,9 @@ from pipeline.stages.decoding.pair import (
     check_fits,
     decode_timed,
     load_decoding_pair,
+    run_facts,
 )
 from pipeline.stages.decoding.turns import decode_later_turns
-from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 
 WARM_UP = 8  # tokens decoded before anything is timed
@@ -55,7 +52,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         return later_turns(pair, row, shard, tokenizer, source.record["config"])
 
     shards = decode_prompts(pair, rows, pending, f"decoding {node.label}", later)
-    write_tables(pending, shards, node)
+    write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "prompt")
+    pending.facts["failed_prompts"] = pending.rows["failures"]
     pending.facts |= decoding_facts(pair)
     spec_bench.write_answers(
         pending.directory / "timings" / "answers",
@@ -170,56 +168,16 @@ def in_order_of_source(
     return [shards[at] for at in order]
 
 
-def write_tables(pending: Pending, shards: list[dict[str, Any]], node: Node) -> None:
-    """Write the tables of the artifact from its shards, in the order of the prompts."""
-    (pending.directory / "timings").mkdir(exist_ok=True)
-    for name in STAGE.columns:
-        rows = [row for shard in shards for row in shard.get(name, [])]
-        pending.write(name, pa.Table.from_pylist(rows, schema=columns.schema(STAGE.name, name)))
-    failed = pending.rows["failures"]
-    if failed:
-        first = next(shard["failures"][0]["reason"] for shard in shards if "failures" in shard)
-        if failed == len(shards):
-            raise PipelineError(
-                f"decoding {node.label}: every prompt failed, the first with: {first}"
-            )
-        print(
-            f"decoding {node.label}: {failed} of {len(shards)} prompts failed, the first with: "
-            f"{first} (failures.parquet names them)",
-            flush=True,
-        )
-    pending.facts["failed_prompts"] = failed
-
-
 def decoding_facts(pair: DecodingPair) -> dict[str, Any]:
     """Return what the record says of the runs and the models."""
     return {
-        "runs": [
-            {
-                "method": method.name,
-                "drafter": method.drafter,
-                "sampling": method.sampling,
-                "rule": None if method.rule is None else to_mapping(method.rule),
-                "lossless": method.lossless,
-                "draft_length": method.draft_length,
-                "temperature": method.temperature,
-                **tree_facts(method),
-            }
-            for method in pair.runs
-        ],
+        "runs": [run_facts(method) for method in pair.runs],
         "bytes": {
             name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
             for name, model in (("target", pair.target), ("drafter", pair.drafter))
         },
         **describe_device(pair.target.device),
     }
-
-
-def tree_facts(method: Method) -> dict[str, Any]:
-    """Return what the record says of the tree of a method; nothing of a chain."""
-    if method.tree is None or method.topology is None:
-        return {}
-    return {"tree": {"shown": method.tree.shown, "parents": list(method.topology.parents)}}
 
 
 def run_name(method: Method) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from analysis.rules import to_mapping
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.hidden_drafter import HiddenDrafter
@@ -125,3 +126,24 @@ def strategies(
     if method.drafter == "lookup_first":
         drafter = LookupFirst(PromptLookup(pair.lookup, device, pair.lookup), drafter)
     return drafter, verifier
+
+
+def run_facts(method: Method) -> dict[str, Any]:
+    """Return what a record says of a run."""
+    return {
+        "method": method.name,
+        "drafter": method.drafter,
+        "sampling": method.sampling,
+        "rule": None if method.rule is None else to_mapping(method.rule),
+        "lossless": method.lossless,
+        "draft_length": method.draft_length,
+        "temperature": method.temperature,
+        **_tree_facts(method),
+    }
+
+
+def _tree_facts(method: Method) -> dict[str, Any]:
+    """Return what the record says of the tree of a method; nothing of a chain."""
+    if method.tree is None or method.topology is None:
+        return {}
+    return {"tree": {"shown": method.tree.shown, "parents": list(method.topology.parents)}}

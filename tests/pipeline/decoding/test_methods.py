@@ -10,7 +10,7 @@ from analysis.rules import Tree
 from analysis.trees.topology import symmetric
 from pipeline.errors import PipelineError
 from pipeline.plan.methods import build_methods, with_baselines
-from pipeline.stages.decoding import method_slice
+from pipeline.plan.slices import method_slice
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 
