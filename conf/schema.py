@@ -202,6 +202,15 @@ class Solve:
 
 
 @dataclass
+class Engine:
+    """What `python -m pipeline.engine_metrics` reads besides its file."""
+
+    model: str | None = MISSING
+    since: str | None = MISSING
+    draft_length: int | None = _optional_at_least(1)
+
+
+@dataclass
 class Decoding:
     """Decoding with a drafter; `methods` is checked by `pipeline.plan.methods`."""
 
@@ -272,6 +281,7 @@ class Config:
     acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
     solve: Solve = MISSING
+    engine: Engine = MISSING
     accuracy: Accuracy = MISSING
     statistics: Statistics = MISSING
     device: Device = MISSING

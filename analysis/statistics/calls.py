@@ -8,6 +8,9 @@ ends.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,6 +75,71 @@ def calls_made(accepted: Flags, trajectories: Trajectories, draft_length: int | 
         rejected = np.where(rows[i], rejected, i)
         calls[i] = 1 + calls[(np.minimum(np.minimum(rejected, i + gamma) + 1, size), *place)]
     return np.asarray(calls[begin, np.arange(count)])
+
+
+def drafts_made(
+    accepted: Flags, trajectories: Trajectories, draft_length: int
+) -> tuple[Integers, Integers]:
+    """Return of each call, in order, how many drafted tokens were tested and how many accepted.
+
+    The last call of a trajectory drafts no further than its end.
+
+    Args:
+        accepted: (N,) whether each step's drafted token is accepted.
+        trajectories: of the steps.
+        draft_length: at least 1.
+
+    Raises:
+        ValueError: the draft length is below 1.
+
+    Example:
+        >>> steps = Trajectories.from_positions(np.arange(5))
+        >>> tested, kept = drafts_made(np.array([1, 1, 0, 1, 0], dtype=bool), steps, 2)
+        >>> tested.tolist(), kept.tolist()
+        ([2, 2], [2, 1])
+    """
+    gamma, _, _ = _rows(accepted[:, None], trajectories, draft_length)
+    ends = [*trajectories.starts[1:], len(accepted)]
+    calls = []
+    for begin, end in zip(trajectories.starts, ends, strict=True):
+        at = int(begin)
+        while at < end:
+            last = min(at + gamma, int(end))
+            kept = int(np.argmin(np.append(accepted[at:last], False)))
+            calls.append((min(kept + 1, last - at), kept))
+            at += kept + 1
+    counts = np.array(calls, dtype=np.int64).reshape(-1, 2)
+    return counts[:, 0], counts[:, 1]
+
+
+def place_shares(
+    calls: float, reached: Sequence[float], accepted: Sequence[float]
+) -> list[dict[str, float]]:
+    """Return both shares of accepted tokens at each place of a draft.
+
+    Args:
+        calls: verifications.
+        reached: by place, how many of them tested a token there.
+        accepted: by place, how many accepted it.
+
+    Returns:
+        place (from 1), reached, accepted; `conditional` accepted / reached, the acceptance rate;
+        `of_all` accepted / calls, what inference engines print.
+
+    Example:
+        >>> place_shares(10, [10, 8], [8, 6])[1]
+        {'place': 2, 'reached': 8, 'accepted': 6, 'conditional': 0.75, 'of_all': 0.6}
+    """
+    return [
+        {
+            "place": place,
+            "reached": tested,
+            "accepted": kept,
+            "conditional": kept / tested if tested else math.nan,
+            "of_all": kept / calls if calls else math.nan,
+        }
+        for place, (tested, kept) in enumerate(zip(reached, accepted, strict=True), start=1)
+    ]
 
 
 def _rows(

@@ -1,0 +1,234 @@
+"""What engines count of their drafts: files in their formats, whole and damaged, and the command.
+
+The files beside this test are written after the sources that `engine_counts` names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline import engine_metrics
+from pipeline.errors import PipelineError
+from pipeline.formats.engine_counts import Counts, read_counts
+from tests.conftest import SmallStudy
+
+FILES = Path(__file__).parent / "engine_metrics"
+OTHER = "(APIServer pid=1) INFO 08-04 20:51:08 [metrics.py:120] SpecDecoding metrics: "
+
+
+def damaged(path: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """Write a file of an engine with parts replaced."""
+    text = (FILES / name).read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "numbers", "by_place", "length", "pieces"),
+    [
+        ("vllm.txt", "vLLM", (1000, 3000, 1500), (800, 500, 200), 2.5, 12),
+        ("vllm.log", "vLLM", (130, 390, 210), (107, 71, 32), 1 + 210 / 130, 2),
+        ("sglang.txt", "SGLang", (math.nan,) * 3, (), 2.95, 1),
+        ("sglang.log", "SGLang", (math.nan,) * 3, (), 2.75, 2),  # 1 request at 2, 3 at 3
+        ("sglang.jsonl", "SGLang", (6, 18, 9), (5, 3, 1), 2.5, 2),
+        ("llama.txt", "llama.cpp", (97, 388, 257), (78, 68, 61, 50), 1 + 257 / 97, 7),
+        ("llama.log", "llama.cpp", (107, 428, 277), (87, 74, 64, 52), 1 + 277 / 107, 2),
+        ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (), math.nan, 1),
+    ],
+)
+def test_every_format_is_read(
+    name: str,
+    engine: str,
+    numbers: tuple[float, ...],
+    by_place: tuple[float, ...],
+    length: float,
+    pieces: int,
+) -> None:
+    counts = read_counts(FILES / name)
+    assert (counts.engine, counts.pieces) == (engine, pieces)
+    found = [counts.calls, counts.drafted, counts.accepted, counts.tokens_per_call]
+    assert found == pytest.approx([*numbers, length], nan_ok=True)
+    assert list(counts.by_place) == list(by_place)
+    silent = {"answers that tell nothing of drafts": 1} if name == "llama.jsonl" else {}
+    assert counts.excluded == silent
+
+
+def test_both_definitions_of_acceptance_at_a_place() -> None:
+    places = read_counts(FILES / "vllm.txt").places
+    assert [place["of_all"] for place in places] == [0.8, 0.5, 0.2]  # as engines print it
+    assert [place["conditional"] for place in places] == [0.8, 500 / 800, 200 / 500]
+    assert [place["reached"] for place in places] == [1000, 800, 500]
+    nothing = Counts("vLLM", "scrape", 4, 8, 0, [0, 0], 1.0, 1).places
+    assert math.isnan(nothing[1]["conditional"])
+    assert nothing[1]["of_all"] == 0
+
+
+def test_an_earlier_page_is_taken_off(tmp_path: Path) -> None:
+    whole = damaged(
+        tmp_path / "before.txt", "vllm.txt",
+        ("} 600.0\nvllm:spec_decode_num_drafts", "} 100.0\nvllm:spec_decode_num_drafts"),
+        ("1800.0", "300.0"), ("900.0", "500.0"), ('position="0"} 480.0', 'position="0"} 80.0'),
+    )  # fmt: skip
+    counts = read_counts(FILES / "vllm.txt")
+    later = read_counts(FILES / "vllm.txt", earlier=whole)
+    assert (counts.calls, later.calls, later.accepted) == (1000, 500, 400)
+    with pytest.raises(PipelineError, match=r"less than the 600 of engine\.since: .* restarted"):
+        read_counts(whole, earlier=FILES / "vllm.txt")
+    with pytest.raises(PipelineError, match=r"engine\.since=.*is no page of /metrics"):
+        read_counts(FILES / "vllm.log", earlier=FILES / "vllm.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("vllm.txt", [('engine="1",model_name="Qwen/Qwen3-1.7B"', 'engine="1",model_name="B"')],
+         r"holds 2 models \(B, Qwen/Qwen3-1\.7B\): engine\.model=NAME"),
+        ("vllm.txt", [('{engine="1",model_name="Qwen/Qwen3-1.7B"} 400.0',
+                       '{engine="0",model_name="Qwen/Qwen3-1.7B"} 400.0')],
+         r"line 7: .*drafts_total was on line 6 already: give one scrape"),
+        ("vllm.txt", [("spec_decode_num_drafts_total{", "spec_decode_drafts{")],
+         r"lacks vllm:spec_decode_num_drafts_total"),
+        ("vllm.txt", [('position="1"', 'position="3"')], r"positions 0, 2, 3: one is missing"),
+        ("vllm.txt", [('position="1"', 'place="1"')], r"line 22: .* needs a label position"),
+        ("vllm.txt", [("} 1800.0", "} NaN")], r"line 13: .* is NaN: a number of at least 0"),
+        ("vllm.txt", [("} 1800.0", "} -1")], r"line 13: .* is -1: a number of at least 0"),
+        ("vllm.txt", [("} 1800.0", "}")], r"line 13 is no metric \('vllm:"),
+        ("vllm.txt", [("1800.0", "100.0"), ("1200.0", "100.0")], r"1500 tokens .* of 200 drafted"),
+        ("vllm.txt", [("} 120.0", "} 420.0"), ("} 300.0", "} 0.0")], r"at a place of the draft"),
+        ("vllm.txt", [("spec_decode", "other")], r"no metrics of speculative decoding"),
+        ("sglang.txt", [("} 2.95", "} 0.0")], r"spec_accept_length is missing or below 1"),
+        ("llama.txt", [("llamacpp:spec_decode_num_drafts_total 97", "vllm:spec_decode_num 97")],
+         r"metrics of llamacpp and vllm: give one"),
+        ("vllm.log", [("0.900, 0.700, 0.400", "0.900, 0.700, 0.350, 0.050")],
+         r"drafts of 3 tokens on line 2, of 4 on line 3: the log is of two servers"),
+        ("vllm.log", [("SpecDecoding", "Other")], r"nothing in it is about speculative decoding"),
+        ("vllm.log", [("Accepted: ", "Accepted: x")], r"none of its 2 lines of vLLM is whole"),
+        ("vllm.log", [("INFO:  ", "accept len: 2.0, ")], r"lines of vLLM and SGLang: give one"),
+        ("sglang.jsonl", [("[1, 1, 1, 1]", "[2, 1, 1, 1]")],
+         r"line 1 has a histogram of 5 verifications and 6 accepted"),
+        ("sglang.jsonl", [('"spec_num_correct_drafts": 6,', "")], r"line 1 lacks spec_num_correct"),
+        ("sglang.jsonl", [('"a2"', '"a1"')], r"line 2: answer a1 was there already"),
+        ("sglang.jsonl", [("spec_verify_ct", "verify")], r"no answer tells of drafts: SGLang"),
+        ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has draft_n='9'"),
+    ],
+)  # fmt: skip
+def test_damage_is_one_line(
+    name: str, changes: list[tuple[str, str]], message: str, tmp_path: Path
+) -> None:
+    path = damaged(tmp_path / name, name, *changes)
+    with pytest.raises(PipelineError, match=message) as error:
+        read_counts(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_one_of_two_models_is_taken(tmp_path: Path) -> None:
+    given = ('engine="1",model_name="Qwen/Qwen3-1.7B"', 'engine="1",model_name="B"')
+    path = damaged(tmp_path / "two.txt", "vllm.txt", given)
+    assert read_counts(path, model="B").calls == 400
+    with pytest.raises(PipelineError, match=r"engine\.model=C is not in .*: it has B, Qwen"):
+        read_counts(path, model="C")
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "calls"),
+    [("vllm.log", "Per-position acceptance rate: 0.9", 100.0), ("llama.log", "draft acc", 97.0)],
+)
+def test_a_last_line_that_was_cut_off_is_counted(
+    name: str, kept: str, calls: float, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    text = (FILES / name).read_text()
+    path.write_text(text[: text.rindex(kept) + len(kept) + (12 if name == "llama.log" else 0)])
+    counts = read_counts(path)
+    assert (counts.calls, counts.excluded) == (calls, {"truncated last line": 1})
+
+
+def test_a_page_that_was_cut_off_lacks_its_last_metric(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.txt"
+    text = (FILES / "vllm.txt").read_text()
+    path.write_text(text[:-3])  # `8` instead of `80.0`: not taken for a number
+    with pytest.raises(PipelineError, match=r"1500 tokens were accepted, 1420 by their places"):
+        read_counts(path)
+
+
+def test_a_line_whose_numbers_contradict_each_other_is_counted(tmp_path: Path) -> None:
+    path = damaged(tmp_path / "log", "vllm.log", ("0.900, 0.700, 0.400", "0.900, 0.700, 0.600"))
+    counts = read_counts(path)
+    assert (counts.calls, counts.excluded) == (100, {"damaged lines": 1})
+
+
+def test_calls_of_short_drafts_come_from_the_printed_mean(tmp_path: Path) -> None:
+    """40 drafts, of which 20 have one token: full drafts of three would be 80 / 3."""
+    line = (
+        "Mean acceptance length: 2.00, Accepted throughput: 4.00 tokens/s, Drafted throughput: "
+        "8.00 tokens/s, Accepted: 40 tokens, Drafted: 80 tokens, Per-position acceptance rate: "
+        "0.500, 0.300, 0.200, Avg Draft acceptance rate: 50.0%\n"
+    )
+    path = tmp_path / "log"
+    path.write_text(OTHER + line)
+    counts = read_counts(path)
+    assert (counts.calls, counts.by_place) == (pytest.approx(40), [20, 12, 8])
+
+
+def test_a_stream_counts_once_with_what_it_said_last(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (FILES / "sglang.jsonl").read_text().splitlines()]
+    first = {"meta_info": lines[0]["meta_info"] | {"spec_verify_ct": 1, "spec_accept_histogram": [
+        0, 1], "spec_num_correct_drafts": 1, "spec_correct_drafts_histogram": None}}  # fmt: skip
+    path = tmp_path / "stream"
+    path.write_text("".join(f"data: {json.dumps(one)}\n\n" for one in (first, lines[0])))
+    assert read_counts(path).calls == 4
+
+
+def test_the_command_holds_an_engine_beside_the_study(
+    small_study: SmallStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for word in small_study.overrides if not word.startswith("outputs=")]
+    outputs = f"outputs={small_study.outputs}"
+    engine_metrics.main([str(FILES / "vllm.txt"), *given, outputs])
+    printed = capsys.readouterr().out
+    assert "vLLM, 12 series" in printed
+    folder = small_study.outputs / "engine_metrics" / "vllm.txt"
+    calls, places = (pd.read_parquet(folder / f"{name}.parquet") for name in ("calls", "places"))
+    assert calls["tokens_per_call"][0] == 2.5
+    ours = places[(places["from"] == "stage decoding") & (places["rule"] == "greedy")]
+    assert len(ours) == 3  # decoded with drafts of three
+    along = calls[(calls["from"] == "stage acceptance") & (calls["rule"] == "greedy")]
+    shown = places[(places["from"] == "stage acceptance") & (places["rule"] == "greedy")]
+    assert along["calls"].item() == shown["reached"].iloc[0]
+    assert along["accepted"].item() == shown["accepted"].sum()
+    assert np.allclose(shown["of_all"], shown["accepted"] / along["calls"].item())
+    assert (shown["conditional"] >= shown["of_all"]).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "0 files were given: give one"),
+        (["a", "b"], "2 files were given"),
+        ([str(FILES / "missing")], "missing can't be read: No such file"),
+        ([str(FILES / "sglang.txt"), "study=mini"], "engine.draft_length must be given"),
+        ([str(FILES / "vllm.txt"), "study=mini", "engine.draft_length=4"], "drafts of 3 tokens"),
+        ([str(FILES / "vllm.txt"), "study=mini", "drafter=none"], "the study has no drafter"),
+        ([str(FILES / "vllm.txt"), "engine.draft_length=0"], "engine.draft_length=0 is not"),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        engine_metrics.main([*words, f"outputs={tmp_path}"])
+    assert message in str(error.value)
+    assert str(error.value).startswith("error: ")
+
+
+def test_a_study_that_was_not_computed_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"was not made yet: run `python -m pipeline study=mini"):
+        engine_metrics.main([str(FILES / "vllm.txt"), "study=mini", f"outputs={tmp_path}"])
