@@ -14,6 +14,7 @@ from analysis.decoding import metrics as decoding
 from analysis.decoding import speed
 from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
+from analysis.report.decoding_break_even import break_even_table
 from analysis.report.decoding_figures import longest, places_figure
 from analysis.report.decoding_ratios import histograms_figure, ratios_figure
 from analysis.report.decoding_settings import length_table, temperature_table
@@ -274,6 +275,7 @@ def test_all_tables_and_figures_print() -> None:
         latency_table([decoded], speeds),
         temperature_table([decoded], speeds),
         length_table([decoded], speeds),
+        break_even_table([decoded], speeds),
     ]
     tables = [table for table in found if table is not None]
     assert {table.name for table in tables} >= {"decoding_acceptance", "decoding_comparison"}

@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
+from analysis.report.decoding_break_even import break_even_figure, break_even_table
 from analysis.report.decoding_figures import places_figure
 from analysis.report.decoding_partings import partings_table
 from analysis.report.decoding_ratios import histograms_figure, ratios_figure
@@ -77,8 +78,10 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             latency_table(decoded, speeds),
             temperature_table(decoded, speeds),
             length_table(decoded, speeds),
+            break_even_table(decoded, speeds),
             thresholds_figure(decoded, speeds),
             lengths_figure(decoded, speeds),
+            break_even_figure(decoded, speeds),
         ],
     )
     return content, timed

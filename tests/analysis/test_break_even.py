@@ -1,0 +1,97 @@
+"""Break-even: at the least acceptance, and a step to either side; batches; the table and figure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.decoding import speed
+from analysis.decoding.break_even import break_even, by_batch, by_length, least_acceptance
+from analysis.decoding.closed_form import optimal_draft_length, tokens_per_call
+from analysis.report.decoding_break_even import break_even_figure, break_even_table
+from tests.analysis.test_decoding_metrics import made
+
+STEP = 1e-9
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 7])
+@pytest.mark.parametrize("cost", [1.0001, 1.3, 1.9])
+def test_drafting_pays_above_break_even_and_not_below(gamma: int, cost: float) -> None:
+    costs = [1.0, *[cost] * gamma]
+    a = least_acceptance(costs, gamma)
+    below, above = (tokens_per_call(a + step, gamma) - cost for step in (-STEP, STEP))
+    assert below < 0 < above
+    # simulated: calls that emit 1 + accepted tokens take as long as the target alone
+    tests = np.random.default_rng(0).random((200_000, gamma)) < a
+    emitted = 1 + np.cumprod(tests, axis=1).sum(1)
+    assert emitted.mean() == pytest.approx(cost, abs=0.02)  # 5 standard errors
+
+
+def test_at_the_ends_of_the_range() -> None:
+    assert least_acceptance([1.0, 1.0], 1) == 0.0  # free: pays at any acceptance
+    assert least_acceptance([1.0, 0.9], 1) == 0.0
+    assert least_acceptance([1.0, 2.0], 1) == 1.0  # only if all is accepted
+    assert math.isnan(least_acceptance([1.0, 2.0 + STEP], 1))
+    assert least_acceptance([1.0, 9.0, 3.0], 2) == 1.0
+    assert math.isnan(least_acceptance([1.0, 9.0, 3.0 + STEP], 2))
+    assert break_even([1.0]) == (0, pytest.approx(math.nan, nan_ok=True))
+    assert break_even([1.0, 2.5, 3.5])[0] == 0
+    assert break_even([1.0, 1.0, 1.0]) == (1, 0.0)  # of equal ones the shortest
+    for gamma in (0, 2, -1):
+        with pytest.raises(ValueError, match=f"gamma={gamma} is not allowed: give 1 to 1"):
+            least_acceptance([1.0, 1.5], gamma)
+    with pytest.raises(ValueError, match="numbers above 0"):
+        least_acceptance([0.0, 1.5], 1)
+
+
+@pytest.mark.parametrize("rho", [0.02, 0.1, 0.3])
+def test_break_even_is_where_a_best_draft_length_appears(rho: float) -> None:
+    costs = [1 + gamma * (rho + 0.05) for gamma in range(12)]
+    _, a = break_even(costs)
+    assert optimal_draft_length(max(a - 1e-6, 0), costs)[0] == 0
+    assert optimal_draft_length(a + 1e-6, costs)[0] > 0
+    assert a == pytest.approx(rho + 0.05)  # costs on a line: one token decides
+
+
+def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
+    verify = {1: [10.0, 10.5, 11.0, 11.5], 8: [20.0, 32.0, 44.0, 56.0], 64: [90.0, 180.0, 270, 360]}
+    draft = {1: 1.0, 8: 2.0, 64: 9.0}
+    table = by_batch(verify, draft, [0.5, 0.8]).set_index(["batch", "rate"])
+    assert table.loc[(1, 0.8), "rho"] == 0.1
+    assert table.loc[(1, 0.8), "verify_ratio"] == 1.15
+    assert table.loc[(1, 0.8), "break_even"] == pytest.approx(0.15)  # 11.5 / 10 - 1
+    assert table.loc[(8, 0.8), "break_even"] == pytest.approx(34 / 20 - 1)
+    assert math.isnan(table.loc[(64, 0.8), "break_even"])
+    assert table["draft_length"].tolist() == [2, 3, 0, 1, 0, 0]
+    assert table["speedup"].tolist() == pytest.approx(
+        [1.75 / 1.3, (1 + 0.8 + 0.64 + 0.512) / 1.45, 1, 1.8 / 1.7, 1, 1]
+    )
+    assert table.loc[(64, 0.5), "at_length"] == 0
+
+
+def test_measured_costs_give_break_even_beside_measured_speed() -> None:
+    """A call of 0, 2 and 3 drafted tokens takes 10, 14 and 15 ms (`test_decoding_metrics`)."""
+    decoded = made()
+    speeds = speed.speed(decoded, 20, 0.9, 0)
+    found = by_length(decoded, speeds)
+    assert found["draft_length"].tolist() == [1, 2, 3]
+    assert found["tried"].tolist() == [False, True, True]
+    assert found["cost"].tolist() == pytest.approx([1.2, 1.4, 1.5])
+    assert found["break_even"].tolist()[:2] == pytest.approx([0.2, (math.sqrt(2.6) - 1) / 2])
+    assert found["rate"].tolist()[1:] == pytest.approx([3 / 5, 4 / 5])
+    assert found["speedup"].tolist()[1:] == speeds["speedup"].tolist()[1:]
+    table = break_even_table([decoded], [speeds])
+    assert table is not None
+    assert "| Strict greedy | 2 | 0 | 0.100 | 1.40 | 0.306 | 0.600 | 1.14× [" in table.markdown()
+    figure = break_even_figure([decoded], [speeds])
+    assert figure is not None
+    assert figure.data["break_even"].tolist() == found["break_even"].tolist()
+    alone = speeds[:1]
+    assert break_even_table([decoded], [alone]) is None
+    assert break_even_figure([decoded], [alone]) is None
+    trees = speeds.assign(drafter="prompt_lookup")
+    assert by_length(decoded, trees).empty
+    assert isinstance(by_length(decoded, trees), pd.DataFrame)
