@@ -27,6 +27,7 @@ STAGES = (  # each behind those it is made from
 )
 
 
+ENGINES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # that settings are written for
 MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences that stage drafts measures
 
 
@@ -199,6 +200,9 @@ class Solve:
         lambda values: len(values) == len(set(values)) and all(v >= 1 for v in values),
     )
     dials: list[Any] = MISSING  # rules with the range of one parameter: [strict, relaxed]
+    engine: str | None = _ranged(
+        "null or one of " + ", ".join(ENGINES), lambda value: value is None or value in ENGINES
+    )
 
 
 @dataclass

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 
 from analysis.report.text import limits
 from pipeline import cli
+from pipeline.engine_settings import ENGINES, Setting, setting_text
 from pipeline.errors import PipelineError
+from pipeline.execution.runner import shown
 from pipeline.paths import CONF
 from pipeline.plan.composition import EXPECTED_ERRORS, explain
 from pipeline.plan.rules import build_dials
 from pipeline.plan.stage import Node, SummaryRow
-from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.artifacts import Artifact, Store, slug
 from pipeline.store.distributions import read_distributions
+
+if TYPE_CHECKING:
+    from analysis.acceptance.solve import Goal, Solution
+    from analysis.rules import Rule
+    from analysis.rules.dials import Dial
 
 PROMISED = (0.05, 0.5)  # quantiles over prompts
 
@@ -33,9 +42,13 @@ def main(overrides: Sequence[str]) -> None:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=list(overrides))
-        for rows in answers(*cli.prepare(config), list(overrides)):
+        settings, nodes, store = cli.prepare(config)
+        read = list(_targets(settings, nodes, store, overrides))
+        for rows in _tables(settings, nodes, read):
             sweeps.print_table(rows)
             print()
+        if settings.solve.engine is not None:
+            _write_settings(settings, read)
     except EXPECTED_ERRORS as error:
         raise SystemExit(f"error: {explain(error)}") from None
 
@@ -48,19 +61,52 @@ def answers(
     Raises:
         PipelineError: the stage distributions was not computed; a dial, or a rule, is wrong.
     """
-    dials = build_dials(settings.solve.dials, "solve.dials")
-    read = []
+    yield from _tables(settings, nodes, list(_targets(settings, nodes, store, overrides)))
+
+
+def _targets(
+    settings: Any, nodes: dict[str, list[Node]], store: Store, overrides: Sequence[str]
+) -> Iterator[_Target]:
     for at, node in enumerate(nodes["distributions"]):
         dump = store.find(node)
         if dump is None:
             command = " ".join(["python -m pipeline", *overrides, "stage=distributions"])
             raise PipelineError(f"distributions {node.label} was not made yet: run `{command}`")
         made = nodes["acceptance"][at : at + 1]
-        read.append(_Target(settings, node, dump, store.find(made[0]) if made else None))
-    yield [row for target in read for row in target.solved(dials)]
+        yield _Target(settings, node, dump, store.find(made[0]) if made else None)
+
+
+def _tables(
+    settings: Any, nodes: dict[str, list[Node]], read: Sequence[_Target]
+) -> Iterator[list[SummaryRow]]:
+    dials = _dials(settings)
+    if dials:
+        yield [row for target in read for row in target.solved(dials)]
     rules = [node.settings["rule"] for node in nodes["certificates"]]
     rules = rules[: len(rules) // len(read)]
     yield [row for target in read for row in target.promised(rules)]
+
+
+def _dials(settings: Any) -> list[Dial]:
+    """Return the dials that are solved: those of `solve.dials`, or that of the engine asked for."""
+    engine = settings.solve.engine
+    if engine is None:
+        return build_dials(settings.solve.dials, "solve.dials")
+    given = ENGINES[engine].dial
+    return [] if given is None else build_dials([given], f"solve.engine={engine}")
+
+
+def _write_settings(settings: Any, read: Sequence[_Target]) -> None:
+    """Write and print a file for every answer that was found, of the engine asked for."""
+    name, directory = settings.solve.engine, Path(settings.outputs) / "engine_settings"
+    directory.mkdir(parents=True, exist_ok=True)
+    dials = _dials(settings)
+    for target in read:
+        for length, setting, measured in target.settings(dials[0] if dials else None):
+            path = directory / slug(f"{name}-{target.label}-{length}.{ENGINES[name].suffix}")
+            text = setting_text(name, setting, measured)
+            path.write_text(text, encoding="utf-8")
+            print(f"{shown(path)}:\n{text}")
 
 
 class _Target:
@@ -71,7 +117,8 @@ class _Target:
         from analysis.statistics.run_lengths import Trajectories
 
         statistics = settings.statistics
-        self._asked, self._label = settings.solve, node.settings["label"]
+        self._asked, self.label = settings.solve, node.settings["label"]
+        self._settings, self._path = settings, node.settings["path"]
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
         position = dump.read(columns=["position"])["position"].to_numpy()
@@ -80,25 +127,32 @@ class _Target:
             self._steps.prompts, statistics.resamples, statistics.confidence, statistics.seed
         )
         self._made = made
+        self._found: dict[str, list[tuple[Goal, Solution]]] = {}
 
-    def solved(self, dials: Sequence[Any]) -> Iterator[SummaryRow]:
-        """Yield a row a dial and goal."""
+    def _solutions(self, dial: Dial) -> list[tuple[Goal, Solution]]:
+        """Return the goals and the answers of a dial, found once."""
         from analysis.acceptance.solve import Goal, solve_all
 
-        asked = self._asked
-        goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
-        goals += [
-            Goal(tokens=asked.tokens, draft_length=length)
-            for length in asked.draft_lengths
-            if asked.tokens <= length + 1  # a call emits no more
-        ]
-        for dial in dials:
+        if dial.name not in self._found:
+            asked = self._asked
+            goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
+            goals += [
+                Goal(tokens=asked.tokens, draft_length=length)
+                for length in asked.draft_lengths
+                if asked.tokens <= length + 1  # a call emits no more
+            ]
             found = solve_all(
                 self._dist, dial, asked.eps, goals, self._bootstrap, self._steps, self._divergence
             )
-            for goal, one in zip(goals, found, strict=True):
+            self._found[dial.name] = list(zip(goals, found, strict=True))
+        return self._found[dial.name]
+
+    def solved(self, dials: Sequence[Dial]) -> Iterator[SummaryRow]:
+        """Yield a row a dial and goal."""
+        for dial in dials:
+            for goal, one in self._solutions(dial):
                 yield {
-                    "target": self._label,
+                    "target": self.label,
                     "rule": dial.name,
                     "wanted": _wanted(goal),
                     "parameter": one.parameter,
@@ -108,7 +162,61 @@ class _Target:
                     "prompts": self._bootstrap.count,
                 }
 
-    def promised(self, rules: Sequence[Any]) -> Iterator[SummaryRow]:
+    def settings(self, dial: Dial | None) -> Iterator[tuple[int, Setting, list[str]]]:
+        """Yield, by draft length, what an engine is to run, and what was measured of it.
+
+        Without a dial it is strict greedy. A setting is the answer to the tokens wanted at this
+        draft length, else to the share of steps; where there is none, none is yielded.
+        """
+        from analysis.rules import StrictGreedy
+
+        drafter, heat = self._settings.drafter, self._settings.certificates.temperature
+        for length in self._asked.draft_lengths:
+            rule: Rule = StrictGreedy()
+            measured = [
+                f"{self.label}: {len(self._steps.prompts)} steps of {self._bootstrap.count} "
+                f"prompts; a drafter with a divergence ({self._divergence}) of at most "
+                f"{self._asked.eps:g} at every step."
+            ]
+            if dial is not None:
+                found = [
+                    (goal, one)
+                    for goal, one in self._solutions(dial)
+                    if one.value == one.value
+                    and goal.draft_length in (length, None)
+                    and (goal.tokens is None or goal.draft_length == length)
+                ]
+                if not found:
+                    print(f"{self.label}, drafts of {length}: no setting reaches what is wanted")
+                    continue
+                goal, one = found[-1]  # tokens at this length, behind the share of steps
+                rule = replace(dial.rules[0], **{dial.parameter: _typed(dial, one.value)})
+                low, high = one.ci_low, one.ci_high
+                interval = f" [{low:.3g}, {high:.3g}]" if low < high else ""
+                measured.append(
+                    f"Wanted: certified {_wanted(goal)}. {one.parameter} = {one.value:g}{interval} "
+                    f"reaches {one.reached:.4g}."
+                )
+            measured += [
+                f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call."
+                for row in self.promised([rule], [length])
+            ]
+            yield (
+                length,
+                Setting(
+                    rule,
+                    length,
+                    self._path,
+                    None if drafter is None else drafter.path,
+                    drafter is not None and drafter.head is not None,
+                    heat,
+                ),
+                measured,
+            )
+
+    def promised(
+        self, rules: Sequence[Rule], lengths: Sequence[int | None] | None = None
+    ) -> Iterator[SummaryRow]:
         """Yield a row a rule, draft length and kind: certified, and realised where it is known."""
         from analysis.certificates.certify import certify
         from analysis.statistics.calls import calls_made, most_calls
@@ -117,7 +225,7 @@ class _Target:
         flags = {"certified": found.lower > self._asked.eps}
         accepted = self._accepted([rule.label for rule in rules])
         flags |= {} if accepted is None else {"realised": accepted}
-        for draft_length in (*self._asked.draft_lengths, None):
+        for draft_length in lengths or (*self._asked.draft_lengths, None):
             for kind, each in flags.items():
                 count = most_calls if kind == "certified" else calls_made
                 calls = count(each, self._steps, draft_length)
@@ -132,6 +240,8 @@ class _Target:
             return None
         table = self._made.read(columns=["rule", "accepted"])
         rule, accepted = table["rule"].to_numpy(), table["accepted"].to_numpy()
+        if not set(labels) <= set(rule):  # a setting that was solved
+            return None
         return np.stack([accepted[rule == label] for label in labels], axis=1)
 
     def _promise(self, rule: str, draft_length: int | None, kind: str, calls: Any) -> SummaryRow:
@@ -142,7 +252,7 @@ class _Target:
         each = np.sort(bootstrap.steps / calls)
         ranks = {q: max(1, int(np.ceil(q * len(each) - 1e-9))) for q in PROMISED}
         return {
-            "target": self._label,
+            "target": self.label,
             "rule": rule,
             "drafts": _length(draft_length),
             "kind": kind,
@@ -157,6 +267,11 @@ def _wanted(goal: Any) -> str:
     if goal.tokens is None:
         return f"{100 * goal.share:g} % of steps"
     return f"{goal.tokens:g} tokens, drafts {_length(goal.draft_length)}"
+
+
+def _typed(dial: Dial, value: float) -> float:
+    """Return a value of a dial's parameter in its type."""
+    return type(dial.rules[0].parameters[dial.parameter])(value)
 
 
 def _length(draft_length: int | None) -> str:

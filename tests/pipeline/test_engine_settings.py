@@ -1,0 +1,110 @@
+"""Solved settings as engines take them: every file can be read as what it is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy, TopMAdditive, Typical
+from analysis.rules.dials import build_dial
+from conf import schema
+from pipeline import solve
+from pipeline.engine_settings import ENGINES, Setting, setting_text
+from tests.conftest import SmallStudy
+
+RULES: dict[str, Rule] = {
+    "vllm": StrictGreedy(),
+    "sglang": AbsoluteThreshold(0.25),
+    "tensorrt_llm": TopMAdditive(10, 0.6),
+    "medusa": Typical(0.09, 0.3),
+    "llama_cpp": StrictGreedy(),
+}
+
+
+def written(engine: str, drafter: str | None = "a/drafter", head: bool = False) -> str:
+    setting = Setting(RULES[engine], 3, "a/target", drafter, head, 0.7)
+    return setting_text(engine, setting, ["96 prompts."])
+
+
+def words(text: str) -> list[str]:
+    return shlex.split(text.replace("\\\n", " "), comments=True)
+
+
+def value(text: str, flag: str) -> str:
+    found = words(text)
+    return found[found.index(flag) + 1]
+
+
+def test_every_engine_of_the_configuration_is_written_with_a_dial_of_its_rule() -> None:
+    assert tuple(ENGINES) == schema.ENGINES
+    for name, engine in ENGINES.items():
+        text = written(name)
+        assert text.startswith("# 96 prompts.\n# Differs: ")
+        assert text.endswith("\n")
+        if engine.dial is not None:
+            dial = build_dial(engine.dial)
+            assert type(dial.rules[0]) is type(RULES[name])
+
+
+def test_flags_of_the_shell() -> None:
+    for head, method in ((True, "eagle3"), (False, "draft_model")):
+        config = json.loads(value(written("vllm", head=head), "--speculative-config"))
+        assert config == {"method": method, "model": "a/drafter", "num_speculative_tokens": 3}
+    text = written("sglang", head=True)
+    assert value(text, "--speculative-algorithm") == "EAGLE3"
+    assert value(written("sglang"), "--speculative-algorithm") == "STANDALONE"
+    assert value(text, "--speculative-num-steps") == "3"
+    assert value(text, "--speculative-num-draft-tokens") == "4"  # with the target's own
+    assert float(value(text, "--speculative-accept-threshold-single")) == 0.25
+    text = written("llama_cpp", drafter=None)
+    assert (value(text, "-md"), value(text, "--spec-draft-n-max")) == ("DRAFTER", "3")
+    assert value(text, "--temp") == "0"
+
+
+def test_files() -> None:
+    assert yaml.safe_load(written("tensorrt_llm")) == {
+        "speculative_config": {
+            "decoding_type": "MTP",
+            "num_nextn_predict_layers": 3,
+            "use_relaxed_acceptance_for_thinking": True,
+            "relaxed_topk": 10,
+            "relaxed_delta": 0.6,
+        }
+    }
+    call: Any = ast.parse(written("medusa")).body[0]
+    given = {one.arg: ast.literal_eval(one.value) for one in call.value.keywords}
+    assert given == {
+        "sampling": "typical",
+        "temperature": 0.7,
+        "posterior_threshold": 0.09,
+        "posterior_alpha": 0.3,
+    }
+
+
+def test_solve_writes_the_answers_as_settings(
+    small_study: SmallStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*small_study.overrides, "target=mini_large", "criteria=greedy", "solve.eps=0.05"]
+    wanted = ["solve.share=0.8", "solve.tokens=1.5", "solve.draft_lengths=[3]"]
+    solve.main([*given, *wanted, "solve.engine=tensorrt_llm"])
+    folder = small_study.outputs / "engine_settings"
+    text = (folder / "tensorrt_llm-mini-large-3.yaml").read_text()
+    delta = yaml.safe_load(text)["speculative_config"]["relaxed_delta"]
+    assert f"t = {delta:g}" in text
+    assert "Wanted: certified 1.5 tokens, drafts of 3." in text
+    assert text in capsys.readouterr().out
+    solve.main([*given, *wanted, "solve.engine=vllm"])
+    assert "topm_additive" not in capsys.readouterr().out  # nothing to turn
+    assert "--speculative-config" in (folder / "vllm-mini-large-3.sh").read_text()
+    solve.main([*given, "solve.share=1.0", "solve.tokens=9", "solve.draft_lengths=[9]",
+                "solve.engine=sglang", "solve.eps=0.6"])  # fmt: skip
+    assert "mini-large, drafts of 9: no setting reaches" in capsys.readouterr().out
+    assert not Path(folder / "sglang-mini-large-9.sh").exists()
+    with pytest.raises(SystemExit, match=r"error: solve\.engine=x is not allowed: give null or"):
+        solve.main([*given, "solve.engine=x"])
