@@ -55,20 +55,15 @@ def of_model(model: LanguageModel, ids: Tensor, n: int) -> Pass:
 
 
 def of_head(model: HiddenDrafter, ids: Tensor) -> Pass:
-    """Return a pass of a head over one token of each text; its hidden states are made up."""
-    batch, length = ids.shape
-    width = model.head.fc.in_features // len(model.layers)
-    shape = (batch, length, len(model.layers), width)
-    hidden = torch.randn(shape, device=model.device, dtype=model.head.fc.weight.dtype)
-    at = torch.arange(length, device=model.device).expand(batch, -1)
-    seen = torch.ones_like(at, dtype=torch.bool)
-
-    def read(depths: Depths, part: slice) -> Tensor:
-        embedded = model.embed(ids[:, part])
-        return depths.read(embedded, hidden[:, part], at[:, part], seen[:, part])[0]
+    """Return a pass of a head over one token of each text (B, n); hidden states are made up."""
+    weight = model.head.fc.weight
+    shape = (len(ids), 1, len(model.layers), weight.shape[1] // len(model.layers))
+    hidden = torch.randn(shape, device=model.device, dtype=weight.dtype)
+    at = torch.zeros_like(ids[:, -1:])
 
     def run() -> Tensor:
-        return model.logits(read(Depths(model.head, 1), slice(length - 1, length))).argmax(-1)
+        outputs = Depths(model.head, 1).read(model.embed(ids[:, -1:]), hidden, at, at == 0)
+        return model.logits(outputs[0]).argmax(-1)
 
     return run
 

@@ -15,7 +15,14 @@ from conf import schema
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
 from pipeline.paths import CONF
 from pipeline.plan.composition import EXPECTED_ERRORS, explain, settings_of
-from pipeline.store.identity import MODEL_FILES, hub_commit, hub_files, local_path, split_patterns
+from pipeline.store.identity import (
+    HEAD_FILES,
+    MODEL_FILES,
+    hub_commit,
+    hub_files,
+    local_path,
+    split_patterns,
+)
 
 Wanted = tuple[str, str, str | None, str, list[str]]
 
@@ -26,7 +33,9 @@ def wanted(config: schema.Config) -> Iterator[Wanted]:
     if config.drafter is not None:
         models["drafter"] = config.drafter
     for key, model in models.items():
-        yield f"{key}.path", model.path, model.revision, "model", list(MODEL_FILES)
+        head = isinstance(model, schema.Drafter) and model.head is not None
+        files = HEAD_FILES if head else MODEL_FILES
+        yield f"{key}.path", model.path, model.revision, "model", list(files)
     prompts = config.prompts
     patterns = split_patterns(prompts.split)
     yield "prompts.source", prompts.source, prompts.revision, "dataset", patterns

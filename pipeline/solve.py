@@ -198,7 +198,7 @@ class _Target:
                     f"reaches {one.reached:.4g}."
                 )
             measured += [
-                f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call."
+                f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call"
                 for row in self.promised([rule], [length])
             ]
             yield (

@@ -58,6 +58,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("drafter", "local"): ["drafter.path=x"],
         ("drafter", "log"): ["drafter.path=x"],
         ("drafter", "local_head"): ["drafter.path=x"],
+        ("drafter", "eagle3"): ["drafter.path=x"],
         ("prompts", "default"): ["prompts.source=x"],
     }
     found = settings(f"{added}={option}", *extra.get((group, option), []))

@@ -24,7 +24,7 @@ from pipeline.drafter_training.generate import load, recipe_of
 from pipeline.drafter_training.novelty import ngrams
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import FeatureHead
-from pipeline.models.hidden_drafter import read_weights, save_head
+from pipeline.models.head_files import read_weights, save_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import ASSETS, OUTPUTS
 from pipeline.plan.composition import EXPECTED_ERRORS, explain

@@ -2,9 +2,8 @@
 
 The entry of token t is made of its embedding and of the target's hidden states after token t - 1;
 what comes out predicts token t + 1. Hidden states of drafted tokens are not known yet: the layer's
-own output stands in their place. At depth d of a draft, d - 1 of the tokens are drafted. Embedding
-and output projection are the target's. Weights are named as in published EAGLE-3 checkpoints
-(arXiv 2503.01840).
+own output stands in their place. At depth d of a draft, d - 1 of the tokens are drafted. Weights
+are named as in published EAGLE-3 checkpoints (arXiv 2503.01840).
 """
 
 from __future__ import annotations
@@ -43,11 +42,16 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer whose attention reads an embedding beside the hidden state."""
+    """A decoder layer whose attention reads an embedding beside the hidden state.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    `norm_before_residual` says that the attention's output is added to the normed hidden state, as
+    some published heads were trained, instead of to the hidden state itself.
+    """
+
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool = False) -> None:
         """Make random weights."""
         super().__init__()
+        self.norm_before_residual = norm_before_residual
         self.head_dim: int = config.head_dim
         self.groups: int = config.num_attention_heads // config.num_key_value_heads
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -71,6 +75,8 @@ class Layer(nn.Module):
 
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """Return the output (B, n, d) from what attention gave (B, heads, n, head_dim)."""
+        if self.norm_before_residual:
+            hidden = self.hidden_norm(hidden)
         hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         made: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return made
@@ -79,22 +85,30 @@ class Layer(nn.Module):
 class FeatureHead(nn.Module):
     """The layer, what fuses the target's hidden states for it, and its output norm."""
 
-    def __init__(self, shape: Mapping[str, Any], layers: int) -> None:
+    def __init__(
+        self,
+        shape: Mapping[str, Any],
+        layers: int,
+        width: int | None = None,
+        norm_before_residual: bool = False,
+    ) -> None:
         """Make a head with random weights.
 
         Args:
             shape: of the layer, as in the config.json of a Llama.
-            layers: after how many of the target's layers it reads a hidden state.
+            layers: how many of the target's hidden states it reads.
+            width: of these; None is that of the layer.
+            norm_before_residual: as of `Layer`.
         """
         super().__init__()
         config = LlamaConfig(**shape)
-        self.fc = nn.Linear(layers * config.hidden_size, config.hidden_size, bias=False)
-        self.midlayer = Layer(config)
+        self.fc = nn.Linear(layers * (width or config.hidden_size), config.hidden_size, bias=False)
+        self.midlayer = Layer(config, norm_before_residual)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """Return (B, n, d) from the target's hidden states (B, n, layers, d)."""
+        """Return (B, n, d) from the target's hidden states (B, n, layers, width)."""
         fused: Tensor = self.fc(hidden.flatten(2))
         return fused
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.models.hidden_drafter import HiddenDrafter, check_head, load_head, read_head
+from pipeline.models.head_files import check_head, load_head, read_head
+from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_tokenizer, skeleton
 from pipeline.models.vocabulary import check_same_tokens

@@ -21,6 +21,8 @@ from pipeline.store.durable import read_sealed, seal
 from pipeline.store.fingerprint import file_digest, fingerprint
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+PICKLED = "pytorch_model.bin"  # weights of published heads without safetensors
+HEAD_FILES = (*MODEL_FILES, PICKLED)
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -63,7 +65,8 @@ class Identities:
             return {"hub": path, "commit": hub_commit(path, revision, "model", key)}
         if not (local / "config.json").is_file():
             raise PipelineError(f"{key}={path}: a model directory with config.json is expected")
-        return {"content": self._digest(local, MODEL_FILES, key)}
+        plain = next(local.rglob("*.safetensors"), None) is not None
+        return {"content": self._digest(local, MODEL_FILES if plain else HEAD_FILES, key)}
 
     def tokenizer(self, path: str, revision: str | None, key: str) -> dict[str, Any]:
         """Return the identity of a model's tokenizer, equal for equal files."""
@@ -186,7 +189,8 @@ def hub_files(
     from huggingface_hub import HfApi, snapshot_download
 
     commit = hub_commit(name, revision, kind, key)
-    needed = [pattern for pattern in patterns if pattern == "*.safetensors"] or patterns
+    weights = ("*.safetensors", PICKLED)
+    needed = [pattern for pattern in patterns if pattern in weights] or patterns
     for only_cached in (True, False):
         try:
             if not only_cached:  # asked first: the download itself waits for minutes

@@ -22,7 +22,7 @@ from pipeline.drafter_training.dataset import Written
 from pipeline.drafter_training.features import Example
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import FeatureHead
-from pipeline.models.hidden_drafter import load_head
+from pipeline.models.head_files import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_tokenizer
 from tests.pipeline import heads, tiny

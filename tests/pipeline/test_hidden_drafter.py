@@ -10,14 +10,8 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import Depths, Entries
-from pipeline.models.hidden_drafter import (
-    GivenText,
-    HiddenDrafter,
-    check_head,
-    load_head,
-    read_head,
-    save_head,
-)
+from pipeline.models.head_files import check_head, load_head, read_head, save_head
+from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.stages.decoding.choices import Greedy

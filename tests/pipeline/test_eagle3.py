@@ -1,0 +1,410 @@
+"""Published EAGLE-3 heads: tiny random checkpoints in both layouts against the plain architecture.
+
+The reference is written from the published model code (`eagle/model/cnets.py` of SafeAILab/EAGLE,
+`vllm/model_executor/models/llama_eagle3.py`): whole texts, no cache, no classes of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from analysis.trees.topology import ROOT, Topology
+from pipeline import cli  # noqa: F401  registers the configuration's types
+from pipeline.errors import PipelineError
+from pipeline.models import load as models
+from pipeline.models.head_files import load_head
+from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+from pipeline.paths import CONF
+from pipeline.plan.composition import settings_of
+from pipeline.stages.decoding.choices import Greedy
+from pipeline.stages.decoding.drafters import HeadDrafter, model_drafter
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.verifiers import Match
+from pipeline.store.identity import Identities
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, plain_greedy
+
+V, D, DEPTH = 24, 32, 7  # of the target: hidden states after 2, 3 and 4 layers are read
+HEADS, GROUPS, WIDTH, INNER, THETA, EPS = 4, 2, 8, 40, 500.0, 1e-5
+IDS = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])  # that can be drafted
+GIVEN = {"head": {"vocabulary": "reduced", "depths": 2}}
+TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
+CLOSE = {"atol": 2e-5, "rtol": 1e-5}
+Numbers = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def target() -> LanguageModel:
+    torch.manual_seed(0)
+    shape = SimpleNamespace(hidden_size=D, layers=DEPTH, intermediate_size=48, heads=2, kv_heads=1)
+    module = models.new_qwen3(shape, V)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(12)
+    return models.wrap(module, "tiny", CPU, "float32", (), "test")
+
+
+def weights(width: int = D, wide: bool = False, ids: Tensor | None = IDS) -> Numbers:
+    """Random weights by the names of EAGLE's own layout; `wide` brings an embedding."""
+    generator = torch.Generator().manual_seed(7)
+    drafted = V if ids is None else len(ids)
+    shapes = {
+        "fc.weight": (width, 3 * D),
+        "midlayer.self_attn.q_proj.weight": (HEADS * WIDTH, 2 * width),
+        "midlayer.self_attn.k_proj.weight": (GROUPS * WIDTH, 2 * width),
+        "midlayer.self_attn.v_proj.weight": (GROUPS * WIDTH, 2 * width),
+        "midlayer.self_attn.o_proj.weight": (width, HEADS * WIDTH),
+        "midlayer.mlp.gate_proj.weight": (INNER, width),
+        "midlayer.mlp.up_proj.weight": (INNER, width),
+        "midlayer.mlp.down_proj.weight": (width, INNER),
+        "midlayer.hidden_norm.weight": (width,),
+        "midlayer.input_layernorm.weight": (width,),
+        "midlayer.post_attention_layernorm.weight": (width,),
+        "norm.weight": (width,),
+        "lm_head.weight": (drafted, width),
+    }
+    if wide:
+        shapes["embed_tokens.weight"] = (V, width)
+    made = {
+        name: 1 + 0.2 * torch.randn(shape, generator=generator)
+        if len(shape) == 1
+        else 2 * shape[1] ** -0.5 * torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
+    if ids is not None:
+        made["d2t"] = ids - torch.arange(len(ids))
+        made["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
+    return made
+
+
+def layer_config(width: int = D) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": width,
+        "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
+        "head_dim": WIDTH, "rms_norm_eps": EPS, "rope_theta": THETA, "rope_scaling": None,
+        "hidden_act": "silu", "max_position_embeddings": 512, "vocab_size": V,
+    }  # fmt: skip
+
+
+def write(
+    folder: Path, layout: str, given: Numbers, width: int = D, **more: Any
+) -> dict[str, object]:
+    """Write a checkpoint; return the settings of a drafter."""
+    folder.mkdir(exist_ok=True)
+    drafted = len(given["lm_head.weight"])
+    if layout == "speculators":
+        given = {name.replace("midlayer.", "layers.0."): value for name, value in given.items()}
+        config = {
+            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+            "transformer_layer_config": layer_config(width), "draft_vocab_size": drafted,
+            "norm_before_residual": False, "target_hidden_size": None, **more,
+        }  # fmt: skip
+    else:
+        config = {
+            "architectures": ["LlamaForCausalLMEagle3"], **layer_config(width),
+            "draft_vocab_size": drafted, "tie_word_embeddings": False, **more,
+        }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    if layout == "bin":
+        torch.save(given, folder / "pytorch_model.bin")
+    else:
+        save_file({name: value.contiguous() for name, value in given.items()},
+                  folder / "model.safetensors")  # fmt: skip
+    return {"path": str(folder), "label": "e3"}
+
+
+def load(target: LanguageModel, settings: dict[str, object]) -> HiddenDrafter:
+    return load_head(GIVEN, settings, "drafter", target)
+
+
+# the architecture, plainly
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rotate (heads, n, WIDTH) by the positions 0, 1, ..., the halves as pairs."""
+    half = WIDTH // 2
+    angles = torch.arange(x.shape[1])[:, None] * THETA ** (-torch.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+def layer(given: Numbers, embedded: Tensor, hidden: Tensor, normed: bool) -> Tensor:
+    """Return the outputs (n, d) of n entries that see themselves and those before."""
+    own = {name.removeprefix("midlayer."): value for name, value in given.items()}
+    state = rms(hidden, own["hidden_norm.weight"])
+    both = torch.cat([rms(embedded, own["input_layernorm.weight"]), state], -1)
+    q, k, v = (
+        (both @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, WIDTH)).transpose(0, 1)
+        for name in "qkv"
+    )
+    q, k = turned(q), turned(k).repeat_interleave(HEADS // GROUPS, 0)
+    v = v.repeat_interleave(HEADS // GROUPS, 0)
+    scores = q @ k.transpose(1, 2) / WIDTH**0.5
+    scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    residual = state if normed else hidden
+    residual = residual + attended @ own["self_attn.o_proj.weight"].T
+    x = rms(residual, own["post_attention_layernorm.weight"])
+    gated = silu(x @ own["mlp.gate_proj.weight"].T) * (x @ own["mlp.up_proj.weight"].T)
+    return residual + gated @ own["mlp.down_proj.weight"].T
+
+
+@torch.inference_mode()
+def fused(
+    target: LanguageModel, given: Numbers, text: list[int], layers: tuple[int, ...]
+) -> Tensor:
+    out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
+    return torch.cat([out.hidden_states[at][0] for at in layers], -1) @ given["fc.weight"].T
+
+
+def embedding(target: LanguageModel, given: Numbers, tokens: list[int]) -> Tensor:
+    own = given.get("embed_tokens.weight", target.module.get_input_embeddings().weight.detach())
+    return own[torch.tensor(tokens)]
+
+
+def reference_logits(given: Numbers, outputs: Tensor) -> Tensor:
+    """Logits (n, V), -inf where nothing is drafted."""
+    short = rms(outputs, given["norm.weight"]) @ given["lm_head.weight"].T
+    if "d2t" not in given:
+        return short
+    logits = torch.full((len(outputs), V), -torch.inf)
+    for at, offset in enumerate(given["d2t"].tolist()):
+        logits[:, at + offset] = short[:, at]
+    return logits
+
+
+def reference(
+    target: LanguageModel,
+    given: Numbers,
+    text: list[int],
+    drafts: list[int],
+    layers: tuple[int, ...] = (2, 3, 4),
+    normed: bool = False,
+) -> Tensor:
+    """Outputs (d,) after a text and tokens drafted behind it, by passes over all entries."""
+    states = fused(target, given, text[:-1], layers)
+    for at in range(len(drafts) + 1):
+        embedded = embedding(target, given, (text + drafts[:at])[1:])
+        outputs = layer(given, embedded, states, normed)
+        states = torch.cat([states, outputs[-1:]])
+    return outputs[-1]
+
+
+def drafted(target: LanguageModel, given: Numbers, text: list[int], count: int) -> list[int]:
+    drafts: list[int] = []
+    for _ in range(count):
+        output = reference(target, given, text, drafts)
+        drafts.append(int(reference_logits(given, output[None])[0].argmax()))
+    return drafts
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [
+        ("bin", {}),
+        ("safetensors", {}),
+        ("speculators", {}),
+        ("speculators", {"norm_before_residual": True}),
+        ("speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}),
+    ],
+)
+@torch.inference_mode()
+def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
+    target: LanguageModel, tmp_path: Path, layout: str, more: dict[str, Any]
+) -> None:
+    given = weights()
+    model = load(target, write(tmp_path, layout, given, **more))
+    layers = tuple(more.get("eagle_aux_hidden_state_layer_ids", (2, 3, 4)))
+    normed = bool(more.get("norm_before_residual"))
+    assert model.layers == layers
+    text = [*PROMPTS[1], 4]
+    out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
+    hidden = torch.stack([out.hidden_states[at] for at in layers], 2)
+    drafter = HeadDrafter(model, Greedy())
+    drafter.begin(torch.tensor(text[:-1]), 40, hidden[0, :-1])
+    chosen = drafter.propose(text, 4, 1).tokens.tolist()
+    for count in range(4):  # the whole draft, token by token
+        output = reference(target, given, text, chosen[:count], layers, normed)
+        logits = reference_logits(given, output[None])
+        assert chosen[count] == int(logits.argmax())
+        assert chosen[count] in IDS
+    # given texts: depth 1 reads the target's hidden states, depth 3 its own outputs
+    whole = text + chosen
+    after = target.module(input_ids=torch.tensor([whole]), output_hidden_states=True)
+    states = torch.stack([after.hidden_states[at] for at in layers], 2)
+    at = torch.arange(len(whole))[None]
+    outputs = GivenText(model, 3).read(torch.tensor([whole]), states, at, at >= 0)
+    every = layer(given, embedding(target, given, whole[1:]),
+                  fused(target, given, whole[:-1], layers), normed)  # fmt: skip
+    torch.testing.assert_close(outputs[0][0, 1:], every, **CLOSE)
+    torch.testing.assert_close(
+        model.logits(outputs[0][0, 1:]), reference_logits(given, every), **CLOSE
+    )
+    deep = reference(target, given, text, chosen[:2], layers, normed)
+    torch.testing.assert_close(outputs[2][0, len(text) + 1], deep, **CLOSE)
+
+
+@torch.inference_mode()
+def test_trees_are_drafted_branch_by_branch(target: LanguageModel, tmp_path: Path) -> None:
+    given = weights()
+    model = load(target, write(tmp_path, "bin", given))
+    text = [*PROMPTS[1], 4]
+    out = target.module(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True)
+    drafter = HeadDrafter(model, Greedy(), TREE)
+    drafter.begin(
+        torch.tensor(text[:-1]), 40, torch.stack([out.hidden_states[at] for at in (2, 3, 4)], 2)[0]
+    )
+    tokens = drafter.propose(text, TREE.depth, 1).tokens.tolist()
+    for node in range(ROOT, len(TREE)):
+        children = TREE.children[node]
+        if children:
+            branch: list[int] = []
+            up = node
+            while up != ROOT:
+                branch.insert(0, tokens[up])
+                up = TREE.parents[up]
+            row = reference_logits(given, reference(target, given, text, branch)[None])[0]
+            assert [tokens[child] for child in children] == row.topk(len(children)).indices.tolist()
+
+
+@pytest.mark.parametrize("tree", [None, TREE])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_strict_greedy_loses_nothing(
+    target: LanguageModel, tmp_path: Path, prompt: list[int], tree: Topology | None
+) -> None:
+    model = load(target, write(tmp_path, "safetensors", weights()))
+    drafter = model_drafter(model, Greedy(), tree)
+    answer = decode(target, drafter, Match(Greedy()), prompt, 3, LIMIT)
+    assert answer.tokens == plain_greedy(target, prompt)
+
+
+@torch.inference_mode()
+def test_a_head_of_another_width_brings_its_embedding(
+    target: LanguageModel, tmp_path: Path
+) -> None:
+    given = weights(width=20, wide=True)
+    settings = write(tmp_path, "safetensors", given, 20, target_hidden_size=D)
+    model = load(target, settings)
+    text = [5, 9, 5, 9, 5, 4]
+    out = target.module(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True)
+    drafter = HeadDrafter(model, Greedy())
+    drafter.begin(
+        torch.tensor(text[:-1]), 40, torch.stack([out.hidden_states[at] for at in (2, 3, 4)], 2)[0]
+    )
+    assert drafter.propose(text, 3, 1).tokens.tolist() == drafted(target, given, text, 3)
+    assert model.memory_bytes() == sum(
+        value.nbytes for name, value in given.items() if name not in ("d2t", "t2d")
+    )
+    del given["embed_tokens.weight"]
+    write(tmp_path, "safetensors", given, 20, target_hidden_size=D)
+    with pytest.raises(PipelineError, match=r"1 weights are missing.*\(embed_tokens\.weight\)"):
+        load(target, settings)
+
+
+def test_a_whole_vocabulary_needs_no_list_of_tokens(target: LanguageModel, tmp_path: Path) -> None:
+    given = weights(ids=None)
+    model = load(target, write(tmp_path, "speculators", given))
+    assert model.drafted is None
+    outputs = torch.randn(3, D, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model.logits(outputs), reference_logits(given, outputs), **CLOSE)
+
+
+def changed(given: Numbers, **changes: Any) -> Numbers:
+    named = {name.replace("__", "."): value for name, value in changes.items()}
+    return {name: value for name, value in (given | named).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "message"),
+    [
+        ({"fc__weight": torch.zeros(D, 2 * D)}, {},
+         r"1 weights are missing, unknown or not of the shape in config\.json \(fc\.weight\)"),
+        ({"norm__weight": None, "midlayer__mlp__up_proj__weight": None}, {},
+         r"2 weights are missing.*\(midlayer\.mlp\.up_proj\.weight, norm\.weight\): take a draf"),
+        ({"lm_head__weight": None}, {"draft_vocab_size": 8}, r"\(lm_head\.weight\)"),
+        ({"midlayer__self_attn__q_norm__weight": torch.ones(8)}, {}, r"q_norm\.weight"),
+        ({"d2t": None}, {}, r"1 weights are missing.*\(d2t\)"),
+        ({}, {"vocab_size": 128256}, r"for a vocabulary of 128256 tokens, tiny has 24: take a dr"),
+        ({"t2d": torch.zeros(30, dtype=torch.bool)}, {}, r"\(t2d\)"),
+        ({"t2d": torch.zeros(24, dtype=torch.bool)}, {}, r"t2d marks other tokens than d2t names"),
+        ({"d2t": torch.tensor([0, 2, 3, 4, 4, 4, 6, 17])}, {}, r"increasing ids below 24, .*damag"),
+        ({"d2t": torch.tensor([0, 2, 3, 4, 4, 4, 6, 6])}, {}, r"t2d marks other tokens"),
+        ({}, {"hidden_size": 48}, r"reads hidden states of 48 numbers, tiny has 32"),
+        ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}},
+         r"after 8 layers, tiny has 7"),
+        ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5, 7]}}, r"\(fc\.weight"),
+        ({}, {"num_hidden_layers": 2}, r"is no head: ValueError: it has 2 layers: heads of one"),
+        ({"midlayer__self_attn__q_proj__bias": torch.ones(32)}, {}, r"q_proj\.bias"),
+        ({}, {"model_type": "qwen3"}, r"its layer is that of a qwen3: a Llama's is read"),
+        ({"norm__weight": torch.full((D,), torch.nan)}, {}, r"NaN or infinite weights \(norm\.wei"),
+        ({"lm_head__weight": torch.full((8, D), torch.inf)}, {}, r"weights \(lm_head\.weight\)"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line(
+    target: LanguageModel, tmp_path: Path, change: Numbers, more: dict[str, Any], message: str
+) -> None:
+    given = weights()
+    settings = write(tmp_path, "bin", given, **more)
+    torch.save(changed(given, **change), tmp_path / "pytorch_model.bin")
+    with pytest.raises(PipelineError, match=message) as error:
+        load(target, settings)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("drafter")
+
+
+def test_other_refusals(target: LanguageModel, tmp_path: Path) -> None:
+    settings = write(tmp_path, "bin", weights())
+    full = {"head": {"vocabulary": "full", "depths": 2}}
+    with pytest.raises(PipelineError, match=r"vocabulary=full: the head projects on 8 of 24 tok"):
+        load_head(full, settings, "drafter", target)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"damaged")
+    with pytest.raises(PipelineError, match="its weights can't be read"):
+        load(target, settings)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(PipelineError, match=r"can't be read: FileNotFoundError"):
+        load(target, settings)
+    shape = SimpleNamespace(hidden_size=D, layers=2, intermediate_size=48, heads=2, kv_heads=1)
+    shallow = models.wrap(models.new_qwen3(shape, V), "shallow", CPU, "float32", (), "test")
+    write(tmp_path, "bin", weights())
+    with pytest.raises(PipelineError, match=r"after 2, L/2 and L - 3 of L layers, shallow has 2"):
+        load(shallow, settings)
+
+
+def test_pickled_weights_are_part_of_the_identity(tmp_path: Path) -> None:
+    """A head without safetensors is another one when its weights change."""
+    given = weights()
+    write(tmp_path / "head", "bin", given)
+    identity: Callable[[], Any] = lambda: Identities(tmp_path / "memo").model(  # noqa: E731
+        str(tmp_path / "head"), None, "drafter.path"
+    )
+    before = identity()
+    given["norm.weight"] = given["norm.weight"] + 1
+    write(tmp_path / "head", "bin", given)
+    assert identity() != before
+
+
+def test_the_configuration_names_a_head_for_the_papers_targets() -> None:
+    GlobalHydra.instance().clear()
+    given = ["study=paper", "target=qwen3_1_7b", "drafter=eagle3", "drafter.path=a/head"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        drafter = settings_of(compose("config", given)).drafter
+    assert drafter is not None
+    assert drafter.head is not None
+    assert (drafter.path, drafter.head.vocabulary) == ("a/head", "reduced")
