@@ -33,12 +33,6 @@ SHAPE = (  # keys of a Llama's config.json that decide what its layer computes
     *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act"),
     *("max_position_embeddings", "vocab_size"),
 )
-    "attention_bias",
-    "mlp_bias",
-    "norm_before_fc",
-    "bias",
-    "qkv_bias",
-)  # true in no head here
 PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 DRAFTED, TARGETS = "d2t", "t2d"
 VERIFIER = (
