@@ -388,7 +388,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
 def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     pending = Pending(tmp_path / "draft", "prompts")
-    plan = shards.Plan.open(pending, dict.fromkeys("abcd", 1), lambda n: 4)
+    plan = shards.Plan.open(pending, dict.fromkeys("abcd", 1), shards.at_most(4))
     done: list[list[str]] = []
 
     def compute(shard: shards.Shard, path: Path, progress: Any) -> dict[str, Any]:
