@@ -236,7 +236,8 @@ def load_head(
     if projection is None:
         rows = projection_of(target, drafted)
     else:
-        rows = like_target(target, linear_of(projection.float(), None)).to(target.device)
+        cast = projection.to(target.device, target.module.dtype)
+        rows = like_target(target, linear_of(cast, None))
     own = None
     if embedding is not None:
         own = nn.Embedding.from_pretrained(embedding.to(target.device, target.module.dtype))

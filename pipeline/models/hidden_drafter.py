@@ -85,7 +85,7 @@ def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:
     """Return a projection that computes in the precision of the one of `target`."""
     given = target.module.get_output_embeddings()
     if isinstance(given, Head):
-        return Head(rows, given.weight.dtype)
+        return Head(rows, given.dtype)
     return rows.to(target.module.dtype)
 
 
