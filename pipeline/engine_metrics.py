@@ -174,6 +174,8 @@ def _show(
     directory = outputs / "engine_metrics" / slug(path.name)
     directory.mkdir(parents=True, exist_ok=True)
     for name, rows in (("calls", of_calls), ("places", of_places)):
+        for suffix in ("csv", "parquet"):
+            (directory / f"{name}.{suffix}").unlink(missing_ok=True)  # of an earlier file
         if rows:
             print()
             sweeps.print_table(rows)

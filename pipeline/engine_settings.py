@@ -155,7 +155,8 @@ ENGINES = {
         (
             "llama.cpp accepts what its own sampler draws: strict greedy at temperature 0. Only "
             "the draft length is set.",
-            "Model files are GGUF: put theirs in the place of these paths.",
+            "Model files are GGUF: put theirs in the place of these paths. Older versions call the "
+            "draft length --draft-max.",
         ),
     ),
 }

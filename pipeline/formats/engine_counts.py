@@ -96,6 +96,7 @@ def read_counts(path: Path, model: str | None = None, earlier: Path | None = Non
     elif ANSWERS.match(text):
         counts = _of_requests(path, _requests(path, model, excluded), excluded)
     else:
+        _one(path, set(), model)
         counts = _of_log(path, text, excluded)
     _check(path, counts)
     return counts
@@ -166,7 +167,9 @@ def _of_series(
 
 def _one(path: Path, names: set[str], model: str | None) -> str | None:
     """Return the model that counts, of those that a file names."""
-    if model is not None and names and model not in names:
+    if model is not None and not names:
+        raise PipelineError(f"engine.model={model}: {path} names no model: leave it out")
+    if model is not None and model not in names:
         raise PipelineError(
             f"engine.model={model} is not in {path}: it has {', '.join(sorted(names))}"
         )

@@ -137,6 +137,9 @@ def test_one_of_two_models_is_taken(tmp_path: Path) -> None:
     assert read_counts(path, model="B").calls == 400
     with pytest.raises(PipelineError, match=r"engine\.model=C is not in .*: it has B, Qwen"):
         read_counts(path, model="C")
+    for name in ("vllm.log", "llama.txt", "sglang.jsonl"):
+        with pytest.raises(PipelineError, match=rf"engine\.model=B: .*{name} names no model"):
+            read_counts(FILES / name, model="B")
 
 
 @pytest.mark.parametrize(
