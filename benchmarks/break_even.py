@@ -127,7 +127,9 @@ def main(overrides: list[str]) -> None:
         cells = "".join(f"{1e3 * one:8.2f}" for one in seconds)
         print(f"{batch:>5} {cells}{1e3 * draft[batch]:8.2f}")
     table = by_batch(verify, draft, RATES)
-    print_table(table.to_dict("records"))
+    print_table(
+        [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+    )
     path = Path(config.outputs) / "break_even" / f"{config.study}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(path, index=False)

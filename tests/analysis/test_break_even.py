@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,7 +60,7 @@ def test_break_even_is_where_a_best_draft_length_appears(rho: float) -> None:
 def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
     verify = {1: [10.0, 10.5, 11.0, 11.5], 8: [20.0, 32.0, 44.0, 56.0], 64: [90.0, 180.0, 270, 360]}
     draft = {1: 1.0, 8: 2.0, 64: 9.0}
-    table = by_batch(verify, draft, [0.5, 0.8]).set_index(["batch", "rate"])
+    table: Any = by_batch(verify, draft, [0.5, 0.8]).set_index(["batch", "rate"])
     assert table.loc[(1, 0.8), "rho"] == 0.1
     assert table.loc[(1, 0.8), "verify_ratio"] == 1.15
     assert table.loc[(1, 0.8), "break_even"] == pytest.approx(0.15)  # 11.5 / 10 - 1
@@ -88,6 +89,7 @@ def test_measured_costs_give_break_even_beside_measured_speed() -> None:
     assert "| Strict greedy | 2 | 0 | 0.100 | 1.40 | 0.306 | 0.600 | 1.14× [" in table.markdown()
     figure = break_even_figure([decoded], [speeds])
     assert figure is not None
+    assert figure.data is not None
     assert figure.data["break_even"].tolist() == found["break_even"].tolist()
     alone = speeds[:1]
     assert break_even_table([decoded], [alone]) is None

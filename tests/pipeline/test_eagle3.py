@@ -41,7 +41,7 @@ HEADS, GROUPS, WIDTH, INNER, THETA, EPS = 4, 2, 8, 40, 500.0, 1e-5
 IDS = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])  # that can be drafted
 GIVEN = {"head": {"vocabulary": "reduced", "depths": 2}}
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
-CLOSE = {"atol": 2e-5, "rtol": 1e-5}
+CLOSE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
 Numbers = dict[str, Tensor]
 
 
