@@ -86,7 +86,7 @@ def test_measured_costs_give_break_even_beside_measured_speed() -> None:
     assert found["speedup"].tolist()[1:] == speeds["speedup"].tolist()[1:]
     table = break_even_table([decoded], [speeds])
     assert table is not None
-    assert "| Strict greedy | 2 | 0 | 0.100 | 1.40 | 0.306 | 0.600 | 1.14× [" in table.markdown()
+    assert "| Strict greedy | 2 | 0 | 0.100 | 1.40 | 0.306 | 0.600 | 1.12× [" in table.markdown()
     figure = break_even_figure([decoded], [speeds])
     assert figure is not None
     assert figure.data is not None

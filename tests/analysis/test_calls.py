@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.certificates.budget import tokens_per_call
-from analysis.statistics.calls import calls_made, most_calls
+from analysis.statistics.calls import calls_made, drafts_made, most_calls, place_shares
 from analysis.statistics.run_lengths import Trajectories
 
 LENGTHS = (6, 1, 4, 7)
@@ -81,3 +81,31 @@ def test_a_draft_has_a_token(gamma: int) -> None:
     for count in (most_calls, calls_made):
         with pytest.raises(ValueError, match=f"draft_length={gamma} is not allowed"):
             count(np.ones((len(POSITION), 1), dtype=bool), STEPS, gamma)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 50])
+def test_drafts_made_are_those_of_a_plain_walk(gamma: int) -> None:
+    """By place of the draft as well: what is reached is what was accepted before, full drafts."""
+    accepted = np.random.default_rng(gamma).random(len(POSITION)) < 0.7
+    tested, kept = drafts_made(accepted, STEPS, gamma)
+    assert len(tested) == calls_made(accepted[:, None], STEPS, gamma).sum()
+    wanted = []
+    for p, length in enumerate(LENGTHS):
+        own, at = accepted[STEPS.prompts == p], 0
+        while at < length:
+            drafted = min(gamma, length - at)
+            right = 0
+            while right < drafted and own[at + right]:
+                right += 1
+            wanted.append((min(right + 1, drafted), right))
+            at += right + 1
+    assert list(zip(tested.tolist(), kept.tolist(), strict=True)) == wanted
+    with pytest.raises(ValueError, match="draft_length=0 is not allowed"):
+        drafts_made(accepted, STEPS, 0)
+
+
+def test_shares_by_place_and_nothing_reached() -> None:
+    first, second = place_shares(4, [4, 0], [0, 0])
+    assert (first["conditional"], first["of_all"], second["of_all"]) == (0, 0, 0)
+    assert np.isnan(second["conditional"])
+    assert np.isnan(place_shares(0, [0], [0])[0]["of_all"])
