@@ -62,7 +62,7 @@ def _trees(one: Decoded) -> pd.DataFrame:
     """Return a row for each run that drafted trees."""
     rows: list[dict[str, Any]] = []
     for run in one.runs.index[one.of_trees]:
-        tree = Topology(tuple(map(int, one.runs["tree"][run])))
+        tree = Topology(tuple(map(int, one.runs["tree"][run]["parents"])))
         calls = one.calls[one.calls["run"] == run]
         levels = one.levels[one.levels["run"] == run]
         rates = measured(levels["accepted"].to_numpy(), levels["children"].to_numpy())

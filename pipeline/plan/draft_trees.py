@@ -9,11 +9,12 @@ from typing import Any
 from analysis.fields import FieldError, check, check_keys, from_mapping, ranged, refused
 from analysis.trees import topology
 from analysis.trees.optimal import optimal, optimal_by_cost
-from analysis.trees.topology import Topology
+from analysis.trees.topology import Growth, Topology
 
 Numbers = tuple[float, ...]
 VECTORS = ("acceptance", "costs")  # keys whose value is a list of numbers
 MOST_NODES = 4096  # of a tree: a verification reads them all
+MOST_GROWN = 256  # of a tree that each call grows: nothing of it is made once for all calls
 FEW = f"an integer from 1 to {MOST_NODES}"
 
 
@@ -28,8 +29,8 @@ class DraftTree:
 
     Attributes:
         name: one of SHAPES.
-        width: children of a token (batch, symmetric).
-        nodes: drafted tokens (optimal).
+        width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
+        nodes: drafted tokens (optimal, dynamic).
         acceptance: R over sibling indices, as measured (optimal, by_cost).
         costs: of verifying 0, 1, ... drafted tokens, in any unit (by_cost).
         draft_cost: of a pass of the drafter, in the same unit (by_cost).
@@ -48,8 +49,8 @@ class DraftTree:
         rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
         return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes, rates=rates)
 
-    def topology(self, draft_length: int) -> Topology:
-        """Return the tree in level order, with chains of at most `draft_length` tokens.
+    def topology(self, draft_length: int) -> Topology | Growth:
+        """Return the tree in level order, or how it grows, of at most `draft_length` levels.
 
         Raises:
             ValueError: there is none.
@@ -62,7 +63,7 @@ class DraftTree:
                 f"the tree ({self.shown}) of draft_length={draft_length} has {len(found)} tokens: "
                 f"give one with 1 to {MOST_NODES}"
             )
-        return found.by_level()
+        return found.by_level() if isinstance(found, Topology) else found
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what was configured, as plain values: what identifies it."""
@@ -77,7 +78,7 @@ class Shape:
 
     keys: tuple[str, ...]
     shown: str
-    make: Callable[[DraftTree, int], Topology]
+    make: Callable[[DraftTree, int], Topology | Growth]
 
 
 def _batch(tree: DraftTree, draft_length: int) -> Topology:
@@ -93,6 +94,16 @@ def _symmetric(tree: DraftTree, draft_length: int) -> Topology:
     return topology.symmetric(width, draft_length)
 
 
+def _dynamic(tree: DraftTree, draft_length: int) -> Growth:
+    if (tree.nodes or 0) > MOST_GROWN:
+        raise refused("nodes", tree.nodes, f"an integer from 1 to {MOST_GROWN}")
+    found = Growth(tree.width or 0, tree.nodes or 0, draft_length)
+    if found.read > MOST_NODES:
+        raise refused("width", tree.width, f"at most {MOST_NODES} nodes with children in all")
+    return found
+
+
+DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
 SHAPES: Mapping[str, Shape] = {
     "sequence": Shape((), "sequence", lambda _, length: topology.sequence(length)),
     "batch": Shape(("width",), "batch of {width}", _batch),
@@ -103,6 +114,7 @@ SHAPES: Mapping[str, Shape] = {
         "tau* of {nodes}, R = {rates}",
         lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
     ),
+    DYNAMIC: Shape(("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
     "by_cost": Shape(
         ("acceptance", "costs", "draft_cost"),
         "tau* by cost, R = {rates}",

@@ -9,24 +9,25 @@ from typing import Any
 
 from analysis.fields import FieldError, check, from_mapping, ranged, refused
 from analysis.rules import Rule, StrictGreedy, Tree, build
-from analysis.trees.topology import Topology
+from analysis.trees.topology import Growth, Topology
 from pipeline.errors import PipelineError
-from pipeline.plan.draft_trees import KEYS, VECTORS, DraftTree, build_tree
+from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
 
 DRAFTERS = {
     "model": "",
     "prompt_lookup": " (prompt lookup)",
     "lookup_first": " (look-up first)",  # and where it finds nothing, the model
 }
-SAMPLINGS = {
-    "speculative": "speculative sampling",
-    "races": "exponential races",
-    "block": "block verification",
-}
-OWN = ("drafter", "sampling", "draft_length", "temperature")
+OWN = ("drafter", "sampling", "draft_length", "temperature", "top_p", "top_k")
 BASELINE = "autoregressive"
+SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
 BLOCK = "block"  # the sampling that tests a draft as a whole
+SAMPLINGS = {
+    SPECULATIVE: "speculative sampling",
+    RACES: "exponential races",
+    BLOCK: "block verification",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Method:
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
+        top_p: which of the most probable tokens target and drafter may choose; 1 is all.
+        top_k: likewise, before top_p; 0 is all.
     """
 
     drafter: str
@@ -49,20 +52,29 @@ class Method:
     draft_length: int
     temperature: float
     tree: DraftTree | None = None
+    top_p: float = 1.0
+    top_k: int = 0
 
     @property
-    def topology(self) -> Topology | None:
-        """The shape of its drafts in level order; None is a chain."""
+    def topology(self) -> Topology | Growth | None:
+        """The shape of its drafts in level order, or how it grows; None is a chain."""
         return None if self.tree is None else self.tree.topology(self.draft_length)
+
+    @property
+    def truncation(self) -> dict[str, float]:
+        """What leaves tokens out: top_p and top_k where they do."""
+        given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
+        return {name: value for name, (value, all_in) in given.items() if value != all_in}
 
     @property
     def name(self) -> str:
         """The method as printed, without draft length and temperature."""
+        cut = shown_truncation(self.truncation)
         if self.drafter == "none":
-            return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
+            return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "") + cut
         law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
         tree = "" if self.tree is None or isinstance(self.rule, Tree) else f" ({self.tree.shown})"
-        return law + DRAFTERS[self.drafter] + tree
+        return law + DRAFTERS[self.drafter] + tree + cut
 
     @property
     def uses_model(self) -> bool:
@@ -75,14 +87,25 @@ class Method:
         return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
 
+def shown_truncation(given: Mapping[str, float]) -> str:
+    """Return top_p and top_k as printed behind a method; nothing where they leave all in.
+
+    Example:
+        >>> shown_truncation({"top_p": 0.9})
+        ' (top-p 0.9)'
+    """
+    parts = [f"{name.replace('_', '-')} {value:g}" for name, value in given.items()]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
 def baseline(method: Method) -> Method:
     """Return the target alone as `method` is compared with it: with the same noise.
 
     Races decode token for token what the target alone decodes with the same race, so they have
-    a baseline of their own; all other methods of a temperature share one.
+    a baseline of their own; all other methods of a temperature share one, and of a truncation.
     """
     races = RACES if method.sampling == RACES else None
-    return Method("none", None, races, 0, method.temperature)
+    return replace(method, drafter="none", rule=None, sampling=races, draft_length=0, tree=None)
 
 
 def with_baselines(methods: list[Method]) -> list[Method]:
@@ -173,6 +196,11 @@ def _check_tree(method: Method) -> None:
         raise PipelineError(
             f"{where}: sampling=block verifies chains only: give speculative or races, or no tree"
         )
+    if tree.name == DYNAMIC and method.sampling == SPECULATIVE:
+        raise PipelineError(
+            f"{where}: sampling=speculative is not lossless where nodes are chosen by what was "
+            "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"
+        )
     if method.rule is not None and not method.lossless:
         raise PipelineError(
             f"{where}: rule={method.rule.name} judges chains only: give rule: greedy, rule: tree "
@@ -197,6 +225,8 @@ class _Given:
     sampling: str | None = ranged(
         f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS), default=None
     )
+    top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
+    top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
 
 
 def _build(entry: dict[str, Any], where: str) -> Method:
@@ -220,6 +250,10 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             allowed = "0 for a rule; above 0 only mars, speculative sampling and races are defined"
         if not fits:
             raise refused(f"{where}.temperature", given.temperature, allowed)
+        for name, all_in in (("top_p", 1.0), ("top_k", 0)):
+            if given.temperature == 0 and getattr(given, name) != all_in:
+                only = f"{all_in:g} at temperature 0, where nothing is drawn"
+                raise refused(f"{where}.{name}", getattr(given, name), only)
         tree = build_tree(of_tree, where) if of_tree else None
     except FieldError as error:
         raise PipelineError(str(error)) from error
@@ -229,7 +263,16 @@ def _build(entry: dict[str, Any], where: str) -> Method:
                 f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
             )
         tree = DraftTree("symmetric", rule.m)
-    return Method(given.drafter, rule, given.sampling, given.draft_length, given.temperature, tree)
+    return Method(
+        given.drafter,
+        rule,
+        given.sampling,
+        given.draft_length,
+        given.temperature,
+        tree,
+        given.top_p,
+        given.top_k,
+    )
 
 
 def _rule(mapping: dict[str, Any], where: str) -> Rule:

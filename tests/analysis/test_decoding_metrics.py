@@ -39,6 +39,8 @@ RUNS = pd.DataFrame(
         "draft_length": [0, 2, 3],
         "temperature": [0.0] * 3,
         "tree": [None] * 3,
+        "top_p": [1.0] * 3,
+        "top_k": [0] * 3,
     }
 )
 
