@@ -96,7 +96,9 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     counted = ["drafted", "depth", "tested", "accepted", "emitted"]
     sums = decoded.calls.groupby("run")[counted].sum()
     sums["calls"] = decoded.calls.groupby("run").size()
-    table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(sums.drop(columns=["drafted", "depth"]))
+    table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(
+        sums.drop(columns=["drafted", "depth"])
+    )
     totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
     table["rate"] = table["accepted"] / table["tested"].where(table["tested"] > 0)
     table["tokens_per_call"] = table["emitted"] / table["calls"]

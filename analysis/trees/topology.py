@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,6 @@ class Topology:
     """
 
     parents: tuple[int, ...]
-    fixed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for node, parent in enumerate(self.parents):
@@ -122,7 +120,6 @@ class Growth:
     width: int
     nodes: int
     depth: int
-    fixed: ClassVar[bool] = False
 
     def __len__(self) -> int:
         """Return the most nodes that a tree of it has."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.fields import FieldError, check, check_keys, from_mapping, ranged, refused
@@ -31,7 +31,7 @@ class DraftTree:
         name: one of SHAPES.
         width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
         nodes: drafted tokens (optimal, dynamic).
-        acceptance: R over sibling indices, as measured (optimal, by_cost).
+        acceptance: R over sibling indices (optimal, by_cost); None is that of stage drafts.
         costs: of verifying 0, 1, ... drafted tokens, in any unit (by_cost).
         draft_cost: of a pass of the drafter, in the same unit (by_cost).
     """
@@ -42,12 +42,28 @@ class DraftTree:
     acceptance: Numbers | None = None
     costs: Numbers | None = None
     draft_cost: float | None = None
+    measured: bool = False
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether its shape is not known yet: it hangs on what stage drafts measured."""
+        return "acceptance" in SHAPES[self.name].keys and self.acceptance is None
+
+    @property
+    def most_nodes(self) -> int:
+        """The most nodes that it can have, of one whose shape hangs on an acceptance."""
+        return self.nodes if self.nodes is not None else len(self.costs or ()) - 1
+
+    def with_rates(self, acceptance: Sequence[float]) -> DraftTree:
+        """Return it with the acceptance that stage drafts measured."""
+        return replace(self, acceptance=tuple(map(float, acceptance)), measured=True)
 
     @property
     def shown(self) -> str:
         """The shape as printed, without its depth."""
         rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
-        return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes, rates=rates)
+        given = f", R = {rates}" if rates and not self.measured else ""
+        return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes) + given
 
     def topology(self, draft_length: int) -> Topology | Growth:
         """Return the tree in level order, or how it grows, of at most `draft_length` levels.
@@ -68,6 +84,8 @@ class DraftTree:
     def to_mapping(self) -> dict[str, Any]:
         """Return what was configured, as plain values: what identifies it."""
         given = {key: getattr(self, key) for key in SHAPES[self.name].keys}
+        if self.measured or self.needs_drafts:
+            del given["acceptance"]
         lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
         return {"tree": self.name, **given, **lists}
 
@@ -111,13 +129,13 @@ SHAPES: Mapping[str, Shape] = {
     "spec_infer": Shape((), "SpecInfer's tree", lambda _, length: topology.spec_infer(length)),
     "optimal": Shape(
         ("nodes", "acceptance"),
-        "tau* of {nodes}, R = {rates}",
+        "tau* of {nodes}",
         lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
     ),
     DYNAMIC: Shape(("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
     "by_cost": Shape(
         ("acceptance", "costs", "draft_cost"),
-        "tau* by cost, R = {rates}",
+        "tau* by cost",
         lambda tree, length: optimal_by_cost(
             tree.acceptance or (), tree.costs or (), tree.draft_cost or 0.0, length
         )[0],
@@ -139,7 +157,7 @@ def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
     given = {key: value for key, value in mapping.items() if key != "tree"}
     check_keys(given, keys, f"{where}.", f"tree: {name}")
     for key in keys:
-        if key not in given:
+        if key not in given and key != "acceptance":
             raise FieldError(f"{where}.the key {key!r} is missing: tree: {name} takes it")
     vectors = {key: _numbers(value, f"{where}.{key}") for key, value in given.items()
                if key in VECTORS}  # fmt: skip

@@ -61,6 +61,11 @@ class Method:
         return None if self.tree is None else self.tree.topology(self.draft_length)
 
     @property
+    def needs_drafts(self) -> bool:
+        """Whether the shape of its tree hangs on what stage drafts measured."""
+        return self.tree is not None and self.tree.needs_drafts
+
+    @property
     def truncation(self) -> dict[str, float]:
         """What leaves tokens out: top_p and top_k where they do."""
         given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
@@ -115,7 +120,10 @@ def with_baselines(methods: list[Method]) -> list[Method]:
 
 
 def build_methods(
-    entries: Any, draft_length: int | None = None, key: str = "decoding.methods"
+    entries: Any,
+    draft_length: int | None = None,
+    key: str = "decoding.methods",
+    measured: bool = False,
 ) -> list[Method]:
     """Return the methods of `decoding.methods`; a list as a value stands for one method each.
 
@@ -124,6 +132,7 @@ def build_methods(
         draft_length: `decoding.draft_length`, in the place of every method's own; methods that
             differ in nothing else become one. None leaves them as they are.
         key: where they stand in the configuration, for errors.
+        measured: whether what stage drafts measured is at hand, for trees that hang on it.
 
     Raises:
         PipelineError: a key, type or range is wrong, or two methods are the same.
@@ -158,6 +167,11 @@ def build_methods(
         methods = [replace(method, draft_length=draft_length) for method in methods]
     methods = list(dict.fromkeys(methods))
     for method in methods:
+        if method.needs_drafts and not measured:
+            raise PipelineError(
+                f"{key}, tree: {method.tree and method.tree.name}: the key 'acceptance' is "
+                "missing: only decoding.methods may take it from stage drafts"
+            )
         _check_tree(method)
     printed = [(method.name, method.draft_length, method.temperature) for method in methods]
     for at, (name, length, temperature) in enumerate(printed):
@@ -207,7 +221,9 @@ def _check_tree(method: Method) -> None:
             "or sampling"
         )
     try:
-        tree.topology(method.draft_length)
+        # where R is not known yet any will do: what is checked are sizes
+        known = tree.with_rates([1.0, *[0.0] * tree.most_nodes]) if tree.needs_drafts else tree
+        known.topology(method.draft_length)
     except ValueError as error:
         raise PipelineError(f"{where}: {error}") from error
 

@@ -13,7 +13,7 @@ from analysis.trees.topology import Growth, Topology
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.stages.decoding.choices import Choice
+from pipeline.stages.decoding.choices import Choice, Greedy, Race
 from pipeline.stages.decoding.growth import grow
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
@@ -245,6 +245,9 @@ def drafted(
     if tree is None:
         return draft_levels(None, [Level()] * count, read, choice, position), None
     if isinstance(tree, Growth):
+        assert isinstance(
+            choice, Greedy | Race
+        )  # others are refused: their law needs a fixed shape
         grown = grow(tree, count, read, choice, position, like[1])
         return Draft(grown.tokens, None, grown.tree), grown.columns
     cut = within(tree, count)

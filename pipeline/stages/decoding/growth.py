@@ -1,8 +1,9 @@
 """Draft trees that each call grows: the nodes that the drafter values most (EAGLE-2).
 
-Which nodes are read at a depth, and which are kept in the end, is chosen on the device: it is read
-once a call. The value of a child is what the order of its siblings is made from: the drafter's
-probability where the most probable are drafted, in a race the odds of the arrivals.
+Which nodes are read at a depth, and which are kept in the end, is chosen on the device, which is
+waited for once a call. The value of a child comes from what orders its siblings: the drafter's
+probability where the most probable are drafted; in a race q_i / e_i over their sum, the odds that i
+still arrives first where the target's law differs from the drafter's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Growth, Topology
 from pipeline.models.tree_pass import tree_pass
-from pipeline.stages.decoding.choices import Choice, first
+from pipeline.stages.decoding.choices import Greedy, Race, first
 from pipeline.stages.decoding.shapes import Level
 
 
@@ -54,7 +55,7 @@ def grow(
     growth: Growth,
     count: int,
     read: Callable[[Level, Tensor | None], Tensor],
-    choice: Choice,
+    choice: Greedy | Race,
     position: int,
     dtype: torch.dtype,
 ) -> Grown:
@@ -64,7 +65,7 @@ def grow(
         growth: its limits.
         count: levels, at least 1.
         read: gives the logits (r, V) after the nodes of a pass, as of `draft_levels`.
-        choice: of the children; it has no weights: what is drawn decides what is kept.
+        choice: of the children.
         position: of the first proposed token in the answer.
         dtype: of the drafter's attention.
     """
@@ -99,7 +100,7 @@ def grow(
 
 
 def children(
-    logits: Tensor, choice: Choice, position: int, depth: int, width: int
+    logits: Tensor, choice: Greedy | Race, position: int, depth: int, width: int
 ) -> Candidates:
     """Return the r x width children of nodes from the logits (r, V) after them, without parents."""
     keys = choice.keys(logits, position, depth)
@@ -111,7 +112,7 @@ def children(
 
 
 def best(values: Tensor, count: int) -> Tensor:
-    """Return which `count` of the values (c,) are largest, in their order; of equal ones the first."""
+    """Return which `count` of the values (c,) are largest, in order; of equal ones the first."""
     return values.sort(descending=True, stable=True).indices[:count].sort().values
 
 

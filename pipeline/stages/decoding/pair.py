@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from analysis.rules import to_mapping
+from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.hidden_drafter import HiddenDrafter
@@ -147,4 +148,7 @@ def _tree_facts(method: Method) -> dict[str, Any]:
     if tree is None or shape is None:
         return {}
     found = {"name": tree.name, "shown": tree.shown, "nodes": len(shape), "depth": shape.depth}
-    return {"tree": found | ({"parents": list(shape.parents)} if shape.fixed else {})}
+    if tree.measured:
+        found["acceptance"] = list(tree.acceptance or ())
+    parents = {"parents": list(shape.parents)} if isinstance(shape, Topology) else {}
+    return {"tree": found | parents}

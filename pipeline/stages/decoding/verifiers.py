@@ -15,15 +15,7 @@ from analysis.topk import TopK
 from analysis.trees import laws as trees
 from analysis.trees.topology import ROOT, Topology
 from pipeline.models.logit_statistics import logit_statistics
-from pipeline.stages.decoding.choices import (
-    ALL,
-    TEST,
-    TOKEN,
-    Choice,
-    Inversion,
-    Noise,
-    Truncation,
-)
+from pipeline.stages.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
 from pipeline.stages.decoding.drafters import Draft
 from pipeline.stages.decoding.shapes import chain as chain_of
 from pipeline.stages.decoding.shapes import parents
@@ -112,11 +104,7 @@ class SpeculativeSampling:
     """
 
     def __init__(
-        self,
-        temperature: float,
-        noise: Noise,
-        rule: Rule | None = None,
-        kept: Truncation = ALL,
+        self, temperature: float, noise: Noise, rule: Rule | None = None, kept: Truncation = ALL
     ) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
         self._target = Inversion(temperature, noise, TOKEN, kept)
