@@ -67,13 +67,23 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 
 
 def with_measured_trees(node: Node, drafts: list[Artifact]) -> Node:
-    """Return the node with methods whose trees all have a shape."""
+    """Return the node with methods whose trees all have a shape.
+
+    Raises:
+        PipelineError: at the acceptance measured, no tree pays at its costs.
+    """
 
     def known(method: Method) -> Method:
         if method.tree is None or not method.needs_drafts:
             return method
-        rates = sibling_rates(drafts[0], method, min(method.tree.most_nodes, WIDEST))
-        return replace(method, tree=method.tree.with_rates(rates))
+        most = method.tree.most_nodes
+        rates = sibling_rates(drafts[0], method, min(most, WIDEST))
+        tree = method.tree.with_rates([*rates, *[0.0] * (most - len(rates))])
+        try:
+            tree.topology(method.draft_length)
+        except ValueError as error:
+            raise PipelineError(f"decoding.methods, {method.name}: {error}") from error
+        return replace(method, tree=tree)
 
     methods = [known(method) for method in node.settings["methods"]]
     return replace(node, settings={**node.settings, "methods": methods})
