@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -318,13 +319,16 @@ def continuation(tokens: Sequence[int], longest: int, count: int, shortest: int 
     the end of the text: it then goes on with itself, so that a text that repeats is drafted as
     repeating.
     """
-    text = list(tokens)
+    text = np.array(tokens)
     size = len(text)
-    for n in range(min(longest, size - 1), shortest - 1, -1):
-        wanted, last = text[-n:], text[-1]
-        for end in range(size - 2, n - 2, -1):
-            if text[end] == last and text[end - n + 1 : end + 1] == wanted:
-                for at in range(end + 1, end + 1 + count):
-                    text.append(text[at])
-                return text[size:]
-    return []
+    ends = np.arange(size - 1)  # where an occurrence of the last n tokens ends
+    matched = 0
+    for n in range(1, min(longest, size - 1) + 1):
+        found = ends[(ends >= n - 1) & (text[ends - n + 1] == text[-n])]
+        if not len(found):
+            break
+        ends, matched = found, n
+    if matched < shortest or not matched:
+        return []
+    begin = int(ends[-1]) + 1
+    return [int(text[begin + at % (size - begin)]) for at in range(count)]

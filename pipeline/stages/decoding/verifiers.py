@@ -14,7 +14,7 @@ from analysis.rules import Drafted, Rule
 from analysis.topk import TopK
 from analysis.trees import laws as trees
 from analysis.trees.topology import ROOT, Topology
-from pipeline.models.logit_statistics import logit_statistics
+from pipeline.models.logit_statistics import logit_statistics, top_k
 from pipeline.stages.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
 from pipeline.stages.decoding.drafters import Draft
 from pipeline.stages.decoding.shapes import chain as chain_of
@@ -210,13 +210,32 @@ def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) ->
     """
     other = (argmax != drafted).nonzero()[:, 0]
     accepts = np.ones(len(drafted), dtype=np.bool_)
-    if len(other):
+    if len(other) and rule.raw_ranks:
+        largest = top_ranked(logits[other], drafted[other], rule.raw_ranks)
+        accepts[other.cpu().numpy()] = rule.accepts(*largest)
+    elif len(other):
         found = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
         dist, beyond = found.dist, found.rank > found.dist.k
         if beyond.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[beyond]) < 0:
             found = ranked(logits[other], drafted[other], logits.shape[1])
         accepts[other.cpu().numpy()] = rule.accepts(found.dist, Drafted(found.rank, found.log_prob))
     return accepts
+
+
+def top_ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, Drafted]:
+    """Return the k largest of raw logits (n, V), and which of them `tokens` (n,) are.
+
+    No probability is computed, and none is known of the result: those are NaN. A token behind the
+    k has rank k + 1.
+    """
+    size = logits.shape[1]
+    values, ids = top_k(logits, min(k, size))
+    is_it = ids == tokens[:, None]
+    rank = torch.where(is_it.any(1), is_it.long().argmax(1), ids.shape[1]) + 1
+    unknown = np.full(len(ids), np.nan)
+    numbers = values.float().cpu().numpy()
+    dist = TopK(ids.cpu().numpy().astype(np.int32), numbers, unknown, unknown, unknown, size)
+    return dist, Drafted(rank.cpu().numpy(), unknown)
 
 
 class Ranked(NamedTuple):

@@ -316,8 +316,12 @@ def test_the_limit_cuts_the_depth_of_a_tree_and_not_its_width(
         assert answer.calls[0].depth == min(3, limit - 2)
 
 
+@pytest.mark.parametrize("tree", [symmetric(3, 3), Growth(4, 30, 3)], ids=["fixed", "grown"])
 def test_caches_hold_the_text_after_many_calls(
-    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    target: LanguageModel,
+    drafter: LanguageModel,
+    tree: Topology | Growth,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept: list[tuple[bool, int, int]] = []
     real = CachedSequence.keep
@@ -328,7 +332,6 @@ def test_caches_hold_the_text_after_many_calls(
         kept.append((self.model is target, length + len(path), *columns_))
 
     monkeypatch.setattr(CachedSequence, "keep", watched)
-    tree = symmetric(3, 3)
     own = ModelDrafter(drafter, Greedy(), tree)
     decode(target, own, Match(Greedy()), PROMPTS[0], tree.depth, LIMIT)
     assert len(kept) > 6
