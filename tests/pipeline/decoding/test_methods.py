@@ -230,9 +230,9 @@ def test_truncations_that_make_no_sense_are_refused(change: dict[str, Any], mess
 
 
 def test_where_nothing_is_drawn_nothing_is_cut() -> None:
-    with pytest.raises(PipelineError, match="top_p=0.9 is not allowed: give 1 at"):
+    with pytest.raises(PipelineError, match=r"top_p=0.9 is not allowed: give 1 at"):
         build_methods([GOOD | {"top_p": 0.9}])
-    with pytest.raises(PipelineError, match="top_k=5 is not allowed: give 0 at"):
+    with pytest.raises(PipelineError, match=r"top_k=5 is not allowed: give 0 at"):
         build_methods([GOOD | {"top_k": 5}])
 
 
