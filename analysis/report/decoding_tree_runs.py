@@ -77,12 +77,12 @@ def whole_calls(one: Decoded, table: pd.DataFrame) -> pd.DataFrame:
 def rates(one: Decoded, table: pd.DataFrame, group: str) -> Floats:
     """Return R over sibling indices of a group, from its runs with a fixed shape."""
     mine = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
-    levels = tested_levels(one)
+    levels = judged_levels(one)
     levels = levels[levels["run"].isin(mine)]
     return measured(levels["accepted"].to_numpy(), levels["children"].to_numpy())
 
 
-def tested_levels(one: Decoded) -> pd.DataFrame:
+def judged_levels(one: Decoded) -> pd.DataFrame:
     """Return run, level, children and accepted of all levels tested; of a chain one child each."""
     of_trees = one.levels[["run", "level", "children", "accepted"]]
     chains = one.calls[~one.calls["run"].map(one.of_trees)]
@@ -129,7 +129,7 @@ def _described(one: Decoded, run: int) -> dict[str, Any]:
     cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
     cut += f", top-k {row['top_k']:g}" if row["top_k"] else ""
     group = f"{law}, T = {row['temperature']:g}{cut}" if row["temperature"] else law
-    levels = tested_levels(one)
+    levels = judged_levels(one)
     levels = levels[levels["run"] == run]
     taken = levels["accepted"] > 0
     first = levels["level"] == 1

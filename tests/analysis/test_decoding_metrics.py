@@ -349,15 +349,18 @@ def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
 
 
 def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
-    assert trees_table([made()]) is None
+    statistics = (50, 0.9, 0)
     one = made()
-    runs = one.runs.assign(tree=[None, [-1, -1, 0], None], method=["alone", "a tree", "a chain"])
+    tree = {"name": "optimal", "shown": "tau*", "nodes": 3, "depth": 2, "parents": [-1, -1, 0]}
+    runs = one.runs.assign(tree=[None, tree, None], method=["alone", "a tree", "a chain"])
+    assert trees_table([one], statistics) is None
     calls = one.calls.assign(drafted=one.calls["drafted"].where(one.calls["run"] != 1, 3))
     levels = pd.DataFrame(
         [("a", 1, 1, 1, 2, 1), ("a", 1, 1, 2, 1, 1), ("a", 1, 4, 1, 2, 0), ("b", 1, 1, 1, 2, 2)],
         columns=decoding.LEVELS,
     )
-    table = trees_table([replace(one, runs=runs, calls=calls, levels=levels)])
+    runs.loc[2, "rule"] = "additive"  # a chain of another law says nothing of R
+    table = trees_table([replace(one, runs=runs, calls=calls, levels=levels)], statistics)
     assert table is not None
     assert table.data is not None
     [row] = table.data.to_dict("records")
@@ -366,7 +369,10 @@ def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
     assert row["predicted"] == pytest.approx(1 + 0.5 + 0.25 + 0.25)
     assert row["bound"] >= row["predicted"]
     assert (row["nodes"], row["levels"]) == (3, 2)
-    assert row["tokens_per_call"] == row["whole"] == pytest.approx(8 / 5)
+    assert row["tokens_per_call"] == pytest.approx(8 / 5)
+    assert row["ci_low"] <= 8 / 5 <= row["ci_high"]
+    assert (row["first_level"], row["later_levels"]) == (pytest.approx(2 / 3), 1.0)
+    runs.loc[2, "rule"] = "greedy"
     assert [name for section in table.sections for name, _ in section.rows] == ["a tree"]
     found = decoding.acceptance(replace(one, runs=runs, calls=calls, levels=levels))
     assert np.isnan(found["closed_form"][1])
