@@ -151,7 +151,7 @@ def crossover_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table
     sections = [
         Section(
             one.target,
-            [(f"T = {row['temperature']:g}, k = {row['nodes']}", [*map(Cell, texts(row))])
+            [(f"T = {row['temperature']:g}, k = {int(row['nodes'])}", [*map(Cell, texts(row))])
              for _, row in frame.iterrows()],
         )
         for one, frame in zip(decoded, frames, strict=True)

@@ -19,7 +19,7 @@ from analysis.report.decoding_tree_figures import (
     predicted_curves,
     trees_figure,
 )
-from analysis.report.decoding_tree_runs import rates, judged_levels, tree_runs
+from analysis.report.decoding_tree_runs import judged_levels, rates, tree_runs
 from analysis.report.decoding_trees import (
     budgets_table,
     crossover_said,

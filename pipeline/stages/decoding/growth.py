@@ -120,17 +120,18 @@ def kept(all_: Candidates, growth: Growth) -> Grown:
     """Return the tree of the most valued candidates, which are in level order."""
     chosen = best(all_.values, growth.nodes)
     tokens = all_.tokens[chosen]
-    facts = torch.stack([chosen, tokens, all_.parents[chosen], all_.columns[chosen]])
+    alive = all_.values[chosen].isfinite()
+    facts = torch.stack([chosen, alive.long(), all_.parents[chosen], all_.columns[chosen]])
     number = {ROOT: ROOT}
     parents: list[int] = []
     columns: dict[int, int] = {}
-    for node, token, parent, column in facts.T.tolist():
-        if token == NOTHING:  # no later one has a value either
+    for node, has_value, parent, column in facts.T.tolist():
+        if not has_value:  # nothing could be drafted here, or above
             continue
         number[node] = len(parents)
         if column >= 0:
             columns[len(parents)] = column
         parents.append(number[parent])
     if len(parents) < len(chosen):
-        tokens = tokens[tokens != NOTHING]
+        tokens = tokens[alive]
     return Grown(tokens, Topology(tuple(parents)), columns)
