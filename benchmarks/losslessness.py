@@ -2,9 +2,9 @@
 
 Decodes the shortest prompt many times with the study's pair, by speculative sampling and by
 exponential races, on chains and on draft trees, and holds the joint frequencies of the first four
-tokens (the prompt's own, two drafted ones and the bonus or correction) against their exact law, from
-plain forward passes of the target: chi-square over the cells that are expected often enough, the rest
-in one. The drafter's own answers are held against the same law, which must refuse them.
+tokens (the prompt's own, two drafted ones and the bonus or correction) against their exact law,
+from plain forward passes of the target: chi-square over the cells that are expected often enough,
+the rest in one. The drafter's own answers are held against the same law, which must refuse them.
 """
 
 from __future__ import annotations
