@@ -124,7 +124,8 @@ def _lossless_drafts(one: Decoded) -> list[bool]:
 
 
 def _described(one: Decoded, run: int) -> dict[str, Any]:
-    row, of_tree = one.runs.loc[run], bool(one.of_trees[run])
+    row: dict[str, Any] = one.runs.loc[run].to_dict()
+    of_tree = bool(one.of_trees[run])
     law = LAWS.get(row["sampling"], GREEDY)
     cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
     cut += f", top-k {row['top_k']:g}" if row["top_k"] else ""
@@ -135,7 +136,8 @@ def _described(one: Decoded, run: int) -> dict[str, Any]:
     first = levels["level"] == 1
     return {
         "run": run,
-        **row[["method", "temperature"]],
+        "method": row["method"],
+        "temperature": row["temperature"],
         "law": law,
         "group": group,
         "shape": SHAPES[row["tree"]["name"] if of_tree else "sequence"],

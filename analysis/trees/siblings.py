@@ -30,6 +30,10 @@ class Stored(NamedTuple):
     weights: Floats
     tail: Floats
 
+    def rows(self, part: slice) -> Stored:
+        """Return those of some steps."""
+        return Stored(self.ids[part], self.weights[part], self.tail[part])
+
     def truncated(self, top_p: float, top_k: int) -> Stored:
         """Return them without the tokens that top_k, and then top_p, leave out."""
         weights, tail = self.weights, self.tail

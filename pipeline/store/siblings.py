@@ -25,18 +25,18 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps)).combine_chunks()
-    models = [
+    target, draft = (
         _stored(table, prefix, size, facts["temperature"], method.temperature).truncated(
             method.top_p, method.top_k
         )
         for prefix in ("", "draft_")
-    ]
+    )
     generator = np.random.default_rng(0)
     sums = np.zeros(count)
     rows = max(1, CHUNK // size)
     for start in range(0, len(steps), rows):
-        part = (Stored(*(column[start : start + rows] for column in one)) for one in models)
-        p, q = aligned(*part, size)
+        part = slice(start, start + rows)
+        p, q = aligned(target.rows(part), draft.rows(part), size)
         times = generator.exponential(size=p.shape)
         found = drawn_rates(p, q, times, count, method.sampling == RACES)
         sums[: len(found)] += found
