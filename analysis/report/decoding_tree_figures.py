@@ -89,8 +89,8 @@ def trees_figure(
         for name, (k, tokens) in predicted_curves(found, largest).items():
             axis.plot(k, tokens, color=COLOURS[name], linestyle=":")
             parts.append(_part(name, "predicted", k, tokens))
-        for name, shape in mine.groupby("shape", sort=False):
-            shape = shape.sort_values("nodes")
+        for shown, shape in mine.groupby("shape", sort=False):
+            name, shape = str(shown), shape.sort_values("nodes")
             reach = np.stack([shape["tokens_per_call"] - shape["ci_low"],
                               shape["ci_high"] - shape["tokens_per_call"]]).clip(min=0)  # fmt: skip
             axis.errorbar(shape["nodes"], shape["tokens_per_call"], reach, color=COLOURS[name],
@@ -136,8 +136,8 @@ def marginal_figure(
             at, gain = marginal(*bounds[FIXED])
             axis.plot(at, gain, color=BLACK, linestyle=DASHES[FIXED], label=FIXED)
             parts.append(_part(FIXED, "bound", at, gain))
-        for name, shape in mine.groupby("shape", sort=False):
-            shape = shape.sort_values("nodes").drop_duplicates("nodes")
+        for shown, shape in mine.groupby("shape", sort=False):
+            name, shape = str(shown), shape.sort_values("nodes").drop_duplicates("nodes")
             tokens = shape["tokens_per_call"].to_numpy()
             at, gain = marginal(shape["nodes"].to_numpy(dtype=np.float64), tokens, first=1.0)
             axis.plot(at, gain, color=COLOURS[name], **POINTS, linewidth=0.6, label=name)

@@ -322,7 +322,7 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
 def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
     methods = build_methods(MEASURED, measured=True)
-    with pytest.raises(PipelineError, match="key 'acceptance' is missing: only decoding.methods"):
+    with pytest.raises(PipelineError, match=r"key 'acceptance' is missing: only decoding"):
         build_methods(MEASURED, key="accuracy.methods")
     node = Node("decoding", "tiny", {}, settings={"methods": methods})
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
