@@ -124,7 +124,7 @@ def _lossless_drafts(one: Decoded) -> list[bool]:
 
 
 def _described(one: Decoded, run: int) -> dict[str, Any]:
-    row: dict[str, Any] = one.runs.loc[run].to_dict()
+    row: dict[Any, Any] = one.runs.loc[run].to_dict()
     of_tree = bool(one.of_trees[run])
     law = LAWS.get(row["sampling"], GREEDY)
     cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
