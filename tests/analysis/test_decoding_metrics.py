@@ -342,10 +342,15 @@ def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
             "drafter": ["none", "none", "none", "model", "model", "model"],
             "sampling": [None, None, "races", "speculative", "races", None],
             "temperature": [0.0, 1.0, 1.0, 1.0, 1.0, 0.0],
+            "top_p": 1.0,
+            "top_k": 0,
         }
     )
     decoded = replace(made(), runs=runs)
     assert [decoded.baseline(run) for run in range(6)] == [0, 1, 2, 1, 2, 0]
+    cut = pd.concat([runs, runs.assign(top_p=0.9), runs.assign(top_k=5)], ignore_index=True)
+    decoded = replace(made(), runs=cut)
+    assert [decoded.baseline(run) for run in (3, 9, 10, 15)] == [1, 7, 8, 13]
 
 
 def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
