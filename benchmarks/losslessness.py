@@ -1,10 +1,10 @@
 """Do sampled answers have the target's law? ``python -m benchmarks.losslessness [--answers N]``.
 
 Decodes the shortest prompt many times with the study's pair, by speculative sampling and by
-exponential races, and holds the joint frequencies of the first four tokens (the prompt's own, two
-drafted ones and the bonus or correction) against their exact law, from plain forward passes of the
-target: chi-square over the cells that are expected often enough, the rest in one. The drafter's own
-answers are held against the same law, which must refuse them.
+exponential races, on chains and on draft trees, and holds the joint frequencies of the first four
+tokens (the prompt's own, two drafted ones and the bonus or correction) against their exact law,
+from plain forward passes of the target: chi-square over the cells that are expected often enough,
+the rest in one. The drafter's own answers are held against the same law, which must refuse them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from scipy import stats
 
+from analysis.trees.topology import Growth, symmetric
 from benchmarks.decoding import load
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
-from pipeline.stages.decoding.drafters import Nothing, model_drafter
+from pipeline.stages.decoding.choices import DRAFT, DrawnRace, Inversion, Noise, Race
+from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter
 from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import Match, SpeculativeSampling, Verifier
+from pipeline.stages.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
 
 TEMPERATURE, LEAST = 0.7, 8.0
 DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens
+GSS, ERSS, ALONE = "speculative sampling", "exponential races", "the drafter alone"
 Start = tuple[int, ...]
 
 
@@ -62,6 +64,22 @@ def p_value(counts: Counter[Start], cells: dict[Start, float], answers: int) -> 
     )
 
 
+def by_name(name: str, drafter: LanguageModel, noise: Noise) -> tuple[Verifier, Drafter]:
+    """Return what verifies and what drafts."""
+    race = Race(TEMPERATURE, noise)
+    if name == GSS:
+        drawn = Inversion(TEMPERATURE, noise, DRAFT)
+        return SpeculativeSampling(TEMPERATURE, noise), model_drafter(drafter, drawn)
+    if name == f"{GSS}, tree":
+        raced = DrawnRace(TEMPERATURE, noise)
+        tree = symmetric(2, DRAFTED)
+        return TreeSampling(TEMPERATURE, noise), model_drafter(drafter, raced, tree)
+    if name == ALONE:
+        return Match(race), Nothing(drafter.device)
+    grown = Growth(3, 6, DRAFTED) if name != ERSS else None
+    return Match(race), model_drafter(drafter, race, grown)
+
+
 def main() -> None:
     """Print the p-value of every law."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -76,24 +94,15 @@ def main() -> None:
     if len(cells) < 2:
         parser.error(f"--answers={answers} is too few for a test: give 1000 or more")
     print(f"{target.label}, {drafter.label}: {answers} answers, {len(cells) + 1} cells")
-    for name in ("speculative sampling", "exponential races", "the drafter alone"):
+    for name in (GSS, f"{GSS}, tree", ERSS, f"{ERSS}, dynamic tree", ALONE):
         counts: Counter[Start] = Counter()
         for seed in range(answers):
             noise = Noise(seed, "losslessness", LENGTH + 1, target.device, DRAFTED)
-            race, draw = Race(TEMPERATURE, noise), Inversion(TEMPERATURE, noise, DRAFT)
-            verifier: Verifier = Match(race)
-            source = model_drafter(drafter, race)
-            if name == "speculative sampling":
-                verifier, source = (
-                    SpeculativeSampling(TEMPERATURE, noise),
-                    model_drafter(drafter, draw),
-                )
-            elif name == "the drafter alone":
-                source = Nothing(drafter.device)
-            model = drafter if name == "the drafter alone" else target
+            verifier, source = by_name(name, drafter, noise)
+            model = drafter if name == ALONE else target
             answer = decode(model, source, verifier, prompt, DRAFTED, LENGTH).tokens
             counts[tuple(answer[:COUNTED])] += 1
-        print(f"  {name:<22} chi-square p = {p_value(counts, cells, answers):.3g}", flush=True)
+        print(f"  {name:<32} chi-square p = {p_value(counts, cells, answers):.3g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ class Decoded:
     Attributes:
         target: printed name.
         drafter: printed name.
-        runs: of each run its method, drafter, sampling, rule, draft_length, temperature, and
-            tree, the parents of its draft trees, None of a chain; index is the run.
+        runs: of each run its method, drafter, sampling, rule, draft_length, temperature, top_p,
+            top_k, and tree, None of a chain: name, shown, nodes, depth and, where all have one
+            shape, parents; index is the run.
         data: one row an answer: prompt_id, run, source, n_tokens, log_likelihood, agreement, ...
         calls: one row a target call: prompt_id, run, drafted, depth, reach, tested, accepted,
             emitted.
@@ -67,9 +68,11 @@ class Decoded:
 
         Races are compared with the target alone that chooses by the same race.
         """
-        runs, races = self.runs, self.runs["sampling"] == "races"
-        same = (runs["temperature"] == runs["temperature"].iloc[run]) & (races == races.iloc[run])
-        return int(np.flatnonzero((runs["drafter"] == "none") & same)[0])
+        chosen = self.runs[["temperature", "top_p", "top_k"]].assign(
+            races=self.runs["sampling"] == "races"
+        )
+        same = (chosen == chosen.iloc[run]).all(axis=1)
+        return int(np.flatnonzero((self.runs["drafter"] == "none") & same)[0])
 
     @property
     def prompts(self) -> int:
@@ -93,7 +96,9 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     counted = ["drafted", "depth", "tested", "accepted", "emitted"]
     sums = decoded.calls.groupby("run")[counted].sum()
     sums["calls"] = decoded.calls.groupby("run").size()
-    table = decoded.runs.drop(columns="tree").join(sums.drop(columns=["drafted", "depth"]))
+    table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(
+        sums.drop(columns=["drafted", "depth"])
+    )
     totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
     table["rate"] = table["accepted"] / table["tested"].where(table["tested"] > 0)
     table["tokens_per_call"] = table["emitted"] / table["calls"]

@@ -184,6 +184,7 @@ class Mars(Rule):
     shown: ClassVar[str] = "MARS (θ = {theta:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"theta": -1}
     samples: ClassVar[bool] = True
+    raw_ranks: ClassVar[int] = 2
     undefined_means: ClassVar[str] = (
         "Steps whose largest raw logit is not positive, where MARS accepts the argmax only"
     )

@@ -132,6 +132,8 @@ class Rule:
             that is not named may be turned in any order.
         judges_tokens: whether a drafted token is judged by itself; a tree's level is not.
         samples: whether decoding with it is defined above temperature 0.
+        raw_ranks: how many of the largest raw logits decide, where no probability does: nothing
+            of rank beyond it is accepted. 0 where probabilities decide.
         undefined_means: what to print of the steps of `undefined`.
     """
 
@@ -140,6 +142,7 @@ class Rule:
     relaxes: ClassVar[Mapping[str, int]] = {}
     judges_tokens: ClassVar[bool] = True
     samples: ClassVar[bool] = False
+    raw_ranks: ClassVar[int] = 0
     undefined_means: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

@@ -103,6 +103,34 @@ class Topology:
         return Topology(tuple(number[self.parents[node]] for node in number if node != ROOT))
 
 
+@dataclass(frozen=True)
+class Growth:
+    """A tree without a shape of its own: each call grows one (EAGLE-2, arXiv 2406.16858).
+
+    Level after level, the `width` most valued nodes of a depth get `width` children each; then the
+    most valued of all nodes are kept. The value of a node is the probability of its path, as the
+    drafter says. No value exceeds that of its parent, so what is kept is a tree.
+
+    Attributes:
+        width: children of a node, and nodes of a depth that get children.
+        nodes: that are kept, at most.
+        depth: levels, at most.
+    """
+
+    width: int
+    nodes: int
+    depth: int
+
+    def __len__(self) -> int:
+        """Return the most nodes that a tree of it has."""
+        return min(self.nodes, self.width + (self.depth - 1) * self.width**2)
+
+    @property
+    def read(self) -> int:
+        """The most nodes that its drafter reads, kept or not."""
+        return (self.depth - 1) * self.width
+
+
 def expansion(widths: Sequence[int]) -> Topology:
     """Return the tree whose nodes of level i - 1 have widths[i - 1] children each, level by level.
 

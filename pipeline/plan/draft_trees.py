@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.fields import FieldError, check, check_keys, from_mapping, ranged, refused
 from analysis.trees import topology
 from analysis.trees.optimal import optimal, optimal_by_cost
-from analysis.trees.topology import Topology
+from analysis.trees.topology import Growth, Topology
 
 Numbers = tuple[float, ...]
 VECTORS = ("acceptance", "costs")  # keys whose value is a list of numbers
 MOST_NODES = 4096  # of a tree: a verification reads them all
+MOST_GROWN = 256  # of a tree that each call grows: nothing of it is made once for all calls
 FEW = f"an integer from 1 to {MOST_NODES}"
 
 
@@ -28,9 +29,9 @@ class DraftTree:
 
     Attributes:
         name: one of SHAPES.
-        width: children of a token (batch, symmetric).
-        nodes: drafted tokens (optimal).
-        acceptance: R over sibling indices, as measured (optimal, by_cost).
+        width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
+        nodes: drafted tokens (optimal, dynamic).
+        acceptance: R over sibling indices (optimal, by_cost); None is that of stage drafts.
         costs: of verifying 0, 1, ... drafted tokens, in any unit (by_cost).
         draft_cost: of a pass of the drafter, in the same unit (by_cost).
     """
@@ -41,15 +42,31 @@ class DraftTree:
     acceptance: Numbers | None = None
     costs: Numbers | None = None
     draft_cost: float | None = None
+    measured: bool = False
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether its shape is not known yet: it hangs on what stage drafts measured."""
+        return "acceptance" in SHAPES[self.name].keys and self.acceptance is None
+
+    @property
+    def most_nodes(self) -> int:
+        """The most nodes that it can have, of one whose shape hangs on an acceptance."""
+        return self.nodes if self.nodes is not None else len(self.costs or ()) - 1
+
+    def with_rates(self, acceptance: Sequence[float]) -> DraftTree:
+        """Return it with the acceptance that stage drafts measured."""
+        return replace(self, acceptance=tuple(map(float, acceptance)), measured=True)
 
     @property
     def shown(self) -> str:
         """The shape as printed, without its depth."""
         rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
-        return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes, rates=rates)
+        given = f", R = {rates}" if rates and not self.measured else ""
+        return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes) + given
 
-    def topology(self, draft_length: int) -> Topology:
-        """Return the tree in level order, with chains of at most `draft_length` tokens.
+    def topology(self, draft_length: int) -> Topology | Growth:
+        """Return the tree in level order, or how it grows, of at most `draft_length` levels.
 
         Raises:
             ValueError: there is none.
@@ -62,11 +79,13 @@ class DraftTree:
                 f"the tree ({self.shown}) of draft_length={draft_length} has {len(found)} tokens: "
                 f"give one with 1 to {MOST_NODES}"
             )
-        return found.by_level()
+        return found.by_level() if isinstance(found, Topology) else found
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what was configured, as plain values: what identifies it."""
         given = {key: getattr(self, key) for key in SHAPES[self.name].keys}
+        if self.measured or self.needs_drafts:
+            del given["acceptance"]
         lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
         return {"tree": self.name, **given, **lists}
 
@@ -77,7 +96,7 @@ class Shape:
 
     keys: tuple[str, ...]
     shown: str
-    make: Callable[[DraftTree, int], Topology]
+    make: Callable[[DraftTree, int], Topology | Growth]
 
 
 def _batch(tree: DraftTree, draft_length: int) -> Topology:
@@ -93,6 +112,16 @@ def _symmetric(tree: DraftTree, draft_length: int) -> Topology:
     return topology.symmetric(width, draft_length)
 
 
+def _dynamic(tree: DraftTree, draft_length: int) -> Growth:
+    if (tree.nodes or 0) > MOST_GROWN:
+        raise refused("nodes", tree.nodes, f"an integer from 1 to {MOST_GROWN}")
+    found = Growth(tree.width or 0, tree.nodes or 0, draft_length)
+    if found.read > MOST_NODES:
+        raise refused("width", tree.width, f"at most {MOST_NODES} nodes with children in all")
+    return found
+
+
+DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
 SHAPES: Mapping[str, Shape] = {
     "sequence": Shape((), "sequence", lambda _, length: topology.sequence(length)),
     "batch": Shape(("width",), "batch of {width}", _batch),
@@ -100,12 +129,13 @@ SHAPES: Mapping[str, Shape] = {
     "spec_infer": Shape((), "SpecInfer's tree", lambda _, length: topology.spec_infer(length)),
     "optimal": Shape(
         ("nodes", "acceptance"),
-        "tau* of {nodes}, R = {rates}",
+        "tau* of {nodes}",
         lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
     ),
+    DYNAMIC: Shape(("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
     "by_cost": Shape(
         ("acceptance", "costs", "draft_cost"),
-        "tau* by cost, R = {rates}",
+        "tau* by cost",
         lambda tree, length: optimal_by_cost(
             tree.acceptance or (), tree.costs or (), tree.draft_cost or 0.0, length
         )[0],
@@ -127,7 +157,7 @@ def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
     given = {key: value for key, value in mapping.items() if key != "tree"}
     check_keys(given, keys, f"{where}.", f"tree: {name}")
     for key in keys:
-        if key not in given:
+        if key not in given and key != "acceptance":
             raise FieldError(f"{where}.the key {key!r} is missing: tree: {name} takes it")
     vectors = {key: _numbers(value, f"{where}.{key}") for key, value in given.items()
                if key in VECTORS}  # fmt: skip

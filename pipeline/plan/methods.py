@@ -9,24 +9,25 @@ from typing import Any
 
 from analysis.fields import FieldError, check, from_mapping, ranged, refused
 from analysis.rules import Rule, StrictGreedy, Tree, build
-from analysis.trees.topology import Topology
+from analysis.trees.topology import Growth, Topology
 from pipeline.errors import PipelineError
-from pipeline.plan.draft_trees import KEYS, VECTORS, DraftTree, build_tree
+from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
 
 DRAFTERS = {
     "model": "",
     "prompt_lookup": " (prompt lookup)",
     "lookup_first": " (look-up first)",  # and where it finds nothing, the model
 }
-SAMPLINGS = {
-    "speculative": "speculative sampling",
-    "races": "exponential races",
-    "block": "block verification",
-}
-OWN = ("drafter", "sampling", "draft_length", "temperature")
+OWN = ("drafter", "sampling", "draft_length", "temperature", "top_p", "top_k")
 BASELINE = "autoregressive"
+SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
 BLOCK = "block"  # the sampling that tests a draft as a whole
+SAMPLINGS = {
+    SPECULATIVE: "speculative sampling",
+    RACES: "exponential races",
+    BLOCK: "block verification",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Method:
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
+        top_p: which of the most probable tokens target and drafter may choose; 1 is all.
+        top_k: likewise, before top_p; 0 is all.
     """
 
     drafter: str
@@ -49,20 +52,34 @@ class Method:
     draft_length: int
     temperature: float
     tree: DraftTree | None = None
+    top_p: float = 1.0
+    top_k: int = 0
 
     @property
-    def topology(self) -> Topology | None:
-        """The shape of its drafts in level order; None is a chain."""
+    def topology(self) -> Topology | Growth | None:
+        """The shape of its drafts in level order, or how it grows; None is a chain."""
         return None if self.tree is None else self.tree.topology(self.draft_length)
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether the shape of its tree hangs on what stage drafts measured."""
+        return self.tree is not None and self.tree.needs_drafts
+
+    @property
+    def truncation(self) -> dict[str, float]:
+        """What leaves tokens out: top_p and top_k where they do."""
+        given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
+        return {name: value for name, (value, all_in) in given.items() if value != all_in}
 
     @property
     def name(self) -> str:
         """The method as printed, without draft length and temperature."""
+        cut = shown_truncation(self.truncation)
         if self.drafter == "none":
-            return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
+            return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "") + cut
         law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
         tree = "" if self.tree is None or isinstance(self.rule, Tree) else f" ({self.tree.shown})"
-        return law + DRAFTERS[self.drafter] + tree
+        return law + DRAFTERS[self.drafter] + tree + cut
 
     @property
     def uses_model(self) -> bool:
@@ -75,14 +92,25 @@ class Method:
         return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
 
+def shown_truncation(given: Mapping[str, float]) -> str:
+    """Return top_p and top_k as printed behind a method; nothing where they leave all in.
+
+    Example:
+        >>> shown_truncation({"top_p": 0.9})
+        ' (top-p 0.9)'
+    """
+    parts = [f"{name.replace('_', '-')} {value:g}" for name, value in given.items()]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
 def baseline(method: Method) -> Method:
     """Return the target alone as `method` is compared with it: with the same noise.
 
     Races decode token for token what the target alone decodes with the same race, so they have
-    a baseline of their own; all other methods of a temperature share one.
+    a baseline of their own; all other methods of a temperature share one, and of a truncation.
     """
     races = RACES if method.sampling == RACES else None
-    return Method("none", None, races, 0, method.temperature)
+    return replace(method, drafter="none", rule=None, sampling=races, draft_length=0, tree=None)
 
 
 def with_baselines(methods: list[Method]) -> list[Method]:
@@ -92,7 +120,10 @@ def with_baselines(methods: list[Method]) -> list[Method]:
 
 
 def build_methods(
-    entries: Any, draft_length: int | None = None, key: str = "decoding.methods"
+    entries: Any,
+    draft_length: int | None = None,
+    key: str = "decoding.methods",
+    measured: bool = False,
 ) -> list[Method]:
     """Return the methods of `decoding.methods`; a list as a value stands for one method each.
 
@@ -101,6 +132,7 @@ def build_methods(
         draft_length: `decoding.draft_length`, in the place of every method's own; methods that
             differ in nothing else become one. None leaves them as they are.
         key: where they stand in the configuration, for errors.
+        measured: whether what stage drafts measured is at hand, for trees that hang on it.
 
     Raises:
         PipelineError: a key, type or range is wrong, or two methods are the same.
@@ -135,6 +167,11 @@ def build_methods(
         methods = [replace(method, draft_length=draft_length) for method in methods]
     methods = list(dict.fromkeys(methods))
     for method in methods:
+        if method.needs_drafts and not measured:
+            raise PipelineError(
+                f"{key}, tree: {method.tree and method.tree.name}: the key 'acceptance' is "
+                "missing: only decoding.methods may take it from stage drafts"
+            )
         _check_tree(method)
     printed = [(method.name, method.draft_length, method.temperature) for method in methods]
     for at, (name, length, temperature) in enumerate(printed):
@@ -173,13 +210,20 @@ def _check_tree(method: Method) -> None:
         raise PipelineError(
             f"{where}: sampling=block verifies chains only: give speculative or races, or no tree"
         )
+    if tree.name == DYNAMIC and method.sampling == SPECULATIVE:
+        raise PipelineError(
+            f"{where}: sampling=speculative is not lossless where nodes are chosen by what was "
+            "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"
+        )
     if method.rule is not None and not method.lossless:
         raise PipelineError(
             f"{where}: rule={method.rule.name} judges chains only: give rule: greedy, rule: tree "
             "or sampling"
         )
     try:
-        tree.topology(method.draft_length)
+        # where R is not known yet any will do: what is checked are sizes
+        known = tree.with_rates([1.0, *[0.0] * tree.most_nodes]) if tree.needs_drafts else tree
+        known.topology(method.draft_length)
     except ValueError as error:
         raise PipelineError(f"{where}: {error}") from error
 
@@ -197,6 +241,8 @@ class _Given:
     sampling: str | None = ranged(
         f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS), default=None
     )
+    top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
+    top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
 
 
 def _build(entry: dict[str, Any], where: str) -> Method:
@@ -220,6 +266,10 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             allowed = "0 for a rule; above 0 only mars, speculative sampling and races are defined"
         if not fits:
             raise refused(f"{where}.temperature", given.temperature, allowed)
+        for name, all_in in (("top_p", 1.0), ("top_k", 0)):
+            if given.temperature == 0 and getattr(given, name) != all_in:
+                only = f"{all_in:g} at temperature 0, where nothing is drawn"
+                raise refused(f"{where}.{name}", getattr(given, name), only)
         tree = build_tree(of_tree, where) if of_tree else None
     except FieldError as error:
         raise PipelineError(str(error)) from error
@@ -229,7 +279,16 @@ def _build(entry: dict[str, Any], where: str) -> Method:
                 f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
             )
         tree = DraftTree("symmetric", rule.m)
-    return Method(given.drafter, rule, given.sampling, given.draft_length, given.temperature, tree)
+    return Method(
+        given.drafter,
+        rule,
+        given.sampling,
+        given.draft_length,
+        given.temperature,
+        tree,
+        given.top_p,
+        given.top_k,
+    )
 
 
 def _rule(mapping: dict[str, Any], where: str) -> Rule:

@@ -78,6 +78,7 @@ def method_slice(method: Method) -> dict[str, Any]:
         "sampling": method.sampling,
         "draft_length": method.draft_length,
         "temperature": method.temperature,
+        **method.truncation,
         **({} if method.rule is None else rule_slice(method.rule)),
         **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
     }

@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars, Tree, build
+from pipeline.plan.methods import shown_truncation
 from pipeline.store.artifacts import Artifact
 
 
@@ -30,7 +31,9 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
                 "sampling": run["sampling"],
                 "rule": None if rule is None else rule.label,
                 "temperature": run["temperature"],
-                "tree": run["tree"]["parents"] if "tree" in run else None,
+                "tree": run.get("tree"),
+                "top_p": run.get("top_p", 1.0),
+                "top_k": run.get("top_k", 0),
             }
             for run, rule in zip(facts["runs"], rules, strict=True)
         ]
@@ -63,7 +66,8 @@ def printed(run: Mapping[str, Any]) -> str:
         return name[:1].upper() + name[1:]
     rule = build(run["rule"])
     of_tree = f", {run['tree']['shown']}" if "tree" in run and not isinstance(rule, Tree) else ""
-    return rule.title + SAID.get(run["drafter"], "") + of_tree
+    cut = shown_truncation({key: run[key] for key in ("top_p", "top_k") if key in run})
+    return rule.title + SAID.get(run["drafter"], "") + of_tree + cut
 
 
 def thetas(decoded: Decoded) -> list[float]:

@@ -40,6 +40,8 @@ RUNS = pd.DataFrame(
         "draft_length": [0, 2, 3],
         "temperature": [0.0] * 3,
         "tree": [None] * 3,
+        "top_p": [1.0] * 3,
+        "top_k": [0] * 3,
     }
 )
 
@@ -342,22 +344,30 @@ def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
             "drafter": ["none", "none", "none", "model", "model", "model"],
             "sampling": [None, None, "races", "speculative", "races", None],
             "temperature": [0.0, 1.0, 1.0, 1.0, 1.0, 0.0],
+            "top_p": 1.0,
+            "top_k": 0,
         }
     )
     decoded = replace(made(), runs=runs)
     assert [decoded.baseline(run) for run in range(6)] == [0, 1, 2, 1, 2, 0]
+    cut = pd.concat([runs, runs.assign(top_p=0.9), runs.assign(top_k=5)], ignore_index=True)
+    decoded = replace(made(), runs=cut)
+    assert [decoded.baseline(run) for run in (3, 9, 10, 15)] == [1, 7, 8, 13]
 
 
 def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
-    assert trees_table([made()]) is None
+    statistics = (50, 0.9, 0)
     one = made()
-    runs = one.runs.assign(tree=[None, [-1, -1, 0], None], method=["alone", "a tree", "a chain"])
+    tree = {"name": "optimal", "shown": "tau*", "nodes": 3, "depth": 2, "parents": [-1, -1, 0]}
+    runs = one.runs.assign(tree=[None, tree, None], method=["alone", "a tree", "a chain"])
+    assert trees_table([one], statistics) is None
     calls = one.calls.assign(drafted=one.calls["drafted"].where(one.calls["run"] != 1, 3))
     levels = pd.DataFrame(
         [("a", 1, 1, 1, 2, 1), ("a", 1, 1, 2, 1, 1), ("a", 1, 4, 1, 2, 0), ("b", 1, 1, 1, 2, 2)],
         columns=decoding.LEVELS,
     )
-    table = trees_table([replace(one, runs=runs, calls=calls, levels=levels)])
+    runs.loc[2, "rule"] = "additive"  # a chain of another law says nothing of R
+    table = trees_table([replace(one, runs=runs, calls=calls, levels=levels)], statistics)
     assert table is not None
     assert table.data is not None
     [row] = table.data.to_dict("records")
@@ -366,7 +376,10 @@ def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
     assert row["predicted"] == pytest.approx(1 + 0.5 + 0.25 + 0.25)
     assert row["bound"] >= row["predicted"]
     assert (row["nodes"], row["levels"]) == (3, 2)
-    assert row["tokens_per_call"] == row["whole"] == pytest.approx(8 / 5)
+    assert row["tokens_per_call"] == pytest.approx(8 / 5)
+    assert row["ci_low"] <= 8 / 5 <= row["ci_high"]
+    assert (row["first_level"], row["later_levels"]) == (pytest.approx(2 / 3), 1.0)
+    runs.loc[2, "rule"] = "greedy"
     assert [name for section in table.sections for name, _ in section.rows] == ["a tree"]
     found = decoding.acceptance(replace(one, runs=runs, calls=calls, levels=levels))
     assert np.isnan(found["closed_form"][1])

@@ -30,7 +30,8 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.decoding
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    methods = build_methods(asked.methods, asked.draft_length)
+    methods = build_methods(asked.methods, asked.draft_length, measured=True)
+    measured = any(method.needs_drafts for method in methods)
     return [
         Node(
             STAGE.name,
@@ -44,7 +45,7 @@ def nodes(request: Request) -> list[Node]:
                 "lookup": asked.lookup,
                 "methods": [method_slice(method) for method in methods],
             },
-            {"prompts": drafts.upstream["prompts"]},
+            {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
             settings={**drafts.settings, **statistics_slice(config), "methods": methods},
         )
         for drafts in request.nodes["drafts"]
@@ -77,7 +78,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 STAGE = Stage(
     name="decoding",
     version=4,
-    upstream=("prompts",),
+    upstream=("prompts", "drafts"),  # the latter for trees that hang on what it measured
     columns={
         "data": RUN
         | {  # one row a decoded answer

@@ -18,10 +18,31 @@ from torch import Tensor
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import Topology
 from pipeline.models.logit_statistics import top_k
+from pipeline.models.nucleus import nucleus
 from pipeline.stages.decoding.shapes import offsets
 
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
 CALL, SIBLING = 1, 2  # streams of numbers apart from those of positions: of calls, of siblings
+
+
+class Truncation(NamedTuple):
+    """Which tokens a draw may choose, as in stage distributions: 1 and 0 leave all in."""
+
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def tempered(self, logits: Tensor, temperature: float) -> Tensor:
+        """Return logits (n, V) over the temperature in float64, -inf for tokens that are cut."""
+        scaled = logits.double() / temperature
+        if self == ALL:
+            return scaled
+        ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
+        kept = nucleus(ordered, temperature, *self) > 0
+        cut = torch.ones_like(scaled, dtype=torch.bool).scatter_(1, ids[:, : kept.shape[1]], ~kept)
+        return scaled.masked_fill_(cut, -torch.inf)
+
+
+ALL = Truncation()
 
 
 class Drawn(NamedTuple):
@@ -105,13 +126,19 @@ class Greedy:
         """Return the `width` most probable tokens of each row of logits (r, V)."""
         return Drawn(first(logits, width))
 
+    def keys(self, logits: Tensor, position: int, depth: int) -> Tensor:  # noqa: ARG002
+        """Return what orders the children of each row of logits (r, V), in float64."""
+        return logits.double()
+
 
 class Inversion:
     """A draw from the tempered distribution by inversion of its cumulated probabilities."""
 
-    def __init__(self, temperature: float, noise: Noise, purpose: int) -> None:
+    def __init__(
+        self, temperature: float, noise: Noise, purpose: int, kept: Truncation = ALL
+    ) -> None:
         """Draw with the uniform numbers of `noise` that serve `purpose`."""
-        self.temperature = temperature
+        self.temperature, self._kept = temperature, kept
         self._uniforms = torch.from_numpy(noise.uniforms[:, purpose].copy())
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
@@ -126,15 +153,15 @@ class Inversion:
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the distributions (n, V) of rows of logits, float64."""
-        return torch.softmax(logits.double() / self.temperature, -1)
+        return torch.softmax(self._kept.tempered(logits, self.temperature), -1)
 
 
 class FreshInversion(Inversion):
     """Draws drafts with numbers that no other call uses: the drafting of block verification."""
 
-    def __init__(self, temperature: float, noise: Noise) -> None:
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
         """Draw with the numbers of `noise` for calls."""
-        super().__init__(temperature, noise, DRAFT)
+        super().__init__(temperature, noise, DRAFT, kept)
         self._noise = noise
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
@@ -147,9 +174,9 @@ class FreshInversion(Inversion):
 class Race:
     """The winner of an exponential race in log space; drafter and target run the same race."""
 
-    def __init__(self, temperature: float, noise: Noise) -> None:
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
         """Race with the arrival times of `noise`."""
-        self.temperature = temperature
+        self.temperature, self._kept = temperature, kept
         self._noise = noise
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:
@@ -166,13 +193,17 @@ class Race:
         else:
             log_times = self._noise.log_times(position, position + tree.depth + 1, size)
             log_times = log_times[offsets(tree, logits.device)]
-        return (logits.double() / self.temperature - log_times).argmax(-1)
+        return (self._kept.tempered(logits, self.temperature) - log_times).argmax(-1)
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
         """Return the first `width` arrivals for each row of logits (r, V) at one depth."""
+        return Drawn(first(self.keys(logits, position, depth), width))
+
+    def keys(self, logits: Tensor, position: int, depth: int) -> Tensor:
+        """Return what orders the children of each row of logits (r, V): the first has most."""
         at = position + depth
         log_times = self._noise.log_times(at, at + 1, logits.shape[1])
-        return Drawn(first(logits.double() / self.temperature - log_times, width))
+        return self._kept.tempered(logits, self.temperature) - log_times
 
 
 class DrawnRace(Race):
@@ -181,7 +212,7 @@ class DrawnRace(Race):
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
         """Return `width` draws from each row of logits (r, V), and their distributions."""
         tokens = super().draft(logits, position, depth, width).tokens
-        weights = torch.softmax(logits.double() / self.temperature, -1)
+        weights = torch.softmax(self._kept.tempered(logits, self.temperature), -1)
         drawn = weights.gather(1, tokens.clamp(min=0)) > 0  # softmax can round to 0
         return Drawn(tokens.masked_fill(~drawn, NOTHING), weights)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,15 @@ from pipeline.stages.decoding.pair import (
 )
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.siblings import sibling_rates
 
 WARM_UP = 8  # tokens decoded before anything is timed
+WIDEST = 64  # siblings of a tree whose acceptance is measured
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Decode the first prompts with every method."""
-    config = node.config
+    config, node = node.config, with_measured_trees(node, upstream.get("drafts", []))
     key = f"targets.{node.label}"
     tokenizer = pair_tokenizer(config, node.settings, key)
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), config["steps"])
@@ -61,6 +64,29 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         in_order_of_source(rows, shards),
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
     )
+
+
+def with_measured_trees(node: Node, drafts: list[Artifact]) -> Node:
+    """Return the node with methods whose trees all have a shape.
+
+    Raises:
+        PipelineError: at the acceptance measured, no tree pays at its costs.
+    """
+
+    def known(method: Method) -> Method:
+        if method.tree is None or not method.needs_drafts:
+            return method
+        most = method.tree.most_nodes
+        rates = sibling_rates(drafts[0], method, min(most, WIDEST))
+        tree = method.tree.with_rates([*rates, *[0.0] * (most - len(rates))])
+        try:
+            tree.topology(method.draft_length)
+        except ValueError as error:
+            raise PipelineError(f"decoding.methods, {method.name}: {error}") from error
+        return replace(method, tree=tree)
+
+    methods = [known(method) for method in node.settings["methods"]]
+    return replace(node, settings={**node.settings, "methods": methods})
 
 
 def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.trees.topology import Topology
+from analysis.trees.topology import Growth, Topology
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.stages.decoding.choices import Choice
+from pipeline.stages.decoding.choices import Choice, Greedy, Race
+from pipeline.stages.decoding.growth import grow
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
 
@@ -39,16 +41,20 @@ class Draft:
         return self.tokens if self.tree is None else readable(self.tokens)
 
 
+Shape = Topology | Growth
+
+
 class Drafter(Protocol):
     """Proposes tokens that may follow a text.
 
     Attributes:
         layers: after how many of the target's layers it reads hidden states; empty is none.
-        tree: the shape of its drafts, in level order, where nothing cuts them; None is a chain.
+        tree: the shape of its drafts, in level order, where nothing cuts them, or how each grows;
+            None is a chain.
     """
 
     layers: tuple[int, ...]
-    tree: Topology | None
+    tree: Shape | None
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens.
@@ -75,7 +81,7 @@ class Nothing:
     """Proposes nothing: plain autoregressive decoding."""
 
     layers: tuple[int, ...] = ()
-    tree: Topology | None = None
+    tree: Shape | None = None
 
     def __init__(self, device: torch.device) -> None:
         """Return drafts on `device`."""
@@ -125,12 +131,12 @@ class ModelDrafter:
 
     layers: tuple[int, ...] = ()
 
-    def __init__(self, model: LanguageModel, choice: Choice, tree: Topology | None = None) -> None:
+    def __init__(self, model: LanguageModel, choice: Choice, tree: Shape | None = None) -> None:
         """Choose the drafted tokens with `choice`; `tree` is in level order."""
         self.tree = tree
         self._choice = choice
         self._model = model
-        self._drafted: Topology | None = None
+        self._columns: Mapping[int, int] | None = None  # of the nodes read; None of a chain
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
@@ -148,24 +154,21 @@ class ModelDrafter:
                 return self._sequence.extend(fresh)[-1:]
             return self._sequence.extend(level.read(before), level.tree)
 
-        self._drafted, passes = self._shape(count)
-        return draft_levels(self._drafted, passes, read, self._choice, position)
-
-    def _shape(self, count: int) -> tuple[Topology | None, Sequence[Level]]:
-        return shape_within(self.tree, count, self._model.device, self._model.module.dtype)
+        like = (self._model.device, self._model.module.dtype)
+        draft, self._columns = drafted(self.tree, count, read, self._choice, position, like)
+        return draft
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and what was read of the path."""
-        if self._drafted is not None:
-            at = columns(self._drafted)
-            path = [at[node] for node in path if node in at]
+        if self._columns is not None:
+            path = [self._columns[node] for node in path if node in self._columns]
         self._sequence.keep(known, path)
 
 
 class HeadDrafter:
     """Decodes with a head that reads the target's hidden states, one pass a level."""
 
-    def __init__(self, model: HiddenDrafter, choice: Choice, tree: Topology | None = None) -> None:
+    def __init__(self, model: HiddenDrafter, choice: Choice, tree: Shape | None = None) -> None:
         """Choose the drafted tokens with `choice`; `tree` is in level order."""
         self.layers = model.layers
         self.tree = tree
@@ -202,8 +205,8 @@ class HeadDrafter:
                 self._output = self._entries.read(embedded, output, level.tree)
             return self._model.logits(self._output)
 
-        tree, passes = shape_within(self.tree, count, device, self._output.dtype)
-        return draft_levels(tree, passes, read, self._choice, position)
+        like = (device, self._output.dtype)
+        return drafted(self.tree, count, read, self._choice, position, like)[0]
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget what was drafted; keep the hidden states of what was accepted."""
@@ -217,23 +220,44 @@ def nothing(device: torch.device) -> Draft:
     return Draft(torch.empty(0, dtype=torch.long, device=device))
 
 
-def room(tree: Topology | None) -> int:
+def room(tree: Shape | None) -> int:
     """Return how many columns a cache needs for drafts beyond those of the longest text."""
-    return 0 if tree is None else len(tree)
-
-
-def shape_within(
-    tree: Topology | None, count: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Topology | None, Sequence[Level]]:
-    """Return the part of a tree of at most `count` levels, and a drafter's passes over it."""
     if tree is None:
-        return None, [Level()] * count
+        return 0
+    return max(len(tree), 0 if isinstance(tree, Topology) else tree.read)
+
+
+def drafted(
+    tree: Shape | None,
+    count: int,
+    read: Callable[[Level, Tensor | None], Tensor],
+    choice: Choice,
+    position: int,
+    like: tuple[torch.device, torch.dtype],
+) -> tuple[Draft, Mapping[int, int] | None]:
+    """Draft a chain of `count` tokens, or the part of a tree of at most as many levels.
+
+    `like` are device and type of the drafter's attention; for the others see `draft_levels`.
+
+    Returns:
+        The draft, and where each node that was read lies in the drafter's cache after the text;
+        None of a chain.
+    """
+    if tree is None:
+        return draft_levels(None, [Level()] * count, read, choice, position), None
+    if isinstance(tree, Growth):
+        assert isinstance(
+            choice, Greedy | Race
+        )  # others are refused: their law needs a fixed shape
+        grown = grow(tree, count, read, choice, position, like[1])
+        return Draft(grown.tokens, None, grown.tree), grown.columns
     cut = within(tree, count)
-    return cut, levels(cut, device, dtype)
+    passes = levels(cut, *like)
+    return draft_levels(cut, passes, read, choice, position), columns(cut)
 
 
 def model_drafter(
-    model: LanguageModel | HiddenDrafter, choice: Choice, tree: Topology | None = None
+    model: LanguageModel | HiddenDrafter, choice: Choice, tree: Shape | None = None
 ) -> Drafter:
     """Return what decodes with a model, of either kind; `tree` is in level order."""
     if isinstance(model, HiddenDrafter):
@@ -269,7 +293,7 @@ class PromptLookup:
     """Proposes what followed the latest earlier occurrence of the last few tokens."""
 
     layers: tuple[int, ...] = ()
-    tree: Topology | None = None
+    tree: Shape | None = None
 
     def __init__(self, longest: int, device: torch.device, shortest: int = 1) -> None:
         """Look for the last `longest` tokens, then for fewer, down to `shortest`."""
@@ -295,13 +319,16 @@ def continuation(tokens: Sequence[int], longest: int, count: int, shortest: int 
     the end of the text: it then goes on with itself, so that a text that repeats is drafted as
     repeating.
     """
-    text = list(tokens)
+    text = np.array(tokens)
     size = len(text)
-    for n in range(min(longest, size - 1), shortest - 1, -1):
-        wanted, last = text[-n:], text[-1]
-        for end in range(size - 2, n - 2, -1):
-            if text[end] == last and text[end - n + 1 : end + 1] == wanted:
-                for at in range(end + 1, end + 1 + count):
-                    text.append(text[at])
-                return text[size:]
-    return []
+    ends = np.arange(size - 1)  # where an occurrence of the last n tokens ends
+    matched = 0
+    for n in range(1, min(longest, size - 1) + 1):
+        found = ends[(ends >= n - 1) & (text[ends - n + 1] == text[-n])]
+        if not len(found):
+            break
+        ends, matched = found, n
+    if matched < shortest or not matched:
+        return []
+    begin = int(ends[-1]) + 1
+    return [int(text[begin + at % (size - begin)]) for at in range(count)]

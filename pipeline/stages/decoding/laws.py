@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.plan.methods import BLOCK, RACES, Method
 from pipeline.stages.decoding.choices import (
     DRAFT,
+    TOKEN,
     Choice,
     DrawnRace,
     FreshInversion,
@@ -12,6 +13,7 @@ from pipeline.stages.decoding.choices import (
     Inversion,
     Noise,
     Race,
+    Truncation,
 )
 from pipeline.stages.decoding.verifiers import (
     BlockVerification,
@@ -25,17 +27,20 @@ from pipeline.stages.decoding.verifiers import (
 
 def laws(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     """Return how `method` chooses the drafted tokens, and how it verifies them."""
-    temperature = method.temperature
+    t, kept = method.temperature, Truncation(method.top_p, method.top_k)
     if method.sampling == RACES:
-        race = Race(temperature, noise)
+        race = Race(t, noise, kept)
         return race, Match(race)
+    if method.drafter == "none" and t > 0:
+        drawn = Inversion(t, noise, TOKEN, kept)
+        return drawn, Match(drawn)
     if method.sampling == BLOCK:
-        return FreshInversion(temperature, noise), BlockVerification(temperature, noise)
-    if temperature > 0 and method.tree is not None:
-        return DrawnRace(temperature, noise), TreeSampling(temperature, noise)
-    if temperature > 0:
-        drawn = Inversion(temperature, noise, DRAFT)
-        return drawn, SpeculativeSampling(temperature, noise, method.rule)
+        return FreshInversion(t, noise, kept), BlockVerification(t, noise, kept)
+    if t > 0 and method.tree is not None:
+        return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
+    if t > 0:
+        drawn = Inversion(t, noise, DRAFT, kept)
+        return drawn, SpeculativeSampling(t, noise, method.rule, kept)
     if method.rule is None or method.lossless:
         return Greedy(), Match(Greedy())
     return Greedy(), Relaxed(method.rule)

@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 import torch
 
 from analysis.rules import to_mapping
+from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.pair import load_pair
 from pipeline.models.vocabulary import common_rows
-from pipeline.plan.methods import RACES, Method, with_baselines
+from pipeline.plan.methods import Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
-from pipeline.stages.decoding.choices import TOKEN, Inversion, Noise
+from pipeline.stages.decoding.choices import Noise
 from pipeline.stages.decoding.drafters import (
     Drafter,
     LookupFirst,
@@ -28,7 +29,7 @@ from pipeline.stages.decoding.drafters import (
 from pipeline.stages.decoding.laws import laws
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
 from pipeline.stages.decoding.sequence import check_trees
-from pipeline.stages.decoding.verifiers import Match, Verifier
+from pipeline.stages.decoding.verifiers import Verifier
 
 T = TypeVar("T")
 
@@ -117,9 +118,7 @@ def strategies(
     noise = Noise(pair.seed, prompt_id, steps, device, method.draft_length)
     choice, verifier = laws(method, noise)
     if method.drafter == "none":
-        drawn = method.temperature > 0 and method.sampling != RACES
-        alone = Inversion(method.temperature, noise, TOKEN) if drawn else choice
-        return Nothing(device), Match(alone)
+        return Nothing(device), verifier
     if method.drafter == "prompt_lookup":
         return PromptLookup(pair.lookup, device), verifier
     drafter = model_drafter(pair.drafter, choice, tree)
@@ -138,12 +137,18 @@ def run_facts(method: Method) -> dict[str, Any]:
         "lossless": method.lossless,
         "draft_length": method.draft_length,
         "temperature": method.temperature,
+        **method.truncation,
         **_tree_facts(method),
     }
 
 
 def _tree_facts(method: Method) -> dict[str, Any]:
     """Return what the record says of the tree of a method; nothing of a chain."""
-    if method.tree is None or method.topology is None:
+    tree, shape = method.tree, method.topology
+    if tree is None or shape is None:
         return {}
-    return {"tree": {"shown": method.tree.shown, "parents": list(method.topology.parents)}}
+    found = {"name": tree.name, "shown": tree.shown, "nodes": len(shape), "depth": shape.depth}
+    if tree.measured:
+        found["acceptance"] = list(tree.acceptance or ())
+    parents = {"parents": list(shape.parents)} if isinstance(shape, Topology) else {}
+    return {"tree": found | parents}

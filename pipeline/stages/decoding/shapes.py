@@ -1,23 +1,28 @@
 """What the shape of a draft means for the passes over it, made once a shape and device.
 
+Of shapes that calls choose anew (`Growth`) the latest are kept.
+
 Nodes are in level order (`Topology.by_level`). Of a chain nothing is made: each token sees all
 before it, which models do by themselves.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from analysis.trees.topology import ROOT, Topology, sequence
 from pipeline.models.tree_pass import TreePass, tree_pass
 
+LATEST = 128  # shapes
+kept = lru_cache(LATEST)
 chain = cache(sequence)  # of every length, for the laws on trees
-within = cache(Topology.within)
+within = kept(Topology.within)
 
 
 class Level(NamedTuple):
@@ -53,36 +58,36 @@ def readable(tokens: Tensor) -> Tensor:
     return tokens.clamp(min=0)
 
 
-@cache
+@kept
 def parents(tree: Topology) -> tuple[int, ...]:
     """Return the nodes with children, the root first: the order in which a drafter reads them."""
     return tuple(node for node in range(ROOT, len(tree)) if tree.children[node])
 
 
-@cache
+@kept
 def columns(tree: Topology) -> dict[int, int]:
     """Return where each node that a drafter reads lies in its cache, after the text."""
     return {node: at for at, node in enumerate(parents(tree)[1:])}
 
 
-@cache
+@kept
 def offsets(tree: Topology, device: torch.device) -> Tensor:
     """Return (n + 1,) the depths of the root and of all nodes."""
     return torch.tensor((0, *tree.depths), device=device)
 
 
-@cache
+@kept
 def verification(tree: Topology, device: torch.device, dtype: torch.dtype) -> TreePass | None:
     """Return how a target reads the last token of the text, which is the root, and all nodes."""
     if tree.is_chain:
         return None
-    seen = torch.eye(len(tree) + 1, dtype=torch.bool)
+    seen = np.eye(len(tree) + 1, dtype=np.bool_)
     for node, parent in enumerate(tree.parents):
         seen[node + 1] |= seen[parent + 1]
-    return tree_pass(seen.to(device), offsets(tree, device), dtype)
+    return tree_pass(torch.from_numpy(seen).to(device), offsets(tree, device), dtype)
 
 
-@cache
+@kept
 def levels(tree: Topology, device: torch.device, dtype: torch.dtype) -> tuple[Level, ...]:
     """Return the passes of a drafter over a tree, one for each depth."""
     if tree.is_chain:

@@ -14,8 +14,8 @@ from analysis.rules import Drafted, Rule
 from analysis.topk import TopK
 from analysis.trees import laws as trees
 from analysis.trees.topology import ROOT, Topology
-from pipeline.models.logit_statistics import logit_statistics
-from pipeline.stages.decoding.choices import TEST, TOKEN, Choice, Inversion, Noise
+from pipeline.models.logit_statistics import logit_statistics, top_k
+from pipeline.stages.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
 from pipeline.stages.decoding.drafters import Draft
 from pipeline.stages.decoding.shapes import chain as chain_of
 from pipeline.stages.decoding.shapes import parents
@@ -103,9 +103,11 @@ class SpeculativeSampling:
     leaves the law lossless.
     """
 
-    def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
+    def __init__(
+        self, temperature: float, noise: Noise, rule: Rule | None = None, kept: Truncation = ALL
+    ) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
-        self._target = Inversion(temperature, noise, TOKEN)
+        self._target = Inversion(temperature, noise, TOKEN, kept)
         self._uniforms = noise.uniforms
         self._rule = rule
 
@@ -147,9 +149,9 @@ class SpeculativeSampling:
 class TreeSampling:
     """Speculative sampling on trees that are drafted without replacement (GSS)."""
 
-    def __init__(self, temperature: float, noise: Noise) -> None:
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
-        self._temperature, self._noise = temperature, noise
+        self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Test the children of a node one after the other, then those of the accepted one."""
@@ -157,7 +159,7 @@ class TreeSampling:
         row = {node: at for at, node in enumerate(parents(tree))}
 
         def rows(node: int) -> tuple[np.ndarray, np.ndarray | None]:
-            target = torch.softmax(logits[node + 1].double() / self._temperature, -1).cpu().numpy()
+            target = self._target.weights(logits[node + 1][None])[0].cpu().numpy()
             if draft.weights is None or node not in row:
                 return target, None
             return target, draft.weights[row[node]].cpu().numpy()
@@ -182,13 +184,13 @@ class BlockVerification:
     What is accepted depends on all of the draft, so each call has numbers of its own.
     """
 
-    def __init__(self, temperature: float, noise: Noise) -> None:
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
         """Sample at `temperature` with the uniform numbers of `noise` for calls."""
-        self._temperature, self._noise = temperature, noise
+        self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept the longest prefix whose own test succeeds."""
-        p = torch.softmax(logits.double() / self._temperature, -1).cpu().numpy()
+        p = self._target.weights(logits).cpu().numpy()
         drafted, uniforms = draft.tokens.tolist(), self._noise.of_call(position)
         if draft.weights is None:
             q = np.zeros_like(p[:-1])
@@ -208,13 +210,32 @@ def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) ->
     """
     other = (argmax != drafted).nonzero()[:, 0]
     accepts = np.ones(len(drafted), dtype=np.bool_)
-    if len(other):
+    if len(other) and rule.raw_ranks:
+        largest = top_ranked(logits[other], drafted[other], rule.raw_ranks)
+        accepts[other.cpu().numpy()] = rule.accepts(*largest)
+    elif len(other):
         found = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
         dist, beyond = found.dist, found.rank > found.dist.k
         if beyond.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[beyond]) < 0:
             found = ranked(logits[other], drafted[other], logits.shape[1])
         accepts[other.cpu().numpy()] = rule.accepts(found.dist, Drafted(found.rank, found.log_prob))
     return accepts
+
+
+def top_ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, Drafted]:
+    """Return the k largest of raw logits (n, V), and which of them `tokens` (n,) are.
+
+    No probability is computed, and none is known of the result: those are NaN. A token behind the
+    k has rank k + 1.
+    """
+    size = logits.shape[1]
+    values, ids = top_k(logits, min(k, size))
+    is_it = ids == tokens[:, None]
+    rank = torch.where(is_it.any(1), is_it.long().argmax(1), ids.shape[1]) + 1
+    unknown = np.full(len(ids), np.nan)
+    numbers = values.float().cpu().numpy()
+    dist = TopK(ids.cpu().numpy().astype(np.int32), numbers, unknown, unknown, unknown, size)
+    return dist, Drafted(rank.cpu().numpy(), unknown)
 
 
 class Ranked(NamedTuple):

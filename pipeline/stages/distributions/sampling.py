@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.models.nucleus import nucleus
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -41,11 +43,7 @@ def choose(logits: Tensor, argmax: Tensor, sampling: Sampling, uniform: Tensor) 
     if sampling.top_k == 0 and sampling.top_p == 1:
         return _invert(torch.softmax(logits.float() / sampling.temperature, dim=1), uniform)
     ordered, ids = logits.float().sort(dim=1, descending=True, stable=True)
-    if sampling.top_k:
-        ordered, ids = ordered[:, : sampling.top_k], ids[:, : sampling.top_k]
-    probabilities = torch.softmax(ordered / sampling.temperature, dim=1)
-    before = probabilities.double().cumsum(1) - probabilities
-    probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
+    probabilities = nucleus(ordered, sampling.temperature, sampling.top_p, sampling.top_k)
     return ids.gather(1, _invert(probabilities, uniform)[:, None])[:, 0]
 
 

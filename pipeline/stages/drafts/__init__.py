@@ -84,7 +84,7 @@ def nodes(request: Request) -> list[Node]:
     if drafter.head is None and request.asked & {"drafts", "decoding", "accuracy"}:
         for key, target in config.targets.items():
             check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
-    if drafter.head is not None and "drafts" in request.asked:
+    if drafter.head is not None and "drafts" in request.asked and _wanted(request):
         check_depths(drafter.head.depths, config.prompts.min_tokens)
     return [
         Node(
@@ -100,6 +100,17 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
+
+
+def _wanted(request: Request) -> bool:
+    """Whether the artifacts are made: stage decoding takes them for some trees only."""
+    from pipeline.plan.methods import build_methods
+
+    asked = request.config.decoding
+    if request.config.stage != "decoding":
+        return True
+    methods = build_methods(asked.methods, asked.draft_length, measured=True)
+    return any(method.needs_drafts for method in methods)
 
 
 def _logged(request: Request, distributions: Node) -> Node:

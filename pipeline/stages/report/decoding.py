@@ -26,7 +26,13 @@ from analysis.report.decoding_tables import (
     places_table,
 )
 from analysis.report.decoding_tokens import tokens_table
-from analysis.report.decoding_trees import trees_table
+from analysis.report.decoding_tree_figures import marginal_figure, trees_figure
+from analysis.report.decoding_trees import (
+    budgets_table,
+    crossover_table,
+    tree_certificates_table,
+    trees_table,
+)
 from analysis.report.escape import markdown
 from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
@@ -45,6 +51,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
         for target, artifact in zip(node.config["targets"], found, strict=True)
     ]
     statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]
+    resamples, confidence, seed = statistics
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
     title = f"How it decodes with {node.config['drafter']}"
     link = (
@@ -60,7 +67,11 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             places_table(decoded),
             histogram_table(decoded),
             tokens_table(decoded),
-            trees_table(decoded),
+            trees_table(decoded, (resamples, confidence, seed)),
+            crossover_table(decoded, (resamples, confidence, seed)),
+            tree_certificates_table(decoded, judged(decoded, upstream)),
+            trees_figure(decoded, *statistics),
+            marginal_figure(decoded, *statistics),
             places_figure(decoded),
             ratios_figure(decoded),
             histograms_figure(decoded),
@@ -76,6 +87,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             comparison_table(decoded, speeds),
             cost_table(decoded, speeds),
             latency_table(decoded, speeds),
+            budgets_table(decoded, speeds, (resamples, confidence, seed)),
             temperature_table(decoded, speeds),
             length_table(decoded, speeds),
             break_even_table(decoded, speeds),
@@ -85,6 +97,17 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
         ],
     )
     return content, timed
+
+
+def judged(
+    decoded: Sequence[Decoded], upstream: Mapping[str, list[Artifact]]
+) -> list[dict[str, dict[str, float]]]:
+    """Return of each target what stage acceptance found, by rule and statistic; or nothing."""
+    found: list[dict[str, dict[str, float]]] = [{} for _ in decoded]
+    for known, artifact in zip(found, upstream.get("acceptance", []), strict=False):
+        for row in artifact.read("statistics").to_pylist():
+            known.setdefault(row["rule"], {})[row["statistic"]] = row["value"]
+    return found
 
 
 def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:

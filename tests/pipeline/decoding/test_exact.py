@@ -7,6 +7,7 @@ and ties; the decoder makes floats of them, so sums agree within their rounding.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections import Counter
@@ -20,9 +21,17 @@ import pytest
 import torch
 
 from analysis.trees.laws import NOTHING
-from analysis.trees.topology import Topology, batch, expansion, sequence, spec_infer, symmetric
-from pipeline.stages.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Noise, Race
-from pipeline.stages.decoding.drafters import ModelDrafter
+from analysis.trees.topology import (
+    Growth,
+    Topology,
+    batch,
+    expansion,
+    sequence,
+    spec_infer,
+    symmetric,
+)
+from pipeline.stages.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Noise, Race, Truncation
+from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.verifiers import (
     BlockVerification,
@@ -31,6 +40,7 @@ from pipeline.stages.decoding.verifiers import (
     TreeSampling,
     Verifier,
 )
+from pipeline.stages.distributions.sampling import Sampling, choose
 from tests.analysis.exact import Fork, Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import CPU
 
@@ -243,9 +253,12 @@ def pieces(models: tuple[Markov, ...], count: int) -> list[list[tuple[Fraction, 
     return [cut] * count
 
 
-@pytest.mark.parametrize("tree", [None, *TREES], ids=lambda tree: str(tree and tree.parents))
+GROWN = [Growth(2, 1, 1), Growth(2, 3, 2), Growth(1, 2, 2)]
+
+
+@pytest.mark.parametrize("tree", [None, *TREES, *GROWN], ids=str)
 @pytest.mark.parametrize("eos", [(), (1,)])
-def test_races_are_lossless(tree: Topology | None, eos: tuple[int, ...]) -> None:
+def test_races_are_lossless(tree: Topology | Growth | None, eos: tuple[int, ...]) -> None:
     depth = 2 if tree is None else tree.depth
     for seed in range(2):
         target, smaller = pair(seed, 2, eos)
@@ -275,6 +288,120 @@ def test_drafts_raced_for_without_replacement_are_lossless(tree: Topology) -> No
         for text, weight in outcomes(run).items():
             law[text] += width * weight
     check_law(law, target, 0, 3)
+
+
+class ByProbability(DrawnRace):
+    """Draws two tokens and keeps the more probable."""
+
+    def draft(self, logits: torch.Tensor, position: int, depth: int, width: int) -> Drawn:
+        tokens, weights = super().draft(logits, position, depth, 2)
+        assert weights is not None
+        most = weights.gather(1, tokens.clamp(min=0)).argmax(1, keepdim=True)
+        return Drawn(tokens.gather(1, most), weights)
+
+
+def test_speculative_sampling_bends_the_law_where_nodes_are_chosen_by_what_was_drawn() -> None:
+    """Why such trees are refused: of two draws the more probable is tested as if it was one."""
+    target, smaller = pair(3, 2)
+    law: Counter[Any] = Counter()
+    for races in itertools.product(*pieces((smaller,), 2)):
+        us = tuple(u for u, _ in races)
+
+        def run(fork: Fork, us: tuple[Fraction, ...] = us) -> tuple[int, ...]:
+            noise = PiecewiseNoise(us, 1, fork)
+            source = ModelDrafter(smaller, ByProbability(1.0, noise), batch(1))  # type: ignore[arg-type]
+            answer = decode(target, source, TreeSampling(1.0, noise), [0], 1, 3)  # type: ignore[arg-type]
+            return tuple(answer.tokens)
+
+        for text, weight in outcomes(run).items():
+            law[text] += math.prod(width for _, width in races) * weight
+    with pytest.raises(AssertionError):
+        check_law(law, target, 0, 3)
+
+
+TRUNCATIONS = [Truncation(0.6, 0), Truncation(1.0, 2), Truncation(0.8, 2), Truncation(0.01, 0)]
+
+
+def truncated(model: Markov, kept: Truncation, t: float = 1.0) -> Markov:
+    """The model whose distributions are those of `model` at a temperature, cut token by token."""
+    made = copy.copy(model)
+    made.p = np.zeros_like(model.p)
+    for last, row in enumerate(model.p):
+        tempered = row ** (1 / t)
+        ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))
+        chosen = ranked[: kept.top_k] if kept.top_k else ranked
+        whole, before = tempered[chosen].sum(), 0.0
+        for token in chosen:
+            if before >= kept.top_p:
+                break
+            made.p[last, token] = tempered[token]
+            before += tempered[token] / whole
+    made.p /= made.p.sum(axis=1, keepdims=True)
+    return made
+
+
+@pytest.mark.parametrize("kept", TRUNCATIONS, ids=str)
+@pytest.mark.parametrize("law", ["chain", "tree", "block", "alone"])
+def test_truncated_laws_are_those_of_the_truncated_target(kept: Truncation, law: str) -> None:
+    t = 0.5
+    for seed in (3, 6):
+        target, smaller = pair(seed, 3)
+
+        class Draws(ForkedDraft):
+            """Draws from what is left of the drafter."""
+
+            def draft(self, logits: torch.Tensor, *at: int) -> Drawn:
+                return super().draft(kept.tempered(logits, t), *at)
+
+        def run(fork: Fork, models: tuple[Markov, Markov] = (target, smaller)) -> tuple[int, ...]:
+            noise: Any = ForkedNoise(fork)
+            tree = expansion([2]) if law == "tree" else None
+            source: Any = ModelDrafter(models[1], Draws(noise, law == "block"), tree)  # type: ignore[arg-type]
+            verifier: Verifier = SpeculativeSampling(t, noise, kept=kept)
+            if law == "alone":
+                source = Nothing(CPU)
+            elif law == "tree":
+                verifier = TreeSampling(t, noise, kept)
+            elif law == "block":
+                verifier = BlockVerification(t, noise, kept)
+            return tuple(decode(models[0], source, verifier, [0], 1, 3).tokens)  # type: ignore[arg-type]
+
+        check_law(outcomes(run), truncated(target, kept, t), 0, 3)
+
+
+@pytest.mark.parametrize("kept", TRUNCATIONS, ids=str)
+@pytest.mark.parametrize("tree", [None, batch(2), Growth(2, 2, 2)], ids=str)
+def test_truncated_races_are_those_of_the_truncated_target(
+    kept: Truncation, tree: Topology | Growth | None
+) -> None:
+    depth = 2 if tree is None else tree.depth
+    for seed in range(2):
+        target, smaller = pair(seed, 2)
+        cut = tuple(truncated(model, kept) for model in (target, smaller))
+        law: Counter[Any] = Counter()
+        for races in itertools.product(*pieces((target, smaller, *cut), 2)):
+            race = Race(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth), kept)
+            source = ModelDrafter(smaller, race, tree)  # type: ignore[arg-type]
+            answer = decode(target, source, Match(race), [0], depth, 2)  # type: ignore[arg-type]
+            law[tuple(answer.tokens)] += math.prod(width for _, width in races)
+        check_law(law, cut[0], 0, 2)
+
+
+@pytest.mark.parametrize(
+    "kept", [(1.0, 0), (0.7, 0), (1.0, 3), (0.5, 4), (1e-9, 0), (1.0, 1), (0.9, 99)]
+)
+def test_tokens_are_cut_as_stage_distributions_cuts_them(kept: tuple[float, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((20, 12), generator=generator).mul(2).round(decimals=0)  # with ties
+    tempered = Truncation(*kept).tempered(logits, 0.7)
+    left = tempered.isfinite()
+    likely = tempered.softmax(1) > 0.01
+    seen = torch.zeros_like(left)
+    for u in torch.linspace(0, 1, 301, dtype=torch.float64)[:-1]:
+        drawn = choose(logits, logits.argmax(1), Sampling(0.7, *kept, seed=0), u.expand(20))
+        seen.scatter_(1, drawn[:, None], True)
+    assert not (seen & ~left).any()
+    assert not (likely & ~seen).any()
 
 
 def test_numbers_of_siblings_and_calls_are_keyed_and_apart() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.rules import Mars, Rule, parameter, register
+from analysis.rules import Drafted, Mars, Rule, parameter, register
 from analysis.topk import TopK
 from pipeline.models.load import LanguageModel
 from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
@@ -22,6 +22,7 @@ from pipeline.stages.decoding.verifiers import (
     Match,
     SpeculativeSampling,
     Verifier,
+    ranked,
     rule_accepts,
 )
 from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
@@ -102,6 +103,20 @@ def test_realised_acceptance_is_one_minus_total_variation_and_the_race_formula(
     error = 4 * np.sqrt(0.25 / draws)
     assert accepted["speculative"] / draws == pytest.approx(1 - np.abs(p - q).sum() / 2, abs=error)
     assert accepted["races"] / draws == pytest.approx(closed, abs=error)
+
+
+def test_two_largest_logits_judge_mars_as_whole_distributions_do() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn((400, V), generator=generator).round(decimals=1)  # with ties
+    z[::7] -= 5  # no positive logit
+    drafted = torch.randint(V, (400,), generator=generator)
+    drafted[::2] = z[::2].topk(2).indices[:, 1]
+    for theta in (0.3, 0.9, 0.98):
+        found = rule_accepts(Mars(theta), z, drafted, z.argmax(1))
+        dist, rank, log_prob = ranked(z, drafted, V)
+        wanted = Mars(theta).accepts(dist, Drafted(rank, log_prob))
+        assert (found == (wanted | (drafted == z.argmax(1)).numpy())).all()
+        assert 0 < found.sum() < 400
 
 
 @register("test_nucleus")

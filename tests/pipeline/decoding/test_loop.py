@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -164,6 +165,29 @@ def test_lookup_takes_the_latest_occurrence_of_the_longest_match() -> None:
     assert continuation([4, 5], 3, 2) == []
     assert continuation([7, 7], 3, 4) == [7, 7, 7, 7]
     assert continuation([5, 1, 2, 1, 2], 2, 5) == [1, 2, 1, 2, 1]
+    assert continuation(text, 9, 1) == [9]  # no more than the text has
+    assert continuation([3, 1, 2, 5, 2], 3, 2, shortest=2) == []
+    assert continuation([3, 1, 2, 5, 2], 3, 2, shortest=1) == [5, 2]
+    assert continuation([], 3, 2) == continuation([1], 3, 2) == []
+
+
+def test_lookup_finds_what_a_scan_from_the_end_finds() -> None:
+    def scanned(text: list[int], longest: int, count: int, shortest: int) -> list[int]:
+        for n in range(min(longest, len(text) - 1), shortest - 1, -1):
+            for end in range(len(text) - 2, n - 2, -1):
+                if text[end - n + 1 : end + 1] == text[-n:]:
+                    grown = list(text)
+                    for at in range(end + 1, end + 1 + count):
+                        grown.append(grown[at])
+                    return grown[len(text) :]
+        return []
+
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        text = generator.integers(3, size=generator.integers(1, 12)).tolist()
+        for longest, shortest in ((1, 1), (3, 1), (3, 2), (4, 4)):
+            asked = (text, longest, 5, shortest)
+            assert continuation(*asked) == scanned(*asked), asked
 
 
 def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.rules import Tree
-from analysis.trees.topology import symmetric
+from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
 from pipeline.plan.methods import build_methods, with_baselines
 from pipeline.plan.slices import method_slice
@@ -197,6 +197,72 @@ def test_blocks_are_chains_above_zero() -> None:
         build_methods([block | {"tree": "sequence"}])
     with pytest.raises(PipelineError, match="above 0: at 0 take rule: greedy"):
         build_methods([block | {"temperature": 0}])
+
+
+def test_top_p_and_top_k_cut_what_is_drawn() -> None:
+    cut = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
+    methods = build_methods([cut, cut | {"top_p": 0.9}, cut | {"top_p": 0.9, "top_k": 5}])
+    assert [one.name for one in with_baselines(methods)] == [
+        "autoregressive (exponential races)",
+        "autoregressive (exponential races) (top-p 0.9)",
+        "autoregressive (exponential races) (top-p 0.9, top-k 5)",
+        "exponential races",
+        "exponential races (top-p 0.9)",
+        "exponential races (top-p 0.9, top-k 5)",
+    ]
+    assert method_slice(methods[2])["top_p"] == 0.9
+    assert build_methods([cut | {"top_p": 1.0, "top_k": 0}]) == build_methods([cut])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"top_p": 0}, r"methods\[0\].top_p=0 is not allowed: give a number in \(0, 1\]"),
+        ({"top_p": 1.01}, r"top_p=1.01 is not allowed"),
+        ({"top_k": -1}, r"top_k=-1 is not allowed: give an integer of at least 0"),
+        ({"top_k": 1.5}, r"top_k=1.5 is not allowed"),
+    ],
+)
+def test_truncations_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    drawn = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
+    with pytest.raises(PipelineError, match=message):
+        build_methods([drawn | change])
+
+
+def test_where_nothing_is_drawn_nothing_is_cut() -> None:
+    with pytest.raises(PipelineError, match=r"top_p=0.9 is not allowed: give 1 at"):
+        build_methods([GOOD | {"top_p": 0.9}])
+    with pytest.raises(PipelineError, match=r"top_k=5 is not allowed: give 0 at"):
+        build_methods([GOOD | {"top_k": 5}])
+
+
+def test_trees_that_grow() -> None:
+    [method] = build_methods([GROWN])
+    assert method.topology == Growth(4, 20, 3)
+    assert method.name == "greedy (dynamic, 4 wide, 20 nodes)"
+    [method] = build_methods([RACED | {"tree": "dynamic", "width": 4, "nodes": 256}])
+    assert method.lossless
+
+
+GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
+RACED = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (RACED | {"sampling": "speculative", "tree": "dynamic", "width": 2, "nodes": 4},
+         "sampling=speculative is not lossless where nodes are chosen"),
+        (GROWN | {"nodes": 257}, "nodes=257 is not allowed: give an integer from 1 to 256"),
+        (GROWN | {"nodes": 0}, "nodes=0 is not allowed"),
+        (GROWN | {"width": 2049}, "width=2049 is not allowed: give at most 4096 nodes with"),
+        (GROWN | {"drafter": "lookup_first"}, "drafts chains only"),
+        ({**GROWN, "tree": "dynamic", "acceptance": [0.5]}, "key 'acceptance' is not known"),
+    ],
+)  # fmt: skip
+def test_trees_that_cannot_grow_are_refused(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        build_methods([entry])
 
 
 def test_a_chain_is_identified_as_before_there_were_trees() -> None:

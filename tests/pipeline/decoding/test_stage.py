@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -14,14 +15,17 @@ import torch
 from analysis.rules import Tree
 from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
+from pipeline.loader import Study
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
+from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
 from pipeline.stages.decoding import pair
 from pipeline.store.artifacts import Artifact, Pending, content_digest
+from pipeline.store.siblings import sibling_rates
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
@@ -287,6 +291,76 @@ def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
     forced = {row["accepted"] for row in found["indicators"] if row["rule"] == Tree(2).label}
     assert forced == {True, False}
     assert runs[tree]["lossless"]
+
+
+MEASURED = [
+    {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0,
+     "tree": "optimal", "nodes": 4},
+    {"drafter": "model", "sampling": ["speculative", "races"], "draft_length": 2,
+     "temperature": 0.5, "tree": "optimal", "nodes": 3, "top_k": 3},
+    {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0,
+     "tree": "by_cost", "costs": [1, 1, 1.1, 9], "draft_cost": 0.1},
+]  # fmt: skip
+
+
+def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> Any:
+    """An artifact of stage drafts with the same two distributions at every step."""
+    columns: dict[str, Any] = {"argmax_rank": ranks}
+    for prefix, law in (("", p), ("draft_", q)):
+        order = np.argsort(-law, kind="stable")[:stored]
+        columns[f"{prefix}top_ids"] = [order.tolist()] * len(ranks)
+        columns[f"{prefix}top_logits"] = [np.log(law[order]).tolist()] * len(ranks)
+        columns[f"{prefix}top_surprisal"] = [-np.log(law.max())] * len(ranks)
+        with np.errstate(divide="ignore"):
+            tail = np.log(np.delete(law, order).sum())
+        columns[f"{prefix}log_tail"] = [tail] * len(ranks)
+    table = pa.table(columns)
+    facts = {"vocab_size": len(p), "temperature": 1.0}
+    return SimpleNamespace(read=lambda columns: table.select(columns), record={"facts": facts})
+
+
+def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
+    p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
+    methods = build_methods(MEASURED, measured=True)
+    with pytest.raises(PipelineError, match=r"key 'acceptance' is missing: only decoding"):
+        build_methods(MEASURED, key="accuracy.methods")
+    node = Node("decoding", "tiny", {}, settings={"methods": methods})
+    drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
+    greedy, gss, erss, by_cost = decoding.with_measured_trees(node, [drafts]).settings["methods"]
+    assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
+    assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
+    assert greedy.name == "greedy (tau* of 4)"
+    assert by_cost.topology == Topology((-1, 0))  # 1.96 tokens for 1.3; a token has 1.6 for 1.1
+    # at temperature 0.5 probabilities are squared, and the fourth token is cut
+    cut = [law**2 * [1, 1, 1, 0] for law in (p, q)]
+    target, draft = (law / law.sum() for law in cut)
+    tv = np.abs(target - draft).sum() / 2
+    assert gss.tree.acceptance[0] == pytest.approx(1 - tv, abs=0.1)
+    assert sum(erss.tree.acceptance) == pytest.approx(1)  # of three tokens, some one wins
+    for method in (greedy, gss, erss, by_cost):
+        assert "acceptance" not in method_slice(method)["tree"]
+    costly = build_methods([MEASURED[2] | {"costs": [1, 1.7]}], measured=True)
+    node = Node("decoding", "tiny", {}, settings={"methods": costly})
+    with pytest.raises(PipelineError, match=r"tau\* by cost.*has 0 tokens"):
+        decoding.with_measured_trees(node, [drafts])
+
+
+def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
+    p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
+    [method] = build_methods([MEASURED[1] | {"sampling": "races", "top_k": 0}], measured=True)
+    whole = sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
+    part = sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
+    assert whole == pytest.approx([1, 0, 0])
+    # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest
+    share = (p**2)[:2].sum() / (p**2).sum()
+    assert part[0] == pytest.approx(share / (2 - share), abs=0.08)
+
+
+def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path) -> None:
+    entry = "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: optimal"
+    for more, wanted in ((", nodes: 4}", True), (", nodes: 4, acceptance: [0.5, 0.2]}", False)):
+        study = Study("study=mini", f"decoding.methods=[{entry}{more}]", f"outputs={tmp_path}")
+        assert all(("drafts" in node.upstream) == wanted for node in study.nodes["decoding"])
 
 
 def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(

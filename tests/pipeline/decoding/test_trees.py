@@ -13,6 +13,7 @@ from analysis.trees.laws import NOTHING
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
     ROOT,
+    Growth,
     Topology,
     batch,
     expansion,
@@ -163,6 +164,91 @@ def test_races_on_trees_are_the_target_alone(
         check_counts(both, tree, LIMIT)
 
 
+GROWN = [Growth(1, 1, 1), Growth(3, 5, 3), Growth(2, 3, 4), Growth(4, 30, 4), Growth(3, 99, 2)]
+
+
+def grown_plainly(
+    model: LanguageModel, text: list[int], growth: Growth, race: Race | None, position: int
+) -> tuple[list[int], tuple[int, ...]]:
+    """Tokens and parents of a grown tree, each node's children from one pass over its branch."""
+    values, paths, parents_ = [0.0], [[]], [ROOT]  # the text first
+    level = [0]
+    for depth in range(growth.depth):
+        level = sorted(sorted(level, key=lambda at: -values[at])[: growth.width])
+        read, level = level, []
+        for at in read:
+            row = logits(model, text + paths[at])[-1].double()
+            if race is not None:
+                row = row / race.temperature
+                row -= race._noise.log_times(position + depth, position + depth + 1, V)[0]
+            order = row.sort(descending=True, stable=True).indices[: growth.width].tolist()
+            for token in order:
+                level.append(len(values))
+                values.append(values[at] + float(row.log_softmax(0)[token]))
+                paths.append([*paths[at], token])
+                parents_.append(at)
+    kept = sorted(sorted(range(1, len(values)), key=lambda at: -values[at])[: growth.nodes])
+    number = {0: ROOT, **{node: at for at, node in enumerate(kept)}}
+    return [paths[at][-1] for at in kept], tuple(number[parents_[at]] for at in kept)
+
+
+@pytest.mark.parametrize("growth", GROWN, ids=str)
+@pytest.mark.parametrize("raced", [False, True])
+@torch.inference_mode()
+def test_grown_trees_hold_the_nodes_of_most_value(
+    drafter: LanguageModel, growth: Growth, raced: bool
+) -> None:
+    race = Race(0.9, Noise(5, "a", 60, CPU, growth.depth))
+    own = ModelDrafter(drafter, race if raced else Greedy(), growth)
+    text = list(PROMPTS[1])
+    own.begin(torch.tensor(text[:-1]), 80, None)
+    shapes = set()
+    for accepted in (1, 0, growth.depth, 2, 1):  # drafts after roll-backs to paths before
+        known = len(text)
+        draft = own.propose(text, growth.depth, known)
+        found = draft.tokens.tolist()
+        assert draft.tree is not None
+        wanted = grown_plainly(drafter, text, growth, race if raced else None, known)
+        assert (found, draft.tree.parents) == wanted
+        assert len(found) == len(growth)
+        shapes.add(draft.tree)
+        deep = [node for node in range(len(found)) if draft.tree.depths[node] <= accepted]
+        path = [deep[-1]] if deep else []
+        while path and draft.tree.parents[path[0]] != ROOT:
+            path.insert(0, draft.tree.parents[path[0]])
+        own.accept(known, path, None)
+        text += [found[node] for node in path] + [9]
+    assert len(shapes) > 1 or len(growth) in (1, 12)  # the last: all candidates are kept
+
+
+@pytest.mark.parametrize("growth", GROWN[1:4], ids=str)
+def test_grown_trees_decode_what_the_target_alone_does(
+    target: LanguageModel, source: LanguageModel | HiddenDrafter, growth: Growth
+) -> None:
+    for prompt in PROMPTS:
+        own = model_drafter(source, Greedy(), growth)
+        answer = decode(target, own, Match(Greedy()), prompt, growth.depth, LIMIT)
+        assert answer.tokens == plain_greedy(target, prompt)
+        race = Race(0.8, Noise(3, "a", LIMIT, CPU, growth.depth))
+        alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
+        own = model_drafter(source, race, growth)
+        both = decode(target, own, Match(race), prompt, growth.depth, LIMIT)
+        assert both.tokens == alone.tokens
+        for call in [*answer.calls, *both.calls]:
+            left = LIMIT - call.position - 1
+            assert call.depth <= min(left, growth.depth)
+            assert call.drafted <= growth.nodes
+            assert call.tested == len(call.levels)
+
+
+def test_a_grown_tree_drafts_nothing_where_the_drafter_has_no_token(target: LanguageModel) -> None:
+    model = heads.random_head(target, torch.tensor([4, 7]))
+    own = model_drafter(model, Greedy(), Growth(3, 20, 2))
+    answer = decode(target, own, Match(Greedy()), PROMPTS[1], 2, LIMIT)
+    assert answer.tokens == plain_greedy(target, PROMPTS[1])
+    assert {call.drafted for call in answer.calls if call.depth == 2} == {6}
+
+
 def check_counts(answer: Answer, tree: Topology, limit: int) -> None:
     """What the calls of an answer say fits together."""
     for call in answer.calls:
@@ -230,8 +316,12 @@ def test_the_limit_cuts_the_depth_of_a_tree_and_not_its_width(
         assert answer.calls[0].depth == min(3, limit - 2)
 
 
+@pytest.mark.parametrize("tree", [symmetric(3, 3), Growth(4, 30, 3)], ids=["fixed", "grown"])
 def test_caches_hold_the_text_after_many_calls(
-    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    target: LanguageModel,
+    drafter: LanguageModel,
+    tree: Topology | Growth,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept: list[tuple[bool, int, int]] = []
     real = CachedSequence.keep
@@ -242,7 +332,6 @@ def test_caches_hold_the_text_after_many_calls(
         kept.append((self.model is target, length + len(path), *columns_))
 
     monkeypatch.setattr(CachedSequence, "keep", watched)
-    tree = symmetric(3, 3)
     own = ModelDrafter(drafter, Greedy(), tree)
     decode(target, own, Match(Greedy()), PROMPTS[0], tree.depth, LIMIT)
     assert len(kept) > 6

@@ -1,0 +1,155 @@
+"""Draft trees as the report compares them: each run's law, shape, size, prediction, measurement."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..decoding.metrics import Decoded, by_prompt
+from ..rules import StrictGreedy, Tree
+from ..statistics.bootstrap import PromptBootstrap
+from ..trees.acceptance import measured
+from ..trees.topology import Floats, Topology, sequence, tokens_per_call
+
+GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
+LAWS = {"speculative": GSS, "races": ERSS}
+SHAPES = {  # name in the configuration: as printed
+    "sequence": "sequence",
+    "batch": "batch",
+    "symmetric": "symmetric",
+    "spec_infer": "SpecInfer's tree",
+    "optimal": "tau*",
+    "by_cost": "tau* by cost",
+    "dynamic": "dynamic",
+}
+COLUMNS = [
+    *("run", "method", "law", "temperature", "group", "shape", "nodes", "levels", "calls"),
+    *("tokens_per_call", "ci_low", "ci_high", "predicted", "first_level", "later_levels"),
+]
+
+
+def tree_runs(one: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+    """Return a row for each run that drafts with the model, chain or tree, and loses nothing.
+
+    Returns:
+        `COLUMNS`. `group` is the law at its temperature; R is estimated from all runs of a group
+        with a fixed shape (`rates`), and `predicted` are the zero-order tokens a call at this R,
+        NaN of dynamic trees. `tokens_per_call`, with its interval over prompts, counts `calls`
+        that drafted the whole tree. `first_level` and `later_levels` are the shares of tested
+        levels that accepted a child, at the first level and behind it: they are equal where
+        acceptance is independent of what came before.
+    """
+    runs = [_described(one, int(run)) for run in one.runs.index[_lossless_drafts(one)]]
+    table = pd.DataFrame(runs, columns=COLUMNS)
+    if table.empty:
+        return table
+    by_group = {group: rates(one, table, str(group)) for group in table["group"].unique()}
+    table["predicted"] = [
+        _predicted(shape_of(one, run), by_group[group])
+        for run, group in zip(table["run"], table["group"], strict=True)
+    ]
+    whole = whole_calls(one, table)
+    prompts = sorted(one.data["prompt_id"].unique())
+    sums = whole.groupby(["prompt_id", "run"], as_index=False)[["emitted", "calls"]].sum()
+    emitted, calls = (
+        np.nan_to_num(by_prompt(sums, name, prompts, len(one.runs))[:, table["run"]])
+        for name in ("emitted", "calls")
+    )
+    bootstrap = PromptBootstrap(np.arange(len(prompts)), resamples, confidence, seed)
+    over, under = bootstrap.sums(emitted), bootstrap.sums(calls)
+    draws = np.divide(over, under, out=np.full_like(over, np.nan), where=under > 0)
+    table["calls"] = calls.sum(0).astype(int)
+    with np.errstate(invalid="ignore"):
+        table["tokens_per_call"] = emitted.sum(0) / calls.sum(0)
+    table["ci_low"], table["ci_high"] = bootstrap.interval(draws)
+    return table
+
+
+def whole_calls(one: Decoded, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the calls that drafted all the nodes of their run's shape."""
+    nodes = one.calls["run"].map(table.set_index("run")["nodes"])
+    return one.calls[one.calls["drafted"] == nodes].assign(calls=1)
+
+
+def rates(one: Decoded, table: pd.DataFrame, group: str) -> Floats:
+    """Return R over sibling indices of a group, from its runs with a fixed shape."""
+    mine = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
+    levels = judged_levels(one)
+    levels = levels[levels["run"].isin(mine)]
+    return measured(levels["accepted"].to_numpy(), levels["children"].to_numpy())
+
+
+def judged_levels(one: Decoded) -> pd.DataFrame:
+    """Return run, level, children and accepted of all levels tested; of a chain one child each."""
+    of_trees = one.levels[["run", "level", "children", "accepted"]]
+    chains = one.calls[~one.calls["run"].map(one.of_trees)]
+    tested = chains["tested"].to_numpy()
+    level = np.concatenate([np.arange(n) for n in tested]) if len(tested) else np.array([])
+    return pd.concat(
+        [
+            of_trees,
+            pd.DataFrame(
+                {
+                    "run": np.repeat(chains["run"].to_numpy(), tested),
+                    "level": level + 1,
+                    "children": 1,
+                    "accepted": level < np.repeat(chains["accepted"].to_numpy(), tested),
+                }
+            ),
+        ],
+        ignore_index=True,
+    ).astype(int)
+
+
+def shape_of(one: Decoded, run: int) -> Topology | None:
+    """Return the shape of a run's drafts; None of one that each call chooses."""
+    tree = one.runs["tree"][run]
+    if not one.of_trees[run]:
+        return sequence(int(one.runs["draft_length"][run]))
+    return Topology(tuple(map(int, tree["parents"]))) if "parents" in tree else None
+
+
+def _lossless_drafts(one: Decoded) -> list[bool]:
+    rules = [one.rules.get(label) for label in one.runs["rule"]]
+    return [
+        drafter == "model"
+        and (sampling in LAWS if rule is None else isinstance(rule, StrictGreedy | Tree))
+        for rule, drafter, sampling in zip(
+            rules, one.runs["drafter"], one.runs["sampling"], strict=True
+        )
+    ]
+
+
+def _described(one: Decoded, run: int) -> dict[str, Any]:
+    row: dict[Any, Any] = one.runs.loc[run].to_dict()
+    of_tree = bool(one.of_trees[run])
+    law = LAWS.get(row["sampling"], GREEDY)
+    cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
+    cut += f", top-k {row['top_k']:g}" if row["top_k"] else ""
+    group = f"{law}, T = {row['temperature']:g}{cut}" if row["temperature"] else law
+    levels = judged_levels(one)
+    levels = levels[levels["run"] == run]
+    taken = levels["accepted"] > 0
+    first = levels["level"] == 1
+    return {
+        "run": run,
+        "method": row["method"],
+        "temperature": row["temperature"],
+        "law": law,
+        "group": group,
+        "shape": SHAPES[row["tree"]["name"] if of_tree else "sequence"],
+        "nodes": int(row["tree"]["nodes"] if of_tree else row["draft_length"]),
+        "levels": int(row["tree"]["depth"] if of_tree else row["draft_length"]),
+        "first_level": float(taken[first].mean()),
+        "later_levels": float(taken[~first].mean()),
+    }
+
+
+def _predicted(tree: Topology | None, found: Floats) -> float:
+    """Return the zero-order tokens a call; NaN where an index of the tree was never tested."""
+    if tree is None or max(tree.siblings, default=0) > len(found):
+        return math.nan
+    return tokens_per_call(tree, found)

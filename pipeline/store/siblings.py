@@ -1,0 +1,65 @@
+"""Acceptance over sibling indices of a method, from an artifact of stage drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.trees.siblings import Stored, aligned, drawn_rates, greedy_rates
+from analysis.trees.topology import Floats
+from pipeline.plan.methods import RACES, Method
+from pipeline.store.artifacts import Artifact
+
+STEPS = 4096  # of the text, at most: evenly spread over it
+CHUNK = 1 << 22  # numbers of a table of whole vocabularies
+
+
+def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
+    """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
+    if method.temperature == 0:
+        ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
+        return greedy_rates(ranks, count)
+    facts = artifact.record["facts"]
+    size = facts["vocab_size"]
+    names = ("top_ids", "top_logits", "top_surprisal", "log_tail")
+    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
+    steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
+    table = table.take(pa.array(steps)).combine_chunks()
+    target, draft = (
+        _stored(table, prefix, size, facts["temperature"], method.temperature).truncated(
+            method.top_p, method.top_k
+        )
+        for prefix in ("", "draft_")
+    )
+    generator = np.random.default_rng(0)
+    sums = np.zeros(count)
+    rows = max(1, CHUNK // size)
+    for start in range(0, len(steps), rows):
+        part = slice(start, start + rows)
+        p, q = aligned(target.rows(part), draft.rows(part), size)
+        times = generator.exponential(size=p.shape)
+        found = drawn_rates(p, q, times, count, method.sampling == RACES)
+        sums[: len(found)] += found
+    return sums / len(steps)
+
+
+def _stored(table: pa.Table, prefix: str, size: int, known_at: float, temperature: float) -> Stored:
+    """Return the stored tokens of a model at a temperature.
+
+    What lies outside is known at the temperature of the artifact. At another the unstored tokens
+    are taken to be equally probable, which makes them a little too improbable where it is lower.
+    """
+    ids, logits = (
+        table[prefix + name].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+        for name in ("top_ids", "top_logits")
+    )
+    surprisal, log_tail = (
+        table[prefix + name].to_numpy() for name in ("top_surprisal", "log_tail")
+    )
+    below = logits.astype(np.float64) - logits[:, :1]
+    others = size - ids.shape[1]
+    if others == 0:
+        return Stored(ids, np.exp(below / temperature), np.zeros(len(ids)))
+    each = known_at * (log_tail + surprisal - np.log(others))  # its logit, less the largest
+    tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)
+    return Stored(ids, np.exp(below / temperature), tail)

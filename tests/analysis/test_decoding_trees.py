@@ -1,0 +1,197 @@
+"""The report's tables and figures of draft trees, on calls that are counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.decoding.metrics import LEVELS, Decoded
+from analysis.report.decoding_tree_figures import (
+    FIXED,
+    LEAST,
+    bound_curves,
+    marginal,
+    marginal_figure,
+    predicted_curves,
+    trees_figure,
+)
+from analysis.report.decoding_tree_runs import judged_levels, rates, tree_runs
+from analysis.report.decoding_trees import (
+    budgets_table,
+    crossover_said,
+    crossover_table,
+    tree_certificates_table,
+    trees_table,
+)
+from analysis.rules import Tree
+from analysis.trees.topology import batch, sequence, symmetric, tokens_per_call
+
+STATISTICS = (60, 0.9, 0)
+RULE = Tree(2)
+
+
+def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = None) -> Any:
+    shape = {"name": name, "shown": name, "nodes": len(parents), "depth": 1}
+    if name != "dynamic":
+        shape["parents"] = list(parents)
+    return {
+        "method": f"{law or rule}, {name} {len(parents)}",
+        "drafter": "model",
+        "sampling": law,
+        "rule": rule,
+        "draft_length": 1,
+        "temperature": 0.0 if rule else 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "tree": shape,
+    }
+
+
+def made() -> Decoded:
+    """Four prompts; batches of 1 and 3 by both laws, ten calls each, and tree-greedy on two."""
+    accepted = {  # of ten calls with one level, the sibling index that was accepted
+        1: [1] * 7 + [0] * 3,  # GSS, one child
+        2: [1] * 5 + [0] * 5,  # ERSS
+        3: [1] * 6 + [2, 0, 0, 0],  # GSS, three children
+        4: [1] * 5 + [2, 2, 3, 3, 0],
+        5: [1] * 6 + [2] * 2 + [0] * 2,  # the rule
+        6: [1] * 8 + [2] * 2,  # dynamic
+    }
+    alone = run("x", "none", []) | {"drafter": "none", "sampling": None, "tree": None}
+    runs = [
+        alone | {"draft_length": 0},
+        run("speculative", "batch", [-1]),
+        run("races", "batch", [-1]),
+        run("speculative", "batch", [-1] * 3),
+        run("races", "batch", [-1] * 3),
+        run(None, "symmetric", [-1] * 2, RULE.label),
+        run("races", "dynamic", [-1] * 3),
+    ]
+    calls, levels = [], []
+    for prompt in "abcd":
+        for at, found in accepted.items():
+            nodes = runs[at]["tree"]["nodes"]
+            for position, index in enumerate(found):
+                key = {"prompt_id": prompt, "run": at, "position": position}
+                taken = int(index > 0)
+                calls.append(
+                    key
+                    | {"drafted": nodes, "depth": 1, "reach": 1, "tested": 1}
+                    | {"accepted": taken, "emitted": taken + 1}
+                )
+                levels.append(key | {"level": 1, "children": nodes, "accepted": index})
+    data = pd.DataFrame([{"prompt_id": prompt, "run": 0} for prompt in "abcd"])
+    empty = pd.DataFrame()
+    return Decoded(
+        "target", "drafter", pd.DataFrame(runs), data, pd.DataFrame(calls), empty, empty, empty,
+        empty, {}, {RULE.label: RULE}, pd.DataFrame(levels)[LEVELS],
+    )  # fmt: skip
+
+
+def test_runs_of_a_law_share_their_acceptance() -> None:
+    one = made()
+    table = tree_runs(one, *STATISTICS).set_index("run")
+    assert table["group"].tolist() == [
+        "GSS, T = 1", "ERSS, T = 1", "GSS, T = 1", "ERSS, T = 1", "Tree-greedy", "ERSS, T = 1",
+    ]  # fmt: skip
+    # child 1 of GSS: 13 of 20; child 2, where it was tested and child 1 was not accepted: 1 of 4
+    found = rates(one, table.reset_index(), "GSS, T = 1")
+    assert found == pytest.approx([0.65, 0.35 / 4, 0])
+    assert table["predicted"][1] == pytest.approx(1.65)
+    assert table["predicted"][3] == pytest.approx(1.65 + 0.35 / 4)
+    assert np.isnan(table["predicted"][6])  # the shape of a dynamic tree is not known
+    assert table["tokens_per_call"].tolist() == pytest.approx([1.7, 1.5, 1.7, 1.9, 1.8, 2.0])
+    assert (table["ci_low"] == table["ci_high"]).all()  # all prompts are alike
+    assert table["calls"].tolist() == [40] * 6
+    # dynamic trees say nothing of R: their children are chosen
+    assert rates(one, table.reset_index(), "ERSS, T = 1") == pytest.approx([0.5, 0.2, 0.2])
+
+
+def test_chains_have_a_level_a_token() -> None:
+    one = made()
+    calls = pd.DataFrame({"run": [1, 1, 1], "tested": [2, 0, 3], "accepted": [1, 0, 3]})
+    runs = one.runs.assign(tree=None)
+    found = judged_levels(
+        Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 4, {}, {})  # type: ignore[arg-type]
+    )
+    assert found.to_numpy().tolist() == [
+        [1, 1, 1, 1], [1, 2, 1, 0], [1, 1, 1, 1], [1, 2, 1, 1], [1, 3, 1, 1],
+    ]  # fmt: skip
+
+
+def test_the_crossover_is_told_from_paired_prompts() -> None:
+    table = crossover_table([made()], STATISTICS)
+    assert table is not None
+    assert table.data is not None
+    assert table.data["difference"].tolist() == pytest.approx([-0.2, 0.2])
+    [note] = table.notes
+    assert "crossover is reproduced at T = 1" in note
+    frame = table.data
+    for change, said in (
+        ({"ci_high": [0.0, 0.3]}, "not reproduced at T = 1: no difference is certain at k = 1"),
+        ({"ci_low": [0.1, 0.1], "ci_high": [0.3, 0.3]}, "ERSS is ahead at k = 1"),
+        ({"ci_low": [-0.3, 0.0]}, "ERSS is not surely ahead at every k"),
+    ):
+        [note] = crossover_said(frame.assign(**change))
+        assert said in note
+    assert crossover_said(frame[frame["nodes"] > 1]) == []
+
+
+def test_shapes_of_one_budget_stand_together() -> None:
+    one = made()
+    clock = dict.fromkeys(("per_token", "speedup", "ci_low", "ci_high"), 1.0)
+    speeds = pd.DataFrame([clock] * len(one.runs))
+    table = budgets_table([one], [speeds], STATISTICS)
+    assert table is not None
+    [section] = table.sections
+    assert section.title == "target: ERSS, T = 1, 3 drafted tokens"
+    assert [name for name, _ in section.rows] == ["batch", "dynamic"]
+    assert section.rows[0][1][1].text == "1.90 [1.90, 1.90]"
+
+
+def test_certificates_stand_beside_what_trees_accept() -> None:
+    known = {RULE.label: {"certified": 0.5, "acceptance": 0.75}}
+    table = tree_certificates_table([made()], [known])
+    assert table is not None
+    assert table.data is not None
+    [row] = table.data.to_dict("records")
+    assert (row["certified"], row["accepted"], row["decoded"]) == (0.5, 0.75, 0.8)
+    assert tree_certificates_table([made()], [{}]) is None
+
+
+def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
+    found = np.array([0.6, 0.2, 0.05])
+    curves = predicted_curves(found, 7)
+    for name, tree in (
+        ("sequence", sequence(4)),
+        ("batch", batch(3)),
+        ("symmetric", symmetric(2, 2)),
+    ):
+        k, tokens = curves[name]
+        assert tokens[k.tolist().index(len(tree))] == pytest.approx(tokens_per_call(tree, found))
+    assert curves["batch"][0].tolist() == [1, 2, 3]  # R of a fourth is not known
+    bounds = bound_curves(found, 7)
+    assert {FIXED, LEAST} < set(bounds)
+    for k, tokens in curves.values():
+        for name, (at, bound) in bounds.items():
+            assert (bound[np.isin(at, k)] >= tokens - 1e-12).all(), name
+    k, gain = marginal(np.array([1.0, 2.0, 4.0]), np.array([1.6, 1.9, 2.1]))
+    assert k.tolist() == [2, 4]
+    assert gain == pytest.approx([0.3, 0.1])
+
+
+def test_figures_hold_what_they_draw() -> None:
+    for draw in (trees_figure, marginal_figure):
+        figure = draw([made()], *STATISTICS)
+        assert figure is not None
+        assert figure.data is not None
+        assert set(figure.data["of"]) == {"measured", "predicted", "bound"}
+        assert figure.data["value"].notna().all()
+        one = made()
+        plain = Decoded(**{**vars(one), "runs": one.runs.assign(tree=None)})
+        assert draw([plain], *STATISTICS) is None
+    assert trees_table([made()], STATISTICS) is not None
