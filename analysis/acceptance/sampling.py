@@ -60,7 +60,7 @@ class SampledSteps:
     def certified(self, eps: Floats | float) -> dict[str, Floats]:
         """Return (N,) lower bounds of the measured ones at a KL of eps, a number or (N,)."""
         return {
-            SPECULATIVE: probability.lossless(self.target, eps)[0],
+            SPECULATIVE: probability.lossless_least(self.target, eps),
             ARGMAX: probability.argmax_draft(self.target, eps, self.costs)[0],
         }
 
