@@ -131,29 +131,25 @@ class Hulls(NamedTuple):
     """The lower hulls of N steps, whose segments are taken together, the best first.
 
     Attributes:
-        start: mean value where nothing is spent.
-        spent: (S + 1,) summed cost, from 0.
-        drop: (S + 1,) by how much the sum of the values falls for it.
-        size: N.
+        spent: (S + 1,) mean cost, from 0.
+        value: (S + 1,) the least mean value for it.
     """
 
-    start: float
     spent: Floats
-    drop: Floats
-    size: int
+    value: Floats
 
     @classmethod
     def of(cls, value: Floats, cost: Floats) -> Hulls:
         """Take (N, K) choices of each step; see `walk_hulls` for their order."""
-        drop, spent = np.empty((2, value.size))
+        drop, rise = np.empty((2, value.size))
         stack = np.empty(value.shape[1], dtype=np.int64)
-        count = walk_hulls(value, cost, stack, drop, spent)
-        drop, spent = drop[:count], spent[:count]
-        order = np.argsort(-drop / spent, kind="stable")
-        free = np.where(cost == 0.0, value, np.inf).min(axis=1)
-        sums = (np.concatenate([[0.0], np.cumsum(each[order])]) for each in (spent, drop))
-        return cls(float(free.mean()), *sums, len(value))
+        count = walk_hulls(value, cost, stack, drop, rise)
+        drop, rise = drop[:count], rise[:count]
+        order = np.argsort(-drop / rise, kind="stable")
+        spent = np.concatenate([[0.0], np.cumsum(rise[order])])
+        left = np.concatenate([[0.0], np.cumsum(drop[order[::-1]])])[::-1]  # falls to 0
+        return cls(spent / len(value), float(value.min(axis=1).mean()) + left / len(value))
 
     def least(self, mean_cost: float) -> float:
         """Return the least mean value at a mean cost, steps convexified."""
-        return self.start - float(np.interp(self.size * mean_cost, self.spent, self.drop)) / self.size
+        return float(np.interp(mean_cost, self.spent, self.value))

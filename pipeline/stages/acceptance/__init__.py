@@ -215,6 +215,21 @@ STAGE = Stage(
             "ci_high": "float64",
             **COUNTED,
         },
+        "frontier": {  # analysis.acceptance.frontier
+            "rule": "string",
+            "cost": "string",  # departure or nats
+            "nodes": "int32",  # drafted tokens a level
+            "tokens": "float64",  # a call
+            "tokens_low": "float64",
+            "tokens_high": "float64",
+            "cut": "float64",  # share of calls that trajectories' ends cut
+            "value": "float64",  # of the cost
+            "ci_low": "float64",
+            "ci_high": "float64",
+            "frontier": "float64",  # share of resamples in which no rule is better
+            "better": "string",  # the rule that is, empty: none
+            **COUNTED,
+        },
         "needed": {
             "rule": "string",
             "fraction": "float64",  # of steps certified

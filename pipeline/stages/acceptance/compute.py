@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.relaxation import smallest_relaxation
 from analysis.acceptance.summary import (
@@ -110,6 +111,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             **bootstrap.counted
         ),
         "ranking": ranking_rows(steps, judged, distances, bootstrap).assign(**bootstrap.counted),
+        "frontier": frontier(steps, list(verdicts.values()), bootstrap).assign(**bootstrap.counted),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
         ).assign(**bootstrap.counted),
