@@ -21,6 +21,7 @@ import pandas as pd
 
 from ..certificates import probability
 from ..certificates.certify import certify
+from ..certificates.coins import Hulls
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK
@@ -57,6 +58,11 @@ class SampledSteps:
         """(N, K) KL at which each stored token can be q's argmax."""
         return probability.mode_costs(self.target)
 
+    @cached_property
+    def hulls(self) -> Hulls:
+        """The least p of q's argmax by what is spent."""
+        return probability.argmax_hulls(self.target, self.costs)
+
     def certified(self, eps: Floats | float) -> dict[str, Floats]:
         """Return (N,) lower bounds of the measured ones at a KL of eps, a number or (N,)."""
         return {
@@ -68,7 +74,7 @@ class SampledSteps:
         """Return lower bounds of their means at a mean KL."""
         return {
             SPECULATIVE: probability.lossless_mean(self.target, mean_kl),
-            ARGMAX: probability.argmax_draft_mean(self.target, mean_kl, self.costs),
+            ARGMAX: probability.argmax_draft_mean(self.target, mean_kl, self.hulls),
         }
 
     @cached_property

@@ -27,6 +27,7 @@ from .tails import TAIL_ERROR
 
 HALVINGS = 80
 PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
+CLOSE = 1e-16  # of a probability
 MARGIN = 1e-12  # of a certificate, relative
 LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
 
@@ -149,26 +150,40 @@ def _least_mode(dist: TopK, eps: Floats) -> Floats:
         middle = 0.5 * (low + high)
         inside = kl.least(p0, e, middle / p0 - 1.0)[0] * (1.0 - MARGIN) <= eps
         low, high = np.where(inside, low, middle), np.where(inside, middle, high)
+        if np.all(high - low < CLOSE):
+            break
     largest = np.exp(dist.log_tail) * (1.0 + TAIL_ERROR)  # of a token that is not stored
     return np.where(largest < low, dist.probs[:, -1], low)
 
 
-def argmax_draft_mean(dist: TopK, mean_kl: float, costs: Floats | None = None) -> float:
+def argmax_draft_mean(dist: TopK, mean_kl: float, hulls: Hulls | None = None) -> float:
     """Return a lower bound of the mean p(argmax q) at a mean KL over all steps.
 
-    Steps are convexified by a price, as in `sampled_draft_mean`: at most one step's choice away
-    from the optimum. A token that is not stored has a probability of at least 0, at the cost of
-    rank K or more.
+    Steps are convexified, by one price for all of them as in `sampled_draft_mean`: at most one
+    step's choice away from the optimum.
+
+    Args:
+        dist: N steps.
+        mean_kl: nats.
+        hulls: `argmax_hulls` of these steps, where they are known already.
 
     Raises:
         ValueError: the mean KL is negative.
     """
     _checked(1.0, mean_kl)
+    return max(0.0, (argmax_hulls(dist) if hulls is None else hulls).least(mean_kl))
+
+
+def argmax_hulls(dist: TopK, costs: Floats | None = None) -> Hulls:
+    """Return the least p(argmax q) of N steps by what is spent; `costs` are their `mode_costs`.
+
+    A token that is not stored has a probability of at least 0, at the cost of rank K or more.
+    """
     p, costs = dist.probs, mode_costs(dist) if costs is None else costs
     if dist.k < dist.vocab_size:
         p = np.column_stack([p, np.zeros(len(p))])
         costs = np.column_stack([costs, costs[:, -1]])
-    return max(0.0, Hulls.of(p, costs).least(mean_kl))
+    return Hulls.of(p, costs)
 
 
 def lossless(dist: TopK, eps: ArrayLike) -> tuple[Floats, Floats]:
