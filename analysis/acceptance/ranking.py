@@ -62,17 +62,33 @@ def ranking(
         share = float(accepted[chosen].mean()) if chosen.any() else np.nan
         for name, score in ranked.items():
             row = {"over": over, "score": name, "steps": int(chosen.sum()), "accepted": share}
-            draws = _areas(score, accepted, chosen, bootstrap, over == "uncertified")
+            draws = areas(score, accepted, chosen, bootstrap, over == "uncertified")
             low, high = bootstrap.interval(draws[1:]) if len(draws) > 1 else (np.nan, np.nan)
             row |= {"value": float(draws[0]), "ci_low": float(low), "ci_high": float(high)}
             rows.append(row)
     return pd.DataFrame(rows).assign(rule=verdicts[0].rule.label)
 
 
-def _areas(
-    score: Floats, accepted: Flags, chosen: Flags, bootstrap: PromptBootstrap, resampled: bool
+def areas(
+    score: Floats,
+    accepted: Flags,
+    chosen: Flags,
+    bootstrap: PromptBootstrap,
+    resampled: bool = True,
 ) -> Floats:
-    """Return the area over the steps at hand, and those of the resamples where they are wanted."""
+    """Return how often an accepted step has the larger score than a rejected one, ties half.
+
+    Args:
+        score: (N,).
+        accepted: (N,).
+        chosen: (N,) the steps at hand.
+        bootstrap: over prompts.
+        resampled: whether the areas of the resamples are wanted as well.
+
+    Returns:
+        (1,), or (1 + B,): first the area over the steps at hand. NaN where all of them are
+        accepted, or none is.
+    """
     prompts = bootstrap.prompts
     up, down = np.flatnonzero(accepted & chosen), np.flatnonzero(~accepted & chosen)
     weights = np.ones((1, bootstrap.count))

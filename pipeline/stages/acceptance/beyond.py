@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.acceptance.budgets import budget_curves, budget_of_drafter, exceeds_budget
+from analysis.acceptance.confidence import Asked, DraftedSteps, stopping_statistics
 from analysis.acceptance.coverage import coverage, finite_shares
 from analysis.acceptance.ranking import ranking, scores
 from analysis.acceptance.realised import Steps, Verdict, judge
@@ -115,6 +116,34 @@ def sampling_rows(
                 "say, which cannot be. Please report it"
             )
     return sampling_statistics(sampled, rules, FEWER_LEVELS, bootstrap)
+
+
+def read_drafter(drafts: Artifact) -> TopK:
+    """Read the drafter's own distributions."""
+    names = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")
+    table = drafts.read(columns=[f"draft_{name}" for name in names]).combine_chunks()
+    lists = {
+        name: table[f"draft_{name}"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+        for name in names[:2]
+    }
+    moments = {name: table[f"draft_{name}"].to_numpy() for name in names[2:]}
+    facts = drafts.record["facts"]
+    return TopK.from_columns(
+        **lists, **moments, vocab_size=facts["vocab_size"], temperature=facts["temperature"]
+    )
+
+
+def stopping_rows(
+    drafts: Artifact, steps: Steps, asked: Mapping[str, Any], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return what tells the drafter to stop, under strict greedy; none of a single prompt."""
+    if bootstrap.count < 2:
+        return pd.DataFrame()
+    tv = read_distances(drafts, ["tv"])["tv"]
+    drafted = DraftedSteps(
+        read_drafter(drafts), steps.kl, tv, steps.draft_rank == 1, steps.trajectories
+    )
+    return stopping_statistics(drafted, Asked(**asked), bootstrap)
 
 
 def ranking_rows(

@@ -36,6 +36,7 @@ from pipeline.stages.acceptance.beyond import (
     ranking_rows,
     read_distances,
     sampling_rows,
+    stopping_rows,
 )
 from pipeline.store import columns, distributions
 from pipeline.store.artifacts import Artifact, Pending
@@ -112,6 +113,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         ),
         "ranking": ranking_rows(steps, judged, distances, bootstrap).assign(**bootstrap.counted),
         "frontier": frontier(steps, list(verdicts.values()), bootstrap).assign(**bootstrap.counted),
+        "stopping": stopping_rows(drafts, steps, config["stopping"], bootstrap).assign(
+            **bootstrap.counted
+        ),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
         ).assign(**bootstrap.counted),
