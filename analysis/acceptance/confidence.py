@@ -17,7 +17,7 @@ on: those of even number serve those of odd number, and the other way round.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,18 +82,19 @@ class DraftedSteps:
         )
 
 
-def measures(q: TopK) -> dict[str, Floats]:
+def measures(q: TopK, wanted: Sequence[str] = (*CERTIFIED, *OFTEN)) -> dict[str, Floats]:
     """Return the (N,) measures of a drafter's distributions that need no calibration.
 
     Certificates are of strict greedy; total variation is the same from either side.
     """
     rule = StrictGreedy()
-    return {
-        "certified": certify_draft(q, rule),
-        "certified_tv": certify(q, rule, divergence="tv").lower[:, 0],
-        "max_q": np.minimum(q.top_probability, 1.0),
-        "entropy": -q.entropy,
+    ways: dict[str, Callable[[], Floats]] = {
+        "certified": lambda: certify_draft(q, rule),
+        "certified_tv": lambda: certify(q, rule, divergence="tv").lower[:, 0],
+        "max_q": lambda: np.minimum(q.top_probability, 1.0),
+        "entropy": lambda: -q.entropy,
     }
+    return {name: ways[name]() for name in wanted}
 
 
 def odds(measure: str, values: Floats) -> Floats:
@@ -174,6 +175,16 @@ class Calibrated:
             for name, values in found.items()
         }
         return cls(levels, often, curves | {"calibrated": curves["max_q"]})
+
+    def largest_refused(self, threshold: float) -> float:
+        """Return the q0 up to which the calibrated probability does not exceed a threshold."""
+        a, b = self.curves["calibrated"]
+        if not 0 < threshold < 1:
+            return -math.inf if threshold <= 0 else math.inf
+        at = math.log(threshold / (1.0 - threshold))
+        if b <= 0:  # the probability does not grow with q0
+            return -math.inf if a > at else math.inf
+        return float(_logistic(np.asarray((at - a) / b)))
 
     def probabilities(self, found: Mapping[str, Floats]) -> dict[str, Floats]:
         """Return what each measure says of acceptance, as a probability: q0 itself, else fitted."""

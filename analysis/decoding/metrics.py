@@ -30,7 +30,8 @@ class Decoded:
         target: printed name.
         drafter: printed name.
         runs: of each run its method, drafter, sampling, rule, draft_length, temperature, and
-            tree, the parents of its draft trees, None of a chain; index is the run.
+            tree, the parents of its draft trees, None of a chain, and drafting, when its drafter
+            stops, None where it does not; index is the run.
         data: one row an answer: prompt_id, run, source, n_tokens, log_likelihood, agreement, ...
         calls: one row a target call: prompt_id, run, drafted, depth, reach, tested, accepted,
             emitted.

@@ -31,6 +31,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
                 "rule": None if rule is None else rule.label,
                 "temperature": run["temperature"],
                 "tree": run["tree"]["parents"] if "tree" in run else None,
+                "drafting": run.get("drafting"),
             }
             for run, rule in zip(facts["runs"], rules, strict=True)
         ]
@@ -61,9 +62,10 @@ def printed(run: Mapping[str, Any]) -> str:
     if run["rule"] is None:
         name = str(run["method"])
         return name[:1].upper() + name[1:]
+    stops = f", drafting {run['drafting']}" if "drafting" in run else ""
     rule = build(run["rule"])
     of_tree = f", {run['tree']['shown']}" if "tree" in run and not isinstance(rule, Tree) else ""
-    return rule.title + SAID.get(run["drafter"], "") + of_tree
+    return rule.title + SAID.get(run["drafter"], "") + of_tree + stops
 
 
 def thetas(decoded: Decoded) -> list[float]:

@@ -19,6 +19,7 @@ from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
+from pipeline.store.distributions import read_drafter
 
 LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
 FEWER_LEVELS = LEVELS[::6]  # of certified probabilities, whose mean budgets take longer
@@ -116,21 +117,6 @@ def sampling_rows(
                 "say, which cannot be. Please report it"
             )
     return sampling_statistics(sampled, rules, FEWER_LEVELS, bootstrap)
-
-
-def read_drafter(drafts: Artifact) -> TopK:
-    """Read the drafter's own distributions."""
-    names = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")
-    table = drafts.read(columns=[f"draft_{name}" for name in names]).combine_chunks()
-    lists = {
-        name: table[f"draft_{name}"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
-        for name in names[:2]
-    }
-    moments = {name: table[f"draft_{name}"].to_numpy() for name in names[2:]}
-    facts = drafts.record["facts"]
-    return TopK.from_columns(
-        **lists, **moments, vocab_size=facts["vocab_size"], temperature=facts["temperature"]
-    )
 
 
 def stopping_rows(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
+from pipeline.errors import PipelineError
 from pipeline.plan.slices import method_slice, statistics_slice
 from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
 from pipeline.plan.summaries import bootstrap_settings
@@ -31,6 +32,12 @@ def nodes(request: Request) -> list[Node]:
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     methods = build_methods(asked.methods, asked.draft_length)
+    calibrated = any(one.drafting is not None and one.drafting.calibrated for one in methods)
+    if calibrated and asked.prompts >= config.prompts.count:
+        raise PipelineError(
+            f"decoding.prompts={asked.prompts} is not allowed: drafting is calibrated on prompts "
+            f"that are not decoded, give fewer than prompts.count={config.prompts.count}"
+        )
     return [
         Node(
             STAGE.name,
@@ -44,7 +51,10 @@ def nodes(request: Request) -> list[Node]:
                 "lookup": asked.lookup,
                 "methods": [method_slice(method) for method in methods],
             },
-            {"prompts": drafts.upstream["prompts"]},
+            {
+                "prompts": drafts.upstream["prompts"],
+                **({"drafts": (drafts,)} if calibrated else {}),
+            },
             settings={**drafts.settings, **statistics_slice(config), "methods": methods},
         )
         for drafts in request.nodes["drafts"]
@@ -77,7 +87,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 STAGE = Stage(
     name="decoding",
     version=4,
-    upstream=("prompts",),
+    upstream=("prompts", "drafts"),
     columns={
         "data": RUN
         | {  # one row a decoded answer

@@ -32,6 +32,7 @@ from pipeline.stages.decoding.pair import (
     load_decoding_pair,
     run_facts,
 )
+from pipeline.stages.decoding.stopping import stopping_facts
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
 
@@ -43,9 +44,15 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     config = node.config
     key = f"targets.{node.label}"
     tokenizer = pair_tokenizer(config, node.settings, key)
-    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), config["steps"])
     source = upstream["prompts"][0]
     rows = source.read().slice(0, config["prompts"]).to_pylist()
+    pair = load_decoding_pair(
+        node,
+        1 + max(tokenizer.get_vocab().values()),
+        config["steps"],
+        upstream.get("drafts", []),
+        [row["prompt_id"] for row in rows],
+    )
     warm_up(pair, rows)
 
     def later(row: dict[str, Any], shard: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +61,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     shards = decode_prompts(pair, rows, pending, f"decoding {node.label}", later)
     write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "prompt")
     pending.facts["failed_prompts"] = pending.rows["failures"]
-    pending.facts |= decoding_facts(pair)
+    pending.facts |= decoding_facts(pair) | stopping_facts(pair.stops)
     spec_bench.write_answers(
         pending.directory / "timings" / "answers",
         [run_name(method) for method in pair.runs],

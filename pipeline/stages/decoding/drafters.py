@@ -18,6 +18,9 @@ from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
 
 
+Stop = Callable[[Tensor], bool]
+
+
 @dataclass(frozen=True)
 class Draft:
     """Proposed tokens: a chain, or a tree.
@@ -98,6 +101,7 @@ def draft_levels(
     read: Callable[[Level, Tensor | None], Tensor],
     choice: Choice,
     position: int,
+    stop: Stop | None = None,
 ) -> Draft:
     """Draft the levels of a tree one after the other; those of a chain have one token each.
 
@@ -108,15 +112,20 @@ def draft_levels(
             of the level before; from None those after the text.
         choice: of the children.
         position: of the first proposed token in the answer.
+        stop: says from the logits of the next token that a chain ends before it.
     """
     chosen: list[Tensor] = []
     weights: list[Tensor] = []
     for depth, level in enumerate(passes):
         logits = read(level, chosen[-1] if chosen else None)
+        if stop is not None and stop(logits):
+            break
         drawn = choice.draft(logits, position, depth, level.width)
         chosen.append(level.drafted(drawn.tokens))
         if drawn.weights is not None:
             weights.append(drawn.weights)
+    if not chosen:
+        return nothing(logits.device)
     return Draft(torch.cat(chosen), torch.cat(weights) if weights else None, tree)
 
 
@@ -125,9 +134,16 @@ class ModelDrafter:
 
     layers: tuple[int, ...] = ()
 
-    def __init__(self, model: LanguageModel, choice: Choice, tree: Topology | None = None) -> None:
-        """Choose the drafted tokens with `choice`; `tree` is in level order."""
+    def __init__(
+        self,
+        model: LanguageModel,
+        choice: Choice,
+        tree: Topology | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order."""
         self.tree = tree
+        self._stop = stop
         self._choice = choice
         self._model = model
         self._drafted: Topology | None = None
@@ -149,7 +165,7 @@ class ModelDrafter:
             return self._sequence.extend(level.read(before), level.tree)
 
         self._drafted, passes = self._shape(count)
-        return draft_levels(self._drafted, passes, read, self._choice, position)
+        return draft_levels(self._drafted, passes, read, self._choice, position, self._stop)
 
     def _shape(self, count: int) -> tuple[Topology | None, Sequence[Level]]:
         return shape_within(self.tree, count, self._model.device, self._model.module.dtype)
@@ -165,9 +181,16 @@ class ModelDrafter:
 class HeadDrafter:
     """Decodes with a head that reads the target's hidden states, one pass a level."""
 
-    def __init__(self, model: HiddenDrafter, choice: Choice, tree: Topology | None = None) -> None:
-        """Choose the drafted tokens with `choice`; `tree` is in level order."""
+    def __init__(
+        self,
+        model: HiddenDrafter,
+        choice: Choice,
+        tree: Topology | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order."""
         self.layers = model.layers
+        self._stop = stop
         self.tree = tree
         self._choice = choice
         self._model = model
@@ -203,7 +226,7 @@ class HeadDrafter:
             return self._model.logits(self._output)
 
         tree, passes = shape_within(self.tree, count, device, self._output.dtype)
-        return draft_levels(tree, passes, read, self._choice, position)
+        return draft_levels(tree, passes, read, self._choice, position, self._stop)
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget what was drafted; keep the hidden states of what was accepted."""
@@ -233,12 +256,15 @@ def shape_within(
 
 
 def model_drafter(
-    model: LanguageModel | HiddenDrafter, choice: Choice, tree: Topology | None = None
+    model: LanguageModel | HiddenDrafter,
+    choice: Choice,
+    tree: Topology | None = None,
+    stop: Stop | None = None,
 ) -> Drafter:
     """Return what decodes with a model, of either kind; `tree` is in level order."""
     if isinstance(model, HiddenDrafter):
-        return HeadDrafter(model, choice, tree)
-    return ModelDrafter(model, choice, tree)
+        return HeadDrafter(model, choice, tree, stop)
+    return ModelDrafter(model, choice, tree, stop)
 
 
 class LookupFirst:

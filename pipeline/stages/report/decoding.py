@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
+from analysis.report.decoding_drafting import drafting_table
 from analysis.report.decoding_figures import places_figure
 from analysis.report.decoding_partings import partings_table
 from analysis.report.decoding_ratios import histograms_figure, ratios_figure
@@ -60,6 +61,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             histogram_table(decoded),
             tokens_table(decoded),
             trees_table(decoded),
+            drafting_table(decoded),
             places_figure(decoded),
             ratios_figure(decoded),
             histograms_figure(decoded),
