@@ -44,11 +44,13 @@ def budget_curves(verdict: Verdict, levels: Sequence[float], steps: Trajectories
         ("budget", "acceptance"): certified_share(lower, eps),
         ("budget", "tokens"): size / (ends + spread),
     }
-    frames = [
-        pd.DataFrame({"kind": kind, "eps": eps, "statistic": name, "value": values})
-        for (kind, name), values in found.items()
-    ]
-    return pd.concat(frames, ignore_index=True).assign(rule=verdict.rule.label, at="curve")
+    columns = {
+        "kind": np.repeat([kind for kind, _ in found], len(eps)),
+        "eps": np.tile(eps, len(found)),
+        "statistic": np.repeat([name for _, name in found], len(eps)),
+        "value": np.concatenate(list(found.values())),
+    }
+    return pd.DataFrame(columns).assign(rule=verdict.rule.label, at="curve")
 
 
 def budget_of_drafter(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) -> pd.DataFrame:

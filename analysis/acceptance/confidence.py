@@ -30,7 +30,7 @@ from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
 from ..statistics.run_lengths import Trajectories
 from ..topk import TopK
 from .ranking import areas
-from .stopping import level, stopped_calls, tested_depths
+from .stopping import level, stopped_calls, depths_tested
 from .summary import Row, share_row
 
 CERTIFIED = ("certified", "certified_tv")
@@ -249,7 +249,7 @@ def stopping_statistics(
     found = steps.measures()
     both = [each.probabilities(found) for each in learned]
     sure = {name: np.where(of == 0, both[0][name], both[1][name]) for name in MEASURES}
-    depths = tested_depths(steps.accepted, steps.trajectories, asked.draft_length)
+    depths = depths_tested(steps.accepted, steps.trajectories, asked.draft_length)
     rows = list(_known(steps.accepted, {**found, **sure}, sure, depths, bootstrap, found))
     whole = np.ones(len(of), dtype=bool)
     rows += _stopped(steps, whole, "whole", "", math.nan, asked.draft_length, bootstrap)

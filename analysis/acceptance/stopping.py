@@ -105,7 +105,7 @@ def stopped_calls(
     return Stopped(*counts)
 
 
-def tested_depths(accepted: Flags, trajectories: Trajectories, draft_length: int) -> Integers:
+def depths_tested(accepted: Flags, trajectories: Trajectories, draft_length: int) -> Integers:
     """Return at which depth of a draft each step's token is tested, (N,), from 1; 0: at none.
 
     Drafts have `draft_length` tokens, or end with the trajectory. Not tested is the token behind a
@@ -113,7 +113,7 @@ def tested_depths(accepted: Flags, trajectories: Trajectories, draft_length: int
 
     Example:
         >>> steps = Trajectories.from_positions(np.arange(6))
-        >>> tested_depths(np.array([1, 1, 1, 0, 1, 0], bool), steps, 2).tolist()
+        >>> depths_tested(np.array([1, 1, 1, 0, 1, 0], bool), steps, 2).tolist()
         [1, 2, 0, 1, 1, 2]
     """
     ends = np.append(trajectories.starts[1:], len(accepted))

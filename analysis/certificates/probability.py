@@ -12,6 +12,7 @@ where what is returned holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ HALVINGS = 80
 PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
 CLOSE = 1e-16  # of a probability
 MARGIN = 1e-12  # of a certificate, relative
+SECANT = 1e-3  # least share of an interval that a step of the secant leaves
 LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
 
 
@@ -298,14 +300,22 @@ def _peak(eps: Floats) -> tuple[Floats, Floats]:
 
 def _best_price(priced: Callable[[float], tuple[float, float]], budget: float) -> float:
     """Return the largest lower bound over prices; what is spent falls as the price rises."""
-    low, high, best = LEAST_PRICE, LARGEST_PRICE, -np.inf
-    for _ in range(HALVINGS):
-        price = float(np.sqrt(low * high))
-        bound, spent = priced(price)
+    low, high, best = math.log(LEAST_PRICE), math.log(LARGEST_PRICE), -np.inf
+    over, under = math.nan, math.nan  # log(spent / budget) at both ends
+    for at in range(HALVINGS):
+        # by the secant, and every third time in the middle
+        part = over / (over - under) if at % 3 and math.isfinite(over - under) else 0.5
+        part = min(max(part, SECANT), 1.0 - SECANT)
+        price = low + part * (high - low)
+        bound, spent = priced(math.exp(price))
         best = max(best, bound)
-        low, high = (price, high) if spent > budget else (low, price)
-        if high <= low * (1.0 + PRICE_STEP):
+        gap = math.log(spent / budget) if spent / budget > 0 else -math.inf
+        if abs(gap) < PRICE_STEP or high - low < PRICE_STEP:
             break
+        if gap > 0:
+            low, over = price, gap
+        else:
+            high, under = price, gap
     return best
 
 
