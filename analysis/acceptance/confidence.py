@@ -74,11 +74,7 @@ class DraftedSteps:
         starts = np.cumsum(lengths) - lengths
         own = Trajectories(starts, np.repeat(np.arange(len(lengths)), lengths))
         return DraftedSteps(
-            self.q[steps],
-            self.kl[steps],
-            self.tv[steps],
-            self.accepted[steps],
-            own,
+            self.q[steps], self.kl[steps], self.tv[steps], self.accepted[steps], own
         )
 
 
@@ -171,8 +167,7 @@ class Calibrated:
             for name in OFTEN
         }
         curves = {
-            name: fit_logistic(odds(name, values), steps.accepted)
-            for name, values in found.items()
+            name: fit_logistic(odds(name, values), steps.accepted) for name, values in found.items()
         }
         return cls(levels, often, curves | {"calibrated": curves["max_q"]})
 
@@ -317,11 +312,7 @@ def _stopped(
     every = np.ones(len(kept), dtype=bool)
     both = kept & steps.accepted
     calls, drafted, hits = stopped_calls(steps.accepted, kept, steps.trajectories, draft_length)
-    sums = {
-        "tokens": bootstrap.steps,
-        "drafted": drafted,
-        "wasted": drafted - hits,
-    }
+    sums = {"tokens": bootstrap.steps, "drafted": drafted, "wasted": drafted - hits}
     rows = [
         share_row("kept", kept, every, bootstrap),
         share_row("precision", both, kept, bootstrap),

@@ -21,9 +21,7 @@ from .realised import Steps, Verdict
 COSTS = ("departure", "nats")
 
 
-def frontier(
-    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
-) -> pd.DataFrame:
+def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap) -> pd.DataFrame:
     """Place rules on the planes of gain and cost, and say which are on the frontier.
 
     Args:

@@ -19,6 +19,7 @@ from ..statistics.bootstrap import PromptBootstrap
 from . import closed_form as speed_laws
 
 Floats = NDArray[np.float64]
+ALONG = ["prompt_id", "position", "run", "own", "kl", "lower", "upper", "accepted", "certified"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -43,6 +44,8 @@ class Decoded:
         rules: the rules of the runs, by label.
         levels: one row a node of a tree whose children were tested: prompt_id, run, position,
             level, children, accepted (the sibling index, 0 is none).
+        along: one row a step of answers read again by both models: prompt_id, position, run, own
+            (else the greedy answer), kl, lower, upper, accepted, certified.
     """
 
     target: str
@@ -57,6 +60,7 @@ class Decoded:
     size: Mapping[str, Mapping[str, int]]
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
+    along: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ALONG))
 
     @property
     def of_trees(self) -> pd.Series:

@@ -22,7 +22,10 @@ from .table import Cell, Section, Table
 from .text import number_text, share_text
 
 PRINTED = {"departure": ("departs", share_text), "nats": ("nats given up", number_text)}
-AXES = {"departure": "steps that depart from greedy", "nats": "log-likelihood given up, nats a token"}
+AXES = {
+    "departure": "steps that depart from greedy",
+    "nats": "log-likelihood given up, nats a token",
+}
 MARKERS = "osD^vP*Xh"
 
 

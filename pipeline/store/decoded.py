@@ -51,6 +51,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         facts["bytes"],
         {rule.label: rule for rule in rules if rule is not None},
         frame("levels"),
+        frame("along"),
     )
 
 

@@ -136,6 +136,16 @@ STAGE = Stage(
             "rule": "string",
             "accepted": "bool",
         },
+        "along": STEP
+        | {  # the answers of the rules, and the greedy ones, read again by both models
+            "run": "int32",
+            "own": "bool",  # the answer that this run emitted, else the greedy one
+            "kl": "float64",
+            "lower": "float64",  # certificate of the run's rule, nats
+            "upper": "float64",
+            "accepted": "bool",
+            "certified": "bool",
+        },
         "failures": {"prompt_id": "string", "reason": "string"},
         "timings/runs": RUN
         | {  # seconds

@@ -23,6 +23,7 @@ from pipeline.models.prompt_tokens import encode
 from pipeline.plan.methods import Method
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import STAGE, records
+from pipeline.stages.decoding.along import along
 from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.pair import (
     DecodingPair,
@@ -128,7 +129,9 @@ def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[st
             index = (at + turn) % count
             answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
         ordered = [answers[index] for index in range(count)]
-        return records.shard(pair.target, pair.drafter, row, pair.runs, ordered)
+        found = records.shard(pair.target, pair.drafter, row, pair.runs, ordered)
+        decoded = [answer for answer, _ in ordered]
+        return found | {"along": along(pair.target, pair.drafter, row, pair.runs, decoded)}
 
     rows, reason = attempt(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}

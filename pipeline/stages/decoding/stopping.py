@@ -51,7 +51,9 @@ def stop_of(drafting: Drafting, learned: Calibrated | None) -> Threshold:
     assert learned is not None
     if drafting.measure == "calibrated":
         return Threshold("max_q", learned.largest_refused(float(drafting.threshold or 0.0)))
-    return Threshold(drafting.measure, learned.levels[drafting.measure][float(drafting.share or 0.0)])
+    return Threshold(
+        drafting.measure, learned.levels[drafting.measure][float(drafting.share or 0.0)]
+    )
 
 
 def stops_of(

@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
+from analysis.report.decoding_along import along_table
 from analysis.report.decoding_drafting import drafting_table
 from analysis.report.decoding_figures import places_figure
 from analysis.report.decoding_partings import partings_table
@@ -57,6 +58,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             acceptance_table(decoded, *statistics),
             partings_table(decoded),
             forced_table(decoded),
+            along_table(decoded, *statistics),
             places_table(decoded),
             histogram_table(decoded),
             tokens_table(decoded),
