@@ -30,7 +30,7 @@ from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
 from ..statistics.run_lengths import Trajectories
 from ..topk import TopK
 from .ranking import areas
-from .stopping import level, stopped_calls, depths_tested
+from .stopping import depths_tested, level, stopped_calls
 from .summary import Row, share_row
 
 CERTIFIED = ("certified", "certified_tv")

@@ -16,7 +16,7 @@ from analysis.acceptance.confidence import (
     odds,
     stopping_statistics,
 )
-from analysis.acceptance.stopping import level, stopped_calls, depths_tested
+from analysis.acceptance.stopping import depths_tested, level, stopped_calls
 from analysis.certificates.certify import certify
 from analysis.certificates.drafter_side import certify_draft
 from analysis.rules import StrictGreedy
@@ -120,8 +120,8 @@ def test_each_half_of_the_prompts_serves_the_other(drafted: DraftedSteps) -> Non
         eps = level(other.kl, other.trajectories, 0.5, 0.8)
         own = mine[drafted.trajectories.prompts]
         kept[own] = drafted.measures()["certified"][own] > eps
-        for p in np.flatnonzero(mine):
-            covered.append(np.mean(drafted.kl[drafted.trajectories.prompts == p] <= eps) >= 0.5)
+        each = (drafted.kl[drafted.trajectories.prompts == p] for p in np.flatnonzero(mine))
+        covered += [np.mean(kl <= eps) >= 0.5 for kl in each]
     row = frame[(frame["measure"] == "certified") & (frame["setting"] == "share")]
     row = row.set_index("statistic")["value"]
     accepted = drafted.accepted

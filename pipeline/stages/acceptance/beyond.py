@@ -61,9 +61,11 @@ def divergence_rows(
 
 
 def budget_rows(
-    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap, draft_length: int
 ) -> pd.DataFrame:
     """Return what a mean KL certifies of each rule, along the KL and at the drafter's own.
+
+    There also of drafts of at most `draft_length` tokens.
 
     Raises:
         PipelineError: the drafter is rejected more often than its mean KL allows.
@@ -78,7 +80,7 @@ def budget_rows(
             )
         frames += [
             budget_curves(verdict, LEVELS, steps.trajectories),
-            budget_of_drafter(steps, verdict, bootstrap),
+            budget_of_drafter(steps, verdict, bootstrap, draft_length),
         ]
     return pd.concat(frames, ignore_index=True)
 

@@ -105,9 +105,12 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             columns=columns.schema("acceptance", "depths").names,
         ).assign(**bootstrap.counted),
         "divergences": divergence_rows(judged, distances, bootstrap).assign(**bootstrap.counted),
-        "budgets": budget_rows(steps, [verdicts[label] for label in per_step], bootstrap).assign(
-            **bootstrap.counted
-        ),
+        "budgets": budget_rows(
+            steps,
+            [verdicts[label] for label in per_step],
+            bootstrap,
+            config["stopping"]["draft_length"],
+        ).assign(**bootstrap.counted),
         "sampling": sampling_rows(drafts, steps, list(per_step.values()), bootstrap).assign(
             **bootstrap.counted
         ),

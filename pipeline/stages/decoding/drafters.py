@@ -17,7 +17,6 @@ from pipeline.stages.decoding.choices import Choice
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
 
-
 Stop = Callable[[Tensor], bool]
 
 
