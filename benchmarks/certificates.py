@@ -2,7 +2,8 @@
 
 One run on one thread, each time the best of several: one read of a (64,000 x 256) float64 array
 by np.sum; one rule; the paper's grid of rules from float32 logits, all four outputs included; a
-NumPy twin of it, rule by rule on the first 16 ranks; one rule in other divergences; then the time against steps and against K.
+NumPy twin of it, rule by rule on the first 16 ranks; one rule in other divergences; then the time
+against steps and against K.
 Saves outputs/bench/certificates.csv and .png.
 """
 

@@ -10,8 +10,8 @@ Five measures from q alone, larger where more is promised:
 
 A drafter drafts a token where its measure exceeds a threshold. That of a certificate is the KL, or
 total variation, that a new prompt's steps stay below (`stopping.level`), so that what is drafted is
-sure to be accepted wherever they do. All that is calibrated is calibrated on other prompts than those it is measured
-on: those of even number serve those of odd number, and the other way round.
+sure to be accepted wherever they do. All that is calibrated is calibrated on other prompts than
+those it is measured on: those of even number serve those of odd number, and the other way round.
 """
 
 from __future__ import annotations
