@@ -65,8 +65,8 @@ def stopping_table(pairs: Pairs) -> Table | None:
         "steps; q₀ and entropy with the thresholds that draft as often there; and with thresholds "
         "of engines: transformers stops below q₀ = 0.4, llama.cpp below 0.75; vLLM's adaptive "
         "verification (#52228) calibrates the log-odds of q₀. Drafts: share of the steps at which "
-        "it drafts; precision: accepted among them; recall: drafted among accepted; then tokens, drafted and "
-        "wasted (rejected or after a rejection) a call of the target.",
+        "it drafts; precision: accepted among them; recall: drafted among accepted; then tokens, "
+        "drafted and wasted (rejected or after a rejection) a call of the target.",
         "Stops by",
         pairs.targets,
         ["drafts", *list(STATISTICS)[1:]],
