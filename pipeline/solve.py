@@ -131,8 +131,10 @@ class _Target:
         if self._made is None:
             return None
         table = self._made.read(columns=["rule", "accepted"])
-        rule, accepted = table["rule"].to_numpy(), table["accepted"].to_numpy()
-        return np.stack([accepted[rule == label] for label in labels], axis=1)
+        size = len(self._steps.prompts)  # a rule's rows stand together
+        order = table["rule"].take(range(0, len(table), size)).to_pylist()
+        accepted = table["accepted"].to_numpy().reshape(len(order), size)
+        return np.stack([accepted[order.index(label)] for label in labels], axis=1)
 
     def _promise(self, rule: str, draft_length: int | None, kind: str, calls: Any) -> SummaryRow:
         import numpy as np

@@ -228,8 +228,8 @@ def stopping_statistics(
         bootstrap: over prompts.
 
     Returns:
-        Rows with measure, setting, value of the setting, depth, statistic, value, ci_low, ci_high.
-        Of a measure (setting empty), over the drafted tokens that are tested at each depth of
+        Rows with measure, setting, at (its value), depth, statistic, value, ci_low, ci_high.
+        Of a measure (setting empty, value NaN), over the drafted tokens that are tested at each depth of
         drafts of the whole length, depth 0 all of them: auc, and brier of its probability. Of a
         setting (depth 0; `whole`: drafts of the whole length): kept, the share of steps at which a
         token is drafted, precision, the accepted among them, recall, the kept among accepted,
@@ -245,9 +245,9 @@ def stopping_statistics(
     both = [each.probabilities(found) for each in learned]
     sure = {name: np.where(of == 0, both[0][name], both[1][name]) for name in MEASURES}
     depths = depths_tested(steps.accepted, steps.trajectories, asked.draft_length)
-    rows = list(_known(steps.accepted, {**found, **sure}, sure, depths, bootstrap, found))
+    rows = list(_known(steps.accepted, found, sure, depths, bootstrap))
     whole = np.ones(len(of), dtype=bool)
-    rows += _stopped(steps, whole, "whole", "", math.nan, asked.draft_length, bootstrap)
+    rows += _stopped(steps, whole, "whole", "whole", math.nan, asked.draft_length, bootstrap)
     for measure, setting, value, kept in _settings(asked, learned, of, found, sure):
         rows += _stopped(steps, kept, measure, setting, value, asked.draft_length, bootstrap)
         if measure in CERTIFIED:
@@ -279,17 +279,16 @@ def _settings(
 
 def _known(
     accepted: Flags,
-    scores: Mapping[str, Floats],
+    found: Mapping[str, Floats],
     sure: Mapping[str, Floats],
     depths: Integers,
     bootstrap: PromptBootstrap,
-    plain: Mapping[str, Floats],
 ) -> Iterator[Row]:
     """Yield area and Brier score of every measure, over all tested tokens and by depth."""
     for depth in range(int(depths.max()) + 1):
         chosen = depths == depth if depth else depths > 0
         for name in MEASURES:
-            draws = areas(plain.get(name, scores[name]), accepted, chosen, bootstrap)
+            draws = areas(found.get(name, sure[name]), accepted, chosen, bootstrap)
             low, high = bootstrap.interval(draws[1:])
             limits = {"ci_low": float(low), "ci_high": float(high)}
             row = {"statistic": "auc", "value": float(draws[0]), **limits}
@@ -335,6 +334,6 @@ def _covered(
     kept = below >= share * bootstrap.steps - 1e-9
     draws = bootstrap.sums(kept) / bootstrap.count
     low, high = bootstrap.interval(draws)
-    return {"measure": measure, "setting": "share", "at": share, "depth": 0,
-            "statistic": "covered", "value": float(kept.mean()), "ci_low": float(low),
-            "ci_high": float(high)}  # fmt: skip
+    limits = {"ci_low": float(low), "ci_high": float(high)}
+    row = {"statistic": "covered", "value": float(kept.mean()), **limits}
+    return {"measure": measure, "setting": "share", "at": share, "depth": 0, **row}

@@ -128,7 +128,7 @@ def _few(pairs: Pairs) -> list[str]:
 def _named(measure: str, setting: str, at: float) -> tuple[str, str]:
     """Return the heading and the name of a row."""
     name = MEASURES.get(measure, "never: drafts of the whole length")
-    if setting == "":
+    if setting == "whole":
         return "", name
     if setting == "threshold":
         return "With a threshold of its own", f"{name} at most {at:g}"

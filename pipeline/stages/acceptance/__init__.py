@@ -234,7 +234,7 @@ STAGE = Stage(
         },
         "stopping": {  # analysis.acceptance.confidence
             "measure": "string",  # certified, max_q, entropy, calibrated or whole
-            "setting": "string",  # share, as often or threshold; empty: of the measure itself
+            "setting": "string",  # whole, share, as often or threshold; empty: the measure
             "at": "float64",  # the setting's value, else null
             "depth": "int32",  # of the tested tokens; 0: all
             "statistic": "string",
