@@ -229,8 +229,8 @@ def stopping_statistics(
 
     Returns:
         Rows with measure, setting, at (its value), depth, statistic, value, ci_low, ci_high.
-        Of a measure (setting empty, value NaN), over the drafted tokens that are tested at each depth of
-        drafts of the whole length, depth 0 all of them: auc, and brier of its probability. Of a
+        Of a measure (setting empty, at NaN), over the drafted tokens that are tested at each depth
+        of drafts of the whole length, depth 0 all of them: auc, and brier of its probability. Of a
         setting (depth 0; `whole`: drafts of the whole length): kept, the share of steps at which a
         token is drafted, precision, the accepted among them, recall, the kept among accepted,
         tokens, drafted and wasted (not accepted) a call, and of a certified level covered, the

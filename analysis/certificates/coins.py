@@ -73,6 +73,38 @@ def fill_kept(a: Floats, eps: Floats, out: Floats) -> None:
 
 
 @apart
+def fill_least_modes(p: Floats, eps: Floats, margin: float, close: float, out: Floats) -> None:
+    """Write the least b, not above the last of a step's p, with M(b) (1 - margin) <= eps.
+
+    Args:
+        p: (n, k), decreasing along a row.
+        eps: (n,) nats.
+        margin: of a certificate, relative.
+        close: halvings end where the interval of b is shorter.
+        out: (n,) where M(b) still exceeds eps, or 0.
+    """
+    for i in range(len(p)):
+        low, high = 0.0, p[i, p.shape[1] - 1]
+        for _ in range(HALVINGS):
+            b = 0.5 * (low + high)
+            size, mass = 2, b + p[i, 0]
+            while size - 1 < p.shape[1] and p[i, size - 1] * size > mass:
+                mass += p[i, size - 1]
+                size += 1
+            c = mass / size
+            cost = phi((b - c) / c)
+            for j in range(size - 1):
+                cost += phi((p[i, j] - c) / c)
+            if c * cost * (1.0 - margin) <= eps[i]:
+                high = b
+            else:
+                low = b
+            if high - low < close:
+                break
+        out[i] = low
+
+
+@apart
 def walk_hulls(value: Floats, cost: Floats, stack: Ints, drop: Floats, spent: Floats) -> int:
     """Write the segments of every row's lower hull of (cost, value); return how many.
 

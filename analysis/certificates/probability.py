@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
 from .certify import certify
-from .coins import Hulls, coins, least_kept
-from .divergences import Divergence
+from .coins import Hulls, coins, fill_least_modes, least_kept
 from .tails import TAIL_ERROR
 
 HALVINGS = 80
@@ -144,16 +143,8 @@ def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> tup
 
 def _least_mode(dist: TopK, eps: Floats) -> Floats:
     """Return the least b, not above p_K, with M(b) <= eps among the stored tokens."""
-    p0, kl = dist.top_probability, Divergence.named("kl")
-    e = dist.probs / p0[:, None] - 1.0
-    e = e[:, : int(np.sum(e > -0.5, axis=1).max())]  # no other exceeds the level, (p0 + b) / 2
-    low, high = np.zeros(len(dist)), dist.probs[:, -1]
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        inside = kl.least(p0, e, middle / p0 - 1.0)[0] * (1.0 - MARGIN) <= eps
-        low, high = np.where(inside, low, middle), np.where(inside, middle, high)
-        if np.all(high - low < CLOSE):
-            break
+    low = np.empty(len(dist))
+    fill_least_modes(dist.probs, np.ascontiguousarray(eps), MARGIN, CLOSE, low)
     largest = np.exp(dist.log_tail) * (1.0 + TAIL_ERROR)  # of a token that is not stored
     return np.where(largest < low, dist.probs[:, -1], low)
 
