@@ -93,9 +93,9 @@ def budget_of_drafter(
         row = {"kind": kind, "eps": eps, "statistic": name, "value": float(draws[0])}
         rows.append(row | {"ci_low": float(low), "ci_high": float(high)})
     if draft_length is not None:
-        for kind, value, (low, high) in _limited(steps, verdict, eps, bootstrap, draft_length):
-            row = {"kind": kind, "eps": eps, "statistic": f"tokens_{draft_length}", "value": value}
-            rows.append(row | {"ci_low": low, "ci_high": high})
+        for kind, tokens, limits in _limited(steps, verdict, eps, bootstrap, draft_length):
+            row = {"kind": kind, "eps": eps, "statistic": f"tokens_{draft_length}", "value": tokens}
+            rows.append(row | {"ci_low": limits[0], "ci_high": limits[1]})
     return pd.DataFrame(rows).assign(rule=verdict.rule.label, at="drafter")
 
 

@@ -291,7 +291,7 @@ def _known(
             draws = areas(found.get(name, sure[name]), accepted, chosen, bootstrap)
             low, high = bootstrap.interval(draws[1:])
             limits = {"ci_low": float(low), "ci_high": float(high)}
-            row = {"statistic": "auc", "value": float(draws[0]), **limits}
+            row: Row = {"statistic": "auc", "value": float(draws[0]), **limits}
             off = np.where(chosen, (sure[name] - accepted) ** 2, 0.0)
             brier = share_row("brier", off, chosen, bootstrap)
             for one in (row, {key: brier[key] for key in row}):
@@ -332,7 +332,7 @@ def _covered(
     """Return the share of prompts of which so many steps stay within their level."""
     below = np.bincount(bootstrap.prompts, weights=steps.distance(measure) <= eps)
     kept = below >= share * bootstrap.steps - 1e-9
-    draws = bootstrap.sums(kept) / bootstrap.count
+    draws = bootstrap.sums(kept.astype(np.float64)) / bootstrap.count
     low, high = bootstrap.interval(draws)
     limits = {"ci_low": float(low), "ci_high": float(high)}
     row = {"statistic": "covered", "value": float(kept.mean()), **limits}

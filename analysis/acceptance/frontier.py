@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..rules.rule import Rule
 from ..rules.tree import Tree
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
+from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
 from .realised import Steps, Verdict
 
 COSTS = ("departure", "nats")
@@ -106,6 +106,6 @@ def _by_prompt(values: Floats | Flags, steps: Steps) -> Floats:
     return np.add.reduceat(values, steps.trajectories.starts, axis=0, dtype=np.float64)
 
 
-def _with_draws(per_prompt: Floats, bootstrap: PromptBootstrap) -> Floats:
+def _with_draws(per_prompt: Numbers, bootstrap: PromptBootstrap) -> Floats:
     """Return the sums over all prompts, and below them those of the resamples: (1 + B, R)."""
     return np.concatenate([per_prompt.sum(axis=0, keepdims=True), bootstrap.sums(per_prompt)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -21,7 +21,10 @@ from .style import BLACK, GREY, LINES, RULED, grid, legend, logarithmic, styled
 from .table import Cell, Section, Table
 from .text import number_text, share_text
 
-PRINTED = {"departure": ("departs", share_text), "nats": ("nats given up", number_text)}
+PRINTED: dict[str, tuple[str, Callable[[float], str]]] = {
+    "departure": ("departs", share_text),
+    "nats": ("nats given up", number_text),
+}
 AXES = {
     "departure": "steps that depart from greedy",
     "nats": "log-likelihood given up, nats a token",
@@ -82,8 +85,8 @@ def _together(pairs: Pairs) -> list[str]:
     wide = wide.loc[[rule for rule in pairs.names if rule in best]]
     nodes = frame.drop_duplicates("rule").set_index("rule")["nodes"]
     wide = wide.assign(nodes=nodes).drop_duplicates()
-    order = wide["tokens"].mean(axis=1)
-    return [str(rule) for rule in order.sort_values(kind="stable").index]
+    order = np.argsort(wide["tokens"].to_numpy().mean(axis=1), kind="stable")
+    return [str(wide.index[at]) for at in order]
 
 
 def _shown(pairs: Pairs, rule: str) -> str:

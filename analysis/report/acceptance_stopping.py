@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .notes import few_notes
@@ -16,7 +17,7 @@ MEASURES = {
     "entropy": "entropy",
     "calibrated": "q₀, calibrated",
 }
-STATISTICS = {
+STATISTICS: dict[str, Callable[[float], str]] = {
     "kept": share_text,
     "precision": share_text,
     "recall": share_text,

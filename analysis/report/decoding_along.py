@@ -60,7 +60,7 @@ def _shares(one: Decoded, statistics: tuple[int, float, int]) -> pd.DataFrame:
     for run, steps in one.along.groupby("run", sort=True):
         names, prompts = np.unique(steps["prompt_id"].to_numpy(), return_inverse=True)
         bootstrap = PromptBootstrap(np.arange(len(names)), *statistics)
-        row: dict[str, Any] = one.runs.loc[run, ["method", "draft_length"]].to_dict()
+        row: dict[Any, Any] = one.runs.loc[run, ["method", "draft_length"]].to_dict()
         own = steps["own"].to_numpy()
         for name in FLAGS:
             draws = []

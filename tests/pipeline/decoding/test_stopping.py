@@ -86,7 +86,7 @@ def test_methods_say_when_to_stop() -> None:
     [
         ({"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give one of certified"),
         ({"drafting": "max_q"}, "threshold=None is not allowed: give a number: drafting: max_q"),
-        ({"drafting": "max_q", "threshold": -1}, "threshold=-1.0 is not allowed"),
+        ({"drafting": "max_q", "threshold": -1}, "threshold=-1 is not allowed"),
         ({"drafting": "max_q", "share": 0.5}, "the key 'share' is not known: drafting: max_q"),
         ({"drafting": "certified", "share": 0.0, "confidence": 0.9}, "share=0.0 is not allowed"),
         ({"drafting": "certified", "share": 0.5}, "confidence=None is not allowed"),
