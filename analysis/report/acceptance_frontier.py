@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, PercentFormatter
 
 from ..acceptance.frontier import COSTS
 from ..statistics.run_lengths import CENSORED
@@ -23,7 +24,7 @@ from .text import number_text, share_text
 
 PRINTED: dict[str, tuple[str, Callable[[float], str]]] = {
     "departure": ("departs", share_text),
-    "nats": ("nats given up", number_text),
+    "nats": ("nats given up", partial(number_text, digits=3)),
 }
 AXES = {
     "departure": "steps that depart from greedy",
@@ -33,7 +34,7 @@ MARKERS = "osD^vP*Xh"
 
 
 def frontier_table(pairs: Pairs) -> Table:
-    """Gain and cost of the presets, of one rule of each kind, and of all on the frontier."""
+    """Gain and cost of the presets, and of every other rule on a frontier."""
     frame = pairs.frontier
     found = rows_by(frame, "target", "rule", "cost")
     listing = pairs.listing[pairs.listing["group"] == "preset"]
@@ -63,7 +64,9 @@ def frontier_table(pairs: Pairs) -> Table:
         "yes where no rule is better, one that emits as many tokens for as little of this cost "
         "with as few nodes a level, and more, less or fewer of one; in brackets in how many of the "
         "resamples of the prompts. Elsewhere the better rule that emits most. Rules at the same "
-        "point are listed once.",
+        "point are listed once. Every rule accepts what strict greedy does, so its departures are "
+        "its acceptance less that of strict greedy, and chains lie on nearly one curve there: the "
+        "nats tell them apart.",
         "Rule",
         pairs.targets,
         ["tokens", *(text for name, _ in PRINTED.values() for text in (name, "frontier"))],
@@ -160,4 +163,5 @@ def _plane(axis: Axes, part: pd.DataFrame, pairs: Pairs) -> None:
                 label=f"{name}: {pairs.names[rule]}",
             )
     logarithmic(axis, "y")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.grid(**RULED)

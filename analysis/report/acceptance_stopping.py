@@ -88,7 +88,7 @@ def confidence_table(pairs: Pairs) -> Table | None:
 
     def cells(measure: str, statistic: str) -> list[Cell]:
         return [
-            Cell(number_text(_value(found, target, measure, depth, statistic)))
+            Cell(number_text(_value(found, target, measure, depth, statistic), 3))
             for target in pairs.targets
             for depth in depths
         ]
@@ -132,5 +132,5 @@ def _named(measure: str, setting: str, at: float) -> tuple[str, str]:
     if setting == "whole":
         return "", name
     if setting == "threshold":
-        return "With a threshold of its own", f"{name} at most {at:g}"
+        return "With a threshold of its own", f"{name} ≤ {at:g}"
     return f"Level of {share_text(at)} of a prompt's steps", name
