@@ -335,5 +335,5 @@ def _covered(
     draws = bootstrap.sums(kept.astype(np.float64)) / bootstrap.count
     low, high = bootstrap.interval(draws)
     limits = {"ci_low": float(low), "ci_high": float(high)}
-    row = {"statistic": "covered", "value": float(kept.mean()), **limits}
+    row: Row = {"statistic": "covered", "value": float(kept.mean()), **limits}
     return {"measure": measure, "setting": "share", "at": share, "depth": 0, **row}
