@@ -84,12 +84,12 @@ def _together(pairs: Pairs) -> list[str]:
     """Return the rules on a frontier of any target, by their tokens, each point once."""
     frame = pairs.frontier
     best = set(frame.loc[frame["better"] == "", "rule"])
-    wide = frame.pivot(index="rule", columns=["target", "cost"], values=["tokens", "value"])
-    wide = wide.loc[[rule for rule in pairs.names if rule in best]]
-    nodes = frame.drop_duplicates("rule").set_index("rule")["nodes"]
-    wide = wide.assign(nodes=nodes).drop_duplicates()
-    order = np.argsort(wide["tokens"].to_numpy().mean(axis=1), kind="stable")
-    return [str(wide.index[at]) for at in order]
+    points: dict[tuple[Any, ...], str] = {}
+    for rule in (rule for rule in pairs.names if rule in best):
+        rows = frame[frame["rule"] == rule]
+        points.setdefault((*rows["tokens"], *rows["value"], *rows["nodes"]), rule)
+    tokens = {rule: sum(point[: len(point) // 3]) for point, rule in points.items()}
+    return sorted(tokens, key=lambda rule: tokens[rule])
 
 
 def _shown(pairs: Pairs, rule: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.acceptance.confidence import (
@@ -19,6 +20,9 @@ from analysis.acceptance.confidence import (
 from analysis.acceptance.stopping import depths_tested, level, stopped_calls
 from analysis.certificates.certify import certify
 from analysis.certificates.drafter_side import certify_draft
+from analysis.report.acceptance_stopping import confidence_table, stopping_table
+from analysis.report.pairs import Pairs
+from analysis.report.text import number_text, share_text
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import Trajectories
@@ -169,3 +173,30 @@ def test_total_variation_certifies_from_either_side() -> None:
     assert accepted[tv < own].all()
     assert 0 < (tv < own).sum() < accepted.sum()
     assert not accepted[tv > own].all()
+
+
+def test_the_tables_print_what_was_measured(drafted: DraftedSteps) -> None:
+    bootstrap = PromptBootstrap(drafted.trajectories.prompts, 10, 0.9, 0)
+    frame = stopping_statistics(drafted, ASKED, bootstrap)
+    frame = frame.assign(target="T", prompts=24, few_prompts=True)
+    nothing = [pd.DataFrame() for _ in range(4)]
+    pairs = Pairs("D", ["T"], {}, *nothing, stopping=frame)
+    table = stopping_table(pairs)
+    known = confidence_table(pairs)
+    assert table is not None
+    assert known is not None
+    rows = {(part.title, name): cells for part in table.sections for name, cells in part.rows}
+    assert len(rows) == 1 + 2 + 2 + 2
+    own = frame[(frame["measure"] == "max_q") & (frame["setting"] == "threshold")]
+    own = own.set_index("statistic")["value"]
+    cells = rows["With a threshold of its own", "largest probability q₀ ≤ 0.4"]
+    assert cells[0].text == share_text(own["kept"])
+    assert cells[-1].text == number_text(own["wasted"])
+    assert {"measure", "at"} <= set(table.data)
+    assert (table.data["setting"] != "").all()
+    auc = known.sections[0].rows[0][1]
+    value = frame[(frame["measure"] == "certified") & (frame["statistic"] == "auc")]
+    assert [cell.text for cell in auc] == [number_text(one, 3) for one in value["value"]]
+    empty = Pairs("D", ["T"], {}, *nothing)
+    assert stopping_table(empty) is None
+    assert confidence_table(empty) is None
