@@ -11,6 +11,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def check(instance: Any, where: str = "") -> None:
     Raises:
         FieldError: names the field, its value and what is allowed.
     """
-    hints = get_type_hints(type(instance))
+    hints = _hints(type(instance))
     for spec in fields(instance):
         value = _checked(
             f"{where}{spec.name}", spec, hints[spec.name], getattr(instance, spec.name)
@@ -62,6 +63,12 @@ def check(instance: Any, where: str = "") -> None:
             check(value, f"{where}{spec.name}.")
         elif isinstance(value, dict):
             _check_items(value, spec, f"{where}{spec.name}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass; to evaluate them takes longest of a check."""
+    return get_type_hints(kind)
 
 
 def _check_items(values: Mapping[str, Any], spec: Any, key: str) -> None:

@@ -26,13 +26,8 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.pair import load_pair
 from pipeline.paths import CONF
 from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import (
-    Drafter,
-    LookupFirst,
-    Nothing,
-    PromptLookup,
-    model_drafter,
-)
+from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter
+from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.verifiers import Match
 

@@ -239,10 +239,13 @@ class _Target:
         if self._made is None:
             return None
         table = self._made.read(columns=["rule", "accepted"])
-        rule, accepted = table["rule"].to_numpy(), table["accepted"].to_numpy()
-        if not set(labels) <= set(rule):  # a setting that was solved
+        table = self._made.read(columns=["rule", "accepted"])
+        size = len(self._steps.prompts)  # a rule's rows stand together
+        order = table["rule"].take(range(0, len(table), size)).to_pylist()
+        if not set(labels) <= set(order):  # a setting that was solved
             return None
-        return np.stack([accepted[rule == label] for label in labels], axis=1)
+        accepted = table["accepted"].to_numpy().reshape(len(order), size)
+        return np.stack([accepted[order.index(label)] for label in labels], axis=1)
 
     def _promise(self, rule: str, draft_length: int | None, kind: str, calls: Any) -> SummaryRow:
         import numpy as np

@@ -13,13 +13,14 @@ never below it. Certificates that are intervals count by their lower ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
-from ..certificates.budget import certified_share, rejections, uniform_share
+from ..certificates.budget import certified_share, rejections, tokens_per_call, uniform_share
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
+from ..statistics.calls import calls_made, most_calls
 from ..statistics.run_lengths import Trajectories
 from .realised import Steps, Verdict
 
@@ -44,21 +45,26 @@ def budget_curves(verdict: Verdict, levels: Sequence[float], steps: Trajectories
         ("budget", "acceptance"): certified_share(lower, eps),
         ("budget", "tokens"): size / (ends + spread),
     }
-    frames = [
-        pd.DataFrame({"kind": kind, "eps": eps, "statistic": name, "value": values})
-        for (kind, name), values in found.items()
-    ]
-    return pd.concat(frames, ignore_index=True).assign(rule=verdict.rule.label, at="curve")
+    columns = {
+        "kind": np.repeat([kind for kind, _ in found], len(eps)),
+        "eps": np.tile(eps, len(found)),
+        "statistic": np.repeat([name for _, name in found], len(eps)),
+        "value": np.concatenate(list(found.values())),
+    }
+    return pd.DataFrame(columns).assign(rule=verdict.rule.label, at="curve")
 
 
-def budget_of_drafter(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) -> pd.DataFrame:
+def budget_of_drafter(
+    steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap, draft_length: int | None = None
+) -> pd.DataFrame:
     """Return the three numbers of one rule at the drafter's mean KL, with intervals.
 
     The intervals are of what is certified at this level, and of what is realised.
 
     Returns:
         Rows with rule, at (drafter), kind (uniform, budget, realised), eps, statistic (acceptance,
-        tokens), value, ci_low and ci_high.
+        tokens, and with a draft length gamma tokens_<gamma>, with drafts of at most so many),
+        value, ci_low and ci_high (NaN of a budget at a draft length).
     """
     prompts, eps = bootstrap.prompts, float(steps.kl.mean())
     last = np.zeros(len(steps), dtype=bool)
@@ -86,7 +92,28 @@ def budget_of_drafter(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap
         low, high = bootstrap.interval(draws[1:])
         row = {"kind": kind, "eps": eps, "statistic": name, "value": float(draws[0])}
         rows.append(row | {"ci_low": float(low), "ci_high": float(high)})
+    if draft_length is not None:
+        for kind, tokens, limits in _limited(steps, verdict, eps, bootstrap, draft_length):
+            row = {"kind": kind, "eps": eps, "statistic": f"tokens_{draft_length}", "value": tokens}
+            rows.append(row | {"ci_low": limits[0], "ci_high": limits[1]})
     return pd.DataFrame(rows).assign(rule=verdict.rule.label, at="drafter")
+
+
+def _limited(
+    steps: Steps, verdict: Verdict, eps: float, bootstrap: PromptBootstrap, draft_length: int
+) -> Iterator[tuple[str, float, tuple[float, float]]]:
+    """Yield kind, tokens a call and their interval, with drafts of a limited length."""
+    certain = ~_reached(verdict.lower, eps)
+    for kind, count, flags in (
+        ("uniform", most_calls, certain),
+        ("realised", calls_made, verdict.accepted),
+    ):
+        calls = count(flags[:, None], steps.trajectories, draft_length)[:, 0]
+        low, high = bootstrap.interval(bootstrap.sums(bootstrap.steps) / bootstrap.sums(calls))
+        yield kind, float(len(steps) / calls.sum()), (float(low), float(high))
+    ends = _ends(steps.trajectories)
+    value = tokens_per_call(verdict.lower, ends, eps, draft_length)
+    yield "budget", value, (math.nan, math.nan)
 
 
 def exceeds_budget(steps: Steps, verdict: Verdict) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from ..certificates.kernel_types import Ints, apart
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
 from .realised import Steps, Verdict
 
-COLUMNS = 64  # prompts compared at once
 SCORES = ("slack", "tv_slack", "margin", "kl", "tv")
 
 
@@ -62,17 +62,33 @@ def ranking(
         share = float(accepted[chosen].mean()) if chosen.any() else np.nan
         for name, score in ranked.items():
             row = {"over": over, "score": name, "steps": int(chosen.sum()), "accepted": share}
-            draws = _areas(score, accepted, chosen, bootstrap, over == "uncertified")
+            draws = areas(score, accepted, chosen, bootstrap, over == "uncertified")
             low, high = bootstrap.interval(draws[1:]) if len(draws) > 1 else (np.nan, np.nan)
             row |= {"value": float(draws[0]), "ci_low": float(low), "ci_high": float(high)}
             rows.append(row)
     return pd.DataFrame(rows).assign(rule=verdicts[0].rule.label)
 
 
-def _areas(
-    score: Floats, accepted: Flags, chosen: Flags, bootstrap: PromptBootstrap, resampled: bool
+def areas(
+    score: Floats,
+    accepted: Flags,
+    chosen: Flags,
+    bootstrap: PromptBootstrap,
+    resampled: bool = True,
 ) -> Floats:
-    """Return the area over the steps at hand, and those of the resamples where they are wanted."""
+    """Return how often an accepted step has the larger score than a rejected one, ties half.
+
+    Args:
+        score: (N,).
+        accepted: (N,).
+        chosen: (N,) the steps at hand.
+        bootstrap: over prompts.
+        resampled: whether the areas of the resamples are wanted as well.
+
+    Returns:
+        (1,), or (1 + B,): first the area over the steps at hand. NaN where all of them are
+        accepted, or none is.
+    """
     prompts = bootstrap.prompts
     up, down = np.flatnonzero(accepted & chosen), np.flatnonzero(~accepted & chosen)
     weights = np.ones((1, bootstrap.count))
@@ -87,11 +103,31 @@ def _areas(
         )
     )
     wins = pair_wins(score[up], prompts[up], score[down], prompts[down], bootstrap.count)
-    above, below = (
-        np.einsum("bi,ij,bj->b", weights, m, weights, optimize=True) for m in (wins, pairs)
-    )
+    # half-integers: these sums are exact in any order
+    above, below = (np.sum((weights @ m) * weights, axis=1) for m in (wins, pairs))
     with np.errstate(invalid="ignore"):
         return np.asarray(above / below)
+
+
+@apart
+def count_wins(places: Ints, of: Ints, low_of: Ints, passed: Floats, wins: Floats) -> None:
+    """Add, to the row of each value's prompt, how many lower ones of each prompt it exceeds.
+
+    Args:
+        places: (A,) how many of the lower values, in order, each exceeds; increasing.
+        of: (A,) prompt of each.
+        low_of: (B,) prompts of the lower values, in order.
+        passed: (P,) zeros.
+        wins: (P, P).
+    """
+    done = 0
+    for i in range(len(places)):
+        while done < places[i]:
+            passed[low_of[done]] += 0.5
+            done += 1
+        row = wins[of[i]]
+        for prompt in range(len(passed)):
+            row[prompt] += passed[prompt]
 
 
 def pair_wins(
@@ -115,13 +151,11 @@ def pair_wins(
         >>> pair_wins(values, np.array([0, 1]), np.array([1.0, 3.0]), np.array([0, 0]), 2).tolist()
         [[1.0, 0.0], [0.5, 0.0]]
     """
-    order = np.argsort(low, kind="stable")
-    places = [np.searchsorted(low[order], high, side=side) for side in ("left", "right")]
+    low_order, high_order = np.argsort(low, kind="stable"), np.argsort(high, kind="stable")
+    low, low_of = low[low_order], low_of[low_order].astype(np.int64)
+    high, high_of = high[high_order], high_of[high_order].astype(np.int64)
     wins = np.zeros((count, count))
-    for begin in range(0, count, COLUMNS):
-        columns = np.arange(begin, min(begin + COLUMNS, count))
-        passed = np.zeros((len(low) + 1, len(columns)))
-        np.cumsum(low_of[order][:, None] == columns, axis=0, out=passed[1:])
-        gained = 0.5 * (passed[places[0]] + passed[places[1]])
-        np.add.at(wins[:, columns[0] : columns[-1] + 1], high_of, gained)
+    for side in ("left", "right"):  # ties: halves of both
+        places = np.searchsorted(low, high, side=side)
+        count_wins(places, high_of, low_of, np.zeros(count), wins)
     return wins

@@ -21,6 +21,7 @@ import pandas as pd
 
 from ..certificates import probability
 from ..certificates.certify import certify
+from ..certificates.coins import Hulls
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK
@@ -57,10 +58,15 @@ class SampledSteps:
         """(N, K) KL at which each stored token can be q's argmax."""
         return probability.mode_costs(self.target)
 
+    @cached_property
+    def hulls(self) -> Hulls:
+        """The least p of q's argmax by what is spent."""
+        return probability.argmax_hulls(self.target, self.costs)
+
     def certified(self, eps: Floats | float) -> dict[str, Floats]:
         """Return (N,) lower bounds of the measured ones at a KL of eps, a number or (N,)."""
         return {
-            SPECULATIVE: probability.lossless(self.target, eps)[0],
+            SPECULATIVE: probability.lossless_least(self.target, eps),
             ARGMAX: probability.argmax_draft(self.target, eps, self.costs)[0],
         }
 
@@ -68,7 +74,7 @@ class SampledSteps:
         """Return lower bounds of their means at a mean KL."""
         return {
             SPECULATIVE: probability.lossless_mean(self.target, mean_kl),
-            ARGMAX: probability.argmax_draft_mean(self.target, mean_kl, self.costs),
+            ARGMAX: probability.argmax_draft_mean(self.target, mean_kl, self.hulls),
         }
 
     @cached_property
@@ -85,8 +91,10 @@ class SampledSteps:
         }
 
 
-def accepted_mass(dist: TopK, rule: Rule) -> Floats:
+def accepted_mass(dist: TopK, rule: Rule, sums: Floats | None = None) -> Floats:
     """Return p(S), (N,), of the tokens that a rule accepts, at least of the stored ones.
+
+    `sums` (N, K) are those of the probabilities up to each rank, where they are known already.
 
     Raises:
         ValueError: the rule does not judge tokens one by one.
@@ -94,8 +102,8 @@ def accepted_mass(dist: TopK, rule: Rule) -> Floats:
     if not rule.judges_tokens:
         raise ValueError(f"rule {rule.label!r} does not accept a set of tokens")
     count = certify(dist, rule).accepted_count[:, 0]
-    inside = np.arange(dist.k) < np.where(count < 0, dist.k, count)[:, None]
-    mass = np.where(inside, dist.probs, 0.0).sum(axis=1)
+    last = np.where((count < 0) | (count > dist.k), dist.k, count) - 1
+    mass = (np.cumsum(dist.probs, axis=1) if sums is None else sums)[np.arange(len(dist)), last]
     return np.asarray(np.where(count >= dist.vocab_size, 1.0, np.minimum(mass, 1.0)))
 
 
@@ -125,8 +133,9 @@ def sampling_statistics(
         for law, values in found.items():
             rows.append(_row(law, "drafter", kind, mean, values, bootstrap))
     rows += [_bound(law, "drafter", mean, value) for law, value in steps.budgets(mean).items()]
+    sums = np.cumsum(steps.target.probs, axis=1)
     for rule in (rule for rule in rules if rule.judges_tokens):
-        law, mass = f"{SAMPLED}{rule.label}", accepted_mass(steps.target, rule)
+        law, mass = f"{SAMPLED}{rule.label}", accepted_mass(steps.target, rule, sums)
         for kind, eps in (("step", steps.kl), ("uniform", mean)):
             values = probability.sampled_draft(mass, eps)
             rows.append(_row(law, "drafter", kind, mean, values, bootstrap))

@@ -105,6 +105,32 @@ def stopped_calls(
     return Stopped(*counts)
 
 
+def depths_tested(accepted: Flags, trajectories: Trajectories, draft_length: int) -> Integers:
+    """Return at which depth of a draft each step's token is tested, (N,), from 1; 0: at none.
+
+    Drafts have `draft_length` tokens, or end with the trajectory. Not tested is the token behind a
+    draft that was accepted as a whole.
+
+    Example:
+        >>> steps = Trajectories.from_positions(np.arange(6))
+        >>> depths_tested(np.array([1, 1, 1, 0, 1, 0], bool), steps, 2).tolist()
+        [1, 2, 0, 1, 1, 2]
+    """
+    ends = np.append(trajectories.starts[1:], len(accepted))
+    step = np.arange(len(accepted))
+    drafts = np.minimum(ends[trajectories.prompts] - step, draft_length)
+    hits = np.minimum(_next(~accepted) - step, drafts)
+    depths, at = np.zeros(len(accepted), dtype=np.intp), trajectories.starts.copy()
+    while (open_ := np.flatnonzero(at < ends)).size:
+        here = at[open_]
+        tested = np.minimum(hits[here] + 1, drafts[here])
+        first = np.repeat(np.cumsum(tested) - tested, tested)
+        depth = np.arange(len(first)) - first
+        depths[np.repeat(here, tested) + depth] = depth + 1
+        at[open_] += hits[here] + 1
+    return depths
+
+
 def _next(flags: Flags) -> Integers:
     """Return the first flagged step from each step on, N where there is none."""
     size = len(flags)

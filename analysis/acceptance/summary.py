@@ -61,8 +61,8 @@ def rule_statistics(
     slack = _quantiles(
         steps.slack(verdict.lower), steps.slack(verdict.upper), [0.5, 0.05], bootstrap
     )
-    for name, ends in zip(("slack_median", "slack_p5"), slack.to_dict("records"), strict=True):
-        rows.append(_row(name, ends["value"], ends["optimistic"], ends["ci_low"], ends["ci_high"]))
+    for at, name in enumerate(("slack_median", "slack_p5")):
+        rows.append(_row(name, *(column[at] for column in slack)))
     for name, value, optimistic in (
         *_association(steps, verdict),
         *_tightest(steps, verdict),
@@ -153,8 +153,8 @@ def depth_statistics(
         kl_median (nats) and finite (share of steps with a finite KL), of no rule.
     """
     everywhere = np.ones(len(steps), dtype=bool)
-    ends = _quantiles(steps.kl, steps.kl, [0.5], bootstrap).iloc[0]
-    median = _row("kl_median", ends["value"], ends["optimistic"], ends["ci_low"], ends["ci_high"])
+    ends = _quantiles(steps.kl, steps.kl, [0.5], bootstrap)
+    median = _row("kl_median", *(column[0] for column in ends))
     rows: list[Row] = [
         {"rule": "", **median},
         {"rule": "", **share_row("finite", np.isfinite(steps.kl), everywhere, bootstrap)},
@@ -184,12 +184,18 @@ def kl_needed(
         where so many regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
-    negated = -_quantiles(-verdict.upper, -verdict.lower, fractions, bootstrap)
-    names = {"value": "optimistic", "optimistic": "value", "ci_low": "ci_high", "ci_high": "ci_low"}
-    found = negated.rename(columns=names)[["value", "optimistic", "ci_low", "ci_high"]]
-    found.insert(0, "rule", verdict.rule.label)
-    found.insert(1, "fraction", list(fractions))
-    return found
+    negated = _quantiles(-verdict.upper, -verdict.lower, fractions, bootstrap)
+    optimistic, value, high, low = (-column for column in negated)
+    return pd.DataFrame(
+        {
+            "rule": verdict.rule.label,
+            "fraction": list(fractions),
+            "value": value,
+            "optimistic": optimistic,
+            "ci_low": low,
+            "ci_high": high,
+        }
+    )
 
 
 def _row(statistic: str, value: float, optimistic: float, low: float, high: float) -> Row:
@@ -238,15 +244,15 @@ def between_row(
 
 def _quantiles(
     lower: Floats, upper: Floats, levels: Sequence[float], bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Return a row a level: value, optimistic, ci_low, ci_high of values known as intervals."""
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return value, optimistic, ci_low, ci_high of values known as intervals, a number a level."""
     value, draws = bootstrap.quantiles(lower, levels)
     low, high = bootstrap.interval(draws)
     optimistic = value
     if not np.array_equal(lower, upper):
         optimistic, draws = bootstrap.quantiles(upper, levels)
         high = bootstrap.interval(draws)[1]
-    return pd.DataFrame({"value": value, "optimistic": optimistic, "ci_low": low, "ci_high": high})
+    return value, optimistic, low, high
 
 
 def _association(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:

@@ -8,10 +8,13 @@ its own mean do as well. docs/method.md has the proofs.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..topk import Floats
+from .kernel_types import Ints, apart
 
 HALVINGS = 60
 SLACK = 1e-7  # of a call, for rounding
@@ -138,22 +141,37 @@ def _priced(
     token: calls(i) = 1 + max(max over l < gamma of calls(i + l + 1) - price R(i + l),
     calls(i + gamma + 1)).
     """
+    value, spent = np.zeros((2, rows.shape[1] + gamma + 2))
+    found = np.zeros((2, len(rows)))
+    walk_calls(rows, lengths, price, gamma, value, spent, found)
+    return float(found[0].sum()), float(found[1].sum())
+
+
+@apart
+def walk_calls(
+    rows: Floats,
+    lengths: Ints,
+    price: float,
+    gamma: int,
+    value: Floats,
+    spent: Floats,
+    found: Floats,
+) -> None:
+    """Write calls - price spent, and what is spent, of every trajectory to `found` (2, E).
+
+    `rows` (E, L) end with each trajectory's certificates; `value` and `spent` (L + gamma + 2,) are
+    scratch, zero behind L.
+    """
     size = rows.shape[1]
-    cost = np.where(np.isinf(rows), np.inf, price * np.where(np.isinf(rows), 0.0, rows))
-    value, spent = np.zeros((2, len(rows), size + gamma + 2))
-    at = np.arange(len(rows))
-    for i in range(size - 1, -1, -1):
-        stop = min(i + gamma, size)
-        options = np.column_stack(
-            [value[:, i + gamma + 1], value[:, i + 1 : stop + 1] - cost[:, i:stop]]
-        )
-        choice = np.argmax(options, axis=1)
-        value[:, i] = 1.0 + options[at, choice]
-        there = np.where(choice == 0, i + gamma + 1, i + choice)
-        paid = np.where(choice == 0, 0.0, rows[at, np.minimum(i + choice - 1, size - 1)])
-        spent[:, i] = spent[at, there] + paid
-    begin = size - lengths
-    return float(value[at, begin].sum()), float(spent[at, begin].sum())
+    for row in range(len(rows)):
+        for i in range(size - 1, size - lengths[row] - 1, -1):
+            best, paid = value[i + gamma + 1], spent[i + gamma + 1]
+            for at in range(i, min(i + gamma, size)):
+                cost = rows[row, at]
+                if cost < math.inf and value[at + 1] - price * cost > best:
+                    best, paid = value[at + 1] - price * cost, spent[at + 1] + cost
+            value[i], spent[i] = 1.0 + best, paid
+        found[0, row], found[1, row] = value[size - lengths[row]], spent[size - lengths[row]]
 
 
 def _checked(certificates: ArrayLike, mean_kl: ArrayLike) -> tuple[Floats, Floats]:

@@ -12,23 +12,24 @@ where what is returned holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
-from .bounds import phi
 from .certify import certify
-from .divergences import Divergence
+from .coins import Hulls, coins, fill_least_modes, least_kept
 from .tails import TAIL_ERROR
 
 HALVINGS = 80
-STEP = 1e-15  # relative, by which the last step of Newton's method moves at most
 PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
+CLOSE = 1e-16  # of a probability
 MARGIN = 1e-12  # of a certificate, relative
+SECANT = 1e-3  # least share of an interval that a step of the secant leaves
 LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
 
 
@@ -39,14 +40,7 @@ def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> coin_kl([0.5, 1.0, 0.0], [0.25, 0.5, 0.0]).round(6).tolist()
         [0.143841, 0.693147, 0.0]
     """
-    a, b = np.broadcast_arrays(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64))
-    total = np.zeros(a.shape)
-    for x, y, gap in ((a, b, a - b), (1.0 - a, 1.0 - b, b - a)):
-        inside = y > 0
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            term = np.where(inside, y * phi(gap / np.where(inside, y, 1.0)), 0.0)
-        total += np.where(~inside & (x > 0), np.inf, term)
-    return total
+    return coins(a, b)
 
 
 def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
@@ -65,21 +59,7 @@ def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
         >>> sampled_draft([1.0, 0.9, 0.5], 0.1).round(6).tolist()
         [0.904837, 0.717621, 0.287121]
     """
-    a, eps = _checked(mass, eps)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        entropy = -np.where(a > 0, a * np.log(a), 0.0) - np.where(a < 1, (1 - a) * np.log1p(-a), 0)
-        # kl >= -a log b - entropy: log(a / b) is at most
-        y = np.where(a > 0, (eps + entropy) / a + np.log(a), 0.0)
-    # kl is convex in y = log(a / b), with slope (a - b) / (1 - b): Newton's steps stay beyond
-    for _ in range(HALVINGS):
-        gap = -a * np.expm1(-y)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            step = (coin_kl(a, a * np.exp(-y)) - eps) * (1.0 - a + gap) / gap
-        step = np.where(np.isfinite(step) & (step > 0), step, 0.0)
-        y = y - step
-        if np.all(step <= STEP * y):
-            break
-    return np.asarray(np.where(eps > 0, a * np.exp(-y), a))
+    return least_kept(*_checked(mass, eps))
 
 
 def sampled_draft_mean(mass: ArrayLike, mean_kl: float) -> float:
@@ -163,42 +143,40 @@ def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> tup
 
 def _least_mode(dist: TopK, eps: Floats) -> Floats:
     """Return the least b, not above p_K, with M(b) <= eps among the stored tokens."""
-    p0, kl = dist.top_probability, Divergence.named("kl")
-    e = dist.probs / p0[:, None] - 1.0
-    low, high = np.zeros(len(dist)), dist.probs[:, -1]
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        inside = kl.least(p0, e, middle / p0 - 1.0)[0] * (1.0 - MARGIN) <= eps
-        low, high = np.where(inside, low, middle), np.where(inside, middle, high)
+    low = np.empty(len(dist))
+    fill_least_modes(dist.probs, np.ascontiguousarray(eps), MARGIN, CLOSE, low)
     largest = np.exp(dist.log_tail) * (1.0 + TAIL_ERROR)  # of a token that is not stored
     return np.where(largest < low, dist.probs[:, -1], low)
 
 
-def argmax_draft_mean(dist: TopK, mean_kl: float, costs: Floats | None = None) -> float:
+def argmax_draft_mean(dist: TopK, mean_kl: float, hulls: Hulls | None = None) -> float:
     """Return a lower bound of the mean p(argmax q) at a mean KL over all steps.
 
-    Steps are convexified by a price, as in `sampled_draft_mean`: at most one step's choice away
-    from the optimum. A token that is not stored has a probability of at least 0, at the cost of
-    rank K or more.
+    Steps are convexified, by one price for all of them as in `sampled_draft_mean`: at most one
+    step's choice away from the optimum.
+
+    Args:
+        dist: N steps.
+        mean_kl: nats.
+        hulls: `argmax_hulls` of these steps, where they are known already.
 
     Raises:
         ValueError: the mean KL is negative.
     """
     _checked(1.0, mean_kl)
+    return max(0.0, (argmax_hulls(dist) if hulls is None else hulls).least(mean_kl))
+
+
+def argmax_hulls(dist: TopK, costs: Floats | None = None) -> Hulls:
+    """Return the least p(argmax q) of N steps by what is spent; `costs` are their `mode_costs`.
+
+    A token that is not stored has a probability of at least 0, at the cost of rank K or more.
+    """
     p, costs = dist.probs, mode_costs(dist) if costs is None else costs
     if dist.k < dist.vocab_size:
         p = np.column_stack([p, np.zeros(len(p))])
         costs = np.column_stack([costs, costs[:, -1]])
-
-    def priced(x: float) -> tuple[float, float]:
-        total = p + x * costs
-        choice = np.argmin(total, axis=1)[:, None]
-        spent = float(np.take_along_axis(costs, choice, axis=1).mean())
-        return float(np.take_along_axis(total, choice, axis=1).mean()) - x * mean_kl, spent
-
-    if mean_kl == 0:
-        return float(np.min(np.where(costs == 0, p, 1.0), axis=1).mean())
-    return max(0.0, _best_price(priced, mean_kl))
+    return Hulls.of(p, costs)
 
 
 def lossless(dist: TopK, eps: ArrayLike) -> tuple[Floats, Floats]:
@@ -223,18 +201,28 @@ def lossless(dist: TopK, eps: ArrayLike) -> tuple[Floats, Floats]:
     levels = _checked(1.0, eps)[1]  # a number is not repeated for every step
     if dist.vocab_size == 1:
         return np.ones(len(dist)), np.ones(len(dist))
+    most, sides, known, peak = _lost(dist, levels)
+    sums = [a - least_kept(a, levels) for a in _subset_sums(dist, peak)]
+    found = np.where(known, sides, np.maximum(sides, np.max(sums, axis=0)))
+    ends = np.maximum(most, found), found
+    return tuple(np.where(levels > 0, 1.0 - end, 1.0) for end in ends)  # type: ignore[return-value]
+
+
+def lossless_least(dist: TopK, eps: ArrayLike) -> Floats:
+    """Return the lower end of `lossless`, (N,), for which no sums of tokens are needed."""
+    levels = _checked(1.0, eps)[1]
+    if dist.vocab_size == 1:
+        return np.ones(len(dist))
+    return np.where(levels > 0, 1.0 - _lost(dist, levels)[0], 1.0)
+
+
+def _lost(dist: TopK, levels: Floats) -> tuple[Floats, Floats, NDArray[np.bool_], Floats]:
+    """Return the most that is lost, h at p0 and 1 - p0, if these decide, and where h is largest."""
     peak, height = _peak(levels)
     p0 = np.minimum(dist.top_probability, 1.0)
-
-    def lost(a: Floats) -> Floats:
-        return a - sampled_draft(a, levels)
-
-    sides = np.maximum(lost(p0), lost(1.0 - p0))
+    sides = np.max([a - least_kept(a, levels) for a in (p0, 1.0 - p0)], axis=0)
     known = (p0 > 0.5) & (peak > 1.0 - p0) & (peak < p0)
-    least = np.where(known, sides, height)
-    found = np.maximum(sides, np.max([lost(a) for a in _subset_sums(dist, peak)], axis=0))
-    ends = np.maximum(least, found), np.where(known, sides, found)
-    return tuple(np.where(levels > 0, 1.0 - end, 1.0) for end in ends)  # type: ignore[return-value]
+    return np.where(known, sides, np.maximum(height, sides)), sides, known, peak
 
 
 def lossless_mean(dist: TopK, mean_kl: float) -> float:
@@ -303,14 +291,22 @@ def _peak(eps: Floats) -> tuple[Floats, Floats]:
 
 def _best_price(priced: Callable[[float], tuple[float, float]], budget: float) -> float:
     """Return the largest lower bound over prices; what is spent falls as the price rises."""
-    low, high, best = LEAST_PRICE, LARGEST_PRICE, -np.inf
-    for _ in range(HALVINGS):
-        price = float(np.sqrt(low * high))
-        bound, spent = priced(price)
+    low, high, best = math.log(LEAST_PRICE), math.log(LARGEST_PRICE), -np.inf
+    over, under = math.nan, math.nan  # log(spent / budget) at both ends
+    for at in range(HALVINGS):
+        # by the secant, and every third time in the middle
+        part = over / (over - under) if at % 3 and math.isfinite(over - under) else 0.5
+        part = min(max(part, SECANT), 1.0 - SECANT)
+        price = low + part * (high - low)
+        bound, spent = priced(math.exp(price))
         best = max(best, bound)
-        low, high = (price, high) if spent > budget else (low, price)
-        if high <= low * (1.0 + PRICE_STEP):
+        gap = math.log(spent / budget) if spent / budget > 0 else -math.inf
+        if abs(gap) < PRICE_STEP or high - low < PRICE_STEP:
             break
+        if gap > 0:
+            low, over = price, gap
+        else:
+            high, under = price, gap
     return best
 
 

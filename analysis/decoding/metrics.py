@@ -19,6 +19,7 @@ from ..statistics.bootstrap import PromptBootstrap
 from . import closed_form as speed_laws
 
 Floats = NDArray[np.float64]
+ALONG = ["prompt_id", "position", "run", "own", "kl", "lower", "upper", "accepted", "certified"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -31,7 +32,8 @@ class Decoded:
         drafter: printed name.
         runs: of each run its method, drafter, sampling, rule, draft_length, temperature, top_p,
             top_k, and tree, None of a chain: name, shown, nodes, depth and, where all have one
-            shape, parents; index is the run.
+            shape, parents; and drafting, when its drafter stops, None where it does not; index is
+            the run.
         data: one row an answer: prompt_id, run, source, n_tokens, log_likelihood, agreement, ...
         calls: one row a target call: prompt_id, run, drafted, depth, reach, tested, accepted,
             emitted.
@@ -43,6 +45,8 @@ class Decoded:
         rules: the rules of the runs, by label.
         levels: one row a node of a tree whose children were tested: prompt_id, run, position,
             level, children, accepted (the sibling index, 0 is none).
+        along: one row a step of answers read again by both models: prompt_id, position, run, own
+            (else the greedy answer), kl, lower, upper, accepted, certified.
     """
 
     target: str
@@ -57,6 +61,7 @@ class Decoded:
     size: Mapping[str, Mapping[str, int]]
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
+    along: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ALONG))
 
     @property
     def of_trees(self) -> pd.Series:

@@ -29,6 +29,9 @@ def budget_table(pairs: Pairs) -> Table:
     found = frame.set_index(["target", "rule", "kind", "statistic"])["value"].to_dict()
     rules = [rule for rule in pairs.labels("baseline", "criteria") if rule in set(frame["rule"])]
     texts: dict[str, Callable[[float], str]] = {"acceptance": share_text, "tokens": number_text}
+    limited = [name for name in frame["statistic"].unique() if name not in texts]
+    lengths = {name: str(name).removeprefix("tokens_") for name in limited}
+    texts |= dict.fromkeys(limited, number_text)
     rows = [
         (
             pairs.names[rule],
@@ -46,12 +49,17 @@ def budget_table(pairs: Pairs) -> Table:
         "budgets",
         "What a mean KL certifies",
         f"Of {pairs.drafter}, whose mean KL(p‖q) is {means} nats: the share of steps that are "
-        "accepted, then the tokens a call with drafts of any length. Uniform: sure if the KL is at "
-        "most this at every step. Budget: sure if its mean is, as training reports it; the worst "
-        "drafter spends it where certificates are smallest. Realised: of this drafter.",
+        "accepted, then the tokens a call with drafts of any length, and of at most γ tokens. "
+        "Uniform: sure if the KL is at most this at every step. Budget: sure if its mean is, as "
+        "training reports it; the worst drafter spends it where certificates are smallest. "
+        "Realised: of this drafter.",
         "Rule",
         pairs.targets,
-        [*KINDS, *(f"tokens, {kind}" for kind in KINDS)],
+        [
+            *KINDS,
+            *(f"tokens, {kind}" for kind in KINDS),
+            *(f"γ={length}, {kind}" for length in lengths.values() for kind in KINDS),
+        ],
         [Section("", rows)],
         frame[frame["rule"].isin(rules)],
         [*_infinite(pairs, frame), *few_notes(frame["prompts"])],

@@ -39,6 +39,10 @@ class Pairs:
             value, ci_low, ci_high, prompts, few_prompts; empty where no answers were sampled.
         ranking: target, rule, over (uncertified or all), score, steps, accepted, value, ci_low,
             ci_high, prompts, few_prompts; may be empty.
+        frontier: target, rule, cost (departure or nats), nodes, tokens, tokens_low, tokens_high,
+            cut, value, ci_low, ci_high, frontier, better, prompts, few_prompts.
+        stopping: target, measure, setting, at, depth, statistic, value, ci_low, ci_high, prompts,
+            few_prompts; may be empty.
     """
 
     drafter: str
@@ -54,6 +58,8 @@ class Pairs:
     budgets: pd.DataFrame = field(default_factory=pd.DataFrame)
     sampling: pd.DataFrame = field(default_factory=pd.DataFrame)
     ranking: pd.DataFrame = field(default_factory=pd.DataFrame)
+    frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
+    stopping: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def names(self) -> dict[str, str]:

@@ -11,7 +11,9 @@ from analysis.fields import FieldError, check, from_mapping, ranged, refused
 from analysis.rules import Rule, StrictGreedy, Tree, build
 from analysis.trees.topology import Growth, Topology
 from pipeline.errors import PipelineError
+from pipeline.plan import drafting
 from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
+from pipeline.plan.drafting import Drafting, build_drafting
 
 DRAFTERS = {
     "model": "",
@@ -42,6 +44,7 @@ class Method:
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
+        drafting: when its drafter stops before; None is never.
         top_p: which of the most probable tokens target and drafter may choose; 1 is all.
         top_k: likewise, before top_p; 0 is all.
     """
@@ -52,6 +55,7 @@ class Method:
     draft_length: int
     temperature: float
     tree: DraftTree | None = None
+    drafting: Drafting | None = None
     top_p: float = 1.0
     top_k: int = 0
 
@@ -79,7 +83,8 @@ class Method:
             return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "") + cut
         law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
         tree = "" if self.tree is None or isinstance(self.rule, Tree) else f" ({self.tree.shown})"
-        return law + DRAFTERS[self.drafter] + tree + cut
+        stops = "" if self.drafting is None else f" (drafting {self.drafting.shown})"
+        return law + DRAFTERS[self.drafter] + tree + stops + cut
 
     @property
     def uses_model(self) -> bool:
@@ -173,6 +178,7 @@ def build_methods(
                 "missing: only decoding.methods may take it from stage drafts"
             )
         _check_tree(method)
+        _check_drafting(method)
     printed = [(method.name, method.draft_length, method.temperature) for method in methods]
     for at, (name, length, temperature) in enumerate(printed):
         if printed.index(printed[at]) < at:
@@ -228,6 +234,24 @@ def _check_tree(method: Method) -> None:
         raise PipelineError(f"{where}: {error}") from error
 
 
+def _check_drafting(method: Method) -> None:
+    """Check that the drafter of a method can stop by its own measure.
+
+    Raises:
+        PipelineError: it can't.
+    """
+    if method.drafting is None:
+        return
+    where = f"decoding.methods, drafting: {method.drafting.measure}"
+    if method.drafter == "prompt_lookup" or method.tree is not None:
+        raise PipelineError(
+            f"{where}: a model that drafts a chain can stop: give drafter: model or lookup_first, "
+            "and no tree"
+        )
+    if method.sampling == BLOCK:
+        raise PipelineError(f"{where}: sampling=block tests drafts of a length that is given")
+
+
 @dataclass(frozen=True)
 class _Given:
     """What an entry of `decoding.methods` says apart from its rule."""
@@ -251,9 +275,11 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             f"{where}: give either rule or sampling ({', '.join(SAMPLINGS)}), not both"
         )
     own = (*OWN, *KEYS) if "tree" in entry else OWN
+    own = (*own, *drafting.KEYS) if "drafting" in entry else own
     of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in own}
     of_tree = {key: entry[key] for key in entry if key in KEYS and "tree" in entry}
-    apart = {*of_rule, *of_tree}
+    stops = {key: entry[key] for key in entry if key in drafting.KEYS and "drafting" in entry}
+    apart = {*of_rule, *of_tree, *stops}
     plain = {key: value for key, value in entry.items() if key not in apart}
     try:
         given = from_mapping(_Given, plain, f"{where}.", "sampling")
@@ -271,6 +297,7 @@ def _build(entry: dict[str, Any], where: str) -> Method:
                 only = f"{all_in:g} at temperature 0, where nothing is drawn"
                 raise refused(f"{where}.{name}", getattr(given, name), only)
         tree = build_tree(of_tree, where) if of_tree else None
+        stopping = build_drafting(stops, where) if stops else None
     except FieldError as error:
         raise PipelineError(str(error)) from error
     if isinstance(rule, Tree):
@@ -279,16 +306,9 @@ def _build(entry: dict[str, Any], where: str) -> Method:
                 f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
             )
         tree = DraftTree("symmetric", rule.m)
-    return Method(
-        given.drafter,
-        rule,
-        given.sampling,
-        given.draft_length,
-        given.temperature,
-        tree,
-        given.top_p,
-        given.top_k,
-    )
+    lengths = given.draft_length, given.temperature
+    truncation = given.top_p, given.top_k
+    return Method(given.drafter, rule, given.sampling, *lengths, tree, stopping, *truncation)
 
 
 def _rule(mapping: dict[str, Any], where: str) -> Rule:

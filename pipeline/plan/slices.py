@@ -81,6 +81,7 @@ def method_slice(method: Method) -> dict[str, Any]:
         **method.truncation,
         **({} if method.rule is None else rule_slice(method.rule)),
         **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
+        **({} if method.drafting is None else {"drafting": method.drafting.to_mapping()}),
     }
 
 

@@ -32,6 +32,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
                 "rule": None if rule is None else rule.label,
                 "temperature": run["temperature"],
                 "tree": run.get("tree"),
+                "drafting": run.get("drafting"),
                 "top_p": run.get("top_p", 1.0),
                 "top_k": run.get("top_k", 0),
             }
@@ -53,6 +54,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         facts["bytes"],
         {rule.label: rule for rule in rules if rule is not None},
         frame("levels"),
+        frame("along"),
     )
 
 
@@ -64,10 +66,11 @@ def printed(run: Mapping[str, Any]) -> str:
     if run["rule"] is None:
         name = str(run["method"])
         return name[:1].upper() + name[1:]
+    stops = f", drafting {run['drafting']}" if "drafting" in run else ""
     rule = build(run["rule"])
     of_tree = f", {run['tree']['shown']}" if "tree" in run and not isinstance(rule, Tree) else ""
     cut = shown_truncation({key: run[key] for key in ("top_p", "top_k") if key in run})
-    return rule.title + SAID.get(run["drafter"], "") + of_tree + cut
+    return rule.title + SAID.get(run["drafter"], "") + of_tree + stops + cut
 
 
 def thetas(decoded: Decoded) -> list[float]:

@@ -18,6 +18,7 @@ from analysis.acceptance.realised import Steps, judge
 from analysis.certificates.budget import rejections, tokens_per_call
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.calls import calls_made, most_calls
 from analysis.topk import TopK
 from tests.analysis.cases import stored_columns
 
@@ -90,6 +91,28 @@ def test_the_drafters_own_numbers(rule: object) -> None:
     curve = curve[curve["eps"] == mean].set_index(["kind", "statistic"])["value"]
     for key, number in curve.items():
         assert number == pytest.approx(value[key])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("gamma", [1, 3, 40])
+def test_the_drafters_own_numbers_at_a_draft_length(rule: object, gamma: int) -> None:
+    drafted = steps()
+    verdict = judge(drafted, [rule])[0]  # type: ignore[list-item]
+    trajectories, mean = drafted.trajectories, float(drafted.kl.mean())
+    bootstrap = PromptBootstrap(trajectories.prompts, 50, 0.9, 0)
+    frame = budget_of_drafter(drafted, verdict, bootstrap, gamma)
+    found = frame[frame["statistic"] == f"tokens_{gamma}"].set_index("kind")
+    size, ends = len(drafted), np.cumsum(LENGTHS) - 1
+    made = calls_made(verdict.accepted[:, None], trajectories, gamma).sum()
+    most = most_calls((verdict.lower > mean)[:, None], trajectories, gamma).sum()
+    assert found.loc["realised", "value"] == pytest.approx(size / made)
+    assert found.loc["uniform", "value"] == pytest.approx(size / most)
+    limited = tokens_per_call(verdict.lower, ends, mean, gamma)
+    assert found.loc["budget", "value"] == pytest.approx(limited)
+    assert limited <= min(size / made, size / most) + 1e-12
+    assert np.isnan(found.loc["budget", "ci_low"])
+    if gamma == 40:  # as long as any trajectory: of any length but for the token behind a draft
+        assert limited >= frame.set_index(["kind", "statistic"]).loc[("budget", "tokens"), "value"]
 
 
 def test_nothing_is_certified_at_a_large_mean_and_all_at_none() -> None:

@@ -23,9 +23,7 @@ def area(score: np.ndarray, accepted: np.ndarray) -> float:
     return float(np.mean((up > down) + 0.5 * (up == down))) if up.size and down.size else np.nan
 
 
-@pytest.mark.parametrize("columns", [64, 3])
-def test_pairs_of_prompts(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("analysis.acceptance.ranking.COLUMNS", columns)
+def test_pairs_of_prompts() -> None:
     rng = np.random.default_rng(0)
     high, low = rng.integers(0, 5, 30) / 2.0, rng.integers(0, 5, 25) / 2.0
     high[0], low[:2] = np.inf, (-np.inf, np.inf)

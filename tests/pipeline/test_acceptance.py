@@ -112,6 +112,13 @@ def run(
             "fractions": [0.5],
             "divergences": list(divergences),
             "wanted_length": 2.0,
+            "stopping": {
+                "draft_length": 3,
+                "shares": [0.5],
+                "confidence": 0.5,
+                "max_q": [0.4],
+                "calibrated": [0.5],
+            },
         },
         settings=settings,
     )

@@ -18,7 +18,8 @@ from pipeline.execution import preflight
 from pipeline.models.load import load_model, save_model, skeleton
 from pipeline.plan.graph import Node
 from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import Draft, ModelDrafter, PromptLookup
+from pipeline.stages.decoding.drafters import Draft, ModelDrafter
+from pipeline.stages.decoding.lookup import PromptLookup
 from pipeline.stages.distributions.running import StaticBatch
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy

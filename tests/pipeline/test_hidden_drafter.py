@@ -15,7 +15,8 @@ from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
+from pipeline.stages.decoding.drafters import HeadDrafter
+from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.verifiers import Match
 from tests.pipeline import heads

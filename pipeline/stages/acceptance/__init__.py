@@ -5,6 +5,7 @@ Run it with ``python -m pipeline stage=acceptance drafter=...``.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
@@ -75,6 +76,7 @@ def nodes(request: Request) -> list[Node]:
         "fractions": list(asked.fractions),
         "divergences": list(asked.divergences),
         "wanted_length": asked.wanted_length,
+        "stopping": asdict(asked.stopping),
         "window": config.run_lengths.window,
         **statistics_slice(config),
     }
@@ -211,6 +213,32 @@ STAGE = Stage(
             "steps": "int64",
             "accepted": "float64",
             "value": "float64",  # area under the curve
+            "ci_low": "float64",
+            "ci_high": "float64",
+            **COUNTED,
+        },
+        "frontier": {  # analysis.acceptance.frontier
+            "rule": "string",
+            "cost": "string",  # departure or nats
+            "nodes": "int32",  # drafted tokens a level
+            "tokens": "float64",  # a call
+            "tokens_low": "float64",
+            "tokens_high": "float64",
+            "cut": "float64",  # share of calls that trajectories' ends cut
+            "value": "float64",  # of the cost
+            "ci_low": "float64",
+            "ci_high": "float64",
+            "frontier": "float64",  # share of resamples in which no rule is better
+            "better": "string",  # the rule that is, empty: none
+            **COUNTED,
+        },
+        "stopping": {  # analysis.acceptance.confidence
+            "measure": "string",  # certified, max_q, entropy, calibrated or whole
+            "setting": "string",  # whole, share, as often or threshold; empty: the measure
+            "at": "float64",  # the setting's value, else null
+            "depth": "int32",  # of the tested tokens; 0: all
+            "statistic": "string",
+            "value": "float64",
             "ci_low": "float64",
             "ci_high": "float64",
             **COUNTED,

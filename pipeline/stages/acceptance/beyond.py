@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.acceptance.budgets import budget_curves, budget_of_drafter, exceeds_budget
+from analysis.acceptance.confidence import Asked, DraftedSteps, stopping_statistics
 from analysis.acceptance.coverage import coverage, finite_shares
 from analysis.acceptance.ranking import ranking, scores
 from analysis.acceptance.realised import Steps, Verdict, judge
@@ -18,6 +19,7 @@ from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
+from pipeline.store.distributions import read_drafter
 
 LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
 FEWER_LEVELS = LEVELS[::6]  # of certified probabilities, whose mean budgets take longer
@@ -59,9 +61,11 @@ def divergence_rows(
 
 
 def budget_rows(
-    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap, draft_length: int
 ) -> pd.DataFrame:
     """Return what a mean KL certifies of each rule, along the KL and at the drafter's own.
+
+    There also of drafts of at most `draft_length` tokens.
 
     Raises:
         PipelineError: the drafter is rejected more often than its mean KL allows.
@@ -76,7 +80,7 @@ def budget_rows(
             )
         frames += [
             budget_curves(verdict, LEVELS, steps.trajectories),
-            budget_of_drafter(steps, verdict, bootstrap),
+            budget_of_drafter(steps, verdict, bootstrap, draft_length),
         ]
     return pd.concat(frames, ignore_index=True)
 
@@ -115,6 +119,19 @@ def sampling_rows(
                 "say, which cannot be. Please report it"
             )
     return sampling_statistics(sampled, rules, FEWER_LEVELS, bootstrap)
+
+
+def stopping_rows(
+    drafts: Artifact, steps: Steps, asked: Mapping[str, Any], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return what tells the drafter to stop, under strict greedy; none of a single prompt."""
+    if bootstrap.count < 2:
+        return pd.DataFrame()
+    tv = read_distances(drafts, ["tv"])["tv"]
+    drafted = DraftedSteps(
+        read_drafter(drafts), steps.kl, tv, steps.draft_rank == 1, steps.trajectories
+    )
+    return stopping_statistics(drafted, Asked(**asked), bootstrap)
 
 
 def ranking_rows(

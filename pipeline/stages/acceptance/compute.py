@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.relaxation import smallest_relaxation
 from analysis.acceptance.summary import (
@@ -35,6 +36,7 @@ from pipeline.stages.acceptance.beyond import (
     ranking_rows,
     read_distances,
     sampling_rows,
+    stopping_rows,
 )
 from pipeline.store import columns, distributions
 from pipeline.store.artifacts import Artifact, Pending
@@ -103,13 +105,20 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             columns=columns.schema("acceptance", "depths").names,
         ).assign(**bootstrap.counted),
         "divergences": divergence_rows(judged, distances, bootstrap).assign(**bootstrap.counted),
-        "budgets": budget_rows(steps, [verdicts[label] for label in per_step], bootstrap).assign(
-            **bootstrap.counted
-        ),
+        "budgets": budget_rows(
+            steps,
+            [verdicts[label] for label in per_step],
+            bootstrap,
+            config["stopping"]["draft_length"],
+        ).assign(**bootstrap.counted),
         "sampling": sampling_rows(drafts, steps, list(per_step.values()), bootstrap).assign(
             **bootstrap.counted
         ),
         "ranking": ranking_rows(steps, judged, distances, bootstrap).assign(**bootstrap.counted),
+        "frontier": frontier(steps, list(verdicts.values()), bootstrap).assign(**bootstrap.counted),
+        "stopping": stopping_rows(drafts, steps, config["stopping"], bootstrap).assign(
+            **bootstrap.counted
+        ),
         "needed": pd.concat(
             [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
         ).assign(**bootstrap.counted),

@@ -24,6 +24,7 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: there is no such task, or a method is not defined.
     """
+    from pipeline.errors import PipelineError
     from pipeline.plan.methods import build_methods
     from pipeline.store.fingerprint import file_digest
     from pipeline.tasks.items import task_file
@@ -32,6 +33,11 @@ def nodes(request: Request) -> list[Node]:
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     methods = build_methods(asked.methods, key="accuracy.methods")
+    if any(one.drafting is not None and one.drafting.calibrated for one in methods):
+        raise PipelineError(
+            "accuracy.methods: drafting is calibrated on prompts of the study, which tasks have "
+            "none of: give drafting: max_q or entropy, with a threshold"
+        )
     files = [task_file(name) for name in asked.tasks]
     return [
         Node(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
+from pipeline.errors import PipelineError
 from pipeline.plan.slices import method_slice, statistics_slice
 from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
 from pipeline.plan.summaries import bootstrap_settings
@@ -31,7 +32,13 @@ def nodes(request: Request) -> list[Node]:
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     methods = build_methods(asked.methods, asked.draft_length, measured=True)
-    measured = any(method.needs_drafts for method in methods)
+    calibrated = any(one.drafting is not None and one.drafting.calibrated for one in methods)
+    if calibrated and asked.prompts >= config.prompts.count:
+        raise PipelineError(
+            f"decoding.prompts={asked.prompts} is not allowed: drafting is calibrated on prompts "
+            f"that are not decoded, give fewer than prompts.count={config.prompts.count}"
+        )
+    measured = calibrated or any(method.needs_drafts for method in methods)
     return [
         Node(
             STAGE.name,
@@ -78,7 +85,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 STAGE = Stage(
     name="decoding",
     version=4,
-    upstream=("prompts", "drafts"),  # the latter for trees that hang on what it measured
+    upstream=("prompts", "drafts"),  # the latter for methods that hang on what it measured
     columns={
         "data": RUN
         | {  # one row a decoded answer
@@ -126,6 +133,16 @@ STAGE = Stage(
         | {  # whether a rule accepts the drafter's token there
             "rule": "string",
             "accepted": "bool",
+        },
+        "along": STEP
+        | {  # the answers of the rules, and the greedy ones, read again by both models
+            "run": "int32",
+            "own": "bool",  # the answer that this run emitted, else the greedy one
+            "kl": "float64",
+            "lower": "float64",  # certificate of the run's rule, nats
+            "upper": "float64",
+            "accepted": "bool",
+            "certified": "bool",
         },
         "failures": {"prompt_id": "string", "reason": "string"},
         "timings/runs": RUN

@@ -24,6 +24,7 @@ from pipeline.models.prompt_tokens import encode
 from pipeline.plan.methods import Method
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import STAGE, records
+from pipeline.stages.decoding.along import along
 from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.pair import (
     DecodingPair,
@@ -33,6 +34,7 @@ from pipeline.stages.decoding.pair import (
     load_decoding_pair,
     run_facts,
 )
+from pipeline.stages.decoding.stopping import stopping_facts
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.siblings import sibling_rates
@@ -46,9 +48,15 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     config, node = node.config, with_measured_trees(node, upstream.get("drafts", []))
     key = f"targets.{node.label}"
     tokenizer = pair_tokenizer(config, node.settings, key)
-    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), config["steps"])
     source = upstream["prompts"][0]
     rows = source.read().slice(0, config["prompts"]).to_pylist()
+    pair = load_decoding_pair(
+        node,
+        1 + max(tokenizer.get_vocab().values()),
+        config["steps"],
+        upstream.get("drafts", []),
+        [row["prompt_id"] for row in rows],
+    )
     warm_up(pair, rows)
 
     def later(row: dict[str, Any], shard: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +65,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     shards = decode_prompts(pair, rows, pending, f"decoding {node.label}", later)
     write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "prompt")
     pending.facts["failed_prompts"] = pending.rows["failures"]
-    pending.facts |= decoding_facts(pair)
+    pending.facts |= decoding_facts(pair) | stopping_facts(pair.stops)
     spec_bench.write_answers(
         pending.directory / "timings" / "answers",
         [run_name(method) for method in pair.runs],
@@ -147,7 +155,9 @@ def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[st
             index = (at + turn) % count
             answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
         ordered = [answers[index] for index in range(count)]
-        return records.shard(pair.target, pair.drafter, row, pair.runs, ordered)
+        found = records.shard(pair.target, pair.drafter, row, pair.runs, ordered)
+        decoded = [answer for answer, _ in ordered]
+        return found | {"along": along(pair.target, pair.drafter, row, pair.runs, decoded)}
 
     rows, reason = attempt(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}

@@ -1,4 +1,4 @@
-"""What proposes tokens: a smaller model, look-up in the text so far, or nothing."""
+"""What proposes tokens: a smaller model, a head on the target, or nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,8 @@ from pipeline.stages.decoding.choices import Choice, Greedy, Race
 from pipeline.stages.decoding.growth import grow
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
+
+Stop = Callable[[Tensor], bool]
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def draft_levels(
     read: Callable[[Level, Tensor | None], Tensor],
     choice: Choice,
     position: int,
+    stop: Stop | None = None,
 ) -> Draft:
     """Draft the levels of a tree one after the other; those of a chain have one token each.
 
@@ -114,15 +116,20 @@ def draft_levels(
             of the level before; from None those after the text.
         choice: of the children.
         position: of the first proposed token in the answer.
+        stop: says from the logits of the next token that a chain ends before it.
     """
     chosen: list[Tensor] = []
     weights: list[Tensor] = []
     for depth, level in enumerate(passes):
         logits = read(level, chosen[-1] if chosen else None)
+        if stop is not None and stop(logits):
+            break
         drawn = choice.draft(logits, position, depth, level.width)
         chosen.append(level.drafted(drawn.tokens))
         if drawn.weights is not None:
             weights.append(drawn.weights)
+    if not chosen:
+        return nothing(logits.device)
     return Draft(torch.cat(chosen), torch.cat(weights) if weights else None, tree)
 
 
@@ -131,9 +138,16 @@ class ModelDrafter:
 
     layers: tuple[int, ...] = ()
 
-    def __init__(self, model: LanguageModel, choice: Choice, tree: Shape | None = None) -> None:
-        """Choose the drafted tokens with `choice`; `tree` is in level order."""
+    def __init__(
+        self,
+        model: LanguageModel,
+        choice: Choice,
+        tree: Shape | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order."""
         self.tree = tree
+        self._stop = stop
         self._choice = choice
         self._model = model
         self._columns: Mapping[int, int] | None = None  # of the nodes read; None of a chain
@@ -155,7 +169,9 @@ class ModelDrafter:
             return self._sequence.extend(level.read(before), level.tree)
 
         like = (self._model.device, self._model.module.dtype)
-        draft, self._columns = drafted(self.tree, count, read, self._choice, position, like)
+        draft, self._columns = drafted(
+            self.tree, count, read, self._choice, position, like, self._stop
+        )
         return draft
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
@@ -168,9 +184,16 @@ class ModelDrafter:
 class HeadDrafter:
     """Decodes with a head that reads the target's hidden states, one pass a level."""
 
-    def __init__(self, model: HiddenDrafter, choice: Choice, tree: Shape | None = None) -> None:
-        """Choose the drafted tokens with `choice`; `tree` is in level order."""
+    def __init__(
+        self,
+        model: HiddenDrafter,
+        choice: Choice,
+        tree: Shape | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order."""
         self.layers = model.layers
+        self._stop = stop
         self.tree = tree
         self._choice = choice
         self._model = model
@@ -206,7 +229,7 @@ class HeadDrafter:
             return self._model.logits(self._output)
 
         like = (device, self._output.dtype)
-        return drafted(self.tree, count, read, self._choice, position, like)[0]
+        return drafted(self.tree, count, read, self._choice, position, like, self._stop)[0]
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget what was drafted; keep the hidden states of what was accepted."""
@@ -234,6 +257,7 @@ def drafted(
     choice: Choice,
     position: int,
     like: tuple[torch.device, torch.dtype],
+    stop: Stop | None = None,
 ) -> tuple[Draft, Mapping[int, int] | None]:
     """Draft a chain of `count` tokens, or the part of a tree of at most as many levels.
 
@@ -244,11 +268,9 @@ def drafted(
         None of a chain.
     """
     if tree is None:
-        return draft_levels(None, [Level()] * count, read, choice, position), None
+        return draft_levels(None, [Level()] * count, read, choice, position, stop), None
     if isinstance(tree, Growth):
-        assert isinstance(
-            choice, Greedy | Race
-        )  # others are refused: their law needs a fixed shape
+        assert isinstance(choice, Greedy | Race)  # others are refused: they need a fixed shape
         grown = grow(tree, count, read, choice, position, like[1])
         return Draft(grown.tokens, None, grown.tree), grown.columns
     cut = within(tree, count)
@@ -257,78 +279,12 @@ def drafted(
 
 
 def model_drafter(
-    model: LanguageModel | HiddenDrafter, choice: Choice, tree: Shape | None = None
+    model: LanguageModel | HiddenDrafter,
+    choice: Choice,
+    tree: Shape | None = None,
+    stop: Stop | None = None,
 ) -> Drafter:
     """Return what decodes with a model, of either kind; `tree` is in level order."""
     if isinstance(model, HiddenDrafter):
-        return HeadDrafter(model, choice, tree)
-    return ModelDrafter(model, choice, tree)
-
-
-class LookupFirst:
-    """Proposes what look-up finds, and where it finds nothing what another drafter proposes."""
-
-    def __init__(self, lookup: PromptLookup, other: Drafter) -> None:
-        """Look up first."""
-        self.layers, self.tree = other.layers, other.tree
-        self._lookup, self._other = lookup, other
-        self._found = False
-
-    def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Let the other drafter read the prompt."""
-        self._other.begin(prompt, capacity, hidden)
-
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Propose up to `count` tokens."""
-        found = self._lookup.propose(tokens, count, position)
-        self._found = len(found.tokens) > 0
-        return found if self._found else self._other.propose(tokens, count, position)
-
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
-        self._other.accept(known, () if self._found else path, hidden)
-
-
-class PromptLookup:
-    """Proposes what followed the latest earlier occurrence of the last few tokens."""
-
-    layers: tuple[int, ...] = ()
-    tree: Shape | None = None
-
-    def __init__(self, longest: int, device: torch.device, shortest: int = 1) -> None:
-        """Look for the last `longest` tokens, then for fewer, down to `shortest`."""
-        self._longest, self._shortest = longest, shortest
-        self._device = device
-
-    def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Do nothing."""
-
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
-        """Return the `count` tokens that followed, none without an occurrence."""
-        found = continuation(tokens, self._longest, count, self._shortest)
-        return Draft(torch.tensor(found, dtype=torch.long, device=self._device))
-
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Do nothing."""
-
-
-def continuation(tokens: Sequence[int], longest: int, count: int, shortest: int = 1) -> list[int]:
-    """Return what followed the latest earlier occurrence of the last n tokens.
-
-    Of n from `shortest` to `longest` the longest that occurs is taken. What follows may run into
-    the end of the text: it then goes on with itself, so that a text that repeats is drafted as
-    repeating.
-    """
-    text = np.array(tokens)
-    size = len(text)
-    ends = np.arange(size - 1)  # where an occurrence of the last n tokens ends
-    matched = 0
-    for n in range(1, min(longest, size - 1) + 1):
-        found = ends[(ends >= n - 1) & (text[ends - n + 1] == text[-n])]
-        if not len(found):
-            break
-        ends, matched = found, n
-    if matched < shortest or not matched:
-        return []
-    begin = int(ends[-1]) + 1
-    return [int(text[begin + at % (size - begin)]) for at in range(count)]
+        return HeadDrafter(model, choice, tree, stop)
+    return ModelDrafter(model, choice, tree, stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,20 +16,18 @@ from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.pair import load_pair
 from pipeline.models.vocabulary import common_rows
+from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.decoding.choices import Noise
-from pipeline.stages.decoding.drafters import (
-    Drafter,
-    LookupFirst,
-    Nothing,
-    PromptLookup,
-    model_drafter,
-)
+from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter
 from pipeline.stages.decoding.laws import laws
+from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
 from pipeline.stages.decoding.sequence import check_trees
+from pipeline.stages.decoding.stopping import Threshold, stops_of
 from pipeline.stages.decoding.verifiers import Verifier
+from pipeline.store.artifacts import Artifact
 
 T = TypeVar("T")
 
@@ -44,15 +42,24 @@ class DecodingPair:
     steps: int
     seed: int
     lookup: int
+    stops: Mapping[Drafting, Threshold]  # what stops the drafters of methods that say so
 
 
-def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
+def load_decoding_pair(
+    node: Node,
+    tokens: int,
+    steps: int,
+    drafts: Sequence[Artifact] = (),
+    decoded: Sequence[str] = (),
+) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have.
 
     Args:
         node: target, drafter, seed and lookup; in its settings, methods.
         tokens: the size of the tokenizer's vocabulary.
         steps: the most tokens of an answer.
+        drafts: what drafting is calibrated on, where it is.
+        decoded: ids of the prompts that are decoded.
     """
     config, settings = node.config, node.settings
     target, drafter = load_pair(config, settings, f"targets.{node.label}")
@@ -70,6 +77,7 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         steps,
         config["seed"],
         config["lookup"],
+        stops_of(methods, drafts, decoded),
     )
 
 
@@ -121,7 +129,8 @@ def strategies(
         return Nothing(device), verifier
     if method.drafter == "prompt_lookup":
         return PromptLookup(pair.lookup, device), verifier
-    drafter = model_drafter(pair.drafter, choice, tree)
+    stop = None if method.drafting is None else pair.stops[method.drafting]
+    drafter = model_drafter(pair.drafter, choice, tree, stop)
     if method.drafter == "lookup_first":
         drafter = LookupFirst(PromptLookup(pair.lookup, device, pair.lookup), drafter)
     return drafter, verifier
@@ -138,6 +147,7 @@ def run_facts(method: Method) -> dict[str, Any]:
         "draft_length": method.draft_length,
         "temperature": method.temperature,
         **method.truncation,
+        **({} if method.drafting is None else {"drafting": method.drafting.shown}),
         **_tree_facts(method),
     }
 

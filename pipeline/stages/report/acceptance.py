@@ -14,8 +14,10 @@ from analysis.report.acceptance_depths import by_depth
 from analysis.report.acceptance_dials import dial_figure, dials, reached
 from analysis.report.acceptance_divergences import by_divergence, divergence_figure
 from analysis.report.acceptance_figures import profile_figure, rules_figure
+from analysis.report.acceptance_frontier import frontier_figure, frontier_table
 from analysis.report.acceptance_ranking import ranking_figure, ranking_table
 from analysis.report.acceptance_sampling import sampling_figure, sampling_table
+from analysis.report.acceptance_stopping import confidence_table, stopping_table
 from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
 from analysis.report.figure import Figure
 from analysis.report.pairs import Pairs
@@ -78,8 +80,12 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
             budget_table(pairs),
             budget_figure(pairs, chosen),
             gain(pairs),
+            frontier_table(pairs),
+            frontier_figure(pairs),
             ranking_table(pairs),
             ranking_figure(pairs, chosen),
+            confidence_table(pairs),
+            stopping_table(pairs),
             stochastic(pairs),
             sampling_table(pairs),
             sampling_figure(pairs),
@@ -110,6 +116,8 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
         budgets=drafters_together(targets, found, "budgets"),
         sampling=drafters_together(targets, found, "sampling"),
         ranking=drafters_together(targets, found, "ranking"),
+        frontier=drafters_together(targets, found, "frontier"),
+        stopping=drafters_together(targets, found, "stopping"),
     )
 
 

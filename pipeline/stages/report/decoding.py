@@ -12,7 +12,9 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
+from analysis.report.decoding_along import along_table
 from analysis.report.decoding_break_even import break_even_figure, break_even_table
+from analysis.report.decoding_drafting import drafting_table
 from analysis.report.decoding_figures import places_figure
 from analysis.report.decoding_partings import partings_table
 from analysis.report.decoding_ratios import histograms_figure, ratios_figure
@@ -64,12 +66,14 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             acceptance_table(decoded, *statistics),
             partings_table(decoded),
             forced_table(decoded),
+            along_table(decoded, *statistics),
             places_table(decoded),
             histogram_table(decoded),
             tokens_table(decoded),
             trees_table(decoded, (resamples, confidence, seed)),
             crossover_table(decoded, (resamples, confidence, seed)),
             tree_certificates_table(decoded, judged(decoded, upstream)),
+            drafting_table(decoded),
             trees_figure(decoded, *statistics),
             marginal_figure(decoded, *statistics),
             places_figure(decoded),

@@ -153,13 +153,15 @@ def sampled(
     limit: int,
     verify: Callable[[Any], Verifier],
     fresh: bool = False,
+    stop: Callable[[torch.Tensor], bool] | None = None,
 ) -> Counter[Any]:
     """The law of answers whose drafts are drawn by inversion."""
     target, smaller = models
 
     def run(fork: Fork) -> tuple[int, ...]:
         noise = ForkedNoise(fork)
-        source = ModelDrafter(smaller, ForkedDraft(noise, fresh), tree)  # type: ignore[arg-type]
+        choice: Any = ForkedDraft(noise, fresh)
+        source = ModelDrafter(smaller, choice, tree, stop)  # type: ignore[arg-type]
         depth = 2 if tree is None else tree.depth
         return tuple(decode(target, source, verify(noise), [0], depth, limit).tokens)  # type: ignore[arg-type]
 
@@ -202,6 +204,23 @@ def test_chains_are_lossless_token_by_token_and_as_blocks(seed: int, eos: tuple[
         law = sampled(models, None, limit, lambda noise: SpeculativeSampling(1.0, noise))
         check_law(law, models[0], 0, limit)
         law = sampled(models, None, limit, lambda noise: BlockVerification(1.0, noise), fresh=True)
+        check_law(law, models[0], 0, limit)
+
+
+def unsure(logits: torch.Tensor) -> bool:
+    """Say that a drafter stops where no token has more than 60 %."""
+    return bool(torch.softmax(logits, -1).max() < 0.6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_drafts_that_stop_are_lossless(seed: int, eos: tuple[int, ...]) -> None:
+    models = pair(seed, 2, eos)
+    assert {unsure(row[None]) for row in models[1].table} == {False, True} or seed
+    for limit in (1, 2, 4):
+        law = sampled(
+            models, None, limit, lambda noise: SpeculativeSampling(1.0, noise), stop=unsure
+        )
         check_law(law, models[0], 0, limit)
 
 

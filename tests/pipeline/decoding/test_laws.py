@@ -15,7 +15,8 @@ from analysis.rules import Drafted, Mars, Rule, parameter, register
 from analysis.topk import TopK
 from pipeline.models.load import LanguageModel
 from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
-from pipeline.stages.decoding.drafters import Draft, ModelDrafter, PromptLookup
+from pipeline.stages.decoding.drafters import Draft, ModelDrafter
+from pipeline.stages.decoding.lookup import PromptLookup
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.verifiers import (
     STORED,

@@ -15,7 +15,8 @@ from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
 from pipeline.stages.decoding.choices import Greedy, Noise, Race
-from pipeline.stages.decoding.drafters import ModelDrafter, Nothing, PromptLookup, continuation
+from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
+from pipeline.stages.decoding.lookup import PromptLookup, continuation
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.verifiers import Match, Relaxed

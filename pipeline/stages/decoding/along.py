@@ -1,0 +1,89 @@
+"""What was certified along answers: the target's own, and those that each rule really emitted.
+
+A relaxed rule's answer leaves the greedy one, and the certificates that were computed there say
+nothing of the steps after that. So both models read every answer again, in one pass each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.acceptance.divergences import compare
+from analysis.acceptance.realised import Steps, judge
+from analysis.topk import TopK
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+from pipeline.plan.methods import Method
+from pipeline.stages.decoding.loop import Answer
+from pipeline.stages.decoding.records import read_both
+
+STORED = 256  # of the target's tokens: where they do not decide, a certificate is an interval
+
+
+def along(
+    target: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
+    prompt: dict[str, Any],
+    runs: Sequence[Method],
+    answers: Sequence[Answer],
+) -> list[dict[str, Any]]:
+    """Return a row a step of the greedy answer and of its own, for every rule that decoded one."""
+    greedy = next(
+        (
+            answer
+            for run, answer in zip(runs, answers, strict=True)
+            if run.drafter == "none" and run.temperature == 0
+        ),
+        None,
+    )
+    if greedy is None:
+        return []
+    read: dict[tuple[int, ...], Steps] = {}
+    rows = []
+    for at, (run, answer) in enumerate(zip(runs, answers, strict=True)):
+        if run.rule is None or not run.uses_model or run.temperature > 0:
+            continue
+        for own, tokens in ((False, tuple(greedy.tokens)), (True, tuple(answer.tokens))):
+            if tokens not in read:
+                read[tokens] = read_steps(target, drafter, prompt["token_ids"], tokens)
+            steps = read[tokens]
+            verdict = judge(steps, [run.rule])[0]
+            rows += [
+                {
+                    "prompt_id": prompt["prompt_id"],
+                    "position": step,
+                    "run": at,
+                    "own": own,
+                    "kl": float(steps.kl[step]),
+                    "lower": float(verdict.lower[step]),
+                    "upper": float(verdict.upper[step]),
+                    "accepted": bool(verdict.accepted[step]),
+                    "certified": bool(verdict.certified[step]),
+                }
+                for step in range(len(steps))
+            ]
+    return rows
+
+
+def read_steps(
+    target: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+) -> Steps:
+    """Return both models beside each other at the steps of an answer, at temperature 1."""
+    logits, drafts = (
+        one.double().cpu().numpy() for one in read_both(target, drafter, prompt, answer)
+    )
+    found = compare(logits, drafts)
+    return Steps(
+        TopK.from_logits(logits, k=min(STORED, logits.shape[1])),
+        np.arange(len(answer), dtype=np.int32),
+        found.kl,
+        found.draft_rank.astype(np.int32),
+        found.draft_log_prob,
+        found.argmax_rank.astype(np.int32),
+    )

@@ -1,0 +1,231 @@
+"""Drafters that stop: what is emitted stays, thresholds at their borders, what is refused."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from analysis.acceptance.confidence import Calibrated, measures
+from analysis.acceptance.stopping import level
+from analysis.report.decoding_along import along_table
+from analysis.report.decoding_drafting import drafting_table
+from analysis.report.text import number_text
+from analysis.statistics.run_lengths import Trajectories
+from analysis.topk import TopK
+from pipeline.errors import PipelineError
+from pipeline.models.load import LanguageModel
+from pipeline.plan.drafting import Drafting
+from pipeline.plan.methods import build_methods
+from pipeline.plan.slices import method_slice
+from pipeline.stages.decoding import stopping
+from pipeline.stages.decoding.along import along
+from pipeline.stages.decoding.choices import Greedy
+from pipeline.stages.decoding.drafters import ModelDrafter
+from pipeline.stages.decoding.stopping import Threshold, stop_of, stops_of
+from tests.analysis.cases import dirichlet
+from tests.pipeline.decoding.pair import LIMIT, PROMPTS, greedy, logits, plain_greedy
+
+GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
+CERTIFIED = GOOD | {"drafting": "certified", "share": 0.5, "confidence": 0.9}
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 0.3, 0.6, 1.0])
+def test_what_is_emitted_stays(
+    target: LanguageModel, drafter: LanguageModel, threshold: float
+) -> None:
+    for prompt in PROMPTS:
+        wanted = plain_greedy(target, prompt)
+        stop = Threshold("max_q", threshold)
+        answer = greedy(target, ModelDrafter(drafter, Greedy(), stop=stop), prompt, 4)
+        assert answer.tokens == wanted
+        sure = logits(drafter, prompt + wanted).softmax(1).max(1).values[len(prompt) :]
+        for call in answer.calls:
+            # as long as it is sure, as far as the text is that of the target
+            along_text = sure[call.position - 1 : call.position - 1 + call.accepted]
+            assert (along_text > threshold).all()
+            if call.drafted == call.accepted < min(4, LIMIT - call.position - 1):
+                assert sure[call.position - 1 + call.accepted] <= threshold
+        if threshold == 1.0:
+            assert all(call.drafted == 0 and call.emitted == 1 for call in answer.calls)
+
+
+def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
+    row = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
+    q = TopK.from_logits(row.float(), k=2)
+    for measure in ("certified", "certified_tv", "max_q", "entropy"):
+        value = float(measures(q, (measure,))[measure][0])
+        assert Threshold(measure, value)(row)
+        assert not Threshold(measure, np.nextafter(value, -math.inf))(row)
+        assert Threshold(measure, np.nextafter(value, math.inf))(row)
+    assert Threshold("certified", math.inf)(row)
+
+
+def test_methods_say_when_to_stop() -> None:
+    [method] = build_methods([CERTIFIED])
+    assert method.drafting == Drafting("certified", share=0.5, confidence=0.9)
+    assert method.name == "greedy (drafting certified share=0.5 confidence=0.9)"
+    assert method.lossless
+    assert method_slice(method)["drafting"] == {
+        "drafting": "certified",
+        "share": 0.5,
+        "confidence": 0.9,
+    }
+    assert "drafting" not in method_slice(build_methods([GOOD])[0])
+    assert len(build_methods([GOOD | {"drafting": "max_q", "threshold": [0.4, 0.75]}])) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give one of certified"),
+        ({"drafting": "max_q"}, "threshold=None is not allowed: give a number: drafting: max_q"),
+        ({"drafting": "max_q", "threshold": -1}, "threshold=-1 is not allowed"),
+        ({"drafting": "max_q", "share": 0.5}, "the key 'share' is not known: drafting: max_q"),
+        ({"drafting": "certified", "share": 0.0, "confidence": 0.9}, "share=0.0 is not allowed"),
+        ({"drafting": "certified", "share": 0.5}, "confidence=None is not allowed"),
+        (
+            {"drafting": "max_q", "threshold": 0.5, "drafter": "prompt_lookup"},
+            "drafting: max_q: a model that drafts a chain can stop",
+        ),
+        (
+            {"drafting": "max_q", "threshold": 0.5, "tree": "symmetric", "width": 2},
+            "a model that drafts a chain can stop",
+        ),
+    ],
+)
+def test_what_cannot_stop_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        build_methods([GOOD | change])
+
+
+def test_blocks_do_not_stop() -> None:
+    block = {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0}
+    with pytest.raises(PipelineError, match="sampling=block tests drafts of a length"):
+        build_methods([block | {"drafting": "max_q", "threshold": 0.5}])
+
+
+def test_thresholds_come_from_the_prompts_that_are_not_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    prompts = np.repeat([str(i) for i in range(12)], 5)
+    table = pa.Table.from_pydict(
+        {
+            "prompt_id": prompts,
+            "position": np.tile(np.arange(5, dtype=np.int32), 12),
+            "kl": rng.exponential(size=60),
+            "tv": rng.random(60),
+            "draft_rank": rng.integers(1, 3, 60),
+        }
+    )
+    q = TopK.from_probabilities(dirichlet(0, 60, 5, 0.7))
+    monkeypatch.setattr(stopping, "read_drafter", lambda _: q)
+    drafts: Any = SimpleNamespace(read=lambda columns: table.select(columns))
+    methods = build_methods(
+        [
+            CERTIFIED | {"confidence": 0.8},
+            GOOD | {"drafting": "calibrated", "threshold": 0.5},
+            GOOD | {"drafting": "entropy", "threshold": 1.5},
+        ]
+    )
+    decoded = ["0", "5"]
+    certified, calibrated, entropy = stops_of(methods, [drafts], decoded).values()
+    others = ~np.isin(prompts, decoded)
+    kl = table["kl"].to_numpy()[others]
+    steps = Trajectories.from_positions(np.tile(np.arange(5), 10))
+    assert certified.threshold == level(kl, steps, 0.5, 0.8)
+    assert certified.measure == "certified"
+    assert calibrated.measure == "max_q"
+    assert (entropy.measure, entropy.threshold) == ("entropy", -1.5)
+    with pytest.raises(PipelineError, match="none is left: lower"):
+        stops_of(methods, [drafts], [str(i) for i in range(12)])
+    plain = build_methods([GOOD | {"drafting": "max_q", "threshold": 0.4}])
+    assert [one.threshold for one in stops_of(plain, [], []).values()] == [0.4]
+
+
+def test_a_level_is_that_of_its_share() -> None:
+    learned = Calibrated({"certified": {0.5: 0.25, 0.9: 1.0}}, {}, {"calibrated": (0.0, 1.0)})
+    assert stop_of(Drafting("certified", share=0.9, confidence=0.5), learned).threshold == 1.0
+    half = stop_of(Drafting("calibrated", threshold=0.5), learned)
+    assert half.threshold == pytest.approx(0.5)
+
+
+def test_both_models_read_again_what_was_emitted(
+    target: LanguageModel, drafter: LanguageModel
+) -> None:
+    methods = build_methods([GOOD, GOOD | {"rule": "additive", "t": 0.4}])
+    alone = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[0], 3)
+    other = SimpleNamespace(tokens=plain_greedy(drafter, PROMPTS[0]))
+    base = SimpleNamespace(drafter="none", temperature=0.0, rule=None)
+    rows = pd.DataFrame(
+        along(
+            target,
+            drafter,
+            {"prompt_id": "p", "token_ids": PROMPTS[0]},
+            [base, *methods],  # type: ignore[list-item]
+            [alone, alone, other],  # type: ignore[list-item]
+        )
+    )
+    assert rows.groupby(["run", "own"]).size().tolist() == [LIMIT] * 4
+    one = rows[rows["run"] == 1].drop(columns="own")
+    first, second = (one[rows["own"][one.index] == own] for own in (False, True))
+    pd.testing.assert_frame_equal(first.reset_index(drop=True), second.reset_index(drop=True))
+    p = logits(target, PROMPTS[0] + other.tokens)[len(PROMPTS[0]) - 1 : -1].double().softmax(1)
+    q = logits(drafter, PROMPTS[0] + other.tokens)[len(PROMPTS[0]) - 1 : -1].double().softmax(1)
+    own = rows[(rows["run"] == 2) & rows["own"]]
+    np.testing.assert_allclose(own["kl"], (p * (p / q).log()).sum(1).numpy(), rtol=1e-4, atol=1e-6)
+    chosen = p.gather(1, q.argmax(1)[:, None])[:, 0]
+    np.testing.assert_array_equal(own["accepted"], (chosen > p.max(1).values - 0.4).numpy())
+    assert (own["accepted"] | ~own["certified"]).all()
+    decoded: Any = SimpleNamespace(
+        target="T",
+        prompts=1,
+        along=rows,
+        runs=pd.DataFrame({"method": ["a", "b", "c"], "draft_length": [0, 3, 3]}),
+    )
+    table = along_table([decoded], 20, 0.9, 0)
+    assert table is not None
+    [section] = table.sections
+    assert [name for name, _ in section.rows] == ["b", "c"]
+    greedy_share, own_share = (section.rows[1][1][at].text for at in (1, 2))
+    assert own_share == f"{100 * own['certified'].mean():.3g} %" or own_share != greedy_share
+
+
+def test_the_table_of_drafts_that_stop() -> None:
+    runs = pd.DataFrame(
+        {
+            "method": ["autoregressive", "greedy", "greedy, drafting", "mars"],
+            "drafter": ["none", "model", "model", "model"],
+            "rule": [None, "greedy", "greedy", "mars theta=0.9"],
+            "sampling": [None] * 4,
+            "draft_length": [0, 3, 3, 3],
+            "temperature": [0.0] * 4,
+            "tree": [None] * 4,
+            "drafting": [None, None, "max_q threshold=0.4", None],
+        }
+    )
+    calls = pd.DataFrame(
+        {
+            "run": [1, 1, 2, 2, 3],
+            "drafted": [3, 3, 1, 0, 3],
+            "tested": [2, 3, 1, 0, 1],
+            "accepted": [1, 3, 1, 0, 0],
+            "emitted": [2, 4, 2, 1, 1],
+        }
+    )
+    decoded: Any = SimpleNamespace(target="T", prompts=1, runs=runs, calls=calls)
+    table = drafting_table([decoded])
+    assert table is not None
+    found = {name: [cell.text for cell in row] for name, row in table.sections[0].rows}
+    assert list(found) == ["greedy", "greedy, drafting"]
+    assert found["greedy"][2:] == ["2", number_text(3), number_text(1), number_text(3), "80 %"]
+    assert found["greedy, drafting"][2:6] == ["2", *map(number_text, (0.5, 0, 1.5))]
+    runs["drafting"] = None
+    assert drafting_table([decoded]) is None
