@@ -203,6 +203,7 @@ def test_the_command_holds_an_engine_beside_the_study(
     folder = small_study.outputs / "engine_metrics" / "vllm.txt"
     calls, places = (pd.read_parquet(folder / f"{name}.parquet") for name in ("calls", "places"))
     assert calls["tokens_per_call"][0] == 2.5
+    calls, places = (table[table["target"] == "mini-large"] for table in (calls, places))
     ours = places[(places["from"] == "stage decoding") & (places["rule"] == "greedy")]
     assert len(ours) == 3  # decoded with drafts of three
     along = calls[(calls["from"] == "stage acceptance") & (calls["rule"] == "greedy")]
