@@ -53,7 +53,8 @@ def check(instance: Any, where: str = "") -> None:
     Raises:
         FieldError: names the field, its value and what is allowed.
     """
-    hints = _hints(type(instance))
+    kind: Any = type(instance)
+    hints = _hints(kind)
     for spec in fields(instance):
         value = _checked(
             f"{where}{spec.name}", spec, hints[spec.name], getattr(instance, spec.name)
