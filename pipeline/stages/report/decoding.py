@@ -7,6 +7,7 @@ are equal in everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -34,17 +35,36 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_decoded, thetas
 
 
-def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[Part, Part] | None:
-    """Return the part of the page and the one on speed; None in a study without decoding."""
-    found = upstream.get("decoding", [])
-    if not found:
-        return None
+class Measured(NamedTuple):
+    """What was decoded, target by target, and how fast: `analysis.decoding.speed.speed`."""
+
+    decoded: list[Decoded]
+    speeds: list[pd.DataFrame]
+
+
+def measure_decoding(node: Node, upstream: Mapping[str, list[Artifact]]) -> Measured:
+    """Read what every target decoded; nothing in a study without decoding."""
     decoded = [
-        read_decoded(target, node.config["drafter"], artifact)
-        for target, artifact in zip(node.config["targets"], found, strict=True)
+        read_decoded(node.config["targets"][at], node.config["drafter"], artifact)
+        for at, artifact in enumerate(upstream.get("decoding", []))
     ]
-    statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]
-    speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
+    speeds = [speed(one, *_statistics(node)).assign(theta=thetas(one)) for one in decoded]
+    return Measured(decoded, speeds)
+
+
+def _statistics(node: Node) -> tuple[int, float, int]:
+    config = node.config
+    return config["resamples"], config["confidence"], config["statistics_seed"]
+
+
+def decoding_parts(
+    node: Node, found: Sequence[Artifact], measured: Measured
+) -> tuple[Part, Part] | None:
+    """Return the part of the index and the one on speed; None in a study without decoding."""
+    decoded, speeds = measured
+    if not decoded:
+        return None
+    statistics = _statistics(node)
     title = f"How it decodes with {node.config['drafter']}"
     link = (
         "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
