@@ -60,13 +60,14 @@ def recommended(pairs: Pairs, target: str, budget: float = BUDGET) -> str:
     """Return the label of the rule that accepts the longest runs at a small price.
 
     Among the rules that judge tokens, it is the one with the most tokens a call of those that give
-    up at most `budget` of target probability a step; of equal ones the first. Strict greedy gives
-    up none, so that there is one.
+    up at most `budget` of target probability a step, by the upper limit of the interval; of equal
+    ones the first. Strict greedy gives up none, so that there is one.
     """
     labels = [
         rule
         for rule in pairs.labels("baseline", "criteria", "preset")
-        if pairs.rules[rule].judges_tokens and pairs.value(target, rule, "given_up") <= budget
+        if pairs.rules[rule].judges_tokens
+        and pairs.row(target, rule, "given_up")["ci_high"] <= budget
     ]
     return max(labels or [GREEDY], key=lambda rule: pairs.value(target, rule, LENGTH))
 
@@ -198,7 +199,7 @@ def _reason(pairs: Pairs, target: str, best: str, measured: Mapping[str, Any] | 
         lost = pairs.value(target, best, "given_up") / departs if departs else math.nan
         said = (
             f"Of the {judged} rules that judge tokens, it has the most tokens a call among those "
-            f"that give up at most {budget} of target probability a step: "
+            f"that surely give up at most {budget} of target probability a step: "
             f"{number_text(length)} instead of {number_text(base)} "
             f"({100 * (length / base - 1):+.0f} %). At "
             f"{share_text(departs)} of the steps it emits another token than the target's first "

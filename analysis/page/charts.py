@@ -58,9 +58,13 @@ def plane() -> Spec:
         shape=alt.Shape("family:N", legend=None).scale(range=SHAPES),
         size=alt.condition("datum.marked", alt.value(170), alt.value(60)),
     )
-    names = base.mark_text(align="left", dx=9, dy=-7, fontWeight="bold", fontSize=11).encode(
-        text="name:N"
-    )
+    names = base.mark_text(
+        align=alt.expr("datum.side > 0 ? 'left' : 'right'"),
+        dx=alt.expr("9 * datum.side"),
+        dy=-8,
+        fontWeight="bold",
+        fontSize=12,
+    ).encode(text="name:N", color=alt.value("currentColor"))
     return _finished(bars + points + names, 360)
 
 
@@ -68,7 +72,9 @@ def dial() -> Spec:
     """One measure of a rule along the settings of one parameter."""
     base = alt.Chart(alt.NamedData("dial")).encode(
         x=alt.X("setting:N", sort=None, title="setting, from strict to relaxed").axis(labelAngle=0),
-        y=alt.Y("value:Q", title="value").scale(zero=False),
+        y=alt.Y("value:Q", title=None)
+        .scale(zero=False)
+        .axis(labelExpr="datum.value > 1 ? datum.label : format(datum.value, '.2~%')"),
         tooltip=[
             alt.Tooltip("title:N", title="rule"),
             alt.Tooltip("text:N", title="value, and interval over prompts"),
@@ -84,8 +90,7 @@ def lengths() -> Spec:
     base = alt.Chart(alt.NamedData("lengths")).encode(
         x=alt.X("length:Q", title="draft length γ").axis(tickMinStep=1, format="d"),
         y=alt.Y("tokens:Q", title=TOKENS).scale(zero=False),
-        color=_by("kind", [BLUE, ORANGE, "#8C8C8C"]),
-        strokeDash=alt.StrokeDash("kind:N", legend=None),
+        color=_by("kind", [BLUE, ORANGE]),
         tooltip=[
             alt.Tooltip("kind:N", title="kind"),
             alt.Tooltip("length:Q", title="γ"),
@@ -94,8 +99,11 @@ def lengths() -> Spec:
             alt.Tooltip("high:Q", title="to", format=".3f"),
         ],
     )
-    band = base.mark_area(opacity=0.18).encode(y="low:Q", y2="high:Q", strokeDash=alt.Undefined)
-    return _finished(band + base.mark_line(point=True))
+    band = base.mark_area(opacity=0.18).encode(y="low:Q", y2="high:Q")
+    line = base.mark_line(point=True).encode(
+        strokeDash=alt.StrokeDash("kind:N", sort=None, legend=None)
+    )
+    return _finished(band + line)
 
 
 def survival() -> Spec:
@@ -159,7 +167,9 @@ def distance() -> Spec:
 def profile() -> Spec:
     """Accepted and certified along the answer, or by the margin of the target."""
     base = alt.Chart(alt.NamedData("profile")).encode(
-        x=alt.X("x:Q", title="position in the answer, or decile of the margin p₀ − p₁"),
+        x=alt.X("x:Q", title="position in the answer, or decile of the margin p₀ − p₁").axis(
+            tickCount=8
+        ),
         y=alt.Y("share:Q", title=SHARE).scale(domain=[0, 1]).axis(format=PERCENT),
         color=alt.Color("kind:N", title=None).scale(domain=list(KINDS), range=list(KINDS.values())),
         strokeDash=alt.StrokeDash("kind:N", legend=None),

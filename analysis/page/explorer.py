@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..report.text import share_text
 from ..rules import Rule
 from ..statistics.bootstrap import Floats, Integers
 from .packing import digits
@@ -15,10 +16,7 @@ from .steps import TargetSteps
 ANSWERS = 12
 PROMPT = 400  # characters of a prompt that are shown
 CANDIDATES = 5
-RULE = (
-    f"Answers in the order of their share of {{what}} tokens under {{rule}}: {ANSWERS} at equal "
-    "distances, the first and the last among them."
-)
+ORDERS = {"accepted": "share of accepted tokens", "certified": "mean certificate"}
 
 
 def chosen(shares: Floats, count: int = ANSWERS) -> Integers:
@@ -47,18 +45,17 @@ def answers(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
     drafted, prompts = target.drafted, target.bootstrap.prompts
     certificates = {item.rule: item.lower for item in target.certificates}
     accepted = None if drafted is None else drafted.accepted.get(first.label)
-    what = "certified"
     if accepted is not None:
         values, what = accepted.astype(np.float64), "accepted"
     else:
-        values = np.minimum(certificates[first], first.ceiling)
+        values, what = np.minimum(certificates[first], first.ceiling), "certified"
     shares = np.bincount(prompts, weights=values) / target.bootstrap.steps
     begin = np.cumsum(target.bootstrap.steps) - target.bootstrap.steps
     found = [
         {
             "prompt": _cut(target.prompts[at][1]),
             "id": target.prompts[at][0],
-            "share": digits(shares[at]),
+            "share": _said(shares[at], what),
             "begin": int(begin[at]),
             "steps": [
                 _step(target, step, [certificates[rule] for rule in rules])
@@ -69,7 +66,8 @@ def answers(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
     ]
     used = {token for one in found for step in one["steps"] for token in _tokens(step)}
     return {
-        "chosen_by": RULE.format(what=what, rule=first.title),
+        "chosen_by": f"Of the answers in the order of their {ORDERS[what]} under {first.title}, "
+        f"{len(found)} at equal distances, the first and the last among them.",
         "words": {str(token): target.words[token] for token in sorted(used & set(target.words))},
         "answers": found,
     }
@@ -95,6 +93,11 @@ def _step(target: TargetSteps, step: int, certificates: Sequence[Floats]) -> dic
 
 def _tokens(step: dict[str, Any]) -> set[int]:
     return {step["t"], *step["c"], *([step["d"]] if "d" in step else [])}
+
+
+def _said(share: float, what: str) -> str:
+    """Return by what an answer was chosen, in words."""
+    return f"{share_text(share)} accepted" if what == "accepted" else f"mean R {share:.3g} nats"
 
 
 def _cut(text: str) -> str:

@@ -54,7 +54,7 @@ def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
                 "label": label,
                 "title": title,
                 "family": family(rule),
-                "name": rule.title if named else "",
+                "name": known.get(label, rule.title) if named else "",
                 "marked": label == marked,
                 "tokens": digits(length["value"], 4),
                 "low": digits(length["ci_low"], 4),
@@ -64,7 +64,9 @@ def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
                 **_shares(pairs, target, label),
             }
         )
-    return rows
+    most = max((row["departure"] for row in rows), default=0)
+    # names stand beside their points where there is room
+    return [row | {"side": -1 if row["departure"] > 0.6 * most else 1} for row in rows]
 
 
 def _shares(pairs: Pairs, target: str, label: str) -> Row:

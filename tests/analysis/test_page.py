@@ -17,6 +17,7 @@ from analysis.page.packing import ALPHABET, LEVELS, pack_certificates, pack_coun
 from analysis.page.steps import Drafted, TargetSteps
 from analysis.report.measured import Certified, Measured, certificate_statistics
 from analysis.report.pairs import Pairs
+from analysis.report.text import share_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.paths import CONF
@@ -132,8 +133,9 @@ def test_the_explorer_shows_answers_from_the_least_accepted_to_the_most() -> Non
     found = explorer.answers(target, [GREEDY, Additive(0.3)])
     assert target.drafted is not None
     accepted = target.drafted.accepted[GREEDY.label].reshape(4, 10).mean(axis=1)
-    assert [one["share"] for one in found["answers"]] == pytest.approx(sorted(accepted))
-    assert "accepted tokens under Strict greedy" in found["chosen_by"]
+    shown = [one["share"] for one in found["answers"]]
+    assert shown == [f"{share_text(share)} accepted" for share in sorted(accepted)]
+    assert "share of accepted tokens under Strict greedy, 4 at" in found["chosen_by"]
     for one in found["answers"]:
         place = int(one["id"][-1])
         assert one["begin"] == 10 * place
@@ -147,7 +149,7 @@ def test_the_explorer_shows_answers_from_the_least_accepted_to_the_most() -> Non
 def test_without_a_drafter_certificates_choose_the_answers() -> None:
     found = explorer.answers(made(drafter=False), [GREEDY])
     assert [one["id"] for one in found["answers"]] == [f"id-{at}" for at in range(4)]
-    assert "certified tokens" in found["chosen_by"]
+    assert "mean certificate" in found["chosen_by"]
     assert "d" not in found["answers"][0]["steps"][0]
 
 

@@ -27,9 +27,10 @@ function certifiedShare(target, rule, level) {
   return certain.reduce((sum, flag) => sum + flag, 0) / certain.length;
 }
 
-const asShare = (x) => `${(100 * x).toFixed(1)} %`;
+const asShare = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
 const asNumber = (x) => x.toFixed(2);
-const withInterval = (found, shown) => `${shown(found.value)} [${shown(found.low)}, ${shown(found.high)}]`;
+const limits = (found, shown) => ` [${shown(found.low).replace("\u00a0%", "")}, ${shown(found.high)}]`;
+const withInterval = (found, shown) => shown(found.value) + limits(found, shown);
 
 /** Fill the results of the calculator, its table of settings and its chart. */
 function showCalculator() {
@@ -51,9 +52,8 @@ function showCalculator() {
     const each = evaluate(target, state.rule, state.level, length);
     const kinds = { [`certified at ε = ${PAGE.levels[state.level]}`]: each.tokens };
     if (each.realised) kinds[`${PAGE.drafter}, in fact`] = each.realised;
-    kinds["all accepted: γ + 1"] = { value: length + 1 };
     for (const [kind, { value, low, high }] of Object.entries(kinds)) {
-      if (length < 8 || !kind.startsWith("all")) rows.push({ kind, length, tokens: value, low, high });
+      rows.push({ kind, length, tokens: value, low, high });
     }
   }
   drawChart("lengths", { lengths: rows });

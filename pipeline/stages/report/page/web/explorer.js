@@ -130,7 +130,7 @@ function listAnswers() {
   choose.replaceChildren();
   PAGE.answers[state.target].answers.forEach((answer, at) => {
     const begin = answer.prompt.slice(0, 60);
-    const text = `${at + 1}: ${answer.share}, ${begin}${answer.prompt.length > 60 ? " …" : ""}`;
+    const text = `${at + 1}: ${answer.share}. ${begin}${answer.prompt.length > 60 ? " …" : ""}`;
     choose.append(new Option(text, at));
   });
   state.answer = Math.min(state.answer, PAGE.answers[state.target].answers.length - 1);
