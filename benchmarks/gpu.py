@@ -1,11 +1,13 @@
-"""Decoding speed of the paper's targets against the memory-bandwidth bound and `generate`.
+"""Decoding speed of the paper's targets against the device's bound and `generate`.
 
 Run it with ``make bench-gpu`` on a CUDA machine; ``make bench-gpu ARGS=--reduced`` runs the same
 code on small shapes, on the CPU where there is no GPU. The models have the paper's shapes and
 random weights: nothing is downloaded. The stage's code, with static shapes and with growing ones,
-and transformers' `generate` take the same statistics of every step, in one run, each at the best
-of several batches. The bound is the time in which a copy at the measured bandwidth (bytes read
-and bytes written) moves the weights, once a step, and the cached keys and values.
+and transformers' `generate`, with its static cache and its growing one, take the same statistics of
+every step, each at several batches; seconds are wall-clock, of ours with writing the file. The
+bound is the time in which the device, at the bandwidth of a copy and the rate of a large product,
+both measured first, moves the weights once a step and the keys and values of real tokens, or does
+the operations, whichever takes longer. Rows are printed, and written to --out, as they come.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.execution.shards import Plan, out_of_memory
+from pipeline.execution.shards import Plan, at_most, out_of_memory
 from pipeline.execution.stopwatch import (
-    DECODING,
+    Peaks,
     copy_bandwidth,
     describe_device,
     peak_memory,
+    product_rate,
     throughput,
 )
 from pipeline.models.load import LanguageModel, random_qwen3
@@ -55,6 +58,7 @@ REDUCED: dict[str, Any] = {
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 
+ENGINES = ("pipeline-static", "pipeline-dynamic", "generate-static", "generate-dynamic")
 
 Engine = Callable[[dict[str, list[int]], int], dict[str, Any]]  # prompts, batch
 
@@ -70,7 +74,7 @@ def synthetic_prompts(count: int, longest: int, vocabulary: int) -> dict[str, li
 def ours(
     model: LanguageModel,
     running: type[PaddedBatch],
-    bandwidth: float,
+    peaks: Peaks,
     decoding: Decoding,
     prompts: dict[str, list[int]],
     batch: int,
@@ -79,20 +83,23 @@ def ours(
     with tempfile.TemporaryDirectory() as folder:
         pending = Pending(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.open(pending, lengths, lambda _: batch)
+        plan = Plan.open(pending, lengths, at_most(batch))
         begun = time.perf_counter()
         decode_shards(model, prompts, decoding, running, plan, pending)
         whole = time.perf_counter() - begun
         if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
             raise torch.OutOfMemoryError("the batch was halved")
-        found = throughput((shard.measured for shard in plan.shards), model, bandwidth)
+        found = throughput((shard.measured for shard in plan.shards), model, peaks)
         found["graph"] = all(shard.measured["graph"] for shard in plan.shards)
-    spent = sum(found["seconds"][name] for name in DECODING)
-    return found | {"decoding_seconds": spent, "whole_dump_seconds": whole}
+    return found | {"wall_seconds": whole}
 
 
 def with_generate(
-    model: LanguageModel, decoding: Decoding, prompts: dict[str, list[int]], batch: int
+    model: LanguageModel,
+    cache: str | None,
+    decoding: Decoding,
+    prompts: dict[str, list[int]],
+    batch: int,
 ) -> dict[str, Any]:
     """Time transformers' `generate`; a logits processor takes the statistics and keeps them."""
     ordered = sorted(prompts.values(), key=len, reverse=True)
@@ -121,95 +128,106 @@ def with_generate(
 
         with torch.inference_mode():
             model.module.generate(ids, attention_mask=mask, max_new_tokens=decoding.steps,
-                                  do_sample=False, logits_processor=[take])  # fmt: skip
+                                  do_sample=False, logits_processor=[take],
+                                  cache_implementation=cache)  # fmt: skip
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         spent += time.perf_counter() - begun
-    return {"decoding_seconds": spent}
+    return {"wall_seconds": spent}
 
 
-def at_every_batch(
-    engine: Callable[[int], dict[str, Any]], batches: list[int], tokens: int, device: torch.device
-) -> list[dict[str, Any]]:
-    """Return what `engine` reaches at every batch that fits into the memory, the fastest first."""
-    reached = []
-    for batch in batches:
-        found = None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        try:
-            found = engine(batch)
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
+def at_batch(
+    engine: Callable[[int], dict[str, Any]], batch: int, tokens: int, device: torch.device
+) -> dict[str, Any] | None:
+    """Return what `engine` reaches at a batch; None where it does not fit into the memory."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        found = engine(batch)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        return None
+    finally:
         torch.cuda.empty_cache()
-        if found is not None:
-            speed = tokens / found["decoding_seconds"]
-            reached.append(found | {"batch": batch, "tokens_per_second": speed,
-                                    "peak_memory_bytes": peak_memory(device)})  # fmt: skip
-    return sorted(reached, key=lambda found: -found["tokens_per_second"])
+    speed = round(tokens / found["wall_seconds"], 1)
+    return found | {"batch": batch, "tokens_per_second": speed,
+                    "peak_memory_bytes": peak_memory(device)}  # fmt: skip
 
 
-def compare(
-    model: LanguageModel,
-    prompts: dict[str, list[int]],
-    decoding: Decoding,
-    batches: list[int],
-    bandwidth: float,
-) -> Iterator[dict[str, Any]]:
-    """Run all engines and print a row of the table for each."""
-    engines: dict[str, Engine] = {
-        f"pipeline, {cache}": partial(ours, model, running_batch(cache, model), bandwidth, decoding)
+def engines_of(model: LanguageModel, decoding: Decoding, peaks: Peaks) -> dict[str, Engine]:
+    """Return what can be run, by name."""
+    ours_with = {
+        f"pipeline-{cache}": partial(ours, model, running_batch(cache, model), peaks, decoding)
         for cache in ("static", "dynamic")
     }
-    engines["generate"] = partial(with_generate, model, decoding)
-    warm = dict(list(prompts.items())[:8])
-    for name, engine in engines.items():
-        engine(warm, 8)
-        reached = at_every_batch(partial(engine, prompts), batches, len(prompts) * decoding.steps,
-                                 model.device)  # fmt: skip
-        if not reached:
-            raise SystemExit(f"error: {model.label} does not fit at any of the batches {batches}")
-        best = reached[0]
-        whole, share = ((f"{best['whole_dump_seconds']:.1f}",
-                         f"{best['fraction_of_bandwidth_bound']:.1%}")
-                        if "whole_dump_seconds" in best else ("", ""))  # fmt: skip
-        row = (model.label, name, "yes" if best.get("graph") else "no", best["batch"],
-               round(best["tokens_per_second"]), whole, share,
-               f"{best['peak_memory_bytes'] / 2**30:.1f}")  # fmt: skip
-        print("|", " | ".join(map(str, row)), "|", flush=True)
-        yield {"target": model.label, "engine": name, "batches": reached}
+    return ours_with | {
+        f"generate-{cache or 'dynamic'}": partial(with_generate, model, cache, decoding)
+        for cache in ("static", None)
+    }
 
 
-def main() -> None:
-    """Run the comparison and print a Markdown table, then all numbers as JSON."""
+def table_row(found: dict[str, Any]) -> str:
+    """Return a row of the printed table."""
+    share = f"{found['fraction_of_bound']:.1%}" if "fraction_of_bound" in found else ""
+    cells = (found["target"], found["engine"], "yes" if found.get("graph") else "no",
+             found["batch"], round(found["tokens_per_second"]), f"{found['wall_seconds']:.1f}",
+             share, f"{found['peak_memory_bytes'] / 2**30:.1f}")  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def parsed() -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--reduced", action="store_true", help="small shapes, for a trial")
     parser.add_argument("--batches", type=int, nargs="+", help="prompts decoded together")
-    arguments = parser.parse_args()
+    parser.add_argument("--targets", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--out", type=Path, help="a file to which every row is added as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the comparison; print a Markdown table, a row as soon as it is known."""
+    arguments = parsed()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type != "cuda" and not arguments.reduced:
         raise SystemExit("error: no CUDA device; add --reduced to run small shapes on the CPU")
     if arguments.reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
+        peaks = Peaks(copy_bandwidth(device, 64), product_rate(device, torch.bfloat16, 512))
     else:
-        shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256, 500]
+        shapes = {name: SHAPES[name] for name in arguments.targets}
+        count, longest, steps, batches = 500, 1024, 128, [64, 128, 256, 500]
+        peaks = Peaks(copy_bandwidth(device, 4096), product_rate(device, torch.bfloat16))
     decoding = Decoding(steps, 256, [], Sampling(0.0, 1.0, 0, 0))
-    bandwidth = copy_bandwidth(device, 64 if arguments.reduced else 4096)
-    print(json.dumps(describe_device(device) | {
+    machine = describe_device(device) | {
         "torch": torch.__version__, "python": platform.python_version(), "prompts": count,
-        "steps": steps, "copy_bandwidth_GB_per_second": round(bandwidth / 1e9, 1),
-    }))  # fmt: skip
-    print("\n| target | engine | CUDA graph | batch | tokens/s | whole dump (s) | share of bound | "
-          "GiB |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
-    results: list[dict[str, Any]] = []
+        "steps": steps, "copy_bandwidth_GB_per_second": round(peaks.bandwidth / 1e9, 1),
+        "operations_T_per_second": round(peaks.operations / 1e12, 3),
+    }  # fmt: skip
+    print(json.dumps(machine))
+    print("\n| target | engine | CUDA graph | batch | tokens/s | wall (s) | share of bound | "
+          "GiB |\n|---|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", "float32", device, label)
         prompts = synthetic_prompts(count, longest, model.vocab_size)
-        results += compare(model, prompts, decoding, arguments.batches or batches, bandwidth)
+        warm = dict(list(prompts.items())[:8])
+        for name in arguments.engines:
+            engine = engines_of(model, decoding, peaks)[name]
+            engine(warm, 8)
+            for batch in arguments.batches or batches:
+                found = at_batch(partial(engine, prompts), batch, count * steps, device)
+                if found is None:
+                    print(f"{label}, {name}: batch {batch} does not fit", flush=True)
+                    continue
+                found = {"target": label, "engine": name} | found
+                print(table_row(found), flush=True)
+                if arguments.out:
+                    with arguments.out.open("a") as file:
+                        file.write(json.dumps(machine | found) + "\n")
         del model
         torch.cuda.empty_cache()
-    print("\n" + json.dumps(results))
 
 
 if __name__ == "__main__":

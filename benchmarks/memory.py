@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import REDUCED, synthetic_prompts
-from pipeline.execution.shards import Plan
+from pipeline.execution.shards import Plan, at_most
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.models.load import random_qwen3
 from pipeline.stages.distributions.compute import decode_shards
@@ -37,7 +37,7 @@ def measure(count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         pending = Pending(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.open(pending, lengths, lambda _: BATCH)
+        plan = Plan.open(pending, lengths, at_most(BATCH))
         decode_shards(model, prompts, decoding, GrowingBatch, plan, pending)
         written = (pending.directory / "data.parquet").stat().st_size
     found = {"before": before, "peak": peak_memory(device), "written": written}

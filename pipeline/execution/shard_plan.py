@@ -8,7 +8,7 @@ one is never computed again, a damaged or half-written one is.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,13 @@ from pipeline.store.fingerprint import file_digest
 PLAN = "plan.json"
 
 ShardMeasured = dict[str, Any]
+# Gives the sizes of shards from the lengths of their prompts in tokens, the longest first.
+Cut = Callable[[Sequence[int]], list[int]]
+
+
+def at_most(size: int) -> Cut:
+    """Return the cut into shards of `size` prompts, the last one smaller."""
+    return lambda lengths: [min(size, len(lengths) - at) for at in range(0, len(lengths), size)]
 
 
 @dataclass
@@ -44,25 +51,21 @@ class Plan:
 
     @classmethod
     def open(
-        cls,
-        pending: Pending,
-        lengths: Mapping[str, int],
-        fits: Callable[[int], int],
-        suffix: str = ".parquet",
+        cls, pending: Pending, lengths: Mapping[str, int], cut: Cut, suffix: str = ".parquet"
     ) -> Plan:
         """Take up the plan that an interrupted run left of the same, or make one.
 
         Args:
             pending: what is made, and from what.
             lengths: tokens of every prompt, by prompt_id.
-            fits: how many prompts, of which the longest has that many tokens, fit together.
+            cut: gives the sizes of the shards of a new plan.
             suffix: of the shards' files.
         """
         path = pending.workspace / PLAN
         try:
             plan = cls.load(path)
         except FileNotFoundError:
-            return cls.make(path, pending.made_from, lengths, fits, suffix)
+            return cls.make(path, pending.made_from, lengths, cut, suffix)
         except ValueError as error:
             reason = f"{path} {error}"
         else:
@@ -73,7 +76,7 @@ class Plan:
             reason = f"{path} is of an interrupted run on other inputs"
         print(f"{reason}: its shards are computed again", flush=True)
         shutil.rmtree(path.parent / "shards", ignore_errors=True)
-        return cls.make(path, pending.made_from, lengths, fits, suffix)
+        return cls.make(path, pending.made_from, lengths, cut, suffix)
 
     @classmethod
     def load(cls, path: Path) -> Plan:
@@ -93,14 +96,13 @@ class Plan:
         path: Path,
         made_from: dict[str, Any],
         lengths: Mapping[str, int],
-        fits: Callable[[int], int],
+        cut: Cut,
         suffix: str = ".parquet",
     ) -> Plan:
-        """Cut the prompts, longest first, into shards of at most `fits(length)` prompts."""
+        """Cut the prompts, longest first, into shards."""
         ordered = sorted(lengths, key=lengths.__getitem__, reverse=True)
         shards: list[Shard] = []
-        while ordered:
-            size = fits(lengths[ordered[0]])
+        for size in cut([lengths[name] for name in ordered]):
             shards.append(Shard(f"{len(shards):04}", ordered[:size]))
             ordered = ordered[size:]
         plan = cls(path, made_from, shards, suffix)

@@ -19,12 +19,12 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.execution.progress import progress_bar
-from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 
-__all__ = ["Plan", "Shard", "ShardMeasured"]  # with the rest of this module
+__all__ = ["Plan", "Shard", "ShardMeasured", "at_most"]  # with the rest of this module
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",
     "DefaultCPUAllocator: not enough memory",

@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -66,6 +66,30 @@ def copy_bandwidth(device: torch.device, megabytes: int = 1024) -> float:
     return 2 * source.nbytes / best
 
 
+def product_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
+    """Measure the operations a second of a large matrix product, the best of ten."""
+    one = torch.ones((size, size), dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(10):
+        watch = Stopwatch(device)
+        with watch("product"):
+            one @ one
+        best = min(best, max(watch.seconds()["product"], 1e-9))
+    return 2.0 * size**3 / best
+
+
+class Peaks(NamedTuple):
+    """What a device was measured to do at most in a second."""
+
+    bandwidth: float  # bytes of a copy, read and written
+    operations: float  # additions and multiplications of a matrix product
+
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype) -> Peaks:
+        """Measure both, with sizes that fill a GPU."""
+        return cls(copy_bandwidth(device), product_rate(device, dtype))
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the most bytes held so far: on the CUDA device, else by this process."""
     if device.type == "cuda":
@@ -85,31 +109,37 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 
 def throughput(
-    measured: Iterable[Mapping[str, Any]], model: LanguageModel, bandwidth: float | None
+    measured: Iterable[Mapping[str, Any]], model: LanguageModel, peaks: Peaks | None
 ) -> dict[str, Any]:
     """Sum up what finished shards took.
 
     Args:
-        measured: of each shard its seconds by span, rows, forwards (decoding steps of a batch)
-            and kv_tokens (cached tokens read in them).
+        measured: of each shard its seconds by span, rows, and what decoding takes at least:
+            forwards (steps of the batch), forward_tokens and kv_tokens (read in them).
         model: what decoded them.
-        bandwidth: bytes a second of a copy, or None. The bound is the time in which it moves the
-            weights, once a step, and the keys and values.
+        peaks: of the device, or None. The bound is the time in which it moves the weights, once a
+            step, and the keys and values, or does the operations, whichever is longer.
     """
     seconds: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     for shard in measured:
         seconds.update(shard["seconds"])
-        totals.update({name: shard[name] for name in ("rows", "forwards", "kv_tokens")})
+        names = ("rows", "forwards", "forward_tokens", "kv_tokens")
+        totals.update({name: shard[name] for name in names})
     found = {
         "tokens": totals["rows"],
         "tokens_per_second": round(totals["rows"] / sum(seconds[name] for name in DECODING), 1),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
     }
-    if bandwidth is not None:
+    if peaks is not None:
         read = totals["forwards"] * model.weight_bytes()
         read += totals["kv_tokens"] * model.cache_bytes()
-        stepping = seconds["decode"] + seconds["statistics"]
-        found["copy_bandwidth_bytes_per_second"] = round(bandwidth)
-        found["fraction_of_bandwidth_bound"] = round(read / bandwidth / stepping, 4)
+        done = model.operations(totals["forward_tokens"], totals["kv_tokens"])
+        bound = max(read / peaks.bandwidth, done / peaks.operations)
+        found |= {
+            "copy_bandwidth_bytes_per_second": round(peaks.bandwidth),
+            "operations_per_second": round(peaks.operations),
+            "bound_seconds": round(bound, 4),
+            "fraction_of_bound": round(bound / (seconds["decode"] + seconds["statistics"]), 4),
+        }
     return found

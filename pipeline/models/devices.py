@@ -51,7 +51,10 @@ def set_up(device: torch.device, threads: int | None) -> None:
     check_threads(threads)
     if threads is not None:
         torch.set_num_threads(threads)
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
+    if device.type == "cuda":
+        # before the first allocation: batches of many sizes would leave holes between blocks
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        if device.index is not None:
+            torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.enable_cudnn_sdp(False)

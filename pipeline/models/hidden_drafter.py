@@ -94,7 +94,7 @@ def projection_of(target: LanguageModel, drafted: Tensor | None) -> nn.Module:
         return given
     own = given.projection if isinstance(given, Head) else given
     rows = linear_of(own.weight[drafted], None if own.bias is None else own.bias[drafted])
-    return Head(rows, own.weight.dtype) if isinstance(given, Head) else rows
+    return Head(rows, given.dtype) if isinstance(given, Head) else rows
 
 
 class GivenText:

@@ -158,13 +158,24 @@ class LanguageModel:
         return sum(state.nbytes for state in states if state is not None)
 
     def weight_bytes(self) -> int:
-        """Bytes of weights that a decoding step reads: embeddings only where they are the head."""
-        head = self.module.get_output_embeddings()
-        looked_up = self.module.get_input_embeddings()
-        read = {parameter.data_ptr(): parameter.nbytes for parameter in self.module.parameters()}
-        if head is not None and head.weight is not looked_up.weight:
+        """Bytes of weights that a decoding step reads."""
+        return sum(weight.nbytes for weight in self._weights_read())
+
+    def operations(self, tokens: int, kv_tokens: int) -> float:
+        """Additions and multiplications of reading `tokens` that attend to `kv_tokens` in all."""
+        config = self.module.config.get_text_config()
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        attention = 4 * config.num_hidden_layers * heads * width  # scores, and sums of values
+        return 2.0 * sum(w.numel() for w in self._weights_read()) * tokens + attention * kv_tokens
+
+    def _weights_read(self) -> list[Tensor]:
+        """Return what a decoding step reads: embeddings only where they are the head."""
+        head, looked_up = self.module.get_output_embeddings(), self.module.get_input_embeddings()
+        read = {parameter.data_ptr(): parameter for parameter in self.module.parameters()}
+        if head is not None and head.weight.data_ptr() != looked_up.weight.data_ptr():
             read.pop(looked_up.weight.data_ptr(), None)
-        return sum(read.values())
+        return list(read.values())
 
     def memory_bytes(self) -> int:
         """Bytes of all parameters and buffers."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._triton import has_triton
 
 CPU_CHUNK = 1 << 18  # float64 values held at once: 2 MB, which stay in a processor's cache
 CUDA_CHUNK = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
@@ -51,8 +54,11 @@ def tempered_statistics(
     """
     top_logits, top_ids = top_k(logits, k)
     rows = max(1, (CUDA_CHUNK if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
+    of_chunk = _compiled() if logits.is_cuda else _of_chunk
     parts = [
-        _of_chunk(logits[i : i + rows], top_ids[i : i + rows], temperatures)
+        of_chunk(
+            logits[i : i + rows], top_logits[i : i + rows], top_ids[i : i + rows], temperatures
+        )
         for i in range(0, len(logits), rows)
     ]
     found = Tempered(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -62,10 +68,12 @@ def tempered_statistics(
     return first, Tempered(*(column[:, 1:] for column in found))
 
 
-def _of_chunk(logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]) -> Tempered:
+def _of_chunk(
+    logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]
+) -> Tempered:
     """Return the statistics of whole rows at every temperature."""
     z = logits.double()
-    z.sub_(z.gather(1, top_ids[:, :1])).clamp_(min=MASKED_LOGIT)
+    z.sub_(top_logits[:, :1]).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids)
     drop = None  # of the tail's largest logit below the row's
     if top_ids.shape[1] < z.shape[1]:
@@ -77,8 +85,35 @@ def _of_chunk(logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]) ->
     return Tempered(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
 
 
+def _by_masks(
+    logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]
+) -> Tempered:
+    """Return the same as `_of_chunk`: no tensor is changed or written to by index."""
+    z = (logits.double() - top_logits[:, :1].double()).clamp(min=MASKED_LOGIT)
+    below = z.gather(1, top_ids)
+    drop = None  # of the tail's largest logit below the row's
+    if top_ids.shape[1] < z.shape[1]:
+        ids = torch.arange(z.shape[1], device=z.device)
+        last, last_id = top_logits[:, -1:], top_ids[:, -1:]  # of equal logits the top has the first
+        tail = (logits < last) | ((logits == last) & (ids > last_id))
+        drop = torch.where(tail, z, -torch.inf).amax(1)
+        z = torch.where(tail, z - drop[:, None], MASKED_LOGIT)
+    columns = [_at_temperature(below, z, drop, None, temperature) for temperature in temperatures]
+    return Tempered(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
+
+
+@cache
+def _compiled() -> Callable[..., Tempered]:
+    """Return `_by_masks` as few kernels, which hold no row in float64, where torch can compile."""
+    if not has_triton():
+        warnings.warn("no triton here: statistics on CUDA are computed uncompiled", stacklevel=3)
+        return _by_masks
+    compiled: Callable[..., Tempered] = torch.compile(_by_masks, dynamic=True, fullgraph=True)
+    return compiled
+
+
 def _at_temperature(
-    below: Tensor, z: Tensor, drop: Tensor | None, room: Tensor, temperature: float
+    below: Tensor, z: Tensor, drop: Tensor | None, room: Tensor | None, temperature: float
 ) -> Tempered:
     """Return the statistics (B,) of rows: the top K measured from the largest, the tail from its.
 
@@ -86,7 +121,7 @@ def _at_temperature(
         below: (B, K) logits of the top K less the largest.
         z: (B, V) logits of the tail less the tail's largest, `MASKED_LOGIT` elsewhere.
         drop: (B,) the tail's largest less the largest; None when there is no tail.
-        room: (B, V) is overwritten.
+        room: (B, V) is overwritten, or None.
         temperature: by which all are divided.
     """
     below = below / temperature
@@ -113,11 +148,13 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     is fixed by two sorts of the k; the choice, in rows where the k-th logit has an equal outside,
     by sorting the whole row.
     """
-    ids = logits.topk(k, dim=1, sorted=False).indices
+    more = min(k + 1, logits.shape[1])
+    ids = logits.topk(more, dim=1, sorted=False).indices
     ids = ids.sort(dim=1).values
     values, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
-    tied = ((logits >= values[:, -1:]).sum(1) > k).nonzero()[:, 0]
+    tied = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
+    values, ids = values[:, :k], ids[:, :k]
     if len(tied):
         by_value = logits[tied].sort(dim=1, descending=True, stable=True)
         values[tied], ids[tied] = by_value.values[:, :k], by_value.indices[:, :k]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import torch
 from analysis.acceptance import divergences
 from pipeline.errors import PipelineError
 from pipeline.execution import shards
+from pipeline.execution.row_threads import in_threads
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models import vocabulary
 from pipeline.models.hidden_drafter import GivenText
@@ -24,12 +26,7 @@ from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.load import new_qwen3, wrap
 from pipeline.stages.drafts import compare, sums
 from pipeline.stages.drafts import compute as drafts
-from pipeline.stages.drafts.compare import (
-    DepthStatistics,
-    PairStatistics,
-    depth_statistics,
-    pair_statistics,
-)
+from pipeline.stages.drafts.compare import PairStatistics
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
@@ -50,6 +47,12 @@ def tiny(seed: int, vocab: int = VOCAB) -> LanguageModel:
         for weight in module.parameters():
             weight.mul_(4)  # the default initialisation gives nearly uniform distributions
     return wrap(module, f"tiny-{seed}", torch.device("cpu"), "float32", (2,), "test")
+
+
+def pair_statistics(
+    target: torch.Tensor, draft: torch.Tensor, temperature: float, sampled: float | None = None
+) -> PairStatistics:
+    return compare.compare(target, [draft], temperature, sampled)[0]
 
 
 def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> ComparedPair:
@@ -385,7 +388,7 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
 def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     pending = Pending(tmp_path / "draft", "prompts")
-    plan = shards.Plan.open(pending, dict.fromkeys("abcd", 1), lambda n: 4)
+    plan = shards.Plan.open(pending, dict.fromkeys("abcd", 1), shards.at_most(4))
     done: list[list[str]] = []
 
     def compute(shard: shards.Shard, path: Path, progress: Any) -> dict[str, Any]:
@@ -448,10 +451,52 @@ def test_depth_statistics_are_those_of_the_pair() -> None:
     z = torch.from_numpy((3 * rng.standard_normal((30, 96))).round(1).astype(np.float32))
     w = torch.from_numpy((3 * rng.standard_normal((30, 96))).round(1).astype(np.float32))
     w[:20, ::3] = -torch.inf  # a reduced vocabulary
-    whole = DepthStatistics.of(pair_statistics(z, w, 0.7))
-    for name, mine in depth_statistics(z, w, 0.7)._asdict().items():
-        torch.testing.assert_close(mine, getattr(whole, name), rtol=1e-12, atol=1e-14)
-    assert bool(whole.depth_kl[:20].isinf().all() & whole.depth_kl[20:].isfinite().all())
+    whole, depths = compare.compare(z, [w, z, w], 0.7)
+    for name, columns_of in depths._asdict().items():
+        mine = getattr(whole, name.removeprefix("depth_"))
+        assert columns_of.shape == (30, 3)
+        torch.testing.assert_close(columns_of[:, 0], mine, rtol=0, atol=0)
+        torch.testing.assert_close(columns_of[:, 2], mine, rtol=1e-12, atol=1e-14)
+    assert not depths.depth_kl[:, 1].any()
+    assert bool(whole.kl[:20].isinf().all() & whole.kl[20:].isfinite().all())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_threads_share_rows_and_change_nothing(rows: int) -> None:
+    """With as many threads as rows, fewer and more; mode and number of threads stay."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            seen = in_threads(
+                lambda part: (part, torch.get_num_threads(), torch.is_inference_mode_enabled()),
+                rows,
+                torch.device("cpu"),
+            )
+            assert torch.get_num_threads() == 2
+        parts, threads, modes = zip(*seen, strict=True)
+        assert [i for part in parts for i in range(part.start, part.stop)] == list(range(rows))
+        assert len(parts) == min(rows, 2)
+        assert all(modes)
+        assert set(threads) == ({1} if rows > 1 else {2})
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 2
+        with pytest.raises(ZeroDivisionError):
+            in_threads(lambda part: part.start / part.start, rows, torch.device("cpu"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_pair_is_compared_alike_by_one_thread_and_by_two() -> None:
+    both, found = replace(pair(tiny(1), tiny(2)), sampled=0.5), []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append(run(both))
+    torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(tuple(one), tuple(two), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("block", [1 << 20, 3 * VOCAB])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
+from pipeline.execution.shards import Compute, Plan, Shard, assemble, at_most, write_groups
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from tests.pipeline import fakes
@@ -30,7 +30,7 @@ def table(name: str) -> pa.Table:
 def run(folder: Path, compute: Compute) -> list[str]:
     folder.mkdir(exist_ok=True)
     pending = Pending(folder, "prompts")
-    plan = Plan.open(pending, dict.fromkeys(PROMPTS, 1), lambda _: 1)
+    plan = Plan.open(pending, dict.fromkeys(PROMPTS, 1), at_most(1))
     assemble(plan, sorted(PROMPTS), compute, pending, SCHEMA, steps=1, label="test",
              device=torch.device("cpu"))  # fmt: skip
     return pq.read_table(folder / "data.parquet")["prompt_id"].to_pylist()

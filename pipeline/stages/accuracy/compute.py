@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pipeline.execution.shards import Plan, Shard, compute_unfinished, write_tables
+from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.pair import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
@@ -99,7 +99,7 @@ def answer_all(
 ) -> list[dict[str, Any]]:
     """Answer every question, each a shard of its own; return their rows by table, in order."""
     named = {one.key: one for one in asked}
-    plan = Plan.open(pending, dict.fromkeys(named, 1), lambda _: 1, ".json")
+    plan = Plan.open(pending, dict.fromkeys(named, 1), at_most(1), ".json")
 
     def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
         one = named[planned.prompts[0]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, compute_unfinished, write_tables
+from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.formats import spec_bench
 from pipeline.models.pair import pair_tokenizer
@@ -92,7 +92,7 @@ def decode_prompts(
     `later` gives what a shard holds of the turns after a prompt's first.
     """
     turns = {row["prompt_id"]: at for at, row in enumerate(rows)}
-    plan = Plan.open(pending, dict.fromkeys(turns, 1), lambda _: 1, ".json")
+    plan = Plan.open(pending, dict.fromkeys(turns, 1), at_most(1), ".json")
 
     def decode_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
         at = turns[planned.prompts[0]]

@@ -1,23 +1,24 @@
-"""How many prompts are decoded together."""
+"""Which prompts are decoded together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
+from pipeline.execution.shard_plan import Cut, at_most
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import CUDA_CHUNK
 from pipeline.stages.distributions.decode import Decoding
 
 BATCH_LIMIT = {"cpu": 32, "cuda": 512}  # larger ones were not faster on the CPU
 SLACK = 1.1  # fragmentation
+SET_UP = 4  # steps that a shard runs beyond its own, to capture them as a graph
 
 
-def batch_limit(
-    model: LanguageModel, batch: int | None, memory_share: float, decoding: Decoding
-) -> Callable[[int], int]:
-    """Return how many prompts of a given length are decoded together.
+def cut_of(model: LanguageModel, batch: int | None, memory_share: float, decoding: Decoding) -> Cut:
+    """Return how the prompts, the longest first, are cut into shards that are decoded together.
 
     Args:
         model: what decodes them.
@@ -25,11 +26,16 @@ def batch_limit(
         memory_share: the part of it that may be used.
         decoding: how many steps are decoded and how much of each is stored.
     """
-    if batch is None and model.device.type != "cuda":
-        batch = BATCH_LIMIT["cpu"]
-    if batch is not None:
-        return lambda _: batch
+    if batch is not None or model.device.type != "cuda":
+        return at_most(batch or BATCH_LIMIT["cpu"])
     free = memory_share * torch.cuda.mem_get_info(model.device)[0]
+    fits = room(model, free, decoding)
+    weights, cache = model.weight_bytes(), model.cache_bytes()
+    return lambda lengths: least_traffic(lengths, fits, weights, cache, decoding.steps)
+
+
+def room(model: LanguageModel, free: float, decoding: Decoding) -> Callable[[int], int]:
+    """Return how many prompts fit into `free` bytes, by the tokens of the longest."""
     free -= 3 * CUDA_CHUNK * 8  # of the statistics: float64 logits, their exponentials, a product
     cache = model.cache_bytes()
     config = model.module.config.get_text_config()
@@ -49,3 +55,36 @@ def batch_limit(
         return max(1, min(BATCH_LIMIT["cuda"], int(free / each)))
 
     return fits
+
+
+def least_traffic(
+    lengths: Sequence[int], fits: Callable[[int], int], weights: int, cache: int, steps: int
+) -> list[int]:
+    """Return the sizes of the shards that make a device read least, of all cuts of the order.
+
+    A step of a shard reads the weights once, and for each of its prompts the keys and values of as
+    many tokens as the longest has: few shards read weights seldom, many read little padding.
+
+    Args:
+        lengths: tokens of the prompts, the longest first.
+        fits: how many prompts fit together, by the tokens of the longest.
+        weights: bytes that a step reads whatever the batch.
+        cache: bytes of the keys and values of a token.
+        steps: that are decoded.
+    """
+    count = len(lengths)
+    least = np.full(count + 1, np.inf)  # bytes for the first prompts
+    least[0] = 0
+    size = np.zeros(count + 1, int)  # of the last of their shards
+    for begin, longest in enumerate(lengths):
+        sizes = np.arange(1, 1 + min(fits(longest), count - begin))
+        each = cache * (longest * steps + steps * (steps + 1) / 2)
+        read = least[begin] + weights * (steps + SET_UP) + sizes * each
+        ends = begin + sizes
+        better = read < least[ends]
+        least[ends[better]], size[ends[better]] = read[better], sizes[better]
+    cut = []
+    while count:
+        cut.append(int(size[count]))
+        count -= cut[-1]
+    return cut[::-1]

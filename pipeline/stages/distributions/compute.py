@@ -6,7 +6,7 @@ finished one is never computed again. At the end they are joined in the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,11 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
-from pipeline.execution.stopwatch import (
-    Stopwatch,
-    copy_bandwidth,
-    describe_device,
-    peak_memory,
-    throughput,
-)
+from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
-from pipeline.stages.distributions.batches import batch_limit
+from pipeline.stages.distributions.batches import cut_of
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
 from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
 from pipeline.stages.distributions.sampling import Sampling
@@ -51,7 +45,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     plan = Plan.open(
         pending,
         {name: len(ids) for name, ids in prompts.items()},
-        batch_limit(model, settings["batch"], settings["memory_share"], decoding),
+        cut_of(model, settings["batch"], settings["memory_share"], decoding),
     )
     decode_shards(model, prompts, decoding, running_batch(settings["cache"], model), plan, pending)
     pending.facts |= distribution_facts(node, model, plan)
@@ -107,30 +101,46 @@ def shard_of(
         watch = Stopwatch(model.device)
         batch = {name: prompts[name] for name in shard.prompts}
         out = decode_batch(model, batch, decoding, running, watch, progress)
-        return partial(write_shard, model.label, shard.prompts, out, watch, path)
+        return partial(write_shard, model.label, batch, out, watch, path)
 
     return compute_shard
 
 
 def write_shard(
-    label: str, prompts: list[str], out: DecodedBatch, watch: Stopwatch, path: Path
+    label: str, prompts: dict[str, list[int]], out: DecodedBatch, watch: Stopwatch, path: Path
 ) -> dict[str, Any]:
     """Transfer, check and write a decoded shard; return what was measured."""
+    names = list(prompts)
     seconds = watch.seconds()  # waits for the device
     host = Stopwatch(torch.device("cpu"))
     with host("transfer"):
         out = out.to_host()
-    check_finite_steps(label, prompts, out)
+    check_finite_steps(label, names, out)
     with host("write"):
         schema = columns.schema("distributions", k=out.statistics.top_ids.shape[2])
-        write_groups(path, decoded_tables(prompts, out, schema), schema)
+        write_groups(path, decoded_tables(names, out, schema), schema)
     return {
         "seconds": seconds | host.seconds(),
         "rows": int(out.lengths.sum()),
-        "forwards": out.forwards,
-        "kv_tokens": out.kv_tokens,
+        **needed([len(ids) for ids in prompts.values()], out.lengths.tolist()),
         "graph": out.graph,
     }
+
+
+def needed(prompts: Sequence[int], answers: Sequence[int]) -> dict[str, int]:
+    """Return what decoding a batch takes at least, without padding and what is run too much.
+
+    Args:
+        prompts: their tokens.
+        answers: their steps, the first of which comes from reading the prompt.
+
+    Returns:
+        forwards: decoding steps, each of which reads the weights; forward_tokens: tokens read in
+        them; kv_tokens: cached tokens that these attend to.
+    """
+    steps = [answer - 1 for answer in answers]
+    each = (n * length + n * (n + 1) // 2 for n, length in zip(steps, prompts, strict=True))
+    return {"forwards": max(steps), "forward_tokens": sum(steps), "kv_tokens": sum(each)}
 
 
 def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> None:
@@ -191,6 +201,6 @@ def distribution_facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str
         **throughput(
             (shard.measured for shard in plan.shards),
             model,
-            copy_bandwidth(model.device) if cuda else None,
+            Peaks.of(model.device, model.module.dtype) if cuda else None,
         ),
     }

@@ -38,8 +38,6 @@ class DecodedBatch:
     statistics: LogitStatistics  # fields (B, n, ...), ids int32, at temperature 1
     tempered: Tempered  # fields (B, n, T), at T others
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
-    kv_tokens: int  # cached tokens read in all decoding steps together
-    forwards: int  # decoding steps, each of which reads the weights
     graph: bool = False  # whether they were replayed from a CUDA graph
 
     @classmethod
@@ -63,8 +61,6 @@ class DecodedBatch:
             ),
             tempered=Tempered(*(zeros(torch.float64, temperatures) for _ in Tempered._fields)),
             lengths=torch.full((batch,), steps, device=device),
-            kv_tokens=0,
-            forwards=0,
         )
 
     def store(
@@ -143,8 +139,6 @@ def decode_batch(
                     rows, token = rows[going], token[going]
                     batch.keep(going)
             logits = batch.step(token, step)
-        out.forwards += 1
-        out.kv_tokens += len(rows) * (batch.width + step + 1)
     with watch("statistics"):
         ended = torch.isin(out.token_id, eos)
         out.lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,20 +36,8 @@ class PairStatistics(NamedTuple):
     sampled_draft_prob: Tensor
 
 
-def pair_statistics(
-    target: Tensor, draft: Tensor, temperature: float, sampled: float | None = None
-) -> PairStatistics:
-    """Compare two (B, V) tensors of raw logits, a few rows at a time.
-
-    Ranks are those of the raw logits; the distributions are at `temperature`, and the laws of
-    stochastic verification also at `sampled`, NaN for None.
-    """
-    parts = [_compare(*rows, temperature, sampled) for rows in _chunks(target, draft)]
-    return PairStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
 class DepthStatistics(NamedTuple):
-    """What is known of the drafter at one depth (B,) or at each (B, depths); see PairStatistics."""
+    """What is known of the drafter at each depth: (B, depths), inside this module also (B,)."""
 
     depth_kl: Tensor
     depth_tv: Tensor
@@ -58,65 +46,84 @@ class DepthStatistics(NamedTuple):
     depth_draft_log_prob: Tensor
     depth_argmax_rank: Tensor
 
+
+class _Target(NamedTuple):
+    """What is known of a few rows of the target, whatever they are compared with."""
+
+    logits: Tensor  # (B, V)
+    below: Tensor  # (B, V) float64
+    log_p: Tensor  # (B, V)
+    p: Tensor  # (B, V)
+    first: Tensor  # (B, 1) the argmax; of equal logits the first
+
     @classmethod
-    def of(cls, pair: PairStatistics) -> DepthStatistics:
-        """Return the part of all that is known at a depth."""
-        return cls(*(getattr(pair, name.removeprefix("depth_")) for name in cls._fields))
+    def of(cls, logits: Tensor, temperature: float) -> _Target:
+        """Compute it."""
+        # argmax leaves open which of equal logits it takes; of booleans, the first is wanted
+        first = _first(logits == logits.amax(1, keepdim=True))[:, None]
+        below = _below(logits)
+        return cls(logits, below, *_distribution(below, temperature), first)
 
 
-def depth_statistics(target: Tensor, draft: Tensor, temperature: float) -> DepthStatistics:
-    """Compare two (B, V) tensors of raw logits as `pair_statistics`, without the laws of races."""
-    parts = [_at_depth(*rows, temperature) for rows in _chunks(target, draft)]
-    return DepthStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+def compare(
+    target: Tensor, drafts: Sequence[Tensor], temperature: float, sampled: float | None = None
+) -> tuple[PairStatistics, DepthStatistics]:
+    """Compare raw logits (B, V) with those of a drafter at each depth, a few rows at a time.
 
-
-def by_depth(depths: Sequence[DepthStatistics]) -> DepthStatistics:
-    """Put together what is known at each depth, from 1."""
-    return DepthStatistics(*(torch.stack(column, 1) for column in zip(*depths, strict=True)))
-
-
-def _chunks(target: Tensor, draft: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a few rows of both at a time."""
+    Ranks are those of the raw logits; the distributions are at `temperature`. The drafter at depth
+    1 is also compared by the laws of stochastic verification, there and at `sampled`, NaN for None.
+    """
     rows = max(1, (CUDA_CHUNK if target.is_cuda else CPU_CHUNK) // target.shape[1])
+    pairs, depths = [], []
     for begin in range(0, len(target), rows):
-        yield target[begin : begin + rows], draft[begin : begin + rows]
+        known = _Target.of(target[begin : begin + rows], temperature)
+        first, *deeper = (draft[begin : begin + rows] for draft in drafts)
+        pair = _compare(known, first, temperature, sampled)
+        at_depths = [_of(pair), *(_at_depth(known, draft, temperature) for draft in deeper)]
+        pairs.append(pair)
+        depths.append([torch.stack(column, 1) for column in zip(*at_depths, strict=True)])
+    return (
+        PairStatistics(*(torch.cat(column) for column in zip(*pairs, strict=True))),
+        DepthStatistics(*(torch.cat(column) for column in zip(*depths, strict=True))),
+    )
 
 
-def _at_depth(target: Tensor, draft: Tensor, temperature: float) -> DepthStatistics:
-    token, rank = _drafted(target, draft)
-    first = _first(target == target.amax(1, keepdim=True))[:, None]
-    log_p, p = _distribution(_below(target), temperature)
-    sums = divergence_sums(log_p, p, *_distribution(_below(draft), temperature))
+def _of(pair: PairStatistics) -> DepthStatistics:
+    """Return the part of all that is known at a depth."""
+    names = (name.removeprefix("depth_") for name in DepthStatistics._fields)
+    return DepthStatistics(*(getattr(pair, name) for name in names))
+
+
+def _at_depth(target: _Target, draft: Tensor, temperature: float) -> DepthStatistics:
+    token, rank = _drafted(target.logits, draft)
+    sums = divergence_sums(target.log_p, target.p, *_distribution(_below(draft), temperature))
     return DepthStatistics(
         depth_kl=sums.kl,
         depth_tv=sums.tv,
         depth_draft_token_id=token,
         depth_draft_rank=rank,
-        depth_draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
-        depth_argmax_rank=(draft >= draft.gather(1, first)).sum(1),
+        depth_draft_log_prob=target.log_p.gather(1, token[:, None])[:, 0],
+        depth_argmax_rank=(draft >= draft.gather(1, target.first)).sum(1),
     )
 
 
 def _compare(
-    target: Tensor, draft: Tensor, temperature: float, sampled: float | None
+    target: _Target, draft: Tensor, temperature: float, sampled: float | None
 ) -> PairStatistics:
-    token, rank = _drafted(target, draft)
-    # argmax leaves open which of several equal logits it takes; of booleans, the first is wanted
-    first = _first(target == target.amax(1, keepdim=True))[:, None]
-    below = _below(target), _below(draft)
+    token, rank = _drafted(target.logits, draft)
+    below = target.below, _below(draft)
     # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
     order = _decreasing(_numbers(below[0] - below[1]))
-    log_p, p = _distribution(below[0], temperature)
     log_q, q = _distribution(below[1], temperature)
-    sums = divergence_sums(log_p, p, log_q, q)
+    sums = divergence_sums(target.log_p, target.p, log_q, q)
     return PairStatistics(
         **sums._asdict(),
         draft_token_id=token,
         draft_rank=rank,
-        draft_log_prob=log_p.gather(1, token[:, None])[:, 0],
-        argmax_rank=(draft >= draft.gather(1, first)).sum(1),
+        draft_log_prob=target.log_p.gather(1, token[:, None])[:, 0],
+        argmax_rank=(draft >= draft.gather(1, target.first)).sum(1),
         draft_entropy=-torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
-        erss_acceptance=_erss_acceptance(p, q, order),
+        erss_acceptance=_erss_acceptance(target.p, q, order),
         **_sampled(below, order, token, sampled),
     )
 

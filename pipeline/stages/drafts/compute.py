@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, assemble, write_groups
+from pipeline.execution.shards import Plan, Shard, assemble, at_most, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -63,7 +63,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     plan = Plan.open(
         pending,
         {name: len(prompts[name]) for name in answers},
-        lambda _: node.settings["target"]["batch"] or BATCH,
+        at_most(node.settings["target"]["batch"] or BATCH),
     )
 
     def shard(shard: Shard, path: Path, progress: Callable[[int], object]) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pipeline.execution.row_threads import in_threads
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -18,13 +19,7 @@ from pipeline.models.logit_statistics import (
     logit_statistics,
     tempered_statistics,
 )
-from pipeline.stages.drafts.compare import (
-    DepthStatistics,
-    PairStatistics,
-    by_depth,
-    depth_statistics,
-    pair_statistics,
-)
+from pipeline.stages.drafts.compare import DepthStatistics, PairStatistics, compare
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,7 @@ class Batch:
         return cls(ids.to(device), mask.to(device), positions.to(device), width, lengths.to(device))
 
 
-@dataclass(frozen=True)
-class ForcedSteps:
+class ForcedSteps(NamedTuple):
     """What is known of n answer tokens of B prompts; column s is the step of answer token s."""
 
     target: LogitStatistics  # fields (B, n, ...)
@@ -77,28 +71,12 @@ class ForcedSteps:
     draft: LogitStatistics  # fields (B, n, ...)
     pair: PairStatistics  # fields (B, n)
     depths: DepthStatistics  # fields (B, n, depths)
-    left_out: Tensor  # (2, B, n) probability of rows that one model has alone: target, drafter
-
-    @classmethod
-    def join(cls, parts: Sequence[ForcedSteps]) -> ForcedSteps:
-        """Return the steps of blocks that follow one another."""
-
-        def joined(tensors: Iterable[Tensor], dim: int = 1) -> Tensor:
-            return torch.cat(list(tensors), dim=dim)
-
-        return cls(
-            LogitStatistics(*map(joined, zip(*(part.target for part in parts), strict=True))),
-            Tempered(*map(joined, zip(*(part.sampled for part in parts), strict=True))),
-            LogitStatistics(*map(joined, zip(*(part.draft for part in parts), strict=True))),
-            PairStatistics(*map(joined, zip(*(part.pair for part in parts), strict=True))),
-            DepthStatistics(*map(joined, zip(*(part.depths for part in parts), strict=True))),
-            joined((part.left_out for part in parts), dim=2),
-        )
+    left_out: Tensor  # (B, n, 2) probability of rows that one model has alone: target, drafter
 
     def most_left_out(self, lengths: Tensor) -> Tensor:
         """Return the (2,) largest probability left out, over the first `lengths` (B,) steps."""
-        inside = torch.arange(self.left_out.shape[2], device=lengths.device) < lengths[:, None]
-        return torch.where(inside, self.left_out, 0).amax((1, 2))
+        inside = torch.arange(self.left_out.shape[1], device=lengths.device) < lengths[:, None]
+        return torch.where(inside[..., None], self.left_out, 0).amax((0, 1))
 
 
 class _Model:
@@ -188,37 +166,52 @@ def teacher_force(
             read = target.read(begin, end, end - begin, drafter.layers)
             drafts = drafter.draft(begin, end, end - begin, read)
         with watch("comparison"):
-            logits = map(drafter.logits, drafts)
+            logits = [drafter.logits(draft) for draft in drafts]
             parts.append(_measure(pair, read.logits.flatten(0, 1), logits, size))
         progress(size * (end - begin))
-    return ForcedSteps.join(parts)
+    return _joined(parts, dim=1)
 
 
 def _measure(
-    pair: ComparedPair, target: Tensor, drafts: Iterator[Tensor], size: int
+    pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor], size: int
 ) -> ForcedSteps:
-    """Measure the (B n, V) logits of a block, the drafter's by depth."""
-    draft = next(drafts)
-    left_out = torch.stack([_left_out(target, pair), _left_out(draft, pair)])
-    target, draft = target[:, : pair.rows], draft[:, : pair.rows]
-    first = pair_statistics(target, draft, pair.temperature, pair.sampled)
+    """Measure the (B n, V) logits of a block, the drafter's by depth.
+
+    Much of it uses one thread of a processor, so each thread has rows of its own.
+    """
+    parts = in_threads(
+        lambda rows: _measure_rows(pair, target[rows], [draft[rows] for draft in drafts]),
+        len(target),
+        target.device,
+    )
+    return _each(lambda tensor: tensor.unflatten(0, (size, -1)), _joined(parts, dim=0))
+
+
+def _measure_rows(pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor]) -> ForcedSteps:
+    """Measure rows of logits; fields have no dimension of prompts."""
+    left_out = torch.stack([_left_out(target, pair), _left_out(drafts[0], pair)], dim=1)
+    target, drafts = target[:, : pair.rows], [draft[:, : pair.rows] for draft in drafts]
     at = [pair.temperature] if pair.sampled is None else [pair.temperature, pair.sampled]
     found, tempered = tempered_statistics(target, pair.k, at)
     unknown = torch.full_like(found.entropy, torch.nan)
     sampled = (unknown if pair.sampled is None else column[:, 0] for column in tempered)
-    deeper = [depth_statistics(target, one[:, : pair.rows], pair.temperature) for one in drafts]
+    compared, depths = compare(target, drafts, pair.temperature, pair.sampled)
+    draft = logit_statistics(drafts[0], pair.draft_k, pair.temperature)
+    return ForcedSteps(found, Tempered(*sampled), draft, compared, depths, left_out)
 
-    def by_prompt(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-        return (tensor.unflatten(0, (size, -1)) for tensor in tensors)
 
-    return ForcedSteps(
-        LogitStatistics(*by_prompt(found)),
-        Tempered(*by_prompt(sampled)),
-        LogitStatistics(*by_prompt(logit_statistics(draft, pair.draft_k, pair.temperature))),
-        PairStatistics(*by_prompt(first)),
-        DepthStatistics(*by_prompt(by_depth([DepthStatistics.of(first), *deeper]))),
-        left_out.unflatten(1, (size, -1)),
-    )
+def _joined(parts: Sequence[Any], dim: int) -> Any:
+    """Return tuples of tensors, or of such tuples, joined along a dimension."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts), dim=dim)
+    return type(parts[0])(*(_joined(column, dim) for column in zip(*parts, strict=True)))
+
+
+def _each(change: Callable[[Tensor], Tensor], tensors: Any) -> Any:
+    """Return a tuple of tensors, or of such tuples, with each of them changed."""
+    if isinstance(tensors, Tensor):
+        return change(tensors)
+    return type(tensors)(*(_each(change, one) for one in tensors))
 
 
 def _left_out(logits: Tensor, pair: ComparedPair) -> Tensor:

@@ -1,0 +1,226 @@
+"""What a GPU runs and a CPU can check: how prompts are cut, the head's product, the bound."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipeline.execution import stopwatch
+from pipeline.execution.shard_plan import at_most
+from pipeline.models import heads, load, logit_statistics
+from pipeline.models.devices import set_up
+from pipeline.models.load import LanguageModel, load_model
+from pipeline.stages.distributions.batches import SET_UP, least_traffic
+from pipeline.stages.distributions.compute import needed
+from tests.pipeline import tiny
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sizes"), [(0, []), (3, [3]), (4, [4]), (5, [4, 1]), (8, [4, 4])]
+)
+def test_cuts_of_a_fixed_size(prompts: int, sizes: list[int]) -> None:
+    assert at_most(4)([9] * prompts) == sizes
+
+
+def traffic(cut: list[int], lengths: list[int], weights: int, cache: int, steps: int) -> float:
+    """Bytes that the shards of a cut read, step for step."""
+    total, at = 0.0, 0
+    for size in cut:
+        longest = lengths[at]
+        total += SET_UP * weights
+        for step in range(steps):
+            total += weights + size * cache * (longest + step + 1)
+        at += size
+    return total
+
+
+def all_cuts(count: int, fits: Any) -> Any:
+    for borders in itertools.product([False, True], repeat=count - 1):
+        ends = [at + 1 for at, ends in enumerate(borders) if ends] + [count]
+        yield [end - begin for begin, end in itertools.pairwise([0, *ends])]
+
+
+@pytest.mark.parametrize("weights", [0, 300, 20_000])
+@pytest.mark.parametrize("most", [1, 3, 9])
+def test_no_cut_reads_less(weights: int, most: int) -> None:
+    rng = np.random.default_rng(weights + most)
+    lengths = sorted(rng.integers(1, 60, 9).tolist(), reverse=True)
+
+    def fits(longest: int) -> int:
+        return most if longest < 30 else max(1, most - 1)
+
+    def fitting(cut: list[int]) -> bool:
+        begins = np.cumsum([0, *cut])
+        return all(size <= fits(lengths[at]) for size, at in zip(cut, begins, strict=False))
+
+    cost = partial(traffic, lengths=lengths, weights=weights, cache=7, steps=5)
+    found = least_traffic(lengths, fits, weights, 7, 5)
+    assert sum(found) == len(lengths)
+    assert fitting(found)
+    assert cost(found) == min(cost(cut) for cut in all_cuts(9, fits) if fitting(cut))
+
+
+def test_the_papers_prompts_are_not_one_shard() -> None:
+    """With the weights and cache of Qwen3-1.7B; padding costs more than reading weights again."""
+    rng = np.random.default_rng(0)
+    drawn = np.clip(64 + rng.lognormal(4.5, 1.0, 500), 64, 1024).astype(int)
+    lengths = sorted(drawn.tolist(), reverse=True)
+    cut = least_traffic(lengths, lambda _: 512, 3_440_000_000, 114_688, 128)
+    assert 2 <= len(cut) <= 10
+    one, chosen = (traffic(c, lengths, 3_440_000_000, 114_688, 128) for c in ([500], cut))
+    assert chosen < 0.6 * one
+    assert least_traffic([], lambda _: 512, 1, 1, 1) == []
+
+
+@pytest.mark.parametrize("shape", [(3, 16), (2, 5, 16)])
+def test_a_narrow_weight_gives_the_logits_of_its_wide_copy(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(16, 40, bias=False).bfloat16()
+    hidden = torch.randn(shape).bfloat16()
+    wide = heads.Head(linear, torch.float32)
+    assert wide.weight.dtype == torch.float32
+    monkeypatch.setattr(heads, "sums_wide", lambda *_: True)
+    narrow = heads.Head(linear, torch.float32)
+    assert narrow.weight.data_ptr() == linear.weight.data_ptr()  # no copy
+    assert torch.equal(narrow(hidden), wide(hidden))
+    exact = hidden.double() @ linear.weight.double().T
+    torch.testing.assert_close(narrow(hidden).double(), exact, rtol=1e-6, atol=1e-6)
+    biased = heads.Head(nn.Linear(16, 40).bfloat16(), torch.float32)
+    assert biased.weight.dtype == torch.float32
+
+
+def test_the_product_asks_cuda_for_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def mm(rows: Any, weight: Any, out_dtype: torch.dtype) -> torch.Tensor:
+        asked.update(shape=tuple(rows.shape), dtype=out_dtype)
+        return rows.float() @ weight.float()
+
+    class OnCuda(torch.Tensor):
+        is_cuda = True
+
+    hidden = torch.randn(2, 3, 4).bfloat16()
+    weight = torch.randn(5, 4).bfloat16()
+    monkeypatch.setattr(torch, "mm", mm)
+    found = heads.wide_product(hidden.as_subclass(OnCuda), weight)
+    assert asked == {"shape": (6, 4), "dtype": torch.float32}
+    monkeypatch.undo()
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), heads.wide_product(hidden, weight))
+
+
+@pytest.mark.parametrize("k", [1, 20, 49, 50])
+def test_statistics_by_masks_are_the_others(k: int) -> None:
+    """Traced as for CUDA: whole, at any batch; ties at the k-th, masked tokens, nothing beyond."""
+    rng = np.random.default_rng(k)
+    z = torch.from_numpy(rng.standard_normal((12, 50)).astype(np.float32))
+    z[3:6] = z[3:6].round()
+    z[6:9, ::3] = -torch.inf
+    z[9:, 5:] = -torch.inf
+    compiled = torch.compile(
+        logit_statistics._by_masks, dynamic=True, fullgraph=True, backend="aot_eager"
+    )
+    for rows in (z, z[:5]):
+        top = logit_statistics.top_k(rows, k)
+        wanted = logit_statistics._of_chunk(rows, *top, [1.0, 0.3])
+        for found in (
+            logit_statistics._by_masks(rows, *top, [1.0, 0.3]),
+            compiled(rows, *top, [1.0, 0.3]),
+        ):
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def loaded(folder: Path) -> LanguageModel:
+    settings = {"path": str(tiny.write_model(folder)), "label": "tiny", "device": "cpu"}
+    return load_model(tiny.MODEL, settings | {"threads": None, "revision": None}, "targets.tiny")
+
+
+def steps_by_hand(prompts: tuple[int, ...], answers: tuple[int, ...]) -> dict[str, int]:
+    read = seen = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        for step in range(1, answer):  # the first token comes from the prompt
+            read += 1
+            seen += prompt + step
+    return {"forwards": max(answers) - 1, "forward_tokens": read, "kv_tokens": seen}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers"), [((5,), (1,)), ((5, 9), (1, 2)), ((3, 7, 2), (4, 1, 9))]
+)
+def test_what_decoding_needs_is_counted(prompts: tuple[int, ...], answers: tuple[int, ...]) -> None:
+    assert needed(prompts, answers) == steps_by_hand(prompts, answers)
+
+
+def test_the_bound_is_the_longer_of_two_times(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    shard = {"seconds": {"prefill": 1.0, "decode": 3.0, "statistics": 1.0}, "rows": 20}
+    shard |= {"forwards": 10, "forward_tokens": 15, "kv_tokens": 400}
+    read = 10 * model.weight_bytes() + 400 * model.cache_bytes()
+    done = model.operations(15, 400)
+    for peaks, bound in (
+        (stopwatch.Peaks(read, 10 * done), 1.0),
+        (stopwatch.Peaks(10 * read, done / 2), 2.0),
+    ):
+        found = stopwatch.throughput([shard], model, peaks)
+        assert found["bound_seconds"] == pytest.approx(bound)
+        assert found["fraction_of_bound"] == pytest.approx(bound / 4, abs=1e-4)
+    assert "bound_seconds" not in stopwatch.throughput([shard], model, None)
+
+
+def test_operations_by_hand(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    config = model.module.config
+    used = {
+        parameter.data_ptr(): parameter.numel() for parameter in model.module.parameters()
+    }  # the head is the embedding
+    width = config.num_attention_heads * config.head_dim
+    assert model.operations(1, 0) == 2 * sum(used.values())
+    assert model.operations(0, 3) == 3 * config.num_hidden_layers * 2 * (2 * width)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "attention", "packs", "warned"),
+    [(2, "sdpa", False, True), (4, "sdpa", False, False), (2, "eager", False, False),
+     (2, "sdpa", True, False)],
+)  # fmt: skip
+def test_copies_of_shared_keys_are_warned_of(
+    kv_heads: int, attention: str, packs: bool, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(
+        num_attention_heads=4, num_key_value_heads=kv_heads, _attn_implementation=attention
+    )
+    module = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    assert hasattr(load.sdpa_attention, "pack_gqa")  # of the version that is pinned
+    if not packs:
+        monkeypatch.delattr(load.sdpa_attention, "pack_gqa")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        load.check_grouped_attention(module, "tiny")
+    assert [w for w in said if "tiny: transformers" in str(w.message)] == said
+    assert bool(said) == warned
+
+
+@pytest.mark.parametrize("given", [None, "backend:native"])
+def test_cuda_allocates_segments_that_grow_unless_told_otherwise(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    set_up(torch.device("cpu"), None)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+    if given:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    set_up(torch.device("cuda"), None)
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == (given or "expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # what the test has set is taken back
