@@ -154,7 +154,7 @@ def distance() -> Spec:
     chart = alt.Chart(alt.NamedData("distance")).encode(
         x=alt.X("kl:Q", title="KL(p‖q) of a step (nats, logarithmic axis)")
         .scale(type="log", clamp=True)
-        .axis(format=SHORT, tickCount=6),
+        .axis(format=SHORT, tickCount=6, grid=False),
         y=alt.Y("share:Q", title="share of steps at most this far").axis(format=PERCENT),
         tooltip=[
             alt.Tooltip("kl:Q", title="KL", format=SHORT),
@@ -167,9 +167,7 @@ def distance() -> Spec:
 def profile() -> Spec:
     """Accepted and certified along the answer, or by the margin of the target."""
     base = alt.Chart(alt.NamedData("profile")).encode(
-        x=alt.X("x:Q", title="position in the answer, or decile of the margin p₀ − p₁").axis(
-            tickCount=8
-        ),
+        x=alt.X("x:Q", title="position, or decile of the margin").axis(tickCount=8),
         y=alt.Y("share:Q", title=SHARE).scale(domain=[0, 1]).axis(format=PERCENT),
         color=alt.Color("kind:N", title=None).scale(domain=list(KINDS), range=list(KINDS.values())),
         strokeDash=alt.StrokeDash("kind:N", legend=None),
@@ -220,7 +218,9 @@ def published() -> Spec:
         x=alt.X("low:Q", title="nats"), x2="high:Q", color=color
     )
     points = base.mark_point(filled=True, size=70).encode(
-        x="value:Q", color=color, shape=alt.Shape("kind:N", title=None).scale(range=SHAPES)
+        x="value:Q",
+        color=color,
+        shape=alt.Shape("kind:N", sort=None, legend=None).scale(range=SHAPES),
     )
     return _finished(bars + points, {"step": 22})
 
