@@ -92,7 +92,8 @@ def test_every_chart_is_drawn(opened: Opened) -> None:
 
 def test_a_rule_that_is_chosen_changes_the_chart(opened: Opened) -> None:
     before = opened.chart("survival")
-    box = opened.page.locator("#curve-choices input:not(:checked)").first
+    place = opened.page.locator("#curve-choices input:not(:checked)").first.get_attribute("value")
+    box = opened.page.locator(f"#curve-choices input[value='{place}']")
     title = box.evaluate("box => box.parentElement.textContent.trim()")
     assert title not in before
     box.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from pipeline.stages.report.page.methods import METHODS
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("counting.js", "charts.js", "calculator.js", "explorer.js", "page.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
+IMAGES = 2_500_000  # bytes of pictures that the page holds; later ones are read from beside it
 PAPER_STATISTICS = ("mean", "median", "p5", "p25")
 
 
@@ -195,7 +196,7 @@ def page_of(found: Found, answers: Sequence[Answer], timings: Mapping[str, Any])
         "verdict": found.verdict,
         "papers": list(dict.fromkeys(found.compared["paper"])),
         "statistics": PAPER_STATISTICS,
-        "appendix": [appendix(item, place, found.files) for item, place in found.shown],
+        "appendix": [*appendices(found)],
         "setups": found.setups,
         "methods": METHODS,
     }
@@ -207,17 +208,25 @@ def dial_names(pairs: Pairs) -> list[str]:
     return [str(name) for name in listing.loc[listing["group"] == "dial", "name"]]
 
 
-def appendix(item: Table | Figure, place: str, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return a table or figure with the links to its files, which lie beside the page."""
-    folder, kinds = (
-        ("tables", ("csv", "tex")) if isinstance(item, Table) else ("figures", ("pdf", "csv"))
-    )
-    names = {kind: f"{place}{folder}/{item.name}.{kind}" for kind in kinds}
-    image = files.get(f"{place}figures/{item.name}.png")
-    return {
-        "shown": item,
-        "image": None
-        if image is None
-        else f"data:image/png;base64,{base64.b64encode(image).decode()}",
-        "links": [(kind.upper(), name) for kind, name in names.items() if name in files],
-    }
+def appendices(found: Found) -> Iterator[dict[str, Any]]:
+    """Yield tables and figures with the links to their files, which lie beside the page."""
+    room = IMAGES
+    for item, place in found.shown:
+        folder, kinds = ("figures", ("pdf", "csv"))
+        if isinstance(item, Table):
+            folder, kinds = ("tables", ("csv", "tex"))
+        names = {kind: f"{place}{folder}/{item.name}.{kind}" for kind in kinds}
+        drawn = f"{place}figures/{item.name}.png"
+        image = found.files.get(drawn)
+        if image is not None:
+            room -= len(image)
+        yield {
+            "shown": item,
+            "image": None if image is None else picture(image) if room >= 0 else drawn,
+            "links": [(kind.upper(), name) for kind, name in names.items() if name in found.files],
+        }
+
+
+def picture(image: bytes) -> str:
+    """Return a PNG file as an address that holds it."""
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"

@@ -28,6 +28,7 @@ function chartStyle() {
       labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", labelOverlap: true,
     },
     legend: {
+      aria: false, // Vega does not keep its text up to date
       labelColor: ink, orient: "bottom", labelFontSize: 12, labelLimit: 260, symbolLimit: 0, symbolOpacity: 1,
       columns: window.innerWidth < 600 ? 1 : 3, symbolStrokeWidth: 2,
     },
