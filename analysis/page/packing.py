@@ -79,4 +79,4 @@ def digits(value: float, significant: int = 3) -> float | None:
 
 
 def _text(places: np.ndarray) -> str:
-    return _CHARACTERS[places].tobytes().decode()
+    return bytes(_CHARACTERS[places]).decode()
