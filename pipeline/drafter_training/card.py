@@ -17,8 +17,7 @@ the {vocabulary:,} tokens of its reduced vocabulary (`drafter.head.vocabulary=re
 Trained by `python -m pipeline.drafter_training {name}` on text that the target wrote itself
 (`assets/smollm2/training_text/`): {conversations:,} conversations, {answer_tokens:,} answer
 tokens. Settings are in `conf/drafter_training.yaml`. Loss: cross-entropy to the target's
-distribution and distance to its last hidden state; {epochs} passes at depth 1 of a draft, then
-{deep_epochs} at depths 1 to {depth}.
+distribution and distance to its last hidden state; {passes}.
 
 Its argmax, of the {vocabulary:,} tokens, is the target's at this share of the {held_out:,} answer
 tokens of conversations that were held out:
@@ -50,12 +49,20 @@ def write_card(
         target=target,
         layers=", ".join(map(str, settings.layers)),
         vocabulary=settings.vocabulary,
-        epochs=settings.epochs,
-        deep_epochs=settings.deep_epochs,
-        depth=settings.depth,
+        passes=_passes(settings),
         depths=" | ".join(str(depth) for depth in range(1, len(agreement) + 1)),
         rules="|".join("---:" for _ in agreement),
         shares=" | ".join(f"{100 * share:.1f} %" for share in agreement),
         **{key: value for key, value in measured.items() if key != "agreement"},
     )
     (folder / "README.md").write_text(text)
+
+
+def _passes(settings: Any) -> str:
+    """Return how often it was trained on the text, and at which depths."""
+    counts = (
+        (settings.epochs, "depth 1 of a draft"),
+        (settings.deep_epochs, f"depths 1 to {settings.depth}"),
+    )
+    passes = ", then ".join(f"{count} passes at {depths}" for count, depths in counts if count)
+    return f"from the weights in `{settings.start}`, {passes}" if settings.start else passes

@@ -11,6 +11,7 @@ same bits; the number of threads does not change what is done here either.
 from __future__ import annotations
 
 import platform
+from functools import cache
 from typing import Any
 
 import numba
@@ -30,7 +31,7 @@ MOST_TOKENS = 16  # beyond, torch's linear is as fast
 LEAST_BYTES = 2**24  # of weights; fewer stay in the cache, where torch's linear is cheaper to call
 REORDERED: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
 ZERO = np.float32(0)
-THREADS: int = numba.get_num_threads()  # that numba can use at most
+THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # it has at most
 
 
 class FewRows(nn.Linear):
@@ -95,8 +96,17 @@ def multiply(weight: Matrix, x: Matrix, out: Matrix, threads: int) -> None:
         _slab(weight, x, out, 0, len(weight))
         return
     threads = min(threads, THREADS)
+    _launch()
     numba.set_num_threads(threads)
     _slabs(weight, x, out, threads)
+
+
+@cache
+def _launch() -> None:
+    """Let numba start its threads, once: it would leave torch with as many as it has itself."""
+    threads = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(threads)
 
 
 @numba.njit(**REORDERED)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -121,3 +124,19 @@ def test_others_are_left_alone(
     model = nn.Sequential(linear(3, 3).to(device, dtype).requires_grad_(trained))
     use_few_rows(model)
     assert type(model[0]) is nn.Linear
+
+
+def test_torch_keeps_the_threads_it_was_given() -> None:
+    """Numba would give it all processors, on import or at the first product of several threads."""
+    code = (
+        "import numpy as np, torch; from pipeline.models import few_rows\n"
+        "at_import = torch.get_num_threads()\n"
+        "torch.set_num_threads(2)\n"
+        "one = np.ones((4, 4), np.float32)\n"
+        "few_rows.multiply(one, one, one.copy(), 2)\n"
+        "print(at_import, torch.get_num_threads())"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "3"}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["1", "2"]

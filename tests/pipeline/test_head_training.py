@@ -226,6 +226,7 @@ def test_a_head_is_trained_written_and_drafts(
     assert "# drafter\n" in card
     assert "18 conversations" in card
     assert card.count(" %") == 4  # agreement by depth
+    assert "last hidden state; 1 passes at depth 1 of a draft, then 1 passes at depths 1" in card
     config = {"head": {"vocabulary": "reduced", "depths": 2}}
     read = load_head(config, {"path": str(written), "label": "h"}, "drafter", target)
     assert read.drafted is not None
@@ -233,6 +234,11 @@ def test_a_head_is_trained_written_and_drafts(
     assert set(target.eos) <= set(read.drafted.tolist())
     training.main(["drafter", f"directory={assets / 'text'}", *SMALL])  # nothing is left to do
     assert "step" not in capsys.readouterr().out
+    (assets / "text" / "drafter" / "checkpoint.pt").unlink()
+    again = ["heads.drafter.epochs=0", f"train.start={written}"]
+    training.main(["drafter", f"directory={assets / 'text'}", *SMALL, *again])
+    card = (written / "README.md").read_text()
+    assert f"state; from the weights in `{written}`, 1 passes at depths 1 to 3." in card
 
 
 @pytest.mark.parametrize(
