@@ -28,7 +28,7 @@ def serve(report: Artifact, place: Path, store: Store) -> None:
                 raise
             shown_at = report.directory
             note = f" ({shown(place)} can't be written: {os.strerror(error.errno or 0)})"
-    print(f"report: {shown(shown_at / 'index.md')}{note}", flush=True)
+    print(f"report: {shown(shown_at / 'index.html')}{note}", flush=True)
 
 
 def _same(report: Artifact, place: Path) -> bool:

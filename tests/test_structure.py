@@ -132,6 +132,7 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "decoding": {"rules", "statistics"},
     "trees": {"decoding"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics", "trees"},
+    "page": {"decoding", "report", "rules", "statistics"},
 }
 
 

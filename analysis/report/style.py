@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "pdf.fonttype": 42,
-    "savefig.dpi": 300,
+    "savefig.dpi": 150,  # of pictures on screens; papers take the PDF
     "axes.unicode_minus": False,
 }
 ANONYMOUS: dict[str, dict[str, Any]] = {

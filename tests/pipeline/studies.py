@@ -32,6 +32,7 @@ class MadeUp:
         k: int = 12,
         lengths: Sequence[int] = (128, 128, 70, 128, 9, 128),
         categories: Sequence[str] = ("made-up.jsonl",),
+        texts: Sequence[str] = (),
     ) -> None:
         self.store = store
         self.rules = expand(rules)
@@ -50,7 +51,7 @@ class MadeUp:
                 "prompt_id": names,
                 "source": [categories[at % len(categories)] for at in range(len(names))],
                 "source_row": range(len(names)),
-                "text": names,
+                "text": texts or names,
                 "later_turns": [[]] * len(names),
                 "token_ids": [[1, 2]] * len(names),
                 "n_tokens": [2] * len(names),

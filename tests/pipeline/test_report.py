@@ -60,6 +60,7 @@ def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
         if path.is_file()
     }
     assert files == {
+        "index.html",
         "index.md",
         "published.md",
         "numbers.tex",
@@ -68,7 +69,7 @@ def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
         *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "png", "csv")),
     }
     pages = page + (report.directory / "published.md").read_text()
-    assert set(re.findall(r"\]\(([^)]+)\)", pages)) == files - {"record.json"}
+    assert set(re.findall(r"\]\(([^)]+)\)", pages)) == files - {"record.json", "index.html"}
 
 
 def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:

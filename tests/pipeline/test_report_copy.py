@@ -50,7 +50,7 @@ def test_the_copy_is_what_the_artifact_holds(
         assert not (place / "record.json").exists()
     said = capsys.readouterr().out
     assert said.count("replaces the report that was there") == 2
-    assert said.count("index.md") == 5
+    assert said.count("index.html") == 5
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
@@ -66,6 +66,6 @@ def test_where_the_copy_cant_be_written_the_report_itself_is_named(
     monkeypatch.setattr(shutil, "copyfile", full)
     report_copy.serve(artifact, tmp_path / "report" / "mini", store)
     said = capsys.readouterr().out
-    assert str(artifact.directory / "index.md") in said
+    assert str(artifact.directory / "index.html") in said
     assert "can't be written" in said
     assert not list((tmp_path / "report").iterdir())

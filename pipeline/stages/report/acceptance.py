@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -51,16 +51,33 @@ SHOWN: tuple[Rule, ...] = (
 )
 
 
-def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
+class Drafter(NamedTuple):
+    """What was measured of a drafter, and how it goes along answers and margins."""
+
+    pairs: Pairs
+    profile: pd.DataFrame
+
+
+def measure_drafter(node: Node, found: Sequence[Artifact]) -> Drafter | None:
+    """Read what was measured of a drafter; None without one, or where both were only logged."""
+    if not found or "logged" in found[0].record["config"]:
+        return None
+    targets = node.config["targets"]
+    pairs = read_pairs(targets, node.config["drafter"], found)
+    return Drafter(pairs, drafters_together(targets, found, "profile"))
+
+
+def acceptance_part(
+    node: Node, upstream: Mapping[str, list[Artifact]], drafter: Drafter | None
+) -> Part | None:
     """Return the part on the drafter, or None in a study without one."""
     drafts, found = upstream.get("drafts", []), upstream.get("acceptance", [])
     if not found:
         return None
-    if "logged" in found[0].record["config"]:
+    if drafter is None:
         return logged_part(node, drafts, found)
     targets = node.config["targets"]
-    pairs = read_pairs(targets, node.config["drafter"], found)
-    profile = drafters_together(targets, found, "profile")
+    pairs, profile = drafter
     measured = list(profile["rule"].unique())
     own = [rule for rule in pairs.rules.values() if rule.own]
     known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
@@ -69,7 +86,7 @@ def acceptance_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part 
     return Part.of(
         [
             shown.heading(f"Will {pairs.drafter} be accepted?"),
-            drafter_setup(pairs, drafts, found),
+            setup_table(drafter_setup(pairs, drafts, found)),
             *([left_out(sampling)] if pairs.sampled is None else []),
         ],
         [
@@ -178,7 +195,9 @@ def left_out(sampling: Mapping[str, Any]) -> str:
     return f"Stochastic verification is left out: these answers were {why}."
 
 
-def drafter_setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]) -> str:
+def drafter_setup(
+    pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]
+) -> dict[str, dict[str, Any]]:
     """Return what was compared, whether it was sound, and how far the passes drifted."""
     setups = {}
     for target, draft, artifact in zip(pairs.targets, drafts, found, strict=True):
@@ -206,7 +225,7 @@ def drafter_setup(pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Arti
                 f"{changed} of steps"
             ),
         }
-    return setup_table(setups)
+    return setups
 
 
 def near(found: Mapping[str, Any] | None, pairs: Pairs) -> str:

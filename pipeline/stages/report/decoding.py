@@ -7,6 +7,7 @@ are equal in everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -43,18 +44,36 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_decoded, thetas
 
 
-def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[Part, Part] | None:
-    """Return the part of the page and the one on speed; None in a study without decoding."""
-    found = upstream.get("decoding", [])
-    if not found:
-        return None
+class Measured(NamedTuple):
+    """What was decoded, target by target, and how fast: `analysis.decoding.speed.speed`."""
+
+    decoded: list[Decoded]
+    speeds: list[pd.DataFrame]
+
+
+def measure_decoding(node: Node, upstream: Mapping[str, list[Artifact]]) -> Measured:
+    """Read what every target decoded; nothing in a study without decoding."""
     decoded = [
-        read_decoded(target, node.config["drafter"], artifact)
-        for target, artifact in zip(node.config["targets"], found, strict=True)
+        read_decoded(node.config["targets"][at], node.config["drafter"], artifact)
+        for at, artifact in enumerate(upstream.get("decoding", []))
     ]
-    statistics = [node.config[name] for name in ("resamples", "confidence", "statistics_seed")]
-    resamples, confidence, seed = statistics
-    speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
+    speeds = [speed(one, *_statistics(node)).assign(theta=thetas(one)) for one in decoded]
+    return Measured(decoded, speeds)
+
+
+def _statistics(node: Node) -> tuple[int, float, int]:
+    config = node.config
+    return config["resamples"], config["confidence"], config["statistics_seed"]
+
+
+def decoding_parts(
+    node: Node, upstream: Mapping[str, list[Artifact]], measured: Measured
+) -> tuple[Part, Part] | None:
+    """Return the part of the index and the one on speed; None in a study without decoding."""
+    decoded, speeds = measured
+    if not decoded:
+        return None
+    found, statistics = upstream["decoding"], _statistics(node)
     title = f"How it decodes with {node.config['drafter']}"
     link = (
         "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
@@ -70,8 +89,8 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             places_table(decoded),
             histogram_table(decoded),
             tokens_table(decoded),
-            trees_table(decoded, (resamples, confidence, seed)),
-            crossover_table(decoded, (resamples, confidence, seed)),
+            trees_table(decoded, statistics),
+            crossover_table(decoded, statistics),
             tree_certificates_table(decoded, judged(decoded, upstream)),
             drafting_table(decoded),
             trees_figure(decoded, *statistics),
@@ -91,7 +110,7 @@ def decoding_parts(node: Node, upstream: Mapping[str, list[Artifact]]) -> tuple[
             comparison_table(decoded, speeds),
             cost_table(decoded, speeds),
             latency_table(decoded, speeds),
-            budgets_table(decoded, speeds, (resamples, confidence, seed)),
+            budgets_table(decoded, speeds, statistics),
             temperature_table(decoded, speeds),
             length_table(decoded, speeds),
             break_even_table(decoded, speeds),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.page.explorer import CANDIDATES
 from analysis.report.measured import Certified, Measured, certificate_statistics, top_statistics
 from analysis.report.text import share_text
 from analysis.rules import Rule, build
@@ -30,6 +31,8 @@ class Target:
     Attributes:
         sources: the artifacts of `certificates`.
         top: (N, R) probability of the top `ranks` tokens of each step.
+        candidates: (N, C) the most probable tokens of each step.
+        probabilities: (N, C) theirs.
         undefined: steps at which the test of a rule, by its label, means nothing.
         categories: (P,) of each prompt: its category, or the source where it has none.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
@@ -46,6 +49,8 @@ class Target:
     bootstrap: PromptBootstrap
     ranks: tuple[int, ...]
     top: Floats
+    candidates: np.ndarray
+    probabilities: Floats
     undefined: dict[str, int]  # steps at which the test of a rule, by label, means nothing
     categories: list[str]
     repeated: Flags
@@ -83,11 +88,13 @@ def read_target(
     (prompts,), (source,) = upstream["prompts"], upstream["distributions"]
     ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
-    positions, top = [], []
+    positions, top, candidates, probabilities = [], [], [], []
     temperature = upstream["certificates"][0].record["config"]["temperature"]
     for steps, dist in distributions.chunks(source, temperature):
         positions.append(steps.column("position").to_numpy())
         top.append(top_probability(dist, ranks))
+        candidates.append(dist.ids[:, :CANDIDATES])
+        probabilities.append(dist.probs[:, :CANDIDATES])
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
@@ -113,6 +120,8 @@ def read_target(
         bootstrap,
         ranks,
         np.concatenate(top),
+        np.concatenate(candidates),
+        np.concatenate(probabilities),
         undefined,
         *answers(prompts, source, trajectories),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,16 +29,25 @@ OPENING = (
 )
 
 
-def published_parts(targets: Sequence[Target], measured: Measured) -> tuple[Part, Part]:
-    """Return the verdict for the page, and the page of all numbers beside the published."""
+class Published(NamedTuple):
+    """The verdict, for the index; the page of all numbers beside the published; the numbers."""
+
+    verdict: Part
+    beside: Part
+    compared: pd.DataFrame
+
+
+def published_parts(targets: Sequence[Target], measured: Measured) -> Published:
+    """Hold every target against the paper."""
     matches = [match for target in targets for match in matches_of(target, measured.rules)]
     compared = compare(measured, matches)
     heading = "Beside the published"
     verdict = Part.of([shown.heading(heading), OPENING], [verdict_table(compared, matches)])
     back = "[Back to the report](index.md)."
-    return verdict, Part.of(
+    beside = Part.of(
         [shown.heading(f"{heading}: all numbers"), back], compared_tables(compared, matches)
     )
+    return Published(verdict, beside, compared)
 
 
 def matches_of(target: Target, rules: Sequence[Rule]) -> list[Match]:

@@ -1,0 +1,70 @@
+// Draws the charts, and gives them what the reader chose.
+"use strict";
+
+const views = {}; // by name of the chart
+const filled = {}; // the data sets that were last asked for, by name of the chart
+const drawn = {}; // those that it shows
+const drawing = {}; // a promise a chart: the drawing under way
+
+/** A colour of the page, as it is now. */
+function pageColor(name) {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = `var(${name})`;
+  const color = getComputedStyle(probe).color;
+  probe.remove();
+  return color;
+}
+
+/** The look of all charts, from the colours of the page. */
+function chartStyle() {
+  const [ink, line] = [pageColor("--ink"), pageColor("--line")];
+  const font = getComputedStyle(document.body).fontFamily;
+  return {
+    background: "transparent",
+    font,
+    view: { stroke: null },
+    axis: {
+      labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line,
+      labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", labelOverlap: true,
+    },
+    legend: {
+      aria: false, // Vega does not keep its text up to date
+      labelColor: ink, orient: "bottom", labelFontSize: 12, labelLimit: 260, symbolLimit: 0, symbolOpacity: 1,
+      columns: window.innerWidth < 600 ? 1 : 3, symbolStrokeWidth: 2,
+    },
+    text: { color: ink },
+    rule: { color: ink },
+  };
+}
+
+/** Draw a chart into its place on the page, with the rows of its data sets by name. */
+function drawChart(name, sets) {
+  if (!document.getElementById(`chart-${name}`)) return;
+  filled[name] = sets;
+  // one after the other: what is asked for meanwhile is drawn once, with the last rows
+  drawing[name] = (drawing[name] ?? Promise.resolve()).then(() => drawFilled(name));
+}
+
+async function drawFilled(name) {
+  const sets = filled[name];
+  if (sets === drawn[name]) return;
+  drawn[name] = sets;
+  if (views[name]) {
+    for (const [set, rows] of Object.entries(sets)) views[name].data(set, rows);
+    await views[name].runAsync();
+    return;
+  }
+  const spec = { ...PAGE.charts[name], datasets: sets };
+  const options = { actions: false, renderer: "svg", config: chartStyle(), tooltip: { theme: "custom" } };
+  const found = await vegaEmbed(document.getElementById(`chart-${name}`), spec, options);
+  views[name] = found.view;
+}
+
+/** Draw all charts again: the colours of the page have changed. */
+function restyleCharts() {
+  for (const name of Object.keys(filled)) {
+    views[name]?.finalize();
+    delete views[name];
+    drawChart(name, { ...filled[name] });
+  }
+}
