@@ -117,7 +117,7 @@ def fastest(speeds: pd.DataFrame, rule: str) -> dict[str, Any] | None:
     mine = speeds[(speeds["rule"] == rule) & (speeds["drafter"] == "model")]
     if mine.empty:
         return None
-    return dict(mine.loc[mine["speedup"].idxmax()])
+    return dict(mine.iloc[int(mine["speedup"].to_numpy().argmax())])
 
 
 def speed_text(run: Mapping[str, Any] | None) -> str:

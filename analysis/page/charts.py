@@ -235,7 +235,7 @@ def _level(name: str, dash: list[int] | None = None) -> alt.LayerChart:
     base = alt.Chart(alt.NamedData(name)).encode(x="x:Q")
     line = base.mark_rule(strokeDash=dash or [6, 3], opacity=0.75)
     text = base.mark_text(align="left", baseline="top", dx=4, fontSize=11)
-    return line + text.encode(text="text:N", y=alt.value(2))
+    return alt.LayerChart(layer=[line, text.encode(text="text:N", y=alt.value(2))])
 
 
 def _finished(chart: alt.Chart | alt.LayerChart, height: Any = HEIGHT) -> Spec:

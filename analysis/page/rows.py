@@ -147,19 +147,19 @@ def costs(decoded: Decoded, speeds: pd.DataFrame) -> Row | None:
     """Return what calls cost, in calls of the target alone; None where no chain was drafted.
 
     Returns:
-        `calls`, the cost of a call with 0, 1, ... drafted tokens, of the method with the longest
-        chains at the lowest temperature; `rho`, that of a drafted token; `verify`, that of a
+        `calls`, the cost of a call with 0, 1, ... drafted tokens, of the method with the most
+        draft lengths at the lowest temperature; `rho`, that of a drafted token; `verify`, that of a
         verification.
     """
     chains = speeds[(speeds["drafter"] == "model") & ~decoded.of_trees.reindex(speeds.index)]
     if chains.empty:
         return None
-    tried = chains.groupby(["temperature", "method"], sort=True)
-    (_, method), group = max(
-        tried, key=lambda part: (-part[0][0], part[1]["draft_length"].nunique())
-    )
+    coldest = chains[chains["temperature"] == chains["temperature"].min()]
+    counts = coldest.groupby("method", sort=True)["draft_length"].nunique()
+    method = str(counts.idxmax())
+    group = coldest[coldest["method"] == method]
     seconds = np.array(call_costs(decoded, group))
-    longest = group.loc[group["draft_length"].idxmax()]
+    longest = group.iloc[int(group["draft_length"].to_numpy().argmax())]
     return {
         "method": method,
         "calls": [digits(cost, 4) for cost in seconds / seconds[0]],

@@ -127,7 +127,6 @@ def packed(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
         "label": target.label,
         "lengths": target.bootstrap.steps.tolist(),
         "certificates": [pack_certificates(by_rule[rule].lower) for rule in rules],
-        "inexact": [digits(np.mean(by_rule[rule].lower < by_rule[rule].upper)) for rule in rules],
         "accepted": [
             pack_flags(accepted[rule.label]) if rule.label in accepted else None for rule in rules
         ],

@@ -48,7 +48,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     targets = read_targets(node, upstream)
     measured = measure(targets)
     published = published_parts(targets, measured)
-    verdict, beside, _ = published
+    verdict, beside = published.verdict, published.beside
     drafter = measure_drafter(node, upstream.get("acceptance", []))
     decoding = measure_decoding(node, upstream)
     found: list[Part | None] = [
@@ -85,7 +85,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             None if drafter is None else drafter.profile,
             *decoding,
             published.compared,
-            published.verdict.shown[0],
+            published.table,
             setups(targets, drafter, upstream),
             [
                 *((item, "") for part in (*parts, beside) for item in part.shown),

@@ -13,6 +13,7 @@ from analysis.report.measured import Measured, certificate_statistics, top_stati
 from analysis.report.published import EPS, TABLE2
 from analysis.report.published_matched import PAPERS, RULES, Match, compare, nearest_temperature
 from analysis.report.published_tables import compared_tables, verdict_table
+from analysis.report.table import Table
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import top_probability
 from analysis.statistics.run_lengths import Trajectories, run_lengths
@@ -30,11 +31,12 @@ OPENING = (
 
 
 class Published(NamedTuple):
-    """The verdict, for the index; the page of all numbers beside the published; the numbers."""
+    """Verdict and all numbers, as parts; the numbers; the table of the verdict."""
 
     verdict: Part
     beside: Part
     compared: pd.DataFrame
+    table: Table
 
 
 def published_parts(targets: Sequence[Target], measured: Measured) -> Published:
@@ -42,12 +44,13 @@ def published_parts(targets: Sequence[Target], measured: Measured) -> Published:
     matches = [match for target in targets for match in matches_of(target, measured.rules)]
     compared = compare(measured, matches)
     heading = "Beside the published"
-    verdict = Part.of([shown.heading(heading), OPENING], [verdict_table(compared, matches)])
+    table = verdict_table(compared, matches)
+    verdict = Part.of([shown.heading(heading), OPENING], [table])
     back = "[Back to the report](index.md)."
     beside = Part.of(
         [shown.heading(f"{heading}: all numbers"), back], compared_tables(compared, matches)
     )
-    return Published(verdict, beside, compared)
+    return Published(verdict, beside, compared, table)
 
 
 def matches_of(target: Target, rules: Sequence[Rule]) -> list[Match]:
