@@ -126,7 +126,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="acceptance",
-    version=5,
+    version=6,
     upstream=("drafts",),
     columns={
         "data": STEP

@@ -84,7 +84,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=4,
+    version=5,
     upstream=("prompts", "drafts"),  # the latter for methods that hang on what it measured
     columns={
         "data": RUN

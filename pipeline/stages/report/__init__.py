@@ -60,7 +60,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=6,
+    version=7,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
