@@ -30,7 +30,8 @@ from pipeline.stages.report.page.methods import METHODS
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("counting.js", "charts.js", "calculator.js", "explorer.js", "page.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
-IMAGES = 2_500_000  # bytes of pictures that the page holds; later ones are read from beside it
+MOST = 6_000_000  # bytes of the page; pictures that find no room are read from beside it
+WORDS = 500_000  # of these, what the text, its tables, the scripts and the style may take
 PAPER_STATISTICS = ("mean", "median", "p5", "p25")
 
 
@@ -75,13 +76,15 @@ def build(found: Found, bundle: Bundle) -> bytes:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    timings = timings_of(found)
+    timings, script = timings_of(found), bundle.read()
+    data = plain_json(data_of(found, answers, rules))
+    room = MOST - WORDS - len(data.encode()) - len(script.encode())
     text = environment.get_template("page.html").render(
-        page=page_of(found, answers, timings),
+        page=page_of(found, answers, timings, room),
         css=(WEB / "page.css").read_text(encoding="utf-8"),
-        data=plain_json(data_of(found, answers, rules)),
+        data=data,
         timings=plain_json(timings),
-        bundle=bundle.read(),
+        bundle=script,
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
     return text.encode()
@@ -160,8 +163,10 @@ def timings_of(found: Found) -> dict[str, Any]:
     }
 
 
-def page_of(found: Found, answers: Sequence[Answer], timings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the template shows."""
+def page_of(
+    found: Found, answers: Sequence[Answer], timings: Mapping[str, Any], room: int
+) -> dict[str, Any]:
+    """Return what the template shows; `room` is what its pictures may take, in bytes."""
     pairs = found.pairs
     warnings = [
         f"The machine was busy while this was measured ({decoded.target}, {sign}): do not use "
@@ -196,7 +201,7 @@ def page_of(found: Found, answers: Sequence[Answer], timings: Mapping[str, Any])
         "verdict": found.verdict,
         "papers": list(dict.fromkeys(found.compared["paper"])),
         "statistics": PAPER_STATISTICS,
-        "appendix": [*appendices(found)],
+        "appendix": [*appendices(found, room)],
         "setups": found.setups,
         "methods": METHODS,
     }
@@ -208,21 +213,21 @@ def dial_names(pairs: Pairs) -> list[str]:
     return [str(name) for name in listing.loc[listing["group"] == "dial", "name"]]
 
 
-def appendices(found: Found) -> Iterator[dict[str, Any]]:
+def appendices(found: Found, room: int) -> Iterator[dict[str, Any]]:
     """Yield tables and figures with the links to their files, which lie beside the page."""
-    room = IMAGES
     for item, place in found.shown:
         folder, kinds = ("figures", ("pdf", "csv"))
         if isinstance(item, Table):
             folder, kinds = ("tables", ("csv", "tex"))
         names = {kind: f"{place}{folder}/{item.name}.{kind}" for kind in kinds}
         drawn = f"{place}figures/{item.name}.png"
-        image = found.files.get(drawn)
+        content = found.files.get(drawn)
+        image = None if content is None else picture(content)
         if image is not None:
             room -= len(image)
         yield {
             "shown": item,
-            "image": None if image is None else picture(image) if room >= 0 else drawn,
+            "image": drawn if room < 0 and image is not None else image,
             "links": [(kind.upper(), name) for kind, name in names.items() if name in found.files],
         }
 
