@@ -239,9 +239,8 @@ class _Target:
         if self._made is None:
             return None
         table = self._made.read(columns=["rule", "accepted"])
-        table = self._made.read(columns=["rule", "accepted"])
         size = len(self._steps.prompts)  # a rule's rows stand together
-        order = table["rule"].take(range(0, len(table), size)).to_pylist()
+        order = table["rule"].take(np.arange(0, len(table), size)).to_pylist()
         if not set(labels) <= set(order):  # a setting that was solved
             return None
         accepted = table["accepted"].to_numpy().reshape(len(order), size)

@@ -61,7 +61,7 @@ def plane() -> Spec:
     names = base.mark_text(
         align=alt.expr("datum.side > 0 ? 'left' : 'right'"),
         dx=alt.expr("9 * datum.side"),
-        dy=-8,
+        dy=alt.expr("-datum.lift"),
         fontWeight="bold",
         fontSize=12,
     ).encode(text="name:N", color=alt.value("currentColor"))

@@ -27,6 +27,8 @@ MEASURES = {
     "given_up": "target probability given up a step",
 }
 
+LIFTS = (8, 23, 38)  # how far a name stands above its point, in pixels
+
 
 def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
     """Return every rule that judges tokens: what it gains and what it costs.
@@ -65,8 +67,14 @@ def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
             }
         )
     most = max((row["departure"] for row in rows), default=0)
-    # names stand beside their points where there is room
-    return [row | {"side": -1 if row["departure"] > 0.6 * most else 1} for row in rows]
+    named = sorted((row["departure"], row["label"]) for row in rows if row["name"])
+    lifts = {label: LIFTS[at % len(LIFTS)] for at, (_, label) in enumerate(named)}
+    # names stand beside their points where there is room, those of neighbours one above the other
+    return [
+        row
+        | {"side": -1 if row["departure"] > 0.6 * most else 1, "lift": lifts.get(row["label"], 0)}
+        for row in rows
+    ]
 
 
 def _shares(pairs: Pairs, target: str, label: str) -> Row:

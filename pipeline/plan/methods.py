@@ -20,7 +20,7 @@ DRAFTERS = {
     "prompt_lookup": " (prompt lookup)",
     "lookup_first": " (look-up first)",  # and where it finds nothing, the model
 }
-OWN = ("drafter", "sampling", "draft_length", "temperature", "top_p", "top_k")
+OWN = ("drafter", "sampling", "draft_length", "model_length", "temperature", "top_p", "top_k")
 BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
@@ -42,6 +42,7 @@ class Method:
         sampling: speculative, races or block, None for a rule alone; of a baseline, how the
             target chooses: races by the race of the drafting methods, None otherwise.
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
+        model_length: those of the model where look-up finds nothing; None is draft_length.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
         drafting: when its drafter stops before; None is never.
@@ -58,6 +59,7 @@ class Method:
     drafting: Drafting | None = None
     top_p: float = 1.0
     top_k: int = 0
+    model_length: int | None = None
 
     @property
     def topology(self) -> Topology | Growth | None:
@@ -84,7 +86,8 @@ class Method:
         law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
         tree = "" if self.tree is None or isinstance(self.rule, Tree) else f" ({self.tree.shown})"
         stops = "" if self.drafting is None else f" (drafting {self.drafting.shown})"
-        return law + DRAFTERS[self.drafter] + tree + stops + cut
+        length = "" if self.model_length is None else f" (model drafts {self.model_length})"
+        return law + DRAFTERS[self.drafter] + length + tree + stops + cut
 
     @property
     def uses_model(self) -> bool:
@@ -115,7 +118,9 @@ def baseline(method: Method) -> Method:
     a baseline of their own; all other methods of a temperature share one, and of a truncation.
     """
     races = RACES if method.sampling == RACES else None
-    return replace(method, drafter="none", rule=None, sampling=races, draft_length=0, tree=None)
+    return Method(
+        "none", None, races, 0, method.temperature, top_p=method.top_p, top_k=method.top_k
+    )
 
 
 def with_baselines(methods: list[Method]) -> list[Method]:
@@ -267,6 +272,9 @@ class _Given:
     )
     top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
     top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
+    model_length: int | None = ranged(
+        "an integer of at least 1", lambda value: value is None or value >= 1, default=None
+    )
 
 
 def _build(entry: dict[str, Any], where: str) -> Method:
@@ -296,6 +304,13 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             if given.temperature == 0 and getattr(given, name) != all_in:
                 only = f"{all_in:g} at temperature 0, where nothing is drawn"
                 raise refused(f"{where}.{name}", getattr(given, name), only)
+        if given.model_length is not None:
+            if given.drafter != "lookup_first":
+                only = "nothing: it is for drafter: lookup_first, where look-up finds nothing"
+                raise refused(f"{where}.model_length", given.model_length, only)
+            if given.model_length > given.draft_length:
+                at_most = f"at most draft_length={given.draft_length}"
+                raise refused(f"{where}.model_length", given.model_length, at_most)
         tree = build_tree(of_tree, where) if of_tree else None
         stopping = build_drafting(stops, where) if stops else None
     except FieldError as error:
@@ -308,7 +323,10 @@ def _build(entry: dict[str, Any], where: str) -> Method:
         tree = DraftTree("symmetric", rule.m)
     lengths = given.draft_length, given.temperature
     truncation = given.top_p, given.top_k
-    return Method(given.drafter, rule, given.sampling, *lengths, tree, stopping, *truncation)
+    return Method(
+        *(given.drafter, rule, given.sampling, *lengths, tree, stopping),
+        *(*truncation, given.model_length),
+    )
 
 
 def _rule(mapping: dict[str, Any], where: str) -> Rule:

@@ -78,6 +78,7 @@ def method_slice(method: Method) -> dict[str, Any]:
         "sampling": method.sampling,
         "draft_length": method.draft_length,
         "temperature": method.temperature,
+        **({} if method.model_length is None else {"model_length": method.model_length}),
         **method.truncation,
         **({} if method.rule is None else rule_slice(method.rule)),
         **({} if method.tree is None else {"tree": method.tree.to_mapping()}),

@@ -70,7 +70,8 @@ def printed(run: Mapping[str, Any]) -> str:
     rule = build(run["rule"])
     of_tree = f", {run['tree']['shown']}" if "tree" in run and not isinstance(rule, Tree) else ""
     cut = shown_truncation({key: run[key] for key in ("top_p", "top_k") if key in run})
-    return rule.title + SAID.get(run["drafter"], "") + of_tree + stops + cut
+    length = f", model drafts {run['model_length']}" if "model_length" in run else ""
+    return rule.title + SAID.get(run["drafter"], "") + length + of_tree + stops + cut
 
 
 def thetas(decoded: Decoded) -> list[float]:

@@ -91,7 +91,7 @@ def test_widths_are_those_of_a_papers_columns(targets: int, width: float, panels
     assert figure.drawing.get_figwidth() == width
     assert len(figure.drawing.axes) == panels
     image = Image.open(io.BytesIO(figure.render("png")))
-    assert image.width == 300 * width  # dots per inch
+    assert image.width == int(150 * width)  # dots per inch
 
 
 def test_curves_are_shares_strictly_above() -> None:

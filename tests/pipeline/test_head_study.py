@@ -35,6 +35,7 @@ DEPTHS = 3
 METHODS = (
     "[{drafter: model, rule: greedy, draft_length: [1, 9], temperature: 0}, "
     "{drafter: [lookup_first, prompt_lookup], rule: greedy, draft_length: 3, temperature: 0}, "
+    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2, temperature: 0}, "
     "{drafter: model, rule: additive, t: 0.2, draft_length: 3, temperature: 0}, "
     "{drafter: [model, lookup_first], sampling: [speculative, races], draft_length: 3, "
     "temperature: 0.7}]"
@@ -156,7 +157,7 @@ def test_the_report_of_a_head(
     greedy = next(line for line in shown.splitlines() if line.startswith("| Strict greedy |"))
     assert ("| -∞ |" in greedy) == reduced
     partings = shown.split("## Where strict greedy parts")[1].split("## ")[0]
-    assert partings.count("| 3 | 0 | – |") == 4
+    assert partings.count("| 3 | 0 | – |") == 5
     for stage in ("acceptance", "decoding"):
         rows = sweeps.rows_of(made.nodes[stage], [made.artifact(stage)])
         assert len(rows) == (1 if stage == "acceptance" else 12)

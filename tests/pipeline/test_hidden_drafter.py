@@ -136,14 +136,18 @@ def test_strict_greedy_loses_nothing(
         assert max(call.drafted for call in answer.calls) == gamma
 
 
-def test_look_up_goes_first(target: LanguageModel, model: HiddenDrafter) -> None:
+@pytest.mark.parametrize(("longest", "drafted"), [(None, 3), (2, 2), (3, 3), (4, 3)])
+def test_look_up_goes_first(
+    target: LanguageModel, model: HiddenDrafter, longest: int | None, drafted: int
+) -> None:
     text = [5, 6, 7, 8, 5, 6]
-    drafter = LookupFirst(PromptLookup(2, target.device, 2), HeadDrafter(model, Greedy()))
+    lookup = PromptLookup(2, target.device, 2)
+    drafter = LookupFirst(lookup, HeadDrafter(model, Greedy()), longest)
     drafter.begin(torch.tensor(text[:-1]), 40, hidden_of(target, text[:-1], model.layers))
     assert drafter.propose(text, 3, 1).tokens.tolist() == [7, 8, 5]
     drafter.accept(6, (), hidden_of(target, text, model.layers)[5:])
     text = [*text, 11]
-    wanted = drafted_plainly(model, text, 3)
+    wanted = drafted_plainly(model, text, drafted)
     assert drafter.propose(text, 3, 2).tokens.tolist() == wanted
 
 

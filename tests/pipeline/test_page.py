@@ -7,18 +7,20 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from analysis.acceptance.solve import Goal, solve_all
+from analysis.report.figure import Figure
 from analysis.rules.dials import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import Trajectories
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
-from pipeline.stages.report.page.build import plain_json
+from pipeline.stages.report.page.build import appendices, picture, plain_json
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp
@@ -196,6 +198,22 @@ def test_the_page_is_small_and_names_no_place(small_study: SmallStudy) -> None:
     text = (small_study.outputs / "report/mini/index.html").read_text()
     assert len(text.encode()) < 6_000_000
     assert str(small_study.outputs) not in text
+
+
+@pytest.mark.parametrize(
+    ("pictures", "missing", "held"), [(2, 0, 2), (2, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 0)]
+)
+def test_pictures_are_held_as_long_as_there_is_room(pictures: int, missing: int, held: int) -> None:
+    """With room for as many pictures, less so many bytes."""
+    drawing: Any = None
+    shown = [(Figure(f"f{at}", "title", "caption", drawing), "") for at in range(2)]
+    content = b"\x89PNG" * 30
+    files = {f"figures/f{at}.png": content for at in range(2)} | {"figures/f0.pdf": b"pdf"}
+    found: Any = SimpleNamespace(shown=shown, files=files)
+    parts = list(appendices(found, pictures * len(picture(content)) - missing))
+    beside = ["figures/f0.png", "figures/f1.png"]
+    assert [part["image"] for part in parts] == [picture(content)] * held + beside[held:]
+    assert [part["links"] for part in parts] == [[("PDF", "figures/f0.pdf")], []]
 
 
 def test_json_in_a_script_holds_no_markup() -> None:

@@ -14,10 +14,10 @@ from pipeline.stages.decoding.drafters import Draft, Drafter, Shape
 class LookupFirst:
     """Proposes what look-up finds, and where it finds nothing what another drafter proposes."""
 
-    def __init__(self, lookup: PromptLookup, other: Drafter) -> None:
-        """Look up first."""
+    def __init__(self, lookup: PromptLookup, other: Drafter, longest: int | None = None) -> None:
+        """Look up first; the other drafter proposes at most `longest` tokens, None is all."""
         self.layers, self.tree = other.layers, other.tree
-        self._lookup, self._other = lookup, other
+        self._lookup, self._other, self._longest = lookup, other, longest
         self._found = False
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
@@ -28,7 +28,9 @@ class LookupFirst:
         """Propose up to `count` tokens."""
         found = self._lookup.propose(tokens, count, position)
         self._found = len(found.tokens) > 0
-        return found if self._found else self._other.propose(tokens, count, position)
+        if self._found:
+            return found
+        return self._other.propose(tokens, min(count, self._longest or count), position)
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""

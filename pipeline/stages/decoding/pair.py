@@ -132,7 +132,8 @@ def strategies(
     stop = None if method.drafting is None else pair.stops[method.drafting]
     drafter = model_drafter(pair.drafter, choice, tree, stop)
     if method.drafter == "lookup_first":
-        drafter = LookupFirst(PromptLookup(pair.lookup, device, pair.lookup), drafter)
+        found = PromptLookup(pair.lookup, device, pair.lookup)
+        drafter = LookupFirst(found, drafter, method.model_length)
     return drafter, verifier
 
 
@@ -146,6 +147,7 @@ def run_facts(method: Method) -> dict[str, Any]:
         "lossless": method.lossless,
         "draft_length": method.draft_length,
         "temperature": method.temperature,
+        **({} if method.model_length is None else {"model_length": method.model_length}),
         **method.truncation,
         **({} if method.drafting is None else {"drafting": method.drafting.shown}),
         **_tree_facts(method),

@@ -30,6 +30,9 @@ GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 
         ({"rule": "additive"}, "'t' is missing"),
         ({"sampling": "races"}, "either rule or sampling"),
         ({"draft_length": [3, 3]}, "given twice"),
+        ({"model_length": 2}, r"\[0\].model_length=2 is not allowed: .*drafter: lookup_first"),
+        ({"drafter": "lookup_first", "model_length": 4}, "model_length=4 is .* draft_length=3"),
+        ({"drafter": "lookup_first", "model_length": 0}, "model_length=0 is not allowed"),
     ],
 )
 def test_methods_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
@@ -197,6 +200,30 @@ def test_blocks_are_chains_above_zero() -> None:
         build_methods([block | {"tree": "sequence"}])
     with pytest.raises(PipelineError, match="above 0: at 0 take rule: greedy"):
         build_methods([block | {"temperature": 0}])
+
+
+def test_a_model_may_draft_less_than_look_up_finds() -> None:
+    first = GOOD | {"drafter": "lookup_first"}
+    methods = build_methods([first | {"model_length": [1, 3]}, first])
+    assert [(one.name, one.draft_length) for one in methods] == [
+        ("greedy (look-up first) (model drafts 1)", 3),
+        ("greedy (look-up first) (model drafts 3)", 3),
+        ("greedy (look-up first)", 3),
+    ]
+    assert method_slice(methods[0]) == method_slice(methods[2]) | {"model_length": 1}
+
+
+def test_what_stops_or_shapes_a_draft_needs_no_baseline_of_its_own() -> None:
+    sampled = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
+    [alone] = with_baselines(build_methods([sampled]))[:-1]
+    for change in (
+        {"drafting": "max_q", "threshold": 0.5},
+        {"tree": "symmetric", "width": 2},
+        {"drafter": "lookup_first", "model_length": 2},
+        {"draft_length": 1},
+    ):
+        methods = build_methods([sampled, sampled | change])
+        assert with_baselines(methods) == [alone, *methods]
 
 
 def test_top_p_and_top_k_cut_what_is_drawn() -> None:
