@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,19 +38,19 @@ Decoder = Callable[[list[int]], list[int]]
 
 def main(overrides: list[str]) -> None:
     """Compare all ways to decode for the first target of the configuration."""
-    target, drafter, prompts, steps, lookup = load(overrides)
+    target, drafter, prompts, config = load(overrides)
     print(
-        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {steps} tokens, "
+        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {config['steps']} tokens, "
         f"{torch.get_num_threads()} threads"
     )
     for gamma in LENGTHS:
-        compare(gamma, decoders(target, drafter, gamma, steps, lookup), prompts)
+        compare(gamma, decoders(target, drafter, gamma, config), prompts)
 
 
 def load(
     overrides: list[str],
-) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], int, int]:
-    """Return the first target of a configuration, its drafter, the tokens of its prompts, ..."""
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], Mapping[str, Any]]:
+    """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", overrides)
     _, nodes, store = cli.prepare(config)
@@ -58,18 +58,18 @@ def load(
     prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
     target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
     chosen = [row["token_ids"] for row in prompts[: node.config["prompts"]]]
-    return target, drafter, chosen, node.config["steps"], node.config["lookup"]
+    return target, drafter, chosen, node.config
 
 
 def decoders(
     target: LanguageModel,
     drafter: LanguageModel | HiddenDrafter,
     gamma: int,
-    steps: int,
-    lookup: int,
+    config: Mapping[str, Any],
 ) -> dict[str, Decoder]:
     """Return every way to decode, by name."""
-    device = target.device
+    device, steps = target.device, config["steps"]
+    lookup = PromptLookup(config["lookup"], device)
 
     def own(make: Callable[[], Drafter], count: int) -> Decoder:
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
@@ -78,7 +78,7 @@ def decoders(
         return model_drafter(drafter, Greedy())
 
     def lookup_first() -> Drafter:
-        return LookupFirst(PromptLookup(lookup, device, lookup), model())
+        return LookupFirst(lookup, model())
 
     assisted: dict[str, Any] = {"prompt_lookup_num_tokens": gamma}
     if isinstance(drafter, LanguageModel):
@@ -87,7 +87,7 @@ def decoders(
         ALONE: own(lambda: Nothing(device), 0),
         "the drafter": own(model, gamma),
         "look-up first, else the drafter": own(lookup_first, gamma),
-        "prompt look-up": own(lambda: PromptLookup(lookup, device), gamma),
+        "prompt look-up": own(lambda: lookup, gamma),
         "target alone, transformers": generate(target, steps, {}),
         f"transformers, {next(iter(assisted))}": generate(target, steps, assisted),
     }

@@ -239,6 +239,10 @@ class Decoding:
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
     draft_length: int | None = _optional_at_least(1)
+    batches: list[int] = _ranged(
+        "a list of different integers of at least 1",
+        lambda sizes: all(size >= 1 for size in sizes) and len(sizes) == len(set(sizes)),
+    )
     report: bool = MISSING
     methods: Any = MISSING
 

@@ -9,7 +9,7 @@ verified in one pass; costs are those of the batch, and the same holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -126,52 +126,44 @@ def by_length(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def pass_costs(verify: Sequence[float], draft: float) -> list[float]:
-    """Return the seconds of a call with 0, 1, ... drafted tokens from those of passes.
+def by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
+    """Return where drafting pays at each batch size, from the seconds of passes over batches.
+
+    A call of gamma drafted tokens is predicted to cost a pass of the target over gamma + 1 tokens
+    of each text and gamma of the drafter over one: choosing tokens, roll-back, and texts of a
+    batch that wait for each other are not in it.
 
     Args:
-        verify: of the target's pass over 1, 2, ... tokens.
-        draft: of the drafter's pass over one.
-
-    Example:
-        >>> pass_costs([10.0, 11.0, 12.0], 1.0)
-        [10.0, 12.0, 14.0]
-    """
-    return [seconds + gamma * draft for gamma, seconds in enumerate(verify)]
-
-
-def by_batch(
-    verify: Mapping[int, Sequence[float]], draft: Mapping[int, float], rates: Sequence[float]
-) -> pd.DataFrame:
-    """Return where drafting pays at each batch size, and the best draft length.
-
-    Args:
-        verify: by batch size, seconds of the target's pass over 1, 2, ... tokens of each text.
-        draft: by batch size, seconds of the drafter's pass over one token of each.
-        rates: acceptance rates for which a best length is wanted.
+        decoded: its passes.
+        rate: the acceptance rate for which a best length is wanted.
 
     Returns:
-        One row a batch size and rate: batch, `rho` draft / verify[0], `verify_ratio` of the
-        longest pass to that over one token, `break_even` the least acceptance rate at which any
-        length pays and `at_length` the one that needs it, `rate`, `draft_length` the best one at
-        this rate (0: drafting does not pay) and its `speedup`.
+        One row a batch size: batch, `seconds` of the target's pass over one token of each text,
+        `rho` the drafter's over it, `verify_ratio` of the longest pass over it and `longest` its
+        tokens of a text, `break_even` the least acceptance rate at which any length pays and
+        `at_length` the one that needs it, `rate`, `draft_length` the best one at this rate (0:
+        drafting does not pay) and `speedup`, that predicted for it.
     """
     rows = []
-    for batch, seconds in verify.items():
-        costs = pass_costs(seconds, draft[batch])
+    for batch, passes in decoded.passes.groupby("batch"):
+        seconds = {model: one.sort_values("tokens") for model, one in passes.groupby("model")}
+        verify = seconds["target"]["seconds"].to_numpy()
+        draft = float(seconds["drafter"]["seconds"].iloc[0])
+        costs = [float(one) + gamma * draft for gamma, one in enumerate(verify)]
         length, least = break_even(costs)
-        for rate in rates:
-            best, speedup = optimal_draft_length(rate, costs)
-            rows.append(
-                {
-                    "batch": batch,
-                    "rho": draft[batch] / seconds[0],
-                    "verify_ratio": seconds[-1] / seconds[0],
-                    "break_even": least,
-                    "at_length": length,
-                    "rate": rate,
-                    "draft_length": best,
-                    "speedup": speedup,
-                }
-            )
+        best, speedup = optimal_draft_length(rate, costs)
+        rows.append(
+            {
+                "batch": int(batch),  # type: ignore[call-overload]
+                "seconds": costs[0],
+                "rho": draft / costs[0],
+                "verify_ratio": verify[-1] / costs[0],
+                "longest": len(verify),
+                "break_even": least,
+                "at_length": length,
+                "rate": rate,
+                "draft_length": best,
+                "speedup": speedup,
+            }
+        )
     return pd.DataFrame(rows)

@@ -20,6 +20,7 @@ from . import closed_form as speed_laws
 
 Floats = NDArray[np.float64]
 ALONG = ["prompt_id", "position", "run", "own", "kl", "lower", "upper", "accepted", "certified"]
+PASSES = ["model", "batch", "tokens", "seconds"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -47,6 +48,8 @@ class Decoded:
             level, children, accepted (the sibling index, 0 is none).
         along: one row a step of answers read again by both models: prompt_id, position, run, own
             (else the greedy answer), kl, lower, upper, accepted, certified.
+        passes: one row a pass over a batch of texts: model (target or drafter), batch, tokens of
+            each text, seconds.
     """
 
     target: str
@@ -62,6 +65,7 @@ class Decoded:
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
     along: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ALONG))
+    passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
 
     @property
     def of_trees(self) -> pd.Series:

@@ -11,13 +11,13 @@ from itertools import cycle
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from ..decoding.break_even import by_length
+from ..decoding.break_even import by_batch, by_length
 from ..decoding.metrics import Decoded
 from .decoding_speed_tables import WALL_CLOCK, times
 from .decoding_tables import method_sections, together
 from .figure import Figure
 from .style import GREY, LINES, POINTS, grid, legend, styled
-from .table import Table
+from .table import Cell, Section, Table
 from .text import UNDEFINED, number_text
 
 
@@ -53,6 +53,60 @@ def break_even_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
         [("", 2), ("costs", 2), ("a", 2), ("", 1)],
         ["γ", "T", "ρ", "call/c_p", "break-even", "measured", "speedup"],
         [section for section in sections if section.rows],
+        together(decoded, frames),
+    )
+
+
+def batches_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
+    """At each batch size: what passes cost, the acceptance that pays, and the best draft length."""
+    frames = []
+    for one, table in zip(decoded, speeds, strict=True):
+        of_trees = one.of_trees.reindex(table.index, fill_value=False)
+        chains = table[(table["drafter"] == "model") & ~of_trees]
+        if one.passes.empty or chains.empty:
+            return None
+        first = chains[chains["method"] == chains["method"].iloc[0]]
+        longest = first.sort_values("draft_length").iloc[-1]
+        frames.append(
+            by_batch(one, float(longest["rate"])).assign(
+                method=longest["method"], temperature=longest["temperature"]
+            )
+        )
+
+    def texts(row: pd.Series) -> list[Cell]:
+        pays = row["draft_length"] > 0
+        return [
+            Cell(text)
+            for text in (
+                number_text(1e3 * row["seconds"], 1),
+                number_text(row["rho"], 3),
+                number_text(row["verify_ratio"]),
+                number_text(row["break_even"], 3),
+                str(row["at_length"]) if row["at_length"] else UNDEFINED,
+                number_text(row["rate"], 3),
+                str(row["draft_length"]) if pays else UNDEFINED,
+                times(row["speedup"]) if pays else UNDEFINED,
+            )
+        ]
+
+    method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
+    return Table(
+        "decoding_batches",
+        "Where drafting stops to pay, by batch size",
+        "In a batch one pass verifies the drafts of all texts. c(n): the target's pass over n "
+        "tokens of each text, behind a prompt of 64, the least of a few; ρ: the drafter's pass "
+        "over one token of each, over c(1). Break-even: the least acceptance rate at which any "
+        f"draft length below {most} pays, and the one that needs it. Beside it the measured a of "
+        f"{method}, and the draft length and speedup that it predicts; {UNDEFINED}: drafting does "
+        "not pay. Predicted from passes alone: choosing tokens, roll-back, and texts of a batch "
+        f"that wait for each other are not in it. {WALL_CLOCK}",
+        "Texts",
+        [("passes", 3), ("break-even", 2), ("this drafter", 3)],
+        ["c(1), ms", "ρ", f"c({most})/c(1)", "a", "at γ", "a", "best γ", "speedup"],
+        [
+            Section(one.target, [(str(row["batch"]), texts(row)) for _, row in frame.iterrows()])
+            for one, frame in zip(decoded, frames, strict=True)
+        ],
         together(decoded, frames),
     )
 

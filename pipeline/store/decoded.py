@@ -55,6 +55,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         {rule.label: rule for rule in rules if rule is not None},
         frame("levels"),
         frame("along"),
+        frame("timings/passes"),
     )
 
 

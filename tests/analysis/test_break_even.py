@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from analysis.decoding import speed
 from analysis.decoding.break_even import break_even, by_batch, by_length, least_acceptance
 from analysis.decoding.closed_form import optimal_draft_length, tokens_per_call
-from analysis.report.decoding_break_even import break_even_figure, break_even_table
+from analysis.decoding.metrics import Decoded
+from analysis.report.decoding_break_even import batches_table, break_even_figure, break_even_table
 from tests.analysis.test_decoding_metrics import made
 
 STEP = 1e-9
@@ -57,12 +59,25 @@ def test_break_even_is_where_a_best_draft_length_appears(rho: float) -> None:
     assert a == pytest.approx(rho + 0.05)  # costs on a line: one token decides
 
 
+VERIFY = {1: [10.0, 10.5, 11.0, 11.5], 8: [20.0, 32.0, 44.0, 56.0], 64: [90.0, 180.0, 270, 360]}
+DRAFT = {1: 1.0, 8: 2.0, 64: 9.0}
+
+
+def batched() -> Decoded:
+    """Made-up answers with the passes above, in milliseconds; as read, in no order."""
+    rows = [
+        *(("target", b, n, t) for b, each in VERIFY.items() for n, t in enumerate(each, 1)),
+        *(("drafter", b, 1, t) for b, t in DRAFT.items()),
+    ]
+    passes = pd.DataFrame(rows[::-1], columns=["model", "batch", "tokens", "seconds"])
+    return replace(made(), passes=passes.assign(seconds=passes["seconds"] / 1e3))
+
+
 def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
-    verify = {1: [10.0, 10.5, 11.0, 11.5], 8: [20.0, 32.0, 44.0, 56.0], 64: [90.0, 180.0, 270, 360]}
-    draft = {1: 1.0, 8: 2.0, 64: 9.0}
-    table: Any = by_batch(verify, draft, [0.5, 0.8]).set_index(["batch", "rate"])
-    assert table.loc[(1, 0.8), "rho"] == 0.1
-    assert table.loc[(1, 0.8), "verify_ratio"] == 1.15
+    tables = [by_batch(batched(), rate) for rate in (0.5, 0.8)]
+    table: Any = pd.concat(tables).set_index(["batch", "rate"]).sort_index()
+    assert table.loc[(1, 0.8), "rho"] == pytest.approx(0.1)
+    assert table.loc[(1, 0.8), "verify_ratio"] == pytest.approx(1.15)
     assert table.loc[(1, 0.8), "break_even"] == pytest.approx(0.15)  # 11.5 / 10 - 1
     assert table.loc[(8, 0.8), "break_even"] == pytest.approx(34 / 20 - 1)
     assert math.isnan(table.loc[(64, 0.8), "break_even"])
@@ -71,6 +86,20 @@ def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
         [1.75 / 1.3, (1 + 0.8 + 0.64 + 0.512) / 1.45, 1, 1.8 / 1.7, 1, 1]
     )
     assert table.loc[(64, 0.5), "at_length"] == 0
+
+
+def test_the_table_of_batches_says_where_drafting_stops_to_pay() -> None:
+    decoded = batched()
+    speeds = speed.speed(decoded, 20, 0.9, 0)
+    table = batches_table([decoded], [speeds])
+    assert table is not None
+    text = table.markdown()
+    assert "| 1 | 10.0 | 0.100 | 1.15 | 0.150 | 1 | 0.800 | 3 | 2.04× |" in text
+    assert "| 8 | 20.0 | 0.100 | 2.80 | 0.700 | 1 | 0.800 | 1 | 1.06× |" in text
+    assert "| 64 | 90.0 | 0.100 | 4.00 | – | – | 0.800 | – | – |" in text
+    assert "c(4)/c(1)" in text
+    assert batches_table([made()], [speeds]) is None
+    assert batches_table([decoded], [speeds[:1]]) is None
 
 
 def test_measured_costs_give_break_even_beside_measured_speed() -> None:

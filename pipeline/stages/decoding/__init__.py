@@ -17,6 +17,7 @@ from pipeline.store.columns import STEP, Columns
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
+PASSES = "timings/passes"  # the table of all passes over batches; others have rows of prompts
 RUN: Columns = {"prompt_id": "string", "run": "int32"}  # run: index in the record's facts["runs"]
 
 
@@ -50,6 +51,7 @@ def nodes(request: Request) -> list[Node]:
                 "steps": asked.steps,
                 "seed": asked.seed,
                 "lookup": asked.lookup,
+                "batches": asked.batches,
                 "methods": [method_slice(method) for method in methods],
             },
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
@@ -84,7 +86,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=5,
+    version=6,
     upstream=("prompts", "drafts"),  # the latter for methods that hang on what it measured
     columns={
         "data": RUN
@@ -160,6 +162,12 @@ STAGE = Stage(
             "draft_seconds": "float64",
             "verify_seconds": "float64",  # the target's pass
             "other_seconds": "float64",
+        },
+        PASSES: {  # one row a pass over a batch of texts
+            "model": "string",  # target or drafter
+            "batch": "int32",  # texts
+            "tokens": "int32",  # of each
+            "seconds": "float64",  # the least of a few
         },
     },
     nodes=nodes,

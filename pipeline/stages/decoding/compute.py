@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
@@ -23,8 +25,9 @@ from pipeline.models.pair import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.methods import Method
 from pipeline.plan.stage import Node
-from pipeline.stages.decoding import STAGE, records
+from pipeline.stages.decoding import PASSES, STAGE, records
 from pipeline.stages.decoding.along import along
+from pipeline.stages.decoding.batches import pass_rows
 from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.pair import (
     DecodingPair,
@@ -37,6 +40,7 @@ from pipeline.stages.decoding.pair import (
 from pipeline.stages.decoding.stopping import stopping_facts
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.columns import schema
 from pipeline.store.siblings import sibling_rates
 
 WARM_UP = 8  # tokens decoded before anything is timed
@@ -63,7 +67,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         return later_turns(pair, row, shard, tokenizer, source.record["config"])
 
     shards = decode_prompts(pair, rows, pending, f"decoding {node.label}", later)
-    write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "prompt")
+    of_prompts = [name for name in STAGE.columns if name != PASSES]
+    write_tables(pending, STAGE.name, of_prompts, shards, node.label, "prompt")
+    passes, columns = pass_rows(pair, config["batches"]), schema(STAGE.name, PASSES)
+    pending.write(PASSES, pa.Table.from_pylist(passes, schema=columns))
     pending.facts["failed_prompts"] = pending.rows["failures"]
     pending.facts |= decoding_facts(pair) | stopping_facts(pair.stops)
     spec_bench.write_answers(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pipeline.stages.decoding.drafters import Draft, Drafter, Shape
 
+LEAST = 2  # tokens of a match, where longer ones are looked for: `python -m benchmarks.lookup`
+
 
 class LookupFirst:
     """Proposes what look-up finds, and where it finds nothing what another drafter proposes."""
@@ -43,9 +45,9 @@ class PromptLookup:
     layers: tuple[int, ...] = ()
     tree: Shape | None = None
 
-    def __init__(self, longest: int, device: torch.device, shortest: int = 1) -> None:
-        """Look for the last `longest` tokens, then for fewer, down to `shortest`."""
-        self._longest, self._shortest = longest, shortest
+    def __init__(self, longest: int, device: torch.device) -> None:
+        """Look for the last `longest` tokens, then for fewer, down to `LEAST`."""
+        self._longest, self._shortest = longest, min(longest, LEAST)
         self._device = device
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:

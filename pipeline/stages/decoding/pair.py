@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -41,8 +41,8 @@ class DecodingPair:
     runs: list[Method]  # baselines first
     steps: int
     seed: int
-    lookup: int
-    stops: Mapping[Drafting, Threshold]  # what stops the drafters of methods that say so
+    lookup: int  # the most tokens that look-up matches
+    stops: Mapping[Drafting, Threshold] = field(default_factory=dict)  # of drafters that stop
 
 
 def load_decoding_pair(
@@ -127,13 +127,13 @@ def strategies(
     choice, verifier = laws(method, noise)
     if method.drafter == "none":
         return Nothing(device), verifier
+    lookup = PromptLookup(pair.lookup, device)
     if method.drafter == "prompt_lookup":
-        return PromptLookup(pair.lookup, device), verifier
+        return lookup, verifier
     stop = None if method.drafting is None else pair.stops[method.drafting]
     drafter = model_drafter(pair.drafter, choice, tree, stop)
     if method.drafter == "lookup_first":
-        found = PromptLookup(pair.lookup, device, pair.lookup)
-        drafter = LookupFirst(found, drafter, method.model_length)
+        drafter = LookupFirst(lookup, drafter, method.model_length)
     return drafter, verifier
 
 

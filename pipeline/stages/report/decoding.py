@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
 from analysis.report.decoding_along import along_table
-from analysis.report.decoding_break_even import break_even_figure, break_even_table
+from analysis.report.decoding_break_even import batches_table, break_even_figure, break_even_table
 from analysis.report.decoding_drafting import drafting_table
 from analysis.report.decoding_figures import places_figure
 from analysis.report.decoding_partings import partings_table
@@ -114,6 +114,7 @@ def decoding_parts(
             temperature_table(decoded, speeds),
             length_table(decoded, speeds),
             break_even_table(decoded, speeds),
+            batches_table(decoded, speeds),
             thresholds_figure(decoded, speeds),
             lengths_figure(decoded, speeds),
             break_even_figure(decoded, speeds),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -112,6 +113,7 @@ def stage(
                 "steps": 12,
                 "seed": 0,
                 "lookup": 2,
+                "batches": [1, 3],
             },
             settings={
                 "target": {"label": "a", "path": ""},
@@ -156,6 +158,15 @@ def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
             assert row["agreement"] == 1.0
     with pytest.raises(PipelineError, match="no prompt can be decoded: the prompt is empty"):
         stage([[], []], "none")
+
+
+def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
+    passes = pq.read_table(stage([PROMPTS[0]]).directory / "timings/passes.parquet").to_pydict()
+    longest = 1 + max(each["draft_length"] for each in METHODS)
+    of_one = [("target", n) for n in range(1, longest + 1)] + [("drafter", 1)]
+    assert list(zip(passes["model"], passes["tokens"], strict=True)) == 2 * of_one
+    assert passes["batch"] == [1] * len(of_one) + [3] * len(of_one)
+    assert min(passes["seconds"]) > 0
 
 
 def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> None:

@@ -1,0 +1,106 @@
+"""Times passes of both models over batches: what says at which batch size drafting stops to pay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.models.feature_head import Depths
+from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
+from pipeline.stages.decoding.pair import DecodingPair, attempt
+
+LONGEST = 8  # tokens of a text in a pass: drafts of up to 7
+PROMPT, REPETITIONS = 64, 4
+Pass = Callable[[], object]
+
+
+def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the seconds of passes at each batch size; sizes that do not fit are left out.
+
+    The target reads 1, 2, ... tokens of each text, the drafter one, behind a prompt of 64; texts
+    are made up. Passes are timed in turn, and the least of four repetitions counts.
+    """
+    rows = []
+    drafts = [run.draft_length for run in pair.runs if run.uses_model]
+    longest = min(LONGEST, 1 + max(drafts, default=0))
+    for batch in batches if drafts else ():
+        found, reason = attempt(partial(timed, pair, batch, longest), pair.target.device)
+        if found is None:
+            print(f"passes over {batch} texts are not timed: {reason}", flush=True)
+        rows += found or []
+    return rows
+
+
+@torch.inference_mode()
+def timed(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
+    """Return the seconds of passes over `batch` texts, of each up to `longest` tokens."""
+    target, drafter = pair.target, pair.drafter
+    models = [model for model in (target, drafter) if isinstance(model, LanguageModel)]
+    prompt = max(1, min(PROMPT, *(model.context - longest for model in models)))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(target.vocab_size, (batch, prompt + longest), generator=generator)
+    ids = ids.to(target.device)
+    passes = {
+        ("target", n): of_model(target, ids[:, : prompt + n], n) for n in range(1, longest + 1)
+    }
+    if isinstance(drafter, LanguageModel):
+        passes["drafter", 1] = of_model(drafter, ids[:, : prompt + 1], 1)
+    else:
+        passes["drafter", 1] = of_head(drafter, ids)
+    best = dict.fromkeys(passes, float("inf"))
+    for _ in range(REPETITIONS):
+        for which, run in passes.items():
+            wait(target.device)
+            begun = time.perf_counter()
+            run()
+            wait(target.device)
+            best[which] = min(best[which], time.perf_counter() - begun)
+    return [
+        {"model": model, "batch": batch, "tokens": tokens, "seconds": seconds}
+        for (model, tokens), seconds in best.items()
+    ]
+
+
+def of_model(model: LanguageModel, ids: Tensor, n: int) -> Pass:
+    """Return a pass over the last n tokens (B, n) of texts whose others have been read."""
+    batch, length = ids.shape
+    begun = length - n
+    cache = model.new_cache(length)
+    at = torch.arange(length, device=model.device).expand(batch, -1)
+    mask = torch.ones_like(at)
+    model.forward(ids[:, :begun], mask[:, :begun], at[:, :begun], cache)
+
+    def run() -> Tensor:
+        logits = model.forward_each(ids[:, begun:], mask, at[:, begun:], cache, n)
+        chosen = logits.argmax(-1)
+        for layer in cache.layers:
+            layer.crop(-n)
+        return chosen
+
+    return run
+
+
+def of_head(model: HiddenDrafter, ids: Tensor) -> Pass:
+    """Return a pass of a head over one token of each text (B, n); hidden states are made up."""
+    weight = model.head.fc.weight
+    shape = (len(ids), 1, len(model.layers), weight.shape[1] // len(model.layers))
+    hidden = torch.randn(shape, device=model.device, dtype=weight.dtype)
+    at = torch.zeros_like(ids[:, -1:])
+
+    def run() -> Tensor:
+        outputs = Depths(model.head, 1).read(model.embed(ids[:, -1:]), hidden, at, at == 0)
+        return model.logits(outputs[0]).argmax(-1)
+
+    return run
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a CUDA device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
