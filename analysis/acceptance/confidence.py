@@ -26,6 +26,7 @@ import pandas as pd
 from ..certificates.certify import certify
 from ..certificates.drafter_side import certify_draft
 from ..rules.builtin import StrictGreedy
+from ..rules.tree import Tree
 from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
 from ..statistics.run_lengths import Trajectories
 from ..topk import TopK
@@ -78,12 +79,15 @@ class DraftedSteps:
         )
 
 
-def measures(q: TopK, wanted: Sequence[str] = (*CERTIFIED, *OFTEN)) -> dict[str, Floats]:
+def measures(
+    q: TopK,
+    wanted: Sequence[str] = (*CERTIFIED, *OFTEN),
+    rule: StrictGreedy | Tree = StrictGreedy(),  # noqa: B008  frozen
+) -> dict[str, Floats]:
     """Return the (N,) measures of a drafter's distributions that need no calibration.
 
-    Certificates are of strict greedy; total variation is the same from either side.
+    Certificates are of `rule`; total variation is the same from either side.
     """
-    rule = StrictGreedy()
     ways: dict[str, Callable[[], Floats]] = {
         "certified": lambda: certify_draft(q, rule),
         "certified_tv": lambda: certify(q, rule, divergence="tv").lower[:, 0],
@@ -91,6 +95,30 @@ def measures(q: TopK, wanted: Sequence[str] = (*CERTIFIED, *OFTEN)) -> dict[str,
         "entropy": lambda: -q.entropy,
     }
     return {name: ways[name]() for name in wanted}
+
+
+def least_width(q: TopK, measure: str, distance: float, widest: int) -> Integers:
+    """Return how many of its first choices a drafter must offer to be sure that one is accepted.
+
+    Args:
+        q: its N distributions.
+        measure: certified or certified_tv.
+        distance: to the target, that is not exceeded: nats, or total variation.
+        widest: the most that it offers.
+
+    Returns:
+        (N,) the least m with C(q) of Tree(m) above the distance; `widest` where there is none.
+
+    Example:
+        >>> q = TopK.from_probabilities([[0.9, 0.06, 0.04], [0.4, 0.4, 0.2]])
+        >>> least_width(q, "certified", 0.05, 2).tolist()
+        [1, 2]
+    """
+    found = np.full(len(q), widest)
+    for m in range(widest - 1, 0, -1):
+        sure = measures(q, (measure,), Tree(m))[measure] > distance
+        found[sure] = m
+    return found
 
 
 def odds(measure: str, values: Floats) -> Floats:

@@ -12,7 +12,7 @@ from .decoding_tables import method_sections, setting_texts, together
 from .table import Table
 from .text import UNDEFINED, number_text, share_text
 
-SAME = ["rule", "sampling", "drafter", "draft_length", "temperature"]  # but for the drafting
+SAME = ["rule", "sampling", "drafter", "tree", "draft_length", "temperature"]  # but for drafting
 COLUMNS = ["method", "drafting", *SAME, "calls", "drafted", "wasted", "tokens", "precision"]
 
 
@@ -37,10 +37,11 @@ def drafting_table(decoded: Sequence[Decoded]) -> Table | None:
         "decoding_drafting",
         "Drafts that stop",
         "Drafts that end where the drafter is not sure of the next token, beside drafts of the "
-        "whole length. Calls of the target; of each call the drafted tokens, those wasted "
-        "(rejected, or after a rejection), and τ, the tokens emitted; accepted: share of the "
-        "tested tokens. What is emitted is the same, or has the same law. Speed is in the table of "
-        "the comparison.",
+        "whole length, and trees as wide as a certificate says beside those of the whole width. "
+        "Calls of the target; of each call the drafted tokens, those wasted (rejected, or not "
+        "reached), and τ, the tokens emitted; accepted: share of the tested tokens, of trees of "
+        "the tested levels. What is emitted is the same, or has the same law. Speed is in the "
+        "table of the comparison.",
         "Method",
         [("", 7)],
         ["γ", "T", "calls", "drafted", "wasted", "τ", "accepted"],
@@ -51,12 +52,14 @@ def drafting_table(decoded: Sequence[Decoded]) -> Table | None:
 
 def _drafted(one: Decoded) -> pd.DataFrame:
     """Return a row for each run whose drafter stops, and for those that differ in this only."""
-    runs = one.runs
+    runs = one.runs.assign(
+        tree=[None if tree is None else tree["shown"] for tree in one.runs["tree"]]
+    )
     stops = runs["drafting"].notna()
     settings = set(runs.loc[stops, SAME].itertuples(index=False, name=None))
     rows: list[dict[str, Any]] = []
     for run in runs.index:
-        if tuple(runs.loc[run, SAME]) not in settings or runs["tree"].notna()[run]:
+        if tuple(runs.loc[run, SAME]) not in settings:
             continue
         calls = one.calls[one.calls["run"] == run]
         tested = calls["tested"].sum()

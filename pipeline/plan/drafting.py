@@ -49,6 +49,7 @@ class Drafting:
         return {"drafting": given.pop("measure"), **given}
 
 
+WIDENS = ("certified", "certified_tv")  # measures that say how wide a tree has to be
 TAKES = {  # the keys of each measure
     "certified": ("share", "confidence"),
     "certified_tv": ("share", "confidence"),

@@ -160,7 +160,7 @@ def test_the_report_of_a_head(
     assert partings.count("| 3 | 0 | – |") == 5
     for stage in ("acceptance", "decoding"):
         rows = sweeps.rows_of(made.nodes[stage], [made.artifact(stage)])
-        assert len(rows) == (1 if stage == "acceptance" else 12)
+        assert len(rows) == (1 if stage == "acceptance" else 13)
         capsys.readouterr()
         sweeps.print_table(rows)
         assert not re.search(r"\b(inf|None)\b", capsys.readouterr().out)

@@ -18,7 +18,17 @@ from pipeline.stages.decoding.growth import grow
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
 
-Stop = Callable[[Tensor], bool]
+
+class Stop(Protocol):
+    """Says from the logits of a drafter alone where a draft ends, or how wide a tree is."""
+
+    def __call__(self, logits: Tensor) -> bool:
+        """Return whether a chain ends before the token with these logits (1, V)."""
+        ...
+
+    def widths(self, logits: Tensor, widest: int) -> Tensor:
+        """Return how many children (r,) nodes with these logits (r, V) have, `widest` at most."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -271,7 +281,8 @@ def drafted(
         return draft_levels(None, [Level()] * count, read, choice, position, stop), None
     if isinstance(tree, Growth):
         assert isinstance(choice, Greedy | Race)  # others are refused: they need a fixed shape
-        grown = grow(tree, count, read, choice, position, like[1])
+        widths = None if stop is None else stop.widths
+        grown = grow(tree, count, read, choice, position, like[1], widths)
         return Draft(grown.tokens, None, grown.tree), grown.columns
     cut = within(tree, count)
     passes = levels(cut, *like)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from analysis.acceptance.confidence import Calibrated, DraftedSteps, measures
+from analysis.acceptance.confidence import Calibrated, DraftedSteps, least_width, measures
 from analysis.statistics.run_lengths import Trajectories
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
@@ -37,9 +38,22 @@ class Threshold:
 
     def __call__(self, logits: Tensor) -> bool:
         """Return whether a drafter with these logits (1, V) of the next token stops."""
-        rows = logits.detach().float().cpu()
-        q = TopK.from_logits(rows, k=min(STORED, rows.shape[1]))
+        q = largest(logits, STORED)
         return not measures(q, (self.measure,))[self.measure][0] > self.threshold
+
+    def widths(self, logits: Tensor, widest: int) -> Tensor:
+        """Return how many children (r,) make it sure that one is accepted, `widest` at most.
+
+        Of a measure that is a certificate; `logits` (r, V) are of the drafter after r nodes.
+        """
+        q = largest(logits, widest)
+        found = least_width(q, self.measure, self.threshold, min(widest, logits.shape[1]))
+        return torch.from_numpy(found).to(logits.device)
+
+
+def largest(logits: Tensor, k: int) -> TopK:
+    """Return the k most probable tokens of logits (r, V)."""
+    return TopK.from_logits(logits.detach().float().cpu(), k=min(k, logits.shape[1]))
 
 
 def stop_of(drafting: Drafting, learned: Calibrated | None) -> Threshold:

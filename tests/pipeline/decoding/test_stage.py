@@ -162,8 +162,7 @@ def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
 
 def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
     passes = pq.read_table(stage([PROMPTS[0]]).directory / "timings/passes.parquet").to_pydict()
-    longest = 1 + max(each["draft_length"] for each in METHODS)
-    of_one = [("target", n) for n in range(1, longest + 1)] + [("drafter", 1)]
+    of_one = [("target", n) for n in (1, 2, 3, 4)] + [("drafter", 1)]  # drafts of at most 3
     assert list(zip(passes["model"], passes["tokens"], strict=True)) == 2 * of_one
     assert passes["batch"] == [1] * len(of_one) + [3] * len(of_one)
     assert min(passes["seconds"]) > 0

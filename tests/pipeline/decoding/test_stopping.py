@@ -19,6 +19,7 @@ from analysis.report.decoding_drafting import drafting_table
 from analysis.report.text import number_text
 from analysis.statistics.run_lengths import Trajectories
 from analysis.topk import TopK
+from analysis.trees.topology import Growth
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from pipeline.plan.drafting import Drafting
@@ -98,11 +99,21 @@ def test_methods_say_when_to_stop() -> None:
             {"drafting": "max_q", "threshold": 0.5, "tree": "symmetric", "width": 2},
             "a model that drafts a chain can stop",
         ),
+        (
+            {"drafting": "max_q", "threshold": 0.5, "tree": "dynamic", "width": 2, "nodes": 4},
+            "a tree is as wide as a certificate says: give drafting: certified or certified_tv",
+        ),
     ],
 )
 def test_what_cannot_stop_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         build_methods([GOOD | change])
+
+
+def test_a_tree_that_grows_is_as_wide_as_a_certificate_says() -> None:
+    [method] = build_methods([CERTIFIED | {"tree": "dynamic", "width": 2, "nodes": 4}])
+    assert method.drafting == Drafting("certified", share=0.5, confidence=0.9)
+    assert isinstance(method.topology, Growth)
 
 
 def test_blocks_do_not_stop() -> None:
@@ -201,23 +212,23 @@ def test_both_models_read_again_what_was_emitted(
 def test_the_table_of_drafts_that_stop() -> None:
     runs = pd.DataFrame(
         {
-            "method": ["autoregressive", "greedy", "greedy, drafting", "mars"],
-            "drafter": ["none", "model", "model", "model"],
-            "rule": [None, "greedy", "greedy", "mars theta=0.9"],
-            "sampling": [None] * 4,
-            "draft_length": [0, 3, 3, 3],
-            "temperature": [0.0] * 4,
-            "tree": [None] * 4,
-            "drafting": [None, None, "max_q threshold=0.4", None],
+            "method": ["autoregressive", "greedy", "greedy, drafting", "mars", "tree"],
+            "drafter": ["none", *["model"] * 4],
+            "rule": [None, "greedy", "greedy", "mars theta=0.9", "greedy"],
+            "sampling": [None] * 5,
+            "draft_length": [0, 3, 3, 3, 3],
+            "temperature": [0.0] * 5,
+            "tree": [*[None] * 4, {"shown": "dynamic"}],
+            "drafting": [None, None, "max_q threshold=0.4", None, None],
         }
     )
     calls = pd.DataFrame(
         {
-            "run": [1, 1, 2, 2, 3],
-            "drafted": [3, 3, 1, 0, 3],
-            "tested": [2, 3, 1, 0, 1],
-            "accepted": [1, 3, 1, 0, 0],
-            "emitted": [2, 4, 2, 1, 1],
+            "run": [1, 1, 2, 2, 3, 4],
+            "drafted": [3, 3, 1, 0, 3, 5],
+            "tested": [2, 3, 1, 0, 1, 2],
+            "accepted": [1, 3, 1, 0, 0, 1],
+            "emitted": [2, 4, 2, 1, 1, 2],
         }
     )
     decoded: Any = SimpleNamespace(target="T", prompts=1, runs=runs, calls=calls)
@@ -227,5 +238,12 @@ def test_the_table_of_drafts_that_stop() -> None:
     assert list(found) == ["greedy", "greedy, drafting"]
     assert found["greedy"][2:] == ["2", number_text(3), number_text(1), number_text(3), "80 %"]
     assert found["greedy, drafting"][2:6] == ["2", *map(number_text, (0.5, 0, 1.5))]
+    runs.loc[5] = ["tree, certified", *runs.loc[4].tolist()[1:-1], "certified share=0.5"]
+    decoded.calls = pd.concat([calls, calls[-1:].assign(run=5, drafted=2)])
+    table = drafting_table([decoded])
+    assert table is not None
+    trees = [(name, row[3].text, row[4].text) for name, row in table.sections[0].rows[2:]]
+    assert trees == [("tree", *map(number_text, (5, 4))),
+                     ("tree, certified", *map(number_text, (2, 1)))]  # fmt: skip
     runs["drafting"] = None
     assert drafting_table([decoded]) is None

@@ -6,9 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from analysis.certificates.certify import certify
+from analysis.certificates.drafter_side import certify_draft
+from analysis.rules import Tree
+from analysis.topk import TopK
 from analysis.trees.laws import NOTHING
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
@@ -29,6 +34,7 @@ from pipeline.stages.decoding.drafters import ModelDrafter, Nothing, model_draft
 from pipeline.stages.decoding.loop import Answer, Level, decode, reach
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import columns, levels, parents, verification
+from pipeline.stages.decoding.stopping import Threshold
 from pipeline.stages.decoding.verifiers import Match
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, logits, plain_greedy
@@ -168,7 +174,12 @@ GROWN = [Growth(1, 1, 1), Growth(3, 5, 3), Growth(2, 3, 4), Growth(4, 30, 4), Gr
 
 
 def grown_plainly(
-    model: LanguageModel, text: list[int], growth: Growth, race: Race | None, position: int
+    model: LanguageModel,
+    text: list[int],
+    growth: Growth,
+    race: Race | None,
+    position: int,
+    stop: Threshold | None,
 ) -> tuple[list[int], tuple[int, ...]]:
     """Tokens and parents of a grown tree, each node's children from one pass over its branch."""
     values, paths, parents_ = [0.0], [[]], [ROOT]  # the text first
@@ -178,10 +189,11 @@ def grown_plainly(
         read, level = level, []
         for at in read:
             row = logits(model, text + paths[at])[-1].double()
+            width = growth.width if stop is None else int(stop.widths(row[None], growth.width)[0])
             if race is not None:
                 row = row / race.temperature
                 row -= race._noise.log_times(position + depth, position + depth + 1, V)[0]
-            order = row.sort(descending=True, stable=True).indices[: growth.width].tolist()
+            order = row.sort(descending=True, stable=True).indices[:width].tolist()
             for token in order:
                 level.append(len(values))
                 values.append(values[at] + float(row.log_softmax(0)[token]))
@@ -194,12 +206,13 @@ def grown_plainly(
 
 @pytest.mark.parametrize("growth", GROWN, ids=str)
 @pytest.mark.parametrize("raced", [False, True])
+@pytest.mark.parametrize("stop", [None, Threshold("certified", 0.01)], ids=["full", "certified"])
 @torch.inference_mode()
 def test_grown_trees_hold_the_nodes_of_most_value(
-    drafter: LanguageModel, growth: Growth, raced: bool
+    drafter: LanguageModel, growth: Growth, raced: bool, stop: Threshold | None
 ) -> None:
     race = Race(0.9, Noise(5, "a", 60, CPU, growth.depth))
-    own = ModelDrafter(drafter, race if raced else Greedy(), growth)
+    own = ModelDrafter(drafter, race if raced else Greedy(), growth, stop)
     text = list(PROMPTS[1])
     own.begin(torch.tensor(text[:-1]), 80, None)
     shapes = set()
@@ -208,9 +221,10 @@ def test_grown_trees_hold_the_nodes_of_most_value(
         draft = own.propose(text, growth.depth, known)
         found = draft.tokens.tolist()
         assert draft.tree is not None
-        wanted = grown_plainly(drafter, text, growth, race if raced else None, known)
+        wanted = grown_plainly(drafter, text, growth, race if raced else None, known, stop)
         assert (found, draft.tree.parents) == wanted
-        assert len(found) == len(growth)
+        assert 0 < len(found) <= len(growth)
+        assert stop is not None or len(found) == len(growth)
         shapes.add(draft.tree)
         deep = [node for node in range(len(found)) if draft.tree.depths[node] <= accepted]
         path = [deep[-1]] if deep else []
@@ -222,16 +236,20 @@ def test_grown_trees_hold_the_nodes_of_most_value(
 
 
 @pytest.mark.parametrize("growth", GROWN[1:4], ids=str)
+@pytest.mark.parametrize("stop", [None, Threshold("certified_tv", 0.05)], ids=["full", "certified"])
 def test_grown_trees_decode_what_the_target_alone_does(
-    target: LanguageModel, source: LanguageModel | HiddenDrafter, growth: Growth
+    target: LanguageModel,
+    source: LanguageModel | HiddenDrafter,
+    growth: Growth,
+    stop: Threshold | None,
 ) -> None:
     for prompt in PROMPTS:
-        own = model_drafter(source, Greedy(), growth)
+        own = model_drafter(source, Greedy(), growth, stop)
         answer = decode(target, own, Match(Greedy()), prompt, growth.depth, LIMIT)
         assert answer.tokens == plain_greedy(target, prompt)
         race = Race(0.8, Noise(3, "a", LIMIT, CPU, growth.depth))
         alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
-        own = model_drafter(source, race, growth)
+        own = model_drafter(source, race, growth, stop)
         both = decode(target, own, Match(race), prompt, growth.depth, LIMIT)
         assert both.tokens == alone.tokens
         for call in [*answer.calls, *both.calls]:
@@ -239,6 +257,20 @@ def test_grown_trees_decode_what_the_target_alone_does(
             assert call.depth <= min(left, growth.depth)
             assert call.drafted <= growth.nodes
             assert call.tested == len(call.levels)
+
+
+@torch.inference_mode()
+def test_a_certified_tree_is_as_wide_as_its_certificate_says(drafter: LanguageModel) -> None:
+    row = logits(drafter, PROMPTS[1])[-1:]
+    q = TopK.from_logits(row, k=5)
+    values = {m: float(certify_draft(q, Tree(m))[0]) for m in (1, 2, 3, 4)}
+    assert 0 < values[1] < values[2] < values[3] < values[4]
+    for m, value in values.items():
+        at = [Threshold("certified", level) for level in (np.nextafter(value, 0), value)]
+        assert [int(one.widths(row, 4)[0]) for one in at] == [m, min(m + 1, 4)]
+    half = Threshold("certified_tv", float(certify(q, Tree(2), divergence="tv").lower[0, 0]))
+    assert int(half.widths(row, 4)[0]) == 3
+    assert int(half.widths(row[:, :2], 4)[0]) == 2  # no more than there are tokens
 
 
 def test_a_grown_tree_drafts_nothing_where_the_drafter_has_no_token(target: LanguageModel) -> None:
