@@ -20,6 +20,7 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
                 "draft_length": run["draft_length"],
                 "temperature": run["temperature"],
                 "baseline": run["baseline"],
+                "exact": run["lossless"] and run["sampling"] not in ("speculative", "block"),
             }
             for run in facts["runs"]
         ]

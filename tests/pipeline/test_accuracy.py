@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,71 +10,18 @@ import pytest
 from analysis.decoding import answers
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
-from pipeline.loader import Study
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.report.accuracy import accuracy_part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
-from tests.results.models import WORDS, write_model
-
-METHODS = [
-    "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}",
-    "{drafter: model, rule: additive, t: 0.6, draft_length: 3, temperature: 0}",
-    "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
-]
-ITEMS = 6
-
-
-def rows(kind: str = "answer") -> list[dict[str, Any]]:
-    """Items in the words of the models, whose right answer is a word that they like to say."""
-    return [
-        {
-            "id": f"item {at}",
-            "kind": kind,
-            "prompt": " ".join(WORDS[4 + (7 * at + i) % 44] for i in range(3 + at)),
-            "expected": WORDS[10:30],
-            "wrong": WORDS[30:36],
-            "max_tokens": 4 + at,
-        }
-        for at in range(ITEMS)
-    ]
-
-
-def write(path: Path, items: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in items))
-    return path
+from tests.pipeline.answering import rows, study, write, write_place
+from tests.results.models import WORDS
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("accuracy")
-    write_model(folder / "wide")
-    write_model(folder / "narrow", noise=0.06)
-    write(folder / "own.jsonl", rows())
-    return folder
-
-
-def study(place: Path, *overrides: str, stage: str = "accuracy") -> Study:
-    return Study(
-        "study=mini",
-        f"stage={stage}",
-        "target=local",
-        f"targets.local.path='{place / 'wide'}'",
-        "targets.local.label=wide",
-        "targets.local.dtype=float32",
-        "drafter=local",
-        f"drafter.path='{place / 'narrow'}'",
-        "drafter.label=narrow",
-        "drafter.dtype=float32",
-        f"prompts.source='{place / 'own.jsonl'}'",
-        f"accuracy.tasks=['{place / 'own.jsonl'}',facts]",
-        "accuracy.items=4",
-        f"accuracy.methods=[{', '.join(METHODS)}]",
-        "device={name: cpu, threads: 1}",
-        f"outputs='{place / 'outputs'}'",
-        *overrides,
-    )
+    return write_place(tmp_path_factory.mktemp("accuracy"))
 
 
 @pytest.fixture(scope="module")
