@@ -40,6 +40,7 @@ def write(path: Path, items: list[dict[str, Any]]) -> Path:
 
 def write_place(folder: Path) -> Path:
     """Write the two models and the items of the task `own`."""
+    folder.mkdir(exist_ok=True)
     write_model(folder / "wide")
     write_model(folder / "narrow", noise=0.06)
     write(folder / "own.jsonl", rows())

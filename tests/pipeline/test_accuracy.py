@@ -10,6 +10,7 @@ import pytest
 from analysis.decoding import answers
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
+from pipeline.harness import tasks as harness
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.report.accuracy import accuracy_part
@@ -160,7 +161,10 @@ def test_a_foreign_task_runs_no_code_unless_it_is_allowed(place: Path) -> None:
         ("accuracy.methods=[]", "accuracy.methods: give a list"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(place: Path, override: str, said: str) -> None:
+def test_what_is_wrong_is_said_before_any_work(
+    place: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "find_spec", lambda _: None)  # its index takes seconds
     with pytest.raises(PipelineError, match=said):
         study(place, override)
 
