@@ -25,10 +25,13 @@ class Answered:
         target: printed name.
         tasks: in their order.
         runs: of each run its method, drafter, draft_length, temperature, baseline (a run) and
-            exact, whether it gives the baseline's answers token by token; the index is the run.
+            exact, whether it gives the baseline's answers token by token; rule, its acceptance
+            rule or None; the index is the run.
         data: one row an item and run: task, item_id, run, answer, correct, n_tokens,
             log_likelihood, common_prefix, gap, calls, emitted, ...
         seconds: task, item_id, run, seconds.
+        account: of each answer what both models say of it when they read it again: task, item_id,
+            run, departures, conceded, kl, certified, certified_alone, ... None where they did not.
     """
 
     target: str
@@ -36,6 +39,7 @@ class Answered:
     runs: pd.DataFrame
     data: pd.DataFrame
     seconds: pd.DataFrame
+    account: pd.DataFrame | None = None
 
 
 def accuracy(

@@ -158,7 +158,7 @@ def requests(task: Any, items: int | None, chat: Callable[..., str] | None = Non
 def cut(text: str, until: Any) -> str:
     """Return a text before the first stop of `until`, a text or a list of texts.
 
-    >>> cut("four\\n\\nQuestion: 5?", ["Question:", "\\n\\n"]), cut("four", None)
+    >>> cut("four. Question: 5?", ["Question:", "."]), cut("four", None)
     ('four', 'four')
     """
     for stop in [until] if isinstance(until, str) else until or []:
