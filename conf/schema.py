@@ -23,6 +23,7 @@ STAGES = (  # each behind those it is made from
     "acceptance",
     "decoding",
     "accuracy",
+    "account",
     "report",
 )
 

@@ -32,7 +32,9 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    if not (all(map(is_ours_or_file, asked.tasks)) or request.asked & {"accuracy", "report"}):
+    if not (
+        all(map(is_ours_or_file, asked.tasks)) or request.asked & {"accuracy", "account", "report"}
+    ):
         return []  # documents of the harness come from the hub: not for a stage without answers
     methods = build_methods(asked.methods, key="accuracy.methods")
     if any(one.drafting is not None and one.drafting.calibrated for one in methods):
@@ -88,6 +90,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL
+    from analysis.decoding.margins import decide, verdicts
     from pipeline.store.answered import read_answered
 
     one = read_answered(node.settings["target"]["label"], artifact)
@@ -97,9 +100,11 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
     shown += ["difference_ci_high", "p_value", "changed", "given_up", "tokens_per_call"]
     shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup"]
+    decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
+    words = verdicts(decided)
     return [
-        {"target": one.target, **dict(zip(shown, row, strict=True))}
-        for row in found[shown].itertuples(index=False)
+        {"target": one.target, **dict(zip(shown, row, strict=True)), "loss": words.get(run, "")}
+        for run, row in zip(found["run"], found[shown].itertuples(index=False), strict=True)
     ]
 
 
