@@ -49,7 +49,7 @@ def decisions_table(
         [
             line
             for one, frame in zip(answered, found, strict=True)
-            for line in sentences(frame, margin, confidence, one.target if len(found) > 1 else "")
+            for line in sentences(frame, margin, one.target if len(found) > 1 else "")
         ],
     )
 
@@ -72,9 +72,7 @@ def _row(row: dict[str, Any]) -> tuple[str, list[Cell]]:
     return row["method"], [Cell(text) for text in texts]
 
 
-def sentences(
-    decided: pd.DataFrame, margin: float, confidence: float, target: str = ""
-) -> list[str]:
+def sentences(decided: pd.DataFrame, margin: float, target: str = "") -> list[str]:
     """Return of each rule the largest threshold that is excluded, and the first that falls."""
     found = []
     points = f"{100 * margin:g} points"

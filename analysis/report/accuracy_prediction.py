@@ -66,7 +66,7 @@ def prediction_table(answered: Sequence[Answered], found: Found) -> Table | None
         "accuracy_prediction",
         "Which cheap number foretells a loss",
         "Area: how often, of two answers of one rule and threshold to questions that the target "
-        "alone has right, the one that turned wrong has the larger number; ties half. 0.5 foretells "
+        "alone has right, the one that turned wrong has the larger number; ties half. 0.5 says "
         "nothing. Correlation: Spearman's, over rules and thresholds, of the mean number and the "
         "loss of accuracy. In brackets: intervals over items. Before: known from the target's own "
         "answer, before the rule decodes.",

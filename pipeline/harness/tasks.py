@@ -149,6 +149,7 @@ def requests(task: Any, items: int | None, chat: Callable[..., str] | None = Non
         rank=0,
         world_size=1,
         apply_chat_template=chat is not None,
+        fewshot_as_multiturn=chat is not None,  # as the harness's own runner does
         chat_template=chat,
         tokenizer_name="",
     )

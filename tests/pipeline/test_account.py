@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -74,26 +75,26 @@ def test_an_account_is_what_both_models_say_read_plainly(
     ids = encode(tokenizer, [item.prompt], "chat", enable_thinking=False)
     mine = both[both["item_id"] == item.id].set_index("run")
     rule = Additive(T)
-    (run,) = [at for at, one in enumerate(facts)
-              if one["rule"] == {"rule": "additive", "t": T} and one["drafter"] == "model"]  # fmt: skip
-    for end, answer in (("", list(mine.loc[run, "token_ids"])),
-                        ("_alone", list(mine.loc[facts[run]["baseline"], "token_ids"]))):  # fmt: skip
+    wanted = {"rule": "additive", "t": T}
+    ruled = [one["rule"] == wanted and one["drafter"] == "model" for one in facts]
+    run = ruled.index(True)
+    alone = facts[run]["baseline"]
+    for end, of in (("", run), ("_alone", alone)):
+        answer = list(mine["token_ids"][of])
         log_p, log_q = (read(place, name, ids, answer) for name in ("wide", "narrow"))
         kl = (np.exp(log_p) * (log_p - log_q)).sum(1)
         bounds = np.array(
             [certificate_of(TopK.from_probabilities(row), rule) for row in np.exp(log_p)]
         )
-        assert mine.loc[run, f"certified{end}"] == (kl < bounds).sum()
-        wanted = np.minimum(bounds, np.log(2)).mean()
-        assert mine.loc[run, f"certificate{end}"] == pytest.approx(wanted, abs=1e-4)
+        assert mine[f"certified{end}"][run] == (kl < bounds).sum()
+        mean = np.minimum(bounds, np.log(2)).mean()
+        assert mine[f"certificate{end}"][run] == pytest.approx(mean, abs=1e-4)
         if end == "":
             chosen = log_p[np.arange(len(answer)), answer]
-            assert mine.loc[run, "departures"] == (log_p.argmax(1) != answer).sum()
-            assert mine.loc[run, "conceded"] == pytest.approx(
-                (log_p.max(1) - chosen).sum(), abs=1e-4
-            )
-            assert mine.loc[run, "kl"] == pytest.approx(kl.mean(), abs=1e-4)
-            assert mine.loc[run, "log_likelihood"] == pytest.approx(chosen.sum(), abs=1e-3)
+            assert mine["departures"][run] == (log_p.argmax(1) != answer).sum()
+            assert mine["conceded"][run] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-4)
+            assert mine["kl"][run] == pytest.approx(kl.mean(), abs=1e-4)
+            assert mine["log_likelihood"][run] == pytest.approx(chosen.sum(), abs=1e-3)
 
 
 def test_what_is_lossless_departs_nowhere_and_what_has_no_rule_has_no_certificate(
@@ -101,7 +102,7 @@ def test_what_is_lossless_departs_nowhere_and_what_has_no_rule_has_no_certificat
 ) -> None:
     _, answered, account = made
     runs, table = answered.record["facts"]["runs"], account.read().to_pandas()
-    by_run = {run: part for run, part in table.groupby("run")}
+    by_run: dict[Any, Any] = dict(list(table.groupby("run")))
     for run, facts in enumerate(runs):
         own = by_run[run]
         greedy = facts["temperature"] == 0
@@ -121,7 +122,7 @@ def test_more_relaxed_rules_are_certified_at_more_steps_of_the_same_answer(
     runs = answered.record["facts"]["runs"]
     table = account.read().to_pandas().pivot(index="item_id", columns="run")
     order = [at for at, one in enumerate(runs) if one["rule"] and one["drafter"] == "model"]
-    for strict, relaxed in zip(order, order[1:], strict=False):
+    for strict, relaxed in itertools.pairwise(order):
         for name in ("certified_alone", "certificate_alone"):
             assert (table[name][strict] <= table[name][relaxed] + 1e-12).all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from pipeline.execution import runner
 from pipeline.harness import tasks as harness
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import compute as stage
-from pipeline.stages.report.accuracy import accuracy_part
+from pipeline.stages.accuracy import summary
+from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
 from tests.pipeline.answering import rows, study, write, write_place
@@ -197,9 +199,18 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert "wide: 8 items of the tasks own, facts" in page
     assert [item.name for item in part.shown] == [
         "accuracy_losses",
+        "accuracy_decisions",
         "accuracy_tasks",
+        "accuracy_by_task",
+        "accuracy_recovery",
+        "accuracy_prediction",
+        "accuracy_prediction",
         "accuracy_differing",
+        "accuracy_beside",
     ]
+    assert "methods that are to leave every answer left every one" in page
+    assert "Departures and certificates: run stage=account first." in page
+    assert files["figures/accuracy_recovery.png"][:4] == b"\x89PNG"
     assert "excludes a loss of 5 points" in page
     greedy, relaxed = (
         next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
@@ -213,3 +224,32 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     csv = files["tables/accuracy_differing.csv"].decode()
     whole = answers.differing(one)["answer"].tolist()
     assert all(text in csv for text in whole)
+
+
+def test_the_account_is_shown_once_it_is_there(place: Path, made: tuple[Node, Artifact]) -> None:
+    store = Store(place / "outputs" / "artifacts")
+    (before,) = study(place, stage="report").nodes["report"]
+    assert "account" not in before.upstream
+    (account,) = runner.ensure(study(place, stage="account").nodes["account"], store)
+    (node,) = study(place, stage="report").nodes["report"]
+    assert node.upstream["accuracy"] == (made[0],)
+    assert len(node.upstream["account"]) == 1
+    part = accuracy_part(node, {"accuracy": [made[1]], "account": [account]})
+    assert part is not None
+    page = part.markdown()
+    assert "tokens that are not the target's first choice" in page
+    assert "run stage=account first" not in page
+    timed = accuracy_timed(node, {"accuracy": [made[1]]})
+    assert timed is not None
+    assert "×" in timed.markdown()
+    assert "×" not in page
+
+
+def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact]) -> None:
+    """Eight items exclude no loss of 5 points; a margin of 99 points is excluded."""
+    rows = {row["method"]: row["loss"] for row in summary(*made)}
+    assert rows["Strict greedy"] == rows["Autoregressive"] == ""
+    assert rows["Additive (t = 0.6)"] == "open"
+    wide = replace(made[0], settings={**made[0].settings, "margin": 0.99})
+    found = {row["method"]: row["loss"] for row in summary(wide, made[1])}
+    assert found["Additive (t = 0.6)"] == "excluded"

@@ -185,7 +185,7 @@ def test_a_sampler_keeps_the_law_and_not_the_answers(place: Path) -> None:
     method = "{drafter: model, sampling: speculative, draft_length: 3, temperature: 0.7}"
     _, artifact = made(place, [method], f"accuracy.tasks=['{path}']", "accuracy.items=60")
     one = read_answered("wide", artifact)
-    table = answers.accuracy(one, 20, 0.999, 0, 0.05).set_index("run")
+    table: Any = answers.accuracy(one, 20, 0.999, 0, 0.05).set_index("run")
     assert table["drafter"].tolist() == ["none", "model"]
     assert table.loc[1, "changed"] > 0.2
     assert table.loc[1, "difference_ci_low"] <= 0 <= table.loc[1, "difference_ci_high"]

@@ -32,9 +32,8 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    if not (
-        all(map(is_ours_or_file, asked.tasks)) or request.asked & {"accuracy", "account", "report"}
-    ):
+    wanted = request.asked & {"accuracy", "account", "report"}
+    if not wanted and not all(map(is_ours_or_file, asked.tasks)):
         return []  # documents of the harness come from the hub: not for a stage without answers
     methods = build_methods(asked.methods, key="accuracy.methods")
     if any(one.drafting is not None and one.drafting.calibrated for one in methods):
