@@ -143,11 +143,15 @@ def _concordant(values: Floats, wrong: Floats, weights: Floats) -> tuple[Floats,
 
 
 def spearman(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float:
-    """Return the rank correlation, equal values sharing their mean rank; NaN where all are equal.
+    """Return the rank correlation, equal values sharing their mean rank.
 
-    >>> spearman([1, 2, 3], [10, 20, 20]).__round__(3), spearman([1, 1], [2, 3])
+    NaN where all are equal, and of fewer than three values, which are always in order or reversed.
+
+    >>> round(spearman([1, 2, 3], [10, 20, 20]), 3), spearman([1, 1, 1], [2, 3, 4])
     (0.866, nan)
     """
+    if len(x) < 3:
+        return float("nan")
     first, second = (pd.Series(np.asarray(one, dtype=np.float64)).rank() for one in (x, y))
     a, b = (one.to_numpy() - one.mean() for one in (first, second))
     scale = float(np.sqrt((a @ a) * (b @ b)))

@@ -143,6 +143,6 @@ def _recoveries(one: Answered, table: pd.DataFrame) -> pd.DataFrame:
     keys = ["task", "run", "method", "draft_length", "items", "recovery"]
     return shown[keys].assign(
         target=one.target,
-        recovery_ci_low=1 + shown["difference_ci_low"].to_numpy() / before,
+        recovery_ci_low=np.maximum(0.0, 1 + shown["difference_ci_low"].to_numpy() / before),
         recovery_ci_high=1 + shown["difference_ci_high"].to_numpy() / before,
     )

@@ -135,3 +135,13 @@ def test_no_relaxed_run_foretells_nothing() -> None:
     )
     assert table.empty
     assert by_run.empty
+
+
+def test_two_methods_have_no_rank_correlation() -> None:
+    one = made()
+    keep = one.data["run"] < 4
+    table, _ = predict(
+        Answered("t", ["a"], RUNS.iloc[:4], one.data[keep], one.seconds, one.account), 20, 0.95, 0
+    )
+    assert table["correlation"].isna().all()
+    assert table["area"].notna().all()
