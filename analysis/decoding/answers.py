@@ -24,11 +24,14 @@ class Answered:
     Attributes:
         target: printed name.
         tasks: in their order.
-        runs: of each run its method, drafter, rule, draft_length, temperature and baseline (a
-            run); the index is the run.
+        runs: of each run its method, drafter, draft_length, temperature, baseline (a run) and
+            exact, whether it gives the baseline's answers token by token; rule, its acceptance
+            rule or None; the index is the run.
         data: one row an item and run: task, item_id, run, answer, correct, n_tokens,
             log_likelihood, common_prefix, gap, calls, emitted, ...
         seconds: task, item_id, run, seconds.
+        account: of each answer what both models say of it when they read it again: task, item_id,
+            run, departures, conceded, kl, certified, certified_alone, ... None where they did not.
     """
 
     target: str
@@ -36,6 +39,7 @@ class Answered:
     runs: pd.DataFrame
     data: pd.DataFrame
     seconds: pd.DataFrame
+    account: pd.DataFrame | None = None
 
 
 def accuracy(
@@ -131,16 +135,29 @@ def differing(answered: Answered) -> pd.DataFrame:
         and correct, common_prefix and gap (the target's two largest logits where the answers
         part): a row an item and run, in the order of the items.
     """
+    return _parted(answered).drop(columns="exact")
+
+
+def partings(answered: Answered) -> pd.DataFrame:
+    """Return those of `differing` whose method is to leave every answer as it is.
+
+    They part at near-ties of the target, where a pass over several tokens rounds otherwise than a
+    pass over one: their `gap` says how near.
+    """
+    found = _parted(answered)
+    return found[found["exact"]].drop(columns="exact").reset_index(drop=True)
+
+
+def _parted(answered: Answered) -> pd.DataFrame:
     data, runs = answered.data, answered.runs
     alone = data.assign(baseline=data["run"])[
         ["task", "item_id", "baseline", "answer", "correct", "n_tokens"]
     ].rename(columns={"answer": "alone", "correct": "alone_correct", "n_tokens": "alone_tokens"})
     mine = data.assign(
-        baseline=runs["baseline"].to_numpy()[data["run"]],
-        method=runs["method"].to_numpy()[data["run"]],
+        **{name: runs[name].to_numpy()[data["run"]] for name in ("baseline", "method", "exact")}
     )
     pairs = mine.merge(alone, on=["task", "item_id", "baseline"], how="left")
     parts = pairs["common_prefix"] < np.maximum(pairs["n_tokens"], pairs["alone_tokens"])
     shown = ["task", "item_id", "method", "draft_length", "temperature", "alone_correct"]
-    shown += ["correct", "common_prefix", "gap", "alone", "answer"]
+    shown += ["correct", "common_prefix", "gap", "alone", "answer", "exact"]
     return pairs.loc[parts, shown].reset_index(drop=True)

@@ -36,10 +36,11 @@ def evaluate(tasks: list[str], limit: int | None, overrides: list[str]) -> list[
     from pipeline.models.pair import pair_tokenizer
     from pipeline.stages.decoding.pair import load_decoding_pair
 
-    nodes = Study(*overrides, "stage=accuracy").nodes["accuracy"]
+    study = Study(*overrides, "stage=accuracy")
+    nodes, include = study.nodes["accuracy"], study.config.accuracy.include
     if not nodes:
         raise PipelineError("no drafter: add one, for instance drafter=mini")
-    manager = TaskManager(include_path=str(ASSETS / "tasks"))
+    manager = TaskManager(include_path=[str(ASSETS / "tasks"), *([include] if include else [])])
     rows = []
     for node in nodes:
         tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")

@@ -11,11 +11,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from pipeline.errors import PipelineError
+from pipeline.harness.prompts import chat_text, text_tokens
+from pipeline.harness.tasks import LONGEST, cut
 from pipeline.plan.methods import Method
 from pipeline.stages.decoding.pair import DecodingPair, check_fits, decode_timed
 from pipeline.stages.decoding.records import read_again
-
-LONGEST = 256  # tokens of an answer where a task does not say
 
 
 class DecodingModel(TemplateLM):
@@ -51,27 +51,13 @@ class DecodingModel(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Return a conversation as text, up to where the next answer begins."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat_history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-                enable_thinking=False,
-            )
-        )
+        return chat_text(self.tokenizer, chat_history, add_generation_prompt, enable_thinking=False)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
         """Return the tokens of a text; those that begin a text are added where it has none."""
-        bos = self.tokenizer.bos_token
-        if add_special_tokens is None:
-            # a chat template writes the special tokens that it wants
-            add_special_tokens = self.tokenizer.chat_template is None and not (
-                bos and string.startswith(bos)
-            )
-        return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
+        return text_tokens(self.tokenizer, string, special=add_special_tokens)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
         """Return the answers, cut before the first text of `until`."""
@@ -91,11 +77,9 @@ class DecodingModel(TemplateLM):
         answer, _ = decode_timed(self.pair, self.method, row, limit)
         self.calls += len(answer.calls)
         self.emitted += sum(call.emitted for call in answer.calls)
-        until = asked.get("until") or []
-        text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True))
-        for stop in [until] if isinstance(until, str) else until:
-            text = text.split(stop)[0] if stop else text
-        return text
+        return cut(
+            str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)), asked.get("until")
+        )
 
     def _loglikelihood_tokens(
         self,

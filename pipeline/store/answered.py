@@ -5,12 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.decoding.answers import Answered
+from analysis.rules import build
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import printed
 
 
-def read_answered(target: str, artifact: Artifact) -> Answered:
-    """Read what a target, given by its printed name, answered."""
+def read_answered(target: str, artifact: Artifact, account: Artifact | None = None) -> Answered:
+    """Read what a target, given by its printed name, answered, and its account if there is one."""
     facts = artifact.record["facts"]
     runs = pd.DataFrame(
         [
@@ -20,6 +21,8 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
                 "draft_length": run["draft_length"],
                 "temperature": run["temperature"],
                 "baseline": run["baseline"],
+                "rule": None if run["rule"] is None else build(run["rule"]),
+                "exact": run["lossless"] and run["sampling"] not in ("speculative", "block"),
             }
             for run in facts["runs"]
         ]
@@ -31,4 +34,5 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
         runs,
         data.drop(columns=["token_ids", "method", "drafter"]),
         artifact.read("timings/runs").to_pandas(),
+        None if account is None else account.read().to_pandas(),
     )

@@ -39,17 +39,26 @@ class Item:
     max_tokens: int
 
 
+def ours() -> list[str]:
+    """Return the names of the project's tasks."""
+    return sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+
+
+def is_ours_or_file(name: str) -> bool:
+    """Whether a name is one of the project's or that of a file, and no task of another registry."""
+    return name in ours() or Path(name).suffix == ".jsonl"
+
+
 def task_file(name: str) -> Path:
     """Return the file of a task: one of the project's by name, any other by path.
 
     Raises:
         PipelineError: there is no such task.
     """
-    ours = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
-    path = FOLDER / f"{name}.jsonl" if name in ours else Path(name)
+    path = FOLDER / f"{name}.jsonl" if name in ours() else Path(name)
     if path.suffix != ".jsonl" or not path.is_file():
         raise PipelineError(
-            f"accuracy.tasks: {name} is no task: give {', '.join(ours)} or a file *.jsonl"
+            f"accuracy.tasks: {name} is no task: give {', '.join(ours())} or a file *.jsonl"
         )
     return path
 

@@ -20,7 +20,7 @@ import functools  # noqa: F401
 import heapq  # noqa: F401
 import itertools  # noqa: F401
 import json
-import math  # noqa: F401
+import math
 import operator  # noqa: F401
 import random  # noqa: F401
 import re  # noqa: F401
@@ -44,9 +44,15 @@ ALLOWED = {  # audit events of plain computation
 
 
 def limit(seconds: int, memory: int, output: int) -> None:
-    """Set the limits, hard ones: they can't be raised again."""
+    """Set the limits, hard ones: they can't be raised again.
+
+    `seconds` are of processor time from now on: what it took to come here does not count, since it
+    is larger on a busy machine. SIGXCPU ends the process then, and SIGKILL a second later.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    end = seconds + math.ceil(used.ru_utime + used.ru_stime)
+    resource.setrlimit(resource.RLIMIT_CPU, (end, end + 1))
     for kind, most in (
-        (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, output),
         (resource.RLIMIT_CORE, 0),

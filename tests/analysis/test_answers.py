@@ -17,6 +17,7 @@ RUNS = pd.DataFrame(
         "draft_length": [0, 3, 3],
         "temperature": 0.0,
         "baseline": 0,
+        "exact": [True, True, False],
     }
 )
 RIGHT = {  # of items a0..a3 of task a, and b0 of task b

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,71 +11,20 @@ import pytest
 from analysis.decoding import answers
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
-from pipeline.loader import Study
+from pipeline.harness import tasks as harness
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import compute as stage
-from pipeline.stages.report.accuracy import accuracy_part
+from pipeline.stages.accuracy import summary
+from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
-from tests.results.models import WORDS, write_model
-
-METHODS = [
-    "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}",
-    "{drafter: model, rule: additive, t: 0.6, draft_length: 3, temperature: 0}",
-    "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
-]
-ITEMS = 6
-
-
-def rows(kind: str = "answer") -> list[dict[str, Any]]:
-    """Items in the words of the models, whose right answer is a word that they like to say."""
-    return [
-        {
-            "id": f"item {at}",
-            "kind": kind,
-            "prompt": " ".join(WORDS[4 + (7 * at + i) % 44] for i in range(3 + at)),
-            "expected": WORDS[10:30],
-            "wrong": WORDS[30:36],
-            "max_tokens": 4 + at,
-        }
-        for at in range(ITEMS)
-    ]
-
-
-def write(path: Path, items: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in items))
-    return path
+from tests.pipeline.answering import rows, study, write, write_place
+from tests.results.models import WORDS
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("accuracy")
-    write_model(folder / "wide")
-    write_model(folder / "narrow", noise=0.06)
-    write(folder / "own.jsonl", rows())
-    return folder
-
-
-def study(place: Path, *overrides: str, stage: str = "accuracy") -> Study:
-    return Study(
-        "study=mini",
-        f"stage={stage}",
-        "target=local",
-        f"targets.local.path='{place / 'wide'}'",
-        "targets.local.label=wide",
-        "targets.local.dtype=float32",
-        "drafter=local",
-        f"drafter.path='{place / 'narrow'}'",
-        "drafter.label=narrow",
-        "drafter.dtype=float32",
-        f"prompts.source='{place / 'own.jsonl'}'",
-        f"accuracy.tasks=['{place / 'own.jsonl'}',facts]",
-        "accuracy.items=4",
-        f"accuracy.methods=[{', '.join(METHODS)}]",
-        "device={name: cpu, threads: 1}",
-        f"outputs='{place / 'outputs'}'",
-        *overrides,
-    )
+    return write_place(tmp_path_factory.mktemp("accuracy"))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +163,10 @@ def test_a_foreign_task_runs_no_code_unless_it_is_allowed(place: Path) -> None:
         ("accuracy.methods=[]", "accuracy.methods: give a list"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(place: Path, override: str, said: str) -> None:
+def test_what_is_wrong_is_said_before_any_work(
+    place: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "find_spec", lambda _: None)  # its index takes seconds
     with pytest.raises(PipelineError, match=said):
         study(place, override)
 
@@ -247,9 +199,18 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert "wide: 8 items of the tasks own, facts" in page
     assert [item.name for item in part.shown] == [
         "accuracy_losses",
+        "accuracy_decisions",
         "accuracy_tasks",
+        "accuracy_by_task",
+        "accuracy_recovery",
+        "accuracy_prediction",
+        "accuracy_prediction",
         "accuracy_differing",
+        "accuracy_beside",
     ]
+    assert "methods that are to leave every answer left every one" in page
+    assert "Departures and certificates: run stage=account first." in page
+    assert files["figures/accuracy_recovery.png"][:4] == b"\x89PNG"
     assert "excludes a loss of 5 points" in page
     greedy, relaxed = (
         next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
@@ -263,3 +224,32 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     csv = files["tables/accuracy_differing.csv"].decode()
     whole = answers.differing(one)["answer"].tolist()
     assert all(text in csv for text in whole)
+
+
+def test_the_account_is_shown_once_it_is_there(place: Path, made: tuple[Node, Artifact]) -> None:
+    store = Store(place / "outputs" / "artifacts")
+    (before,) = study(place, stage="report").nodes["report"]
+    assert "account" not in before.upstream
+    (account,) = runner.ensure(study(place, stage="account").nodes["account"], store)
+    (node,) = study(place, stage="report").nodes["report"]
+    assert node.upstream["accuracy"] == (made[0],)
+    assert len(node.upstream["account"]) == 1
+    part = accuracy_part(node, {"accuracy": [made[1]], "account": [account]})
+    assert part is not None
+    page = part.markdown()
+    assert "tokens that are not the target's first choice" in page
+    assert "run stage=account first" not in page
+    timed = accuracy_timed(node, {"accuracy": [made[1]]})
+    assert timed is not None
+    assert "×" in timed.markdown()
+    assert "×" not in page
+
+
+def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact]) -> None:
+    """Eight items exclude no loss of 5 points; a margin of 99 points is excluded."""
+    rows = {row["method"]: row["loss"] for row in summary(*made)}
+    assert rows["Strict greedy"] == rows["Autoregressive"] == ""
+    assert rows["Additive (t = 0.6)"] == "open"
+    wide = replace(made[0], settings={**made[0].settings, "margin": 0.99})
+    found = {row["method"]: row["loss"] for row in summary(wide, made[1])}
+    assert found["Additive (t = 0.6)"] == "excluded"

@@ -46,7 +46,7 @@ def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dic
 def whole(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Everything but the report, undisturbed."""
     store = Store(tmp_path_factory.mktemp("whole"))
-    ends = ("acceptance", "run_lengths", "decoding", "accuracy")
+    ends = ("acceptance", "run_lengths", "decoding", "account")
     runner.ensure([nodes[stage] for stage in ends], store)
     return store
 
@@ -132,7 +132,9 @@ def rebuilt(store: Store, node: Node) -> None:
     artifact = found(store, node)
     pending.facts |= artifact.record["facts"]
     table = artifact.read()
-    at = table.column_names.index("token_ids" if node.stage == "prompts" else "token_id")
+    at = table.column_names.index(
+        "token_ids" if node.stage in ("prompts", "accuracy") else "token_id"
+    )
     values = table.column(at).to_pylist()
     changed = [value[::-1] if isinstance(value, list) else (value + 7) % 290 for value in values]
     field = table.schema.field(at)

@@ -26,19 +26,22 @@ def nodes(request: Request) -> list[Node]:
     """
     from pipeline.errors import PipelineError
     from pipeline.plan.methods import build_methods
-    from pipeline.store.fingerprint import file_digest
-    from pipeline.tasks.items import task_file
+    from pipeline.tasks.items import is_ours_or_file
+    from pipeline.tasks.questions import task_identity
 
     config, asked = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
+    wanted = request.asked & {"accuracy", "account", "report"}
+    if not wanted and not all(map(is_ours_or_file, asked.tasks)):
+        return []  # documents of the harness come from the hub: not for a stage without answers
     methods = build_methods(asked.methods, key="accuracy.methods")
     if any(one.drafting is not None and one.drafting.calibrated for one in methods):
         raise PipelineError(
             "accuracy.methods: drafting is calibrated on prompts of the study, which tasks have "
             "none of: give drafting: max_q or entropy, with a threshold"
         )
-    files = [task_file(name) for name in asked.tasks]
+    tasks = [task_identity(name, asked.include, asked.items) for name in asked.tasks]
     return [
         Node(
             STAGE.name,
@@ -46,7 +49,7 @@ def nodes(request: Request) -> list[Node]:
             {
                 "target": drafts.config["target"],
                 "drafter": drafts.config["drafter"],
-                "tasks": [{"name": path.stem, "content": file_digest(path)} for path in files],
+                "tasks": tasks,
                 "items": asked.items,
                 "seed": asked.seed,
                 "lookup": asked.lookup,
@@ -58,7 +61,8 @@ def nodes(request: Request) -> list[Node]:
                 **drafts.settings,
                 **statistics_slice(config),
                 "methods": methods,
-                "files": [str(path) for path in files],
+                "tasks": list(asked.tasks),
+                "include": asked.include,
                 "foreign_code": asked.foreign_code,
                 "margin": asked.margin,
             },
@@ -75,27 +79,17 @@ def check(request: Request) -> None:
     """
     if STAGE.name not in request.asked:
         return
-    from pipeline.errors import PipelineError
-    from pipeline.tasks.items import is_foreign, read_items, task_file
+    from pipeline.tasks.questions import check_tasks
 
     asked = request.config.accuracy
-    files = [task_file(name) for name in asked.tasks]
-    names = [path.stem for path in files]
-    if len(set(names)) < len(names):
-        raise PipelineError(f"accuracy.tasks: two of {', '.join(names)} have the same name")
-    for path in files:
-        code = any(item.kind == "python" for item in read_items(path))
-        if code and is_foreign(path) and not asked.foreign_code:
-            raise PipelineError(
-                f"accuracy.tasks: {path} runs code that a model wrote, against tests that are not "
-                "the project's: read them, then give accuracy.foreign_code=true"
-            )
+    check_tasks(asked.tasks, asked.include, foreign_code=asked.foreign_code)
 
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL
+    from analysis.decoding.margins import decide, verdicts
     from pipeline.store.answered import read_answered
 
     one = read_answered(node.settings["target"]["label"], artifact)
@@ -105,9 +99,11 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
     shown += ["difference_ci_high", "p_value", "changed", "given_up", "tokens_per_call"]
     shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup"]
+    decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
+    words = verdicts(decided)
     return [
-        {"target": one.target, **dict(zip(shown, row, strict=True))}
-        for row in found[shown].itertuples(index=False)
+        {"target": one.target, **dict(zip(shown, row, strict=True)), "loss": words.get(run, "")}
+        for run, row in zip(found["run"], found[shown].itertuples(index=False), strict=True)
     ]
 
 

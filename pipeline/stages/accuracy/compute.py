@@ -7,17 +7,15 @@ the same minute. The items of the tasks take turns.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.pair import pair_tokenizer
-from pipeline.models.prompt_tokens import encode
 from pipeline.plan.methods import baseline
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import STAGE
@@ -32,40 +30,21 @@ from pipeline.stages.decoding.pair import (
 )
 from pipeline.stages.decoding.records import compared, log_likelihood, read_again
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.tasks.checks import score
-from pipeline.tasks.items import Item, read_items
-
-
-@dataclass(frozen=True)
-class Question:
-    """An item as the models read it."""
-
-    task: str
-    item: Item
-    token_ids: list[int]
-
-    @property
-    def key(self) -> str:
-        """The name of the question, unique among all tasks; its sampling noise depends on it."""
-        return f"{self.task}/{self.item.id}"
-
-    def row(self) -> dict[str, Any]:
-        """Return it as a prompt of the decoding loop."""
-        return {"prompt_id": self.key, "token_ids": self.token_ids}
+from pipeline.tasks.questions import Question, questions
 
 
 def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Answer and score the first items of every task with every method."""
     config = node.config
     tokenizer = pair_tokenizer(config, node.settings, f"targets.{node.label}")
-    asked = questions(node, tokenizer)
-    limit = max(one.item.max_tokens for one in asked)
+    asked = questions(config, node.settings["tasks"], node.settings["include"], tokenizer)
+    limit = max(one.max_tokens for one in asked)
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
     shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
     write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "item")
     pending.facts |= {
-        "tasks": {task["name"]: task["content"] for task in config["tasks"]},
+        "tasks": {task["name"]: content(task) for task in config["tasks"]},
         "runs": [
             run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
             for method in pair.runs
@@ -74,20 +53,9 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     }
 
 
-def questions(node: Node, tokenizer: Any) -> list[Question]:
-    """Return the questions, one of each task in turn."""
-    config = node.config
-
-    def asked(task: str, item: Item) -> Question:
-        thinking = config["enable_thinking"]
-        ids = encode(tokenizer, [item.prompt], config["template"], enable_thinking=thinking)
-        return Question(task, item, ids)
-
-    tasks = [
-        [asked(task["name"], item) for item in read_items(Path(file))[: config["items"]]]
-        for task, file in zip(config["tasks"], node.settings["files"], strict=True)
-    ]
-    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+def content(task: Mapping[str, str]) -> str:
+    """Return what identifies the items of a task."""
+    return task.get("content") or task["documents"]
 
 
 def answer_all(
@@ -104,7 +72,7 @@ def answer_all(
     def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
         one = named[planned.prompts[0]]
         rows, reason = attempt(lambda: answer(pair, one, text), pair.target.device)
-        failed = {"task": one.task, "item_id": one.item.id, "reason": reason}
+        failed = {"task": one.task, "item_id": one.item_id, "reason": reason}
         path.write_text(json.dumps(rows or {"failures": [failed]}))
         return {}
 
@@ -117,7 +85,7 @@ def answer(
     pair: DecodingPair, one: Question, text: Callable[[list[int]], str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    limit = one.item.max_tokens
+    limit = one.max_tokens
     check_fits(replace(pair, steps=limit), one.row())
     answers = [decode_timed(pair, method, one.row(), limit)[0] for method in pair.runs]
     known: dict[tuple[int, ...], dict[str, Any]] = {}
@@ -125,18 +93,18 @@ def answer(
     for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(found.tokens)
         if tokens not in known:
-            said = text(found.tokens)
+            said = one.said(text(found.tokens))
             likelihood = log_likelihood(pair.target, one.token_ids, found.tokens)
             known[tokens] = {
                 "answer": said,
-                "correct": score(one.item, said),
+                "correct": one.right(said),
                 "token_ids": found.tokens,
                 "n_tokens": len(tokens),
                 "ended": found.ended,
                 "log_likelihood": likelihood,
             }
         alone = answers[pair.runs.index(baseline(method))]
-        key = {"task": one.task, "item_id": one.item.id, "run": run}
+        key = {"task": one.task, "item_id": one.item_id, "run": run}
         rows["data"].append(
             key
             | known[tokens]

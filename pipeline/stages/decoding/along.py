@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from analysis.acceptance.divergences import compare
 from analysis.acceptance.realised import Steps, judge
@@ -75,13 +76,16 @@ def read_steps(
     answer: Sequence[int],
 ) -> Steps:
     """Return both models beside each other at the steps of an answer, at temperature 1."""
-    logits, drafts = (
-        one.double().cpu().numpy() for one in read_both(target, drafter, prompt, answer)
-    )
-    found = compare(logits, drafts)
+    return steps_of(*read_both(target, drafter, prompt, answer), STORED)
+
+
+def steps_of(target: Tensor, drafts: Tensor, stored: int) -> Steps:
+    """Return the logits (n, V) of both models at n steps as those of one answer, so many stored."""
+    logits, others = (one.double().cpu().numpy() for one in (target, drafts))
+    found = compare(logits, others)
     return Steps(
-        TopK.from_logits(logits, k=min(STORED, logits.shape[1])),
-        np.arange(len(answer), dtype=np.int32),
+        TopK.from_logits(logits, k=min(stored, logits.shape[1])),
+        np.arange(len(logits), dtype=np.int32),
         found.kl,
         found.draft_rank.astype(np.int32),
         found.draft_log_prob,

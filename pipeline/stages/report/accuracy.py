@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from analysis.decoding.answers import accuracy
+import pandas as pd
+
+from analysis.decoding.answers import Answered, accuracy, partings
+from analysis.report.accuracy_beside import beside_table
+from analysis.report.accuracy_decisions import decisions_table
+from analysis.report.accuracy_layouts import recovery_figure, speed_table, tokens_table
+from analysis.report.accuracy_prediction import prediction_figure, prediction_table, predictions
 from analysis.report.accuracy_tables import accuracy_table, differing_table, losses_table
 from pipeline.plan.stage import Node
 from pipeline.stages.report import shown
@@ -12,39 +19,75 @@ from pipeline.stages.report.shown import Part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact
 
+TIMED = "timings/accuracy.md"
 
-def accuracy_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
-    """Return the part on answers, or None in a study whose tasks were not answered."""
+
+class _Read(NamedTuple):
+    answered: list[Answered]
+    tables: list[pd.DataFrame]
+
+
+def _read(node: Node, upstream: Mapping[str, list[Artifact]]) -> _Read | None:
     found = upstream.get("accuracy", [])
     if not found:
         return None
     config = node.config
+    accounts = upstream.get("account") or [None] * len(found)
     answered = [
-        read_answered(target, artifact)
-        for target, artifact in zip(config["targets"], found, strict=True)
+        read_answered(target, artifact, account)
+        for target, artifact, account in zip(config["targets"], found, accounts, strict=True)
     ]
-    tables = [
-        accuracy(
-            one,
-            config["resamples"],
-            config["confidence"],
-            config["statistics_seed"],
-            config["margin"],
-        )
-        for one in answered
-    ]
+    settings = config["resamples"], config["confidence"], config["statistics_seed"]
+    return _Read(answered, [accuracy(one, *settings, config["margin"]) for one in answered])
+
+
+def accuracy_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
+    """Return the part on answers, or None in a study whose tasks were not answered."""
+    found = _read(node, upstream)
+    if found is None:
+        return None
+    config, (answered, tables) = node.config, found
+    margin, confidence = config["margin"], config["confidence"]
+    foretold = predictions(answered, config["resamples"], confidence, config["statistics_seed"])
     return Part.of(
         [
             shown.heading(f"What it costs in answers to decode with {config['drafter']}"),
-            shown.listing(
-                f"{one.target}: {one.data['item_id'].groupby(one.data['run']).size().iloc[0]} "
-                f"items of the tasks {', '.join(one.tasks)}"
-                for one in answered
-            ),
+            shown.listing(_facts(one) for one in answered),
         ],
         [
-            losses_table(answered, tables, config["margin"], config["confidence"]),
+            losses_table(answered, tables, margin, confidence),
+            decisions_table(answered, tables, margin, confidence),
             accuracy_table(answered, tables),
+            tokens_table(answered, tables),
+            recovery_figure(answered, tables),
+            prediction_table(answered, foretold),
+            prediction_figure(answered, foretold),
             differing_table(answered),
+            beside_table(answered),
         ],
     )
+
+
+def _facts(one: Answered) -> str:
+    """Return in a line what was asked, and which answers parted that should not."""
+    items = one.data["item_id"].groupby(one.data["run"]).size().iloc[0]
+    text = f"{one.target}: {items} items of the tasks {', '.join(one.tasks)}"
+    if not one.runs["exact"].sum() > (one.runs["drafter"] == "none").sum():
+        return text
+    parted = partings(one)
+    if parted.empty:
+        return f"{text}; methods that are to leave every answer left every one"
+    where = ", ".join(
+        f"{row['task']}/{row['item_id']} with {row['method']} (gap {row['gap']:.1e})"
+        for _, row in parted.iterrows()
+    )
+    return f"{text}; of methods that are to leave every answer {len(parted)} part: {where}"
+
+
+def accuracy_timed(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
+    """Return what of it depends on the clock, for the folder timings."""
+    found = _read(node, upstream)
+    if found is None:
+        return None
+    heading = shown.heading("Answers: what depends on the clock")
+    return Part.of([heading], [speed_table(found.answered, found.tables)])

@@ -20,7 +20,7 @@ from pipeline.stages.report.acceptance import (
     drafter_setup,
     measure_drafter,
 )
-from pipeline.stages.report.accuracy import accuracy_part
+from pipeline.stages.report.accuracy import TIMED, accuracy_part, accuracy_timed
 from pipeline.stages.report.categories import categories_part
 from pipeline.stages.report.decoding import decoding_parts, measure_decoding
 from pipeline.stages.report.index import certificates_part
@@ -75,6 +75,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     if timed is not None:
         contents["timings/decoding.md"] = timed.markdown().encode()
         contents |= {f"timings/{path}": content for path, content in timed.files().items()}
+    answers_timed = accuracy_timed(node, upstream)
+    if answers_timed is not None:
+        contents[TIMED] = answers_timed.markdown().encode()
+        contents |= {f"timings/{path}": text for path, text in answers_timed.files().items()}
     contents["index.html"] = build(
         Found(
             node.config["study"],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import PipelineError
 from pipeline.tasks import sandbox
 from pipeline.tasks.checks import score
 from pipeline.tasks.items import Item
@@ -91,3 +92,46 @@ def test_a_process_that_is_killed_is_asked_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sandbox, "_run", lambda *_: verdicts.pop(0))
     assert sandbox.passes(DOUBLE, TESTS)
     assert verdicts == []
+
+
+def child(folder: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    """Let the process do something before it reads what it is to run."""
+    path, text = folder / "run_code.py", sandbox.CHILD.read_text()
+    assert text.count("    job = json.loads(") == 1
+    path.write_text(text.replace("    job = json.loads(", f"    {before}\n    job = json.loads("))
+    monkeypatch.setattr(sandbox, "CHILD", path)
+
+
+BURN = "while sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) < 1.2: pass"
+
+
+def test_what_a_busy_machine_takes_is_not_the_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither seconds by the clock nor processor time before the code begins decides."""
+    monkeypatch.setattr(sandbox, "SECONDS", 1)
+    child(tmp_path, monkeypatch, f"__import__('time').sleep(1.5)\n    {BURN}")
+    assert sandbox.passes(DOUBLE, TESTS)
+    burns = "def f(x):\n    for _ in range(1 << 40): pass\n"
+    runs = []
+    run = sandbox._run
+    monkeypatch.setattr(sandbox, "_run", lambda *given: runs.append(0) or run(*given))
+    assert not sandbox.passes(burns, TESTS)
+    assert len(runs) == 1  # what used up its processor time would do so again
+
+
+def test_code_within_its_processor_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts by its ticks, so how much more than SECONDS is too much is its own."""
+    monkeypatch.setattr(sandbox, "SECONDS", 1)
+    used = "used = lambda: sum(sys.modules['__main__'].resource.getrusage(0)[:2])\n"
+    burn = "begun = used()\ndef f(x):\n    while used() < begun + 0.4: pass\n    return 2 * x\n"
+    assert sandbox.passes(f"import sys\n{used}{burn}", TESTS)
+
+
+def test_no_verdict_by_the_clock_is_no_wrong_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "PATIENCE", 0.5)
+    child(tmp_path, monkeypatch, "__import__('time').sleep(60)")
+    with pytest.raises(PipelineError, match=r"not done in 0\.5 seconds by the clock, nor in 5 of"):
+        sandbox.passes(DOUBLE, TESTS)

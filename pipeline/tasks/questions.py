@@ -1,0 +1,139 @@
+"""The questions of tasks as the models read them, and what scores an answer to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.harness import prompts
+from pipeline.harness import tasks as harness
+from pipeline.models.prompt_tokens import encode
+from pipeline.store.fingerprint import file_digest
+from pipeline.tasks.checks import score
+from pipeline.tasks.items import is_foreign, is_ours_or_file, ours, read_items, task_file
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item as the models read it.
+
+    Attributes:
+        task: its name.
+        item_id: unique within the task.
+        token_ids: of the prompt.
+        max_tokens: the most tokens of an answer.
+        said: what of a decoded text is the answer.
+        right: whether an answer is right.
+    """
+
+    task: str
+    item_id: str
+    token_ids: list[int]
+    max_tokens: int
+    said: Callable[[str], str]
+    right: Callable[[str], bool]
+
+    @property
+    def key(self) -> str:
+        """The name of the question, unique among all tasks; its sampling noise depends on it."""
+        return f"{self.task}/{self.item_id}"
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a prompt of the decoding loop."""
+        return {"prompt_id": self.key, "token_ids": self.token_ids}
+
+
+def task_identity(name: str, include: str | None, items: int | None) -> dict[str, Any]:
+    """Return what determines a task: its name and its content.
+
+    Raises:
+        PipelineError: there is no such task.
+    """
+    if is_ours_or_file(name):
+        path = task_file(name)
+        return {"name": path.stem, "content": file_digest(path)}
+    return harness.identity(name, include, items)
+
+
+def check_tasks(names: Sequence[str], include: str | None, *, foreign_code: bool) -> None:
+    """Check the items of tasks, and that code of foreign tasks is allowed to run.
+
+    Raises:
+        PipelineError: there is no such task, one is wrong, two have one name, or a foreign task
+            runs code.
+    """
+    files = [Path(name) if not is_ours_or_file(name) else task_file(name) for name in names]
+    stems = [path.stem for path in files]
+    if len(set(stems)) < len(stems):
+        raise PipelineError(f"accuracy.tasks: two of {', '.join(stems)} have the same name")
+    for name, path in zip(names, files, strict=True):
+        if not is_ours_or_file(name):
+            known = ", ".join(ours())
+            harness.check_task(name, include, known, foreign_code=foreign_code)
+            continue
+        code = any(item.kind == "python" for item in read_items(path))
+        if code and is_foreign(path) and not foreign_code:
+            raise PipelineError(
+                f"accuracy.tasks: {path} runs code that a model wrote, against tests that are not "
+                "the project's: read them, then give accuracy.foreign_code=true"
+            )
+
+
+def questions(
+    config: Mapping[str, Any], sources: Sequence[str], include: str | None, tokenizer: Any
+) -> list[Question]:
+    """Return the questions, one of each task in turn.
+
+    Args:
+        config: tasks (with their names), items, template, enable_thinking.
+        sources: of each task, as `accuracy.tasks` names it.
+        include: a folder with tasks of the harness.
+        tokenizer: the target's.
+    """
+    tasks = [
+        _of_file(task["name"], task_file(source), config, tokenizer)
+        if is_ours_or_file(source)
+        else _of_harness(source, include, config, tokenizer)
+        for task, source in zip(config["tasks"], sources, strict=True)
+    ]
+    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+
+
+def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -> list[Question]:
+    thinking = config["enable_thinking"]
+    return [
+        Question(
+            task,
+            item.id,
+            encode(tokenizer, [item.prompt], config["template"], enable_thinking=thinking),
+            item.max_tokens,
+            str,
+            partial(score, item),
+        )
+        for item in read_items(path)[: config["items"]]
+    ]
+
+
+def _of_harness(
+    name: str, include: str | None, config: Mapping[str, Any], tokenizer: Any
+) -> list[Question]:
+    chat = partial(prompts.chat_text, tokenizer, enable_thinking=config["enable_thinking"])
+    asked = harness.requests(
+        harness.load_task(name, include),
+        config["items"],
+        chat if config["template"] == "chat" else None,
+    )
+    found = []
+    for one in asked:
+        text, given = one.args
+        limit = int(given.get("max_gen_toks", harness.LONGEST))
+        ids = prompts.text_tokens(tokenizer, text)
+        said = partial(harness.cut, until=given.get("until"))
+        right = partial(harness.verdict, name, include, one)
+        found.append(Question(name, str(one.doc_id), ids, limit, said, right))
+    return found
