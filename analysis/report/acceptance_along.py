@@ -56,6 +56,7 @@ def along_figure(
     )
     strips.set_xlabel("position in the answer")
     strips.set_title(shown)
+    text.set_title(f"the text, coloured by {rules[0]}")
     _text(text, lines, verdicts[rules[0]], colors)
     drawing.legend(
         handles=[Patch(color=color, label=name) for name, color in VERDICTS.items()],

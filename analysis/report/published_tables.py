@@ -12,7 +12,7 @@ from .notes import few_notes
 from .published import CAP
 from .published_matched import PAPERS, RUNS, TABLES, Match
 from .table import Cell, Section, Table
-from .text import number_text, range_text, run_text
+from .text import digits_text, range_text, run_text
 
 DIFFERS = "≠"
 MATCHED = (
@@ -177,7 +177,7 @@ def _number(table: str, value: float, optimistic: float) -> str:
     if table == RUNS:
         value, optimistic = (math.inf if end >= CAP else end for end in (value, optimistic))
         return run_text(value, optimistic)
-    return range_text(number_text(value, 3), number_text(optimistic, 3))
+    return range_text(digits_text(value), digits_text(optimistic))
 
 
 def _listed(rows: pd.DataFrame, table: str) -> str:

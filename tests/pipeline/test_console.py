@@ -73,6 +73,7 @@ def printed(*arguments: str) -> str:
 
 
 def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
+    schema.register()
     parts = printed("--help").strip().split("\n\n")
     listed = {part.split("\n")[0].split()[0]: part.split("\n")[1:] for part in parts}
     assert tuple(line.split()[0] for line in listed["Stages"]) == schema.STAGES
@@ -84,7 +85,7 @@ def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
         assert words[:3] == ["python", "-m", "pipeline"]
         given = [word.split(",")[0] for word in words[3:] if word != "-m"]
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            compose("config", given)
+            assert compose("config", given)
 
 
 COMPLETE = """. tools/completion.sh

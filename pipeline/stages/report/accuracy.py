@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from analysis.decoding.answers import accuracy
 from analysis.report.accuracy_tables import accuracy_table, differing_table, losses_table
 from pipeline.plan.stage import Node
-from pipeline.stages.report import shown
 from pipeline.stages.report.shown import Part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact
@@ -34,13 +33,11 @@ def accuracy_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | 
         for one in answered
     ]
     return Part.of(
+        f"What it costs in answers to decode with {config['drafter']}",
         [
-            shown.heading(f"What it costs in answers to decode with {config['drafter']}"),
-            shown.listing(
-                f"{one.target}: {one.data['item_id'].groupby(one.data['run']).size().iloc[0]} "
-                f"items of the tasks {', '.join(one.tasks)}"
-                for one in answered
-            ),
+            f"{one.target}: {one.data['item_id'].groupby(one.data['run']).size().iloc[0]} "
+            f"items of the tasks {', '.join(one.tasks)}."
+            for one in answered
         ],
         [
             losses_table(answered, tables, config["margin"], config["confidence"]),
