@@ -69,7 +69,7 @@ notebooks: install ## Run the notebooks on the embedded study and keep their cop
 	$(PY) -m tools.render_notebooks $(ARGS)
 
 docs: install ## Build the site of the documentation (outputs/site/index.html)
-	$(PY) -m mkdocs build --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 clean: ## Remove what is in outputs/, except what takes hours or the network to make again
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name mini_models ! -name models \

@@ -75,7 +75,7 @@ def sampling_figure(pairs: Pairs) -> Figure | None:
             ):
                 curve = own[(own["at"] == "curve") & (own["kind"] == kind)]
                 label = f"{name}: certified, {said}"
-                axis.plot(curve["eps"], curve["value"], style, color=color, label=label)
+                axis.plot(curve["eps"], curve["value"], f".{style}", color=color, label=label)
             point = own[(own["at"] == "drafter") & (own["kind"] == "measured")]
             if np.isfinite(point["eps"]).all():
                 label = f"{name}: measured"

@@ -72,7 +72,7 @@ def _curves(
     for item in items:
         style = (
             REFERENCE
-            if item.rule == StrictGreedy()
+            if item.rule == StrictGreedy() and len(items) > 1
             else dict(zip(("color", "linestyle"), next(lines), strict=True))
         )
         share, possible = survival(item.lower, grid), survival(item.upper, grid)
