@@ -12,7 +12,7 @@ from .notes import few_notes
 from .published import CAP
 from .published_matched import PAPERS, RUNS, TABLES, Match
 from .table import Cell, Section, Table
-from .text import digits_text, range_text, run_text
+from .text import digits_text, number_text, range_text, run_text
 
 DIFFERS = "≠"
 MATCHED = (
@@ -167,7 +167,7 @@ def _cells(table: str, rows: Sequence[Mapping[Any, Any]]) -> list[Cell]:
         mark = f" {DIFFERS}" if row["outside"] else ""
         cells += [
             Cell(f"{_number(table, row['matched'], row['matched_optimistic'])} {limits}"),
-            Cell(end(row["published"])),
+            Cell(_printed(table, row["published"])),
             Cell(f"{row['difference']:+z.{digits}f}".replace("-", "−") + mark),
         ]
     return cells
@@ -180,9 +180,14 @@ def _number(table: str, value: float, optimistic: float) -> str:
     return range_text(digits_text(value), digits_text(optimistic))
 
 
+def _printed(table: str, value: float) -> str:
+    """Return a number of the paper with the digits that the paper prints."""
+    return _number(table, value, value) if table == RUNS else number_text(value, 3)
+
+
 def _listed(rows: pd.DataFrame, table: str) -> str:
     return ", ".join(
         f"{row['statistic']} {_number(table, row['matched'], row['matched_optimistic'])} against "
-        f"{_number(table, row['published'], row['published'])}"
+        f"{_printed(table, row['published'])}"
         for row in rows.to_dict("records")
     )

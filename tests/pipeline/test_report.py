@@ -198,7 +198,8 @@ def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
 def test_macros_have_letters_only_and_are_defined_once(built: tuple[MadeUp, Artifact]) -> None:
     lines = (built[1].directory / "numbers.tex").read_text().splitlines()[1:]
     names = [
-        re.fullmatch(r"\\newcommand{\\([A-Za-z]+)}{[^{}]*({\*})?[^{}]*}", line) for line in lines
+        re.fullmatch(r"\\newcommand{\\([A-Za-z]+)}{(?:[^{}]|{(?:\*|-\d+)})*}", line)
+        for line in lines
     ]
     assert None not in names
     assert len({name[1] for name in names if name}) == len(lines)
@@ -213,7 +214,7 @@ def test_names_are_shown_as_they_are_whatever_their_characters(tmp_path: Path) -
     page = page_text(report.directory)
     assert page.count(label) > 10
     heads = [line for line in page.splitlines() if line.startswith(f"| | {label} | 日本 $ |")]
-    assert len(heads) > 5  # over the columns of each target
+    assert len(heads) >= 5  # over the columns of each target
     columns = "| Criterion | Mean | Med | p5 | p25 | Mean | Med | p5 | p25 |"
     assert columns in page.splitlines()
     for path in report.directory.glob("tables/*.tex"):
