@@ -70,3 +70,5 @@ def test_the_library_is_described(site: Path) -> None:
     for name in ("TopK.from_logits", "certify_logits", "StrictGreedy", "solve", "Study"):
         assert f".{name}" in text, name
     assert "::: analysis" not in text
+    assert "<blockquote>" not in text  # what a doctest becomes that is not taken for code
+    assert text.count("&gt;&gt;&gt;") > 20

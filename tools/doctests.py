@@ -21,15 +21,7 @@ class Doctests(griffe.Extension):
 
 
 def headed(text: str) -> str:
-    r"""Return a docstring whose doctests stand below ``Examples:``.
-
-    >>> print(headed("Double x.\n\n>>> double(1)\n2"))
-    Double x.
-    <BLANKLINE>
-    Examples:
-        >>> double(1)
-        2
-    """
+    """Return a docstring whose doctests stand below ``Examples:``."""
     lines: list[str] = []
     inside = False  # a doctest that had no heading
     for line in text.replace("\nExample:\n", "\nExamples:\n").splitlines():
