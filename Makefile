@@ -20,7 +20,7 @@ STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; p
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify gc test check bench bench-decoding robustness bench-gpu mini-models clean distclean
+.PHONY: help install reproduce fetch verify gc test check bench bench-decoding robustness bench-gpu mini-models notebooks docs clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,12 @@ bench-gpu: install ## Time decoding against the memory-bandwidth bound
 
 mini-models: install ## Train the embedded models again (hours; resumes where it was stopped)
 	$(PY) -m pipeline.mini_models $(ARGS)
+
+notebooks: install ## Run the notebooks on the embedded study and keep their copies in docs/
+	$(PY) -m tools.render_notebooks $(ARGS)
+
+docs: install ## Build the site of the documentation (outputs/site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 clean: ## Remove what is in outputs/, except what takes hours or the network to make again
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name mini_models ! -name models \

@@ -32,7 +32,7 @@ from pipeline.plan.composition import (
     report_name,
     settings_of,
 )
-from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.artifacts import Artifact, Store, slug
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 schema.register()
@@ -120,7 +120,8 @@ def _single(config: DictConfig) -> None:
     with _told():
         artifacts, nodes = run(config, note=True)
         if stage_of(nodes[0]).printed:
-            sweeps.print_table(sweeps.rows_of(nodes, artifacts))
+            name = slug(f"{nodes[0].stage}-{report_name(config)}")
+            sweeps.print_single(nodes, artifacts, Path(config.outputs) / "tables" / name)
 
 
 def _swept(config: DictConfig) -> None:

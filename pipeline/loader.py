@@ -75,6 +75,29 @@ class Study:
         artifact = self.artifact("distributions", target)
         return distributions.read_distributions(artifact, self.config.certificates.temperature)
 
+    def words(self, target: str) -> dict[int, str]:
+        """Return the text of every token that a target emitted or thought likely, by its id.
+
+        Tokens without a text are left out: those of an engine's log, or where the tokenizer is not
+        at hand any more.
+        """
+        import numpy as np
+
+        from pipeline.store.words import words
+
+        (node,) = self._of("distributions", target)
+        drafts = self._of("drafts", target)
+        made = self._store.find(drafts[0]) if drafts else None
+        ids = [self.distributions(target).ids.ravel()]
+        for stage, column, there in (
+            ("distributions", "token_id", True),
+            ("drafts", "draft_token_id", made is not None),
+        ):
+            if there:
+                ids.append(self.frame(stage, target, columns=[column])[column].to_numpy())
+        every = np.unique(np.concatenate(ids)).tolist()
+        return words(node, self.artifact("distributions", target), made, every)
+
     def _of(self, stage: str, target: str | None) -> list[Node]:
         if stage not in self.nodes:
             raise PipelineError(f"no stage {stage!r}; stages: {', '.join(self.nodes)}")

@@ -28,7 +28,12 @@ def serve(report: Artifact, place: Path, store: Store) -> None:
                 raise
             shown_at = report.directory
             note = f" ({shown(place)} can't be written: {os.strerror(error.errno or 0)})"
-    print(f"report: {shown(shown_at / 'index.html')}{note}", flush=True)
+    print(f"report: {shown(shown_at / 'index.html')}{note}")
+    print(
+        "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
+        f"PDF): {shown(shown_at / 'index.md')}",
+        flush=True,
+    )
 
 
 def _same(report: Artifact, place: Path) -> bool:

@@ -55,6 +55,38 @@ def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]
     return [row | {"few_prompts": few(row["prompts"])} if "prompts" in row else row for row in rows]
 
 
+def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> None:
+    """Print the rows of a single run; where these are not all, write all to a file and name it.
+
+    Args:
+        nodes: of one stage.
+        artifacts: of these nodes.
+        place: the file, without suffix.
+    """
+    matter = stage_of(nodes[0]).matter
+    every = [rows_of([node], [one]) for node, one in zip(nodes, artifacts, strict=True)]
+    rows = [row for part in every for row in part]
+    chosen, which = rows, ""
+    if matter is not None:
+        chosen = []
+        for node, part in zip(nodes, every, strict=True):
+            mine, which = matter(node, part)
+            chosen += mine
+    print_table(chosen)
+    if len(chosen) == len(rows):
+        return
+    import pandas as pd
+
+    file = place.with_name(f"{place.name}.csv")
+    print(f"{len(chosen)} of {len(rows)} rows: {which}.")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(rows).to_csv(file, index=False)
+        print(f"all rows: {shown(file)}", flush=True)
+    except OSError as error:
+        print(f"all rows: {shown(file)} can't be written ({error.strerror})", flush=True)
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Print rows as a table, without empty columns: a statistic with its ends in one cell."""
     import pandas as pd

@@ -1,7 +1,8 @@
-"""Every notebook is stripped in git and runs on a study's artifacts."""
+"""Every notebook is stripped in git, runs on a study's artifacts, and its copy is not stale."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -12,25 +13,49 @@ from tests.conftest import SmallStudy
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+KNOB = 'overrides = ["study=mini"]'
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_stripped(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
+def test_notebook_is_stripped_and_short(path: Path) -> None:
+    notebook = read(path)
     for cell in notebook.cells:
         assert not cell.get("outputs"), f"{path}: clear all outputs before a commit"
         assert cell.get("execution_count") is None, path
+    assert len(notebook.cells) <= 12
+    assert notebook.cells[1].source.startswith(f"{KNOB}\n")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_copy_in_the_docs_is_of_this_notebook(path: Path) -> None:
+    text = (ROOT / f"docs/notebooks/{path.stem}.md").read_text(encoding="utf-8")
+    stale = f"docs/notebooks/{path.stem}.md is stale: run make notebooks"
+    begun = 0
+    for cell in read(path).cells:
+        shown = f"```python\n{cell.source}\n```" if cell.cell_type == "code" else cell.source
+        begun = text.find(shown, begun)
+        assert begun >= 0, stale
+    assert text.count("```python") == sum(cell.cell_type == "code" for cell in read(path).cells)
+    pictures = re.findall(r"!\[png\]\(([^)]+)\)", text)
+    assert pictures
+    for name in pictures:
+        assert (ROOT / "docs/notebooks" / name).is_file(), stale
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, small_study: SmallStudy) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    parameters = notebook.cells[1]
-    assert parameters.source.startswith("overrides = ")
-    parameters.source = f"overrides = {small_study.overrides!r}"
+    notebook = read(path)
+    knobs = notebook.cells[1]
+    knobs.source = knobs.source.replace(KNOB, f"overrides = {small_study.overrides!r}")
     NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
     ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert not re.search(r"'token \d+'", printed)  # every token has a text

@@ -67,8 +67,8 @@ def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
             }
         )
     most = max((row["departure"] for row in rows), default=0)
-    named = sorted((row["departure"], row["label"]) for row in rows if row["name"])
-    lifts = {label: LIFTS[at % len(LIFTS)] for at, (_, label) in enumerate(named)}
+    beside = sorted((row["departure"], row["label"]) for row in rows if row["name"])
+    lifts = {label: LIFTS[at % len(LIFTS)] for at, (_, label) in enumerate(beside)}
     # names stand beside their points where there is room, those of neighbours one above the other
     return [
         row

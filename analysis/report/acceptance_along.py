@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Drawing
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
@@ -37,7 +38,7 @@ def along_figure(
     lines = _wrap(tokens, WIDTH)
     rules = list(verdicts)
     height = 0.9 + 0.16 * len(rules) + 0.155 * len(lines)
-    drawing = Drawing(figsize=(TEXT, height), layout="constrained")
+    drawing = Drawing(figsize=(TEXT, height), layout=ConstrainedLayoutEngine(w_pad=0.1))
     strips, text = drawing.subplots(
         2, 1, height_ratios=[0.16 * len(rules) + 0.25, 0.155 * len(lines)]
     )
@@ -56,6 +57,7 @@ def along_figure(
     )
     strips.set_xlabel("position in the answer")
     strips.set_title(shown)
+    text.set_title(f"the text, coloured by {rules[0]}")
     _text(text, lines, verdicts[rules[0]], colors)
     drawing.legend(
         handles=[Patch(color=color, label=name) for name, color in VERDICTS.items()],

@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
 
 from .figure import Figure
 from .notes import few_notes
 from .pairs import Pairs
-from .style import GREY, LINES, RULED, TEXT, logarithmic, styled
+from .style import GREY, LINES, RULED, TEXT, logarithmic, percent, styled
 from .table import Cell, Section, Table
 from .text import number_text, share_text
 
@@ -90,17 +89,30 @@ def budget_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
                     axis.plot(curve["eps"], curve["value"], color=color, linestyle=style)
                 point = own[(own["at"] == "drafter") & (own["kind"] == "realised")]
                 if np.isfinite(point["eps"]).all():
-                    axis.plot(point["eps"], point["value"], "o", color=color, markersize=4)
+                    ends = np.stack(
+                        [point["value"] - point["ci_low"], point["ci_high"] - point["value"]]
+                    )
+                    axis.errorbar(
+                        point["eps"],
+                        point["value"],
+                        np.nan_to_num(ends.clip(min=0)),
+                        fmt="o",
+                        color=color,
+                        markersize=4,
+                        elinewidth=0.7,
+                    )
             logarithmic(axis, "x")
             axis.grid(**RULED)
-    for axis, target in zip(axes[0], targets, strict=True):
-        axis.set_title(target)
-        axis.yaxis.set_major_formatter(PercentFormatter(1))
+    for axis in axes[0]:
+        percent(axis, "y")
+    for row in axes:
+        for axis, target in zip(row, targets, strict=True):
+            axis.set_title(target)
     axes[0, 0].set_ylabel("accepted steps")
-    axes[1, 0].set_ylabel("tokens a call")
+    axes[1, 0].set_ylabel("tokens a call (log scale)")
     logarithmic(axes[1, 0], "y")
     for axis in axes[1]:
-        axis.set_xlabel("KL(p‖q), nats")
+        axis.set_xlabel("KL(p‖q), nats (log scale)")
     kinds = [
         Line2D([], [], color=GREY, linestyle=":", label="sure: KL at most this at every step"),
         Line2D([], [], color=GREY, linestyle="-", label="sure: its mean at most this"),
@@ -116,8 +128,8 @@ def budget_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
         "What a mean KL certifies, drawn",
         "Steps that are sure to be accepted, and tokens a call with drafts of any length, of every "
         "drafter whose KL is at most the given value at every step (dotted), or in the mean "
-        f"(solid); and what {pairs.drafter} does (points, at its mean KL). At the mean of the "
-        "certificates a budget has nothing left.",
+        f"(solid); and what {pairs.drafter} does (points, at its mean KL, with intervals over "
+        "prompts). At the mean of the certificates a budget has nothing left.",
         drawing,
         frame,
     )

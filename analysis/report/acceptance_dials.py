@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from ..statistics.run_lengths import CENSORED, censored_ends
 from .acceptance_tables import LENGTH, PER_CALL, pair_table
 from .figure import Figure
 from .pairs import Pairs
-from .style import LINES, POINTS, RULED, TEXT, legend, styled
+from .style import LINES, POINTS, RULED, TEXT, legend, percent, styled
 from .table import Cell, Section, Table
 from .text import UNDEFINED, share_text, symbol
 
@@ -32,22 +33,24 @@ def dial_figure(pairs: Pairs) -> Figure | None:
     listing = listing[listing["rule"].isin(judged)]
     if listing.empty:
         return None
-    drawing = Drawing(figsize=(TEXT, 0.4 + 2.0 * len(pairs.targets)), layout="constrained")
-    axes = drawing.subplots(len(pairs.targets), 2, sharey="row", squeeze=False)
-    for row, target in zip(axes, pairs.targets, strict=True):
+    lines = [(target, kind) for target in pairs.targets for kind in KINDS]
+    drawing = Drawing(figsize=(TEXT, 0.4 + 1.8 * len(lines)), layout="constrained")
+    axes = drawing.subplots(len(lines), 2, sharey="row", squeeze=False)
+    for row, (target, kind) in zip(axes, lines, strict=True):
         for axis, cost in zip(row, COSTS, strict=True):
-            for (color, _), (name, part) in zip(
+            for (color, style), (name, part) in zip(
                 cycle(LINES), listing.groupby("name", sort=False), strict=False
             ):
-                _dial(axis, pairs, target, part, cost, color, str(name))
-            axis.set_title(target)
-            axis.xaxis.set_major_formatter(PercentFormatter(1))
+                curve = {"color": color, "linestyle": style, "label": str(name)}
+                _dial(axis, pairs, target, part, cost, kind, curve)
+            axis.set_title(f"{target}, {KINDS[kind]}")
+            percent(axis, "x")
             axis.set_yscale("log")
             axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.yaxis.set_minor_formatter(NullFormatter())
             axis.grid(**RULED)
-        row[0].set_ylabel("tokens per call")
+        row[0].set_ylabel("tokens a call (log scale)")
     for axis, name in zip(axes[-1], COSTS.values(), strict=True):
         axis.set_xlabel(name)
     legend(drawing, axes[0, :1], 4)
@@ -56,7 +59,8 @@ def dial_figure(pairs: Pairs) -> Figure | None:
         "The dial",
         "What relaxing a rule gains, in fact and as certified, against how often "
         "the output departs from the target's argmax and the target probability "
-        "this gives up. Each curve begins at strict greedy. Triangles: lower bounds, as ends of "
+        "this gives up. Each curve begins at strict greedy. Bars: intervals over prompts. "
+        "Triangles: lower bounds, as ends of "
         f"trajectories cut more than {100 * CENSORED:g} % of the calls there.",
         drawing,
         _drawn(pairs, listing),
@@ -79,32 +83,39 @@ def _drawn(pairs: Pairs, listing: pd.DataFrame) -> pd.DataFrame:
 
 
 def _dial(
-    axis: Axes, pairs: Pairs, target: str, part: pd.DataFrame, cost: str, color: str, name: str
+    axis: Axes,
+    pairs: Pairs,
+    target: str,
+    part: pd.DataFrame,
+    cost: str,
+    kind: str,
+    curve: Mapping[str, Any],
 ) -> None:
     x = [pairs.value(target, rule, cost) for rule in part["rule"]]
-    for (kind, shown), style in zip(KINDS.items(), ("-", ":"), strict=True):
-        y = [pairs.value(target, rule, f"{kind}_per_call") for rule in part["rule"]]
-        axis.plot(x, y, linestyle=style, color=color, **POINTS, label=f"{name}, {shown}")
-        rows = [pairs.row(target, rule, f"{kind}_per_call") for rule in part["rule"]]
-        bounds = [at for at, row in enumerate(rows) if censored_ends(row)[0]]
-        axis.plot(
-            [x[at] for at in bounds],
-            [y[at] for at in bounds],
-            linestyle="none",
-            marker="^",  # at least
-            markersize=5,
-            markerfacecolor="white",
-            color=color,
-        )
-        axis.annotate(
-            f"{symbol(part['parameter'].iloc[0])}={part['setting'].iloc[-1]:g}",
-            (x[-1], y[-1]),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=6,
-            color=color,
-        )
+    rows = [pairs.row(target, rule, f"{kind}_per_call") for rule in part["rule"]]
+    y = [row["value"] for row in rows]
+    reach = [[row["value"] - row["ci_low"], row["ci_high"] - row["value"]] for row in rows]
+    reach_of = np.nan_to_num(np.array(reach).T.clip(min=0), posinf=0.0)
+    axis.errorbar(x, y, reach_of, **POINTS, **curve, elinewidth=0.7)
+    bounds = [at for at, row in enumerate(rows) if censored_ends(row)[0]]
+    axis.plot(
+        [x[at] for at in bounds],
+        [y[at] for at in bounds],
+        linestyle="none",
+        marker="^",  # at least
+        markersize=5,
+        markerfacecolor="white",
+        color=curve["color"],
+    )
+    axis.annotate(
+        f"{symbol(part['parameter'].iloc[0])} = {part['setting'].iloc[-1]:g}",
+        (x[-1], y[-1]),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=6,
+        color=curve["color"],
+    )
 
 
 def dials(pairs: Pairs) -> Table | None:

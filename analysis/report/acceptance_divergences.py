@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.ticker import PercentFormatter
 
 from ..acceptance.coverage import UNION
 from .dots import dots
 from .figure import Figure
 from .notes import few_notes
 from .pairs import Pairs, rows_by
-from .style import styled
+from .style import percent, styled
 from .table import Cell, Section, Table
 from .text import range_text, share_text
 
@@ -72,7 +71,7 @@ def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
     names = {name: PRINTED[name] for name in _names(frame)}
     drawing, axes = dots(pairs, rules, names, lambda *key: found[(*key, "coverage")], last=UNION)
     for axis in axes:
-        axis.xaxis.set_major_formatter(PercentFormatter(1))
+        percent(axis, "x")
         axis.set_xlabel("of accepted steps")
     return Figure(
         "divergences",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, PercentFormatter
+from matplotlib.ticker import LogLocator
 
 from ..acceptance.frontier import COSTS
 from ..statistics.run_lengths import CENSORED
@@ -18,7 +18,7 @@ from .acceptance_tables import PER_CALL
 from .figure import Figure
 from .notes import few_notes
 from .pairs import Pairs, rows_by
-from .style import BLACK, GREY, LINES, RULED, grid, legend, logarithmic, styled
+from .style import BLACK, GREY, LINES, RULED, grid, legend, logarithmic, percent, styled
 from .table import Cell, Section, Table
 from .text import number_text, share_text
 
@@ -115,8 +115,8 @@ def frontier_figure(pairs: Pairs) -> Figure:
             _plane(axis, part.set_index("rule"), pairs)
             axis.set_xlabel(AXES[cost])
             if cost == "departure":
-                axis.xaxis.set_major_formatter(PercentFormatter(1))
-        row[0].set_ylabel("tokens a call")
+                percent(axis, "x")
+        row[0].set_ylabel("tokens a call (log scale)")
     legend(drawing, axes[0, :1], 3)
     return Figure(
         "frontier",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import PercentFormatter
 
 from ..acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from .figure import Figure
 from .notes import few_notes
 from .pairs import Pairs
-from .style import LINES, RULED, TEXT, legend, logarithmic, styled
+from .style import LINES, RULED, TEXT, legend, logarithmic, percent, styled
 from .table import Cell, Section, Table
 from .text import UNDEFINED, number_text, share_text
 
@@ -76,26 +75,36 @@ def sampling_figure(pairs: Pairs) -> Figure | None:
             ):
                 curve = own[(own["at"] == "curve") & (own["kind"] == kind)]
                 label = f"{name}: certified, {said}"
-                axis.plot(curve["eps"], curve["value"], style, color=color, label=label)
+                axis.plot(curve["eps"], curve["value"], f".{style}", color=color, label=label)
             point = own[(own["at"] == "drafter") & (own["kind"] == "measured")]
             if np.isfinite(point["eps"]).all():
                 label = f"{name}: measured"
-                axis.plot(point["eps"], point["value"], "o", color=color, markersize=4, label=label)
+                ends = [point["value"] - point["ci_low"], point["ci_high"] - point["value"]]
+                axis.errorbar(
+                    point["eps"],
+                    point["value"],
+                    np.nan_to_num(np.stack(ends).clip(min=0)),
+                    fmt="o",
+                    color=color,
+                    markersize=4,
+                    elinewidth=0.7,
+                    label=label,
+                )
         axis.set_title(target)
         logarithmic(axis, "x")
-        axis.set_xlabel("KL(p‖q), nats")
+        axis.set_xlabel("KL(p‖q), nats (log scale)")
         axis.set_ylim(-0.02, 1.02)
-        axis.yaxis.set_major_formatter(PercentFormatter(1))
+        percent(axis, "y")
         axis.grid(**RULED)
-    axes[0].set_ylabel("accepted with")
+    axes[0].set_ylabel("accepted with probability")
     legend(drawing, axes[:1])
     return Figure(
         "sampling",
         "Certified probabilities of acceptance, drawn",
         "The mean probability with which every drafter is accepted whose KL is at most the given "
         "value at every step (dotted), or in the mean (solid), and what "
-        f"{pairs.drafter} is accepted with (points, at its mean KL), at temperature "
-        f"{pairs.sampled:g}.",
+        f"{pairs.drafter} is accepted with (points, at its mean KL, with intervals over prompts), "
+        f"at temperature {pairs.sampled:g}.",
         drawing,
         frame,
     )

@@ -134,7 +134,7 @@ def needed(pairs: Pairs) -> Table:
     ]
     return Table.side_by_side(
         "kl_needed",
-        "KL needed",
+        "KL that certifies a wanted share of steps",
         "A drafter whose KL(p‖q) stays below this value at every step, in nats, is certified, and "
         "so sure to be accepted, on at least the given share of these steps, whatever it drafts; "
         "no larger value has this property. At the value itself nothing is promised. Of N "
@@ -196,7 +196,7 @@ def pair_table(
         ],
         with_censored(pairs.of(shown, [*statistics, "empty", "inexact"])),
         [
-            *(share_notes(pairs.value, names, pairs.targets, EMPTY) if names else []),
+            *(share_notes(pairs.value, names, pairs.targets, EMPTY)),
             *notes,
             *few_notes(pairs.statistics["prompts"]),
         ],

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..decoding.answers import ALL, Answered, differing
 from .table import Cell, Section, Table
-from .text import UNDEFINED, number_text, share_text
+from .text import UNDEFINED, digits_text, number_text, share_text
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # of each
@@ -32,7 +32,7 @@ def losses_table(
             UNDEFINED if alone else ("yes" if row["within"] else "no"),
             number_text(row["recovery"], 3),
             share_text(row["changed"]),
-            number_text(row["given_up"], 4),
+            digits_text(row["given_up"]),
             number_text(row["tokens_per_call"]),
         ]
 

@@ -15,7 +15,7 @@ from ..statistics.repeats import LENGTH
 from ..statistics.run_lengths import Trajectories, censored_ends, run_lengths
 from .notes import AT_LEAST, few_notes
 from .table import Cell, Section, Table
-from .text import certificate_text, number_text, range_text, run_text, share_text
+from .text import certificate_text, digits_text, range_text, run_text, share_text
 
 ALL = "all prompts"
 COLUMNS = {  # of the table: the statistic, and its heading
@@ -166,5 +166,5 @@ def _text(row: Mapping[Any, Any], rule: Rule) -> str:
     if row["statistic"] == "per_call":
         return run_text(value, optimistic, censored_ends(row))
     if row["statistic"] in ("p0", "kl"):
-        return number_text(value, 3)
+        return digits_text(value)
     return range_text(share_text(value), share_text(optimistic))

@@ -14,7 +14,7 @@ from ..topk import Floats
 from .certificates_bounds import Compared, closed_forms
 from .measured import Certified, Panels
 from .table import Cell, Section, Table
-from .text import UNDEFINED, number_text, share_text
+from .text import UNDEFINED, digits_text, share_text
 
 COLUMNS = ("R", "G", "Form", "R/G", "R/Form", "Upper", "(2/k) log 2", "Ceiling")
 
@@ -94,7 +94,7 @@ def _bound_cells(steps: Compared, frame: pd.DataFrame) -> list[Cell]:
         *(row[column] for column in ("median", "ratio") for row in lower[:2]),
         *(row["median"] for row in upper[:3]),
     ]
-    return [Cell(number_text(value, 3)) for value in shown]
+    return [Cell(digits_text(value)) for value in shown]
 
 
 def median(values: Floats) -> float:

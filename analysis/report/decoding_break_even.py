@@ -16,7 +16,7 @@ from ..decoding.metrics import Decoded
 from .decoding_speed_tables import WALL_CLOCK, times
 from .decoding_tables import method_sections, together
 from .figure import Figure
-from .style import GREY, LINES, POINTS, grid, legend, styled
+from .style import GREY, LINES, POINTS, grid, legend, percent, styled
 from .table import Cell, Section, Table
 from .text import UNDEFINED, number_text
 
@@ -42,7 +42,7 @@ def break_even_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame])
     sections = method_sections(decoded, frames, texts)
     return Table(
         "decoding_break_even",
-        "Break-even",
+        "When drafting pays: break-even",
         "The least acceptance rate a at which drafting pays: where (1 − aᵞ⁺¹)/(1 − a) is what a "
         "call with a full draft costs over a token of the target alone (call/c_p, as measured). "
         f"{UNDEFINED}: not even if all drafts are accepted. Beside it the measured acceptance rate "
@@ -131,13 +131,14 @@ def break_even_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
             )
         axis.plot([], [], color=GREY, label="break-even")
         axis.set_ylim(0, 1.02)
+        percent(axis, "y")
         axis.set_xlabel("draft length γ")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_ylabel("acceptance rate a")
     legend(drawing, axes[0])
     return Figure(
         "decoding_break_even",
-        "Break-even",
+        "When drafting pays, drawn",
         "Lines: the least acceptance rate at which drafts of this length pay, from the costs of "
         "calls as measured, on a line between the lengths tried; a line ends where no acceptance "
         "pays. Points: acceptance rates as measured. A point above its line pays.",

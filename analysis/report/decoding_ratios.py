@@ -2,92 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from ..decoding.metrics import Decoded
+from ..statistics.bootstrap import Floats
 from .figure import Figure
-from .style import BLUE, GREEN, GREY, PURPLE, VERMILION, grid, legend, styled
+from .style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
-RATIO, PROBABILITY_RATIO = "logit ratio z₂/z₁", "probability ratio p₂/p₁"
-COMPARED = (  # columns of the steps, and their names on the axes
-    ("z1", "z2", "largest logit", "second logit"),
-    ("p1", "p2", "largest probability", "second probability"),
-    ("ratio", "probability_ratio", RATIO, PROBABILITY_RATIO),
-)
+RATIO, PROBABILITY_RATIO = "logit ratio z₁/z₀", "probability ratio p₁/p₀"
+BINS = np.linspace(0, 1, 11)  # of the logit ratio
+ZONE = np.linspace(THRESHOLD, 1, 6)  # of the logit ratio where MARS relaxes
+FEWEST = 5  # steps of a bin that is drawn
+DRAFTED = {"argmax": BLUE, "second": GREEN, "another": GREY}  # what the drafter proposes
 
 
 @styled
 def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
-    """Draw the top two logits, the top two probabilities, and one ratio against the other.
+    """Draw one ratio against the other, and what the drafter proposes where MARS relaxes.
 
-    After Figure 1 of MARS: what the logit ratio calls a low margin, and what the drafter's token
-    is there. The last row zooms into it. None without the steps of greedy answers.
+    After Figure 1 of MARS. None without the steps of greedy answers.
     """
     if not all(len(one.trajectory) for one in decoded):
         return None
-    drawing, axes = grid(len(COMPARED) + 1, [one.target for one in decoded])
-    for (*panels, last), one in zip(axes.T, decoded, strict=True):
+    drawing, axes = grid(2, [one.target for one in decoded])
+    frames = []
+    for (above, below), one in zip(axes.T, decoded, strict=True):
         steps = _ratios(one.trajectory)
-        for axis, (x, y, across, up) in zip(panels, COMPARED, strict=True):
-            for low, colour, name in (
-                (False, GREY, f"logit ratio up to {THRESHOLD:g}"),
-                (True, VERMILION, f"logit ratio above {THRESHOLD:g}"),
-            ):
-                mine = steps[steps["low"] == low]
-                axis.scatter(
-                    mine[x], mine[y], s=4, color=colour, linewidths=0, label=name, rasterized=True
-                )
-            axis.set_xlabel(across)
-            axis.set_ylabel(up)
-        _zone(last, steps)
-    legend(drawing, axes[[0, -1]].flat, 3)
+        frames += [
+            frame.assign(target=one.target)
+            for frame in (_quartiles(above, steps), _proposed(below, steps))
+        ]
+    axes[0, 0].set_ylabel(PROBABILITY_RATIO)
+    axes[1, 0].set_ylabel("proposed by the drafter")
+    legend(drawing, axes[:, 0], 3)
     return Figure(
         "decoding_ratios",
         "Logit ratio and probability ratio",
-        "The two most probable tokens at every step of the greedy answers. Orange: "
-        f"steps with a logit ratio above {THRESHOLD:g}, where MARS accepts either token. "
-        "Last row: those steps, by what the drafter proposes.",
+        "The two most probable tokens at every step of the greedy answers. Above: median and "
+        "quartiles of the probability ratio, by the logit ratio; dashed: the threshold "
+        f"{THRESHOLD:g}. Below: where the logit ratio exceeds it, MARS accepts the argmax and the "
+        f"second token; what the drafter proposes there. Numbers: steps; bins of fewer than "
+        f"{FEWEST} are left out.",
         drawing,
+        pd.concat(frames, ignore_index=True)[
+            ["target", "of", "from", "to", "steps", "q25", "median", "q75", *DRAFTED]
+        ],
     )
+
+
+def _quartiles(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
+    """Draw the quartiles of the probability ratio in bins of the logit ratio."""
+    rows = []
+    for low, high, mine in _binned(steps, BINS):
+        q25, median, q75 = np.quantile(mine["probability_ratio"], (0.25, 0.5, 0.75))
+        middle = (low + high) / 2
+        axis.errorbar(
+            middle, median, [[median - q25], [q75 - median]], fmt="o", color=BLUE, markersize=3
+        )
+        axis.annotate(
+            str(len(mine)), (middle, q75), (0, 3), textcoords="offset points", ha="center",
+            fontsize=5.5,
+        )  # fmt: skip
+        rows.append((low, high, len(mine), q25, median, q75))
+    axis.axvline(THRESHOLD, color=VERMILION, linestyle="--", linewidth=0.9)
+    axis.set_xlim(0, 1)
+    axis.set_ylim(-0.03, 1.1)
+    axis.set_xlabel(RATIO)
+    columns = ["from", "to", "steps", "q25", "median", "q75"]
+    return pd.DataFrame(rows, columns=columns).assign(of="probability_ratio")
+
+
+def _proposed(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
+    """Draw what the drafter proposes in bins of the logit ratio above the threshold."""
+    rows = []
+    for low, high, mine in _binned(steps, ZONE):
+        ranks = mine["draft_rank"]
+        shares = [float((ranks == 1).mean()), float((ranks == 2).mean()), float((ranks > 2).mean())]
+        below = 0.0
+        for share, colour in zip(shares, DRAFTED.values(), strict=True):
+            axis.bar((low + high) / 2, share, 0.9 * (high - low), below, color=colour)
+            below += share
+        axis.annotate(
+            str(len(mine)), ((low + high) / 2, 1), (0, 2), textcoords="offset points", ha="center",
+            fontsize=5.5,
+        )  # fmt: skip
+        rows.append((low, high, len(mine), *shares))
+    for name, colour in DRAFTED.items():
+        axis.bar(0, 0, color=colour, label=f"{name} drafted")
+    axis.set_xlim(THRESHOLD, 1)
+    axis.set_ylim(0, 1.1)
+    percent(axis, "y")
+    axis.set_xlabel(f"{RATIO}, above {THRESHOLD:g}")
+    return pd.DataFrame(rows, columns=["from", "to", "steps", *DRAFTED]).assign(of="drafted")
+
+
+def _binned(steps: pd.DataFrame, edges: Floats) -> Iterator[tuple[float, float, pd.DataFrame]]:
+    """Yield the steps by their logit ratio, in bins (from, to] that have enough of them."""
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        mine = steps[(steps["ratio"] > low) & (steps["ratio"] <= high)]
+        if len(mine) >= FEWEST:
+            yield low, high, mine
 
 
 def _ratios(trajectory: pd.DataFrame) -> pd.DataFrame:
     z1, z2 = (trajectory[name].to_numpy(np.float64) for name in ("z1", "z2"))
-    p1 = np.exp(-trajectory["top_surprisal"].to_numpy())
     ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
-    return trajectory.assign(
-        ratio=ratio,
-        low=ratio > THRESHOLD,
-        p1=p1,
-        p2=p1 * np.exp(z2 - z1),
-        probability_ratio=np.exp(z2 - z1),
-    )
-
-
-def _zone(axis: Axes, steps: pd.DataFrame) -> None:
-    """Within the zone the rank of the drafted token decides: 1 exact, 2 relaxed, else rejected."""
-    zone = steps[steps["low"]]
-    for name, mine, colour in (
-        ("argmax drafted", zone["draft_rank"] == 1, BLUE),
-        ("second drafted: accepted by MARS", zone["draft_rank"] == 2, GREEN),
-        ("another drafted: rejected", zone["draft_rank"] > 2, PURPLE),
-    ):
-        axis.scatter(
-            zone.loc[mine, "ratio"],
-            zone.loc[mine, "probability_ratio"],
-            s=5,
-            color=colour,
-            linewidths=0,
-            label=name,
-            rasterized=True,
-        )
-    axis.set_xlabel(f"logit ratio above {THRESHOLD:g}")
-    axis.set_ylabel(PROBABILITY_RATIO)
+    return trajectory.assign(ratio=ratio, probability_ratio=np.exp(z2 - z1))
 
 
 @styled
@@ -117,8 +142,9 @@ def histograms_figure(decoded: Sequence[Decoded]) -> Figure | None:
             frames.append(pd.DataFrame(bars).assign(target=one.target, of=shown))
             axis.axvline(mark, color=VERMILION, linestyle="--", linewidth=0.9)
             axis.set_xlabel(name)
+            percent(axis, "y")
     for axis in axes[:, 0]:
-        axis.set_ylabel("share of steps")
+        axis.set_ylabel("steps")
     return Figure(
         "decoding_ratio_histograms",
         "The two ratios over all steps",

@@ -10,12 +10,12 @@ from itertools import cycle
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from ..decoding.metrics import Decoded
 from .decoding_tables import together
 from .figure import Figure
-from .style import BLUE, GREY, LINES, POINTS, PURPLE, grid, legend, styled
+from .style import GREY, LINES, POINTS, grid, legend, percent, styled
 
 
 @styled
@@ -28,28 +28,25 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         sweeps.append(mars[swept])
     if any(table["theta"].nunique() < 2 for table in sweeps):
         return None
-    drawing, axes = grid(1, [one.target for one in decoded])
-    for axis, table in zip(axes[0], sweeps, strict=True):
-        other = axis.twinx()
-        other.spines["right"].set_visible(True)
+    drawing, axes = grid(2, [one.target for one in decoded])
+    for (above, below), table in zip(axes.T, sweeps, strict=True):
         groups = table.sort_values("theta").groupby("draft_length")
-        for (_, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):
-            drawn = {**POINTS, "linestyle": style}
-            axis.plot(group["theta"], group["agreement"], color=BLUE, **drawn, label=f"γ = {gamma}")
-            drawn |= {"marker": "s", "elinewidth": 0.7}
-            other.errorbar(group["theta"], group["speedup"], extent(group), color=PURPLE, **drawn)
-        axis.set_ylim(table["agreement"].min() - 0.02, 1.01)
-        axis.yaxis.set_major_formatter(PercentFormatter(1))
-        axis.set_xlabel("threshold θ of the logit ratio")
-        axis.set_ylabel("agreement with the baseline", color=BLUE)
-        other.set_ylabel("speedup", color=PURPLE)
-        axis.legend(loc="best")
+        for (colour, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):
+            drawn = {**POINTS, "color": colour, "linestyle": style, "label": f"γ = {gamma}"}
+            above.plot(group["theta"], group["agreement"], **drawn)
+            below.errorbar(group["theta"], group["speedup"], extent(group), **drawn, elinewidth=0.7)
+        percent(above, "y")
+        below.axhline(1, color=GREY, linewidth=0.8, zorder=0)
+        below.set_xlabel("threshold θ of the logit ratio")
+    axes[0, 0].set_ylabel("agreement with the baseline")
+    axes[1, 0].set_ylabel("speedup")
+    legend(drawing, axes[0], 4)
     shown = ["target", "draft_length", "theta", "agreement", "speedup", "ci_low", "ci_high"]
     return Figure(
         "decoding_thresholds",
         "The threshold of MARS",
-        "Agreement with the baseline's tokens (left) and speedup (right, with "
-        "its interval over prompts) over the threshold: a smaller one accepts more.",
+        "Agreement with the baseline's tokens (above) and speedup (below, with its interval over "
+        "prompts) over the threshold: a smaller one accepts more.",
         drawing,
         together(decoded, sweeps)[shown],
     )

@@ -15,7 +15,7 @@ from ..decoding.metrics import Decoded
 from ..statistics.bootstrap import few
 from .notes import few_notes
 from .table import Cell, Section, Table
-from .text import UNDEFINED, number_text, share_text
+from .text import UNDEFINED, digits_text, number_text, share_text
 
 
 def acceptance_table(
@@ -38,7 +38,7 @@ def acceptance_table(
             number_text(row["tokens_per_call"]),
             number_text(row["closed_form"] if row["draft_length"] else math.nan),
             share_text(row["agreement"]),
-            number_text(row["given_up"], 4),
+            digits_text(row["given_up"]),
         ]
 
     return Table(

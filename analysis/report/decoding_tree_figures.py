@@ -143,7 +143,7 @@ def marginal_figure(
             axis.plot(at, gain, color=COLOURS[name], **POINTS, linewidth=0.6, label=name)
             parts.append(_part(name, "measured", at, gain))
         axis.set_yscale("log")
-        axis.set_ylabel("added by a token")
+        axis.set_ylabel("added by a token (log scale)")
         return parts
 
     return _figure(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from .pairs import Pairs
 from .style import BLACK, LINES, RULED, TEXT, legend
@@ -32,7 +33,8 @@ def dots(
         row_of: gives value, ci_low and ci_high of a target, rule and kind.
         last: a kind that is drawn in black, as a bar.
     """
-    drawing = Drawing(figsize=(TEXT, 1.0 + ROW * len(rules)), layout="constrained")
+    size = (TEXT, 1.0 + ROW * len(rules))
+    drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
     axes = drawing.subplots(1, len(pairs.targets), sharey=True, squeeze=False)[0]
     at = np.arange(len(rules))
     for axis, target in zip(axes, pairs.targets, strict=True):

@@ -69,14 +69,26 @@ def latex(text: str) -> str:
 
     >>> print(latex("Mult. (α = 0.5) > 10 %"))
     Mult. ($\alpha=0.5$) $>$ 10 \%
+    >>> print(latex("2.76e-4"))
+    $2.76\cdot10^{-4}$
     """
     assigned = re.compile(r"(\b[tm]|[αθδε]₀?) = ([\d.]+)")
-    parts = assigned.split(_one_line(text))
-    done = [_escape(parts[0])]
+    parts = assigned.split(one_line(text))
+    done = [_numbers(parts[0])]
     for at in range(1, len(parts), 3):
         symbol = "".join(LATEX_MATHEMATICS.get(part, part) for part in parts[at])
-        done.append(f"${symbol}={parts[at + 1]}${_escape(parts[at + 2])}")
+        done.append(f"${symbol}={parts[at + 1]}${_numbers(parts[at + 2])}")
     return "".join(done)
+
+
+def _numbers(text: str) -> str:
+    """Escape a text; powers of ten are written as such."""
+    parts = re.split(r"(?<![\w.])(\d\.\d+)e(-?\d+)(?!\w)", text)
+    powers = (
+        rf"${parts[at]}\cdot10^{{{parts[at + 1]}}}${_escape(parts[at + 2])}"
+        for at in range(1, len(parts), 3)
+    )
+    return "".join([_escape(parts[0]), *powers])
 
 
 def _escape(text: str) -> str:
@@ -94,10 +106,11 @@ def markdown(text: str) -> str:
     >>> print(markdown("a|b_c_ *d* $e$ p < q <b> 5 % [1, 2]"))
     a\|b_c\_ \*d\* \$e\$ p < q \<b> 5 % [1, 2]
     """
-    return MARKDOWN.sub(r"\\\g<0>", _one_line(text))
+    return MARKDOWN.sub(r"\\\g<0>", one_line(text))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a text on one line."""
     return re.sub(r"\s*[\r\n]\s*", " ", text)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from .style import render
+from .style import letter, render
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,21 +19,23 @@ class Figure:
         title: heading on the page.
         caption: one paragraph of plain text.
         drawing: what is drawn.
-        data: the tidy numbers drawn, for the CSV file; None where there are too many for one.
+        data: the tidy numbers drawn, for the CSV file.
     """
 
     name: str
     title: str
     caption: str
     drawing: Drawing
-    data: pd.DataFrame | None = None
+    data: pd.DataFrame
+
+    def __post_init__(self) -> None:
+        """Give the panels their letters, the same in every figure."""
+        letter(self.drawing)
 
     def render(self, kind: str) -> bytes:
         """Return the file of the drawing; `kind` is pdf or png."""
         return render(self.drawing, kind)
 
-    def csv(self) -> str | None:
+    def csv(self) -> str:
         """Return the numbers as CSV; an empty cell is a value that does not exist."""
-        if self.data is None:
-            return None
         return self.data.to_csv(index=False, float_format="%.6g", lineterminator="\n")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from ..rules import Rule
 from ..statistics.bootstrap import FEW_PROMPTS, few
 from ..statistics.run_lengths import CENSORED
 from .measured import Measured
-from .text import share_text
+from .table import Table
 
 AT_LEAST = (
     f"≥: a lower bound; ends of trajectories cut more than {100 * CENSORED:g} % of the calls or "
     "runs there. Of long_run they cut none."
+)
+EMPTY = (
+    "At some steps nothing can be rejected, and the certificate is +∞ (table determined: Empty)."
+)
+INEXACT = (
+    "Two numbers with a dash: both ends of certificates known as intervals, where the first "
+    "rejected token lies beyond the stored ones (table determined)."
 )
 Shares = Callable[[str, str, str], float]  # of a target, a rule's label, and empty or inexact
 
@@ -20,7 +28,7 @@ Shares = Callable[[str, str, str], float]  # of a target, a rule's label, and em
 def coverage_notes(
     measured: Measured, rules: Sequence[Rule], targets: Sequence[str], meaning: str
 ) -> list[str]:
-    """Say which share of the steps has an empty region, and which is known as an interval.
+    """Say what a table takes an empty region for, and what a range is, where there are any.
 
     Args:
         measured: the study.
@@ -32,27 +40,29 @@ def coverage_notes(
     def share(target: str, rule: str, column: str) -> float:
         return float(measured.row(target, rule, "mean")[column])
 
-    return share_notes(share, {rule.label: rule.title for rule in rules}, targets, meaning)
+    return share_notes(share, [rule.label for rule in rules], targets, meaning)
 
 
 def share_notes(
-    share: Shares, names: Mapping[str, str], targets: Sequence[str], meaning: str
+    share: Shares, rules: Iterable[str], targets: Sequence[str], meaning: str
 ) -> list[str]:
-    """Say the same of rules given by label and printed name, whose shares `share` knows."""
-    empty = _shares(share, names, targets, "empty")
-    inexact = _shares(share, names, targets, "inexact")
-    notes = []
-    if empty:
-        notes.append(
-            f"Steps with an empty rejection region, whose certificate is +∞: {empty}. {meaning}"
-        )
-    if inexact:
-        notes.append(
-            "Steps whose certificate is known as an interval, the first rejected token "
-            f"lying beyond the stored ones: {inexact}. A range gives the statistic at "
-            "both ends where they print differently."
-        )
-    return notes or ["Every certificate is exact and no rejection region is empty."]
+    """Say the same of rules given by label, whose shares `share` knows.
+
+    The notes hold no number of a table: where several tables have the same one, a page says it
+    once (`shared_notes`).
+    """
+    labels = list(rules)
+
+    def any_of(column: str) -> bool:
+        return any(share(target, rule, column) > 0 for rule in labels for target in targets)
+
+    return [*[f"{EMPTY} {meaning}"] * any_of("empty"), *[INEXACT] * any_of("inexact")]
+
+
+def shared_notes(tables: Iterable[Table]) -> list[str]:
+    """Return the notes that stand below more than one table, in the order of their appearance."""
+    counts = Counter(note for table in tables for note in dict.fromkeys(table.notes))
+    return [note for note, count in counts.items() if count > 1]
 
 
 def few_notes(prompts: Iterable[int]) -> list[str]:
@@ -83,15 +93,6 @@ def undefined_notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
         f"{text}{_titles(measured.targets)}; undefined in the CSV file."
         for text in dict.fromkeys(said)
     ]
-
-
-def _shares(share: Shares, names: Mapping[str, str], targets: Sequence[str], column: str) -> str:
-    parts = []
-    for rule, name in names.items():
-        values = [share(target, rule, column) for target in targets]
-        if any(values):
-            parts.append(f"{name} " + " / ".join(share_text(v) for v in values))
-    return ", ".join(parts) + (_titles(targets) if parts else "")
 
 
 def _titles(targets: Sequence[str]) -> str:

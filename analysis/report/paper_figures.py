@@ -5,19 +5,23 @@ Every function returns a `Figure`, or None where the study has none of its rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
 
 from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from ..statistics.bootstrap import Floats, PromptBootstrap, survival
+from ..statistics.bootstrap import Floats, PromptBootstrap
 from .figure import Figure
 from .measured import Panels
-from .paper_panels import finish, label, levels, panels_of, survival_drawing
-from .style import BLUE, styled
+from .paper_panels import panels_of, survival_drawing
+from .style import BLUE, percent, styled
 
-SINGLE = 0.76  # nats shown of single-token certificates, which end at log 2
+BAND = (
+    "Shaded: pointwise interval over prompts; of certificates known as intervals, from the lower "
+    "ends to the upper ends."
+)
 
 
 @styled
@@ -49,119 +53,105 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
                 label=f"{name} {value:.3f}",
             )
         axis.set_xlim(0, 1)
-        axis.set_xlabel("probability of the most probable token")
+        axis.set_xlabel("p₀, probability of the most probable token")
+        percent(axis, "y")
         axis.legend(loc="upper left")
         bars = {"target": target, "from": bins[:-1], "to": bins[1:], "share": share}
         frames.append(pd.DataFrame(bars).assign(mean=mean, median=median))
     for axis in axes[::2]:
-        axis.set_ylabel("fraction of steps")
+        axis.set_ylabel("steps")
     return Figure(
         "figure1",
-        "Figure 1",
+        "Figure 1: probability of the most probable token",
         "Distribution of the probability of the most probable target token over decoding steps.",
         drawing,
         pd.concat(frames, ignore_index=True),
     )
 
 
-@styled
 def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
-    """Draw the share of steps whose strict greedy certificate exceeds eps, with its interval."""
-    greedy = StrictGreedy()
-    chosen = {
-        target: next((item for item in items if item.rule == greedy), None)
+    """Draw the share of steps whose strict greedy certificate exceeds eps."""
+    greedy = {
+        target: [item for item in items if item.rule == StrictGreedy()]
         for target, items in panels.items()
     }
-    drawing, axes = panels_of(list(chosen), legend_rows=1)
-    grid = levels(SINGLE)
-    frames = []
-    for axis, (target, item) in zip(axes, chosen.items(), strict=True):
-        if item is None:
-            return None
-        bootstrap = bootstraps[target]
-        low = survival_band(item.lower, grid, bootstrap)[0]
-        high = survival_band(item.upper, grid, bootstrap)[1]
-        name = f"{100 * bootstrap.confidence:g} % interval over prompts"
-        axis.fill_between(grid, low, high, color=BLUE, alpha=0.3, linewidth=0, label=name)
-        share = survival(item.lower, grid)
-        axis.plot(grid, share, color=BLUE, linewidth=1, label=greedy.title)
-        finish(axis, SINGLE, [greedy])
-        curve = {"target": target, "eps": grid, "share": share, "ci_low": low, "ci_high": high}
-        frames.append(pd.DataFrame(curve))
-    label(drawing, axes)
-    return Figure(
+    if not all(greedy.values()):
+        return None
+    return _drawn(
         "figure2",
-        "Figure 2",
-        "Fraction of steps whose strict greedy certificate exceeds ε. It ends at log 2, the "
-        "ceiling of single-token criteria (Theorem 4.6), which very certain steps approach. "
-        "Shaded: pointwise interval over prompts.",
-        drawing,
-        pd.concat(frames, ignore_index=True),
+        "Figure 2: strict greedy certificates",
+        "Share of steps whose strict greedy certificate exceeds ε. It ends at log 2, the "
+        f"ceiling of single-token criteria (Theorem 4.6), which very certain steps approach. "
+        f"{BAND}",
+        greedy,
+        bootstraps,
+        shared_limit(panels),
     )
 
 
-def figure3(panels: Panels) -> Figure | None:
+def figure3(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
     """Compare additive certificates across t."""
     return _family(
         "figure3",
-        "Figure 3",
+        "Figure 3: additive certificates over t",
         "Additive relaxed certificates across t. A curve that stays above zero beyond "
         "log 2 counts the steps whose rejection region is empty, which accept every "
-        "drafter. A shaded area lies between the ends of certificates known as intervals.",
+        f"drafter. {BAND}",
         panels,
+        bootstraps,
         lambda rule: type(rule) is Additive,
-        limit=SINGLE,
     )
 
 
-def figure4(panels: Panels) -> Figure | None:
+def figure4(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
     """Compare multiplicative certificates across alpha."""
     return _family(
         "figure4",
-        "Figure 4",
-        "Multiplicative relaxed certificates across α.",
+        "Figure 4: multiplicative certificates over α",
+        f"Multiplicative relaxed certificates across α. {BAND}",
         panels,
+        bootstraps,
         lambda rule: type(rule) is Multiplicative,
-        limit=SINGLE,
     )
 
 
-def figure5(panels: Panels) -> Figure | None:
+def figure5(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
     """Compare tree certificates across m."""
     greedy = any(item.rule == StrictGreedy() for items in panels.values() for item in items)
     return _family(
         "figure5",
-        "Figure 5",
+        "Figure 5: tree certificates over m",
         f"Tree certificates across m{', with strict greedy' if greedy else ''}. Dashed: the "
         "ceilings log(m+1) (Theorem 5.3), reached only in the limit"
-        f"{', and log 2' if greedy else ''}.",
+        f"{', and log 2' if greedy else ''}. {BAND}",
         panels,
+        bootstraps,
         lambda rule: type(rule) is Tree,
     )
 
 
-def own_figure(panels: Panels) -> Figure | None:
+def own_figure(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
     """Compare the certificates of a user's own rules."""
     return _family(
         "own",
         "Rules of the study's own",
         "Certificates of the rules that this study defines itself, with strict greedy where it "
-        "is among the rules. Dashed: their ceilings.",
+        f"is among the rules. Dashed: their ceilings. {BAND}",
         panels,
+        bootstraps,
         lambda rule: rule.own,
     )
 
 
-@styled
 def _family(
     name: str,
     title: str,
     caption: str,
     panels: Panels,
+    bootstraps: Mapping[str, PromptBootstrap],
     of_family: Callable[[Rule], bool],
-    limit: float | None = None,
 ) -> Figure | None:
-    """Draw strict greedy, as the reference, and all rules of one family, up to their ceilings."""
+    """Draw strict greedy, as the reference, and all rules of one family."""
     chosen = {
         target: [item for item in items if item.rule == StrictGreedy() or of_family(item.rule)]
         for target, items in panels.items()
@@ -171,17 +161,27 @@ def _family(
     ]
     if not ceilings:
         return None
-    drawing, data = survival_drawing(chosen, 1.06 * max(ceilings) if limit is None else limit)
+    limit = max(shared_limit(panels), 1.06 * max(ceilings))
+    return _drawn(name, title, caption, chosen, bootstraps, limit)
+
+
+@styled
+def _drawn(
+    name: str,
+    title: str,
+    caption: str,
+    chosen: Panels,
+    bootstraps: Mapping[str, PromptBootstrap],
+    limit: float,
+) -> Figure:
+    drawing, data = survival_drawing(chosen, bootstraps, limit)
     return Figure(name, title, caption, drawing, data)
 
 
-def survival_band(
-    values: Floats, grid: Floats, bootstrap: PromptBootstrap
-) -> tuple[Floats, Floats]:
-    """Return the pointwise interval of the share of (N,) values above each of (G,) levels."""
-    cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
-    width = len(grid) + 1
-    counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)
-    above = np.cumsum(counts.reshape(-1, width)[:, ::-1], axis=1)[:, ::-1][:, 1:]
-    draws = bootstrap.sums(above) / bootstrap.sums(bootstrap.steps[:, None])
-    return bootstrap.interval(draws)
+def shared_limit(panels: Panels) -> float:
+    """Return the nats up to which Figures 2 to 5 are drawn: just past the largest ceiling."""
+    shown = (StrictGreedy, Additive, Multiplicative, Tree)
+    ceilings = [
+        item.rule.ceiling for items in panels.values() for item in items if type(item.rule) in shown
+    ]
+    return 1.06 * max(ceilings, default=math.log(2))

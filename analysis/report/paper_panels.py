@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..rules import Rule, StrictGreedy
-from ..statistics.bootstrap import Floats, survival
+from ..statistics.bootstrap import Floats, PromptBootstrap, survival
 from .measured import Certified, Panels
-from .style import COLUMN, LEVEL, LINES, RULED, TEXT, legend
+from .style import COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy, wherever it is the reference: wide and below, as other curves run along it
@@ -33,48 +33,55 @@ def panels_of(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, li
     axes = list(drawing.subplots(rows, columns, sharey=True, squeeze=False).flat)
     for axis in axes[len(targets) :]:
         axis.remove()
-    for at, (axis, target) in enumerate(zip(axes, targets, strict=False)):
-        axis.set_title(target if len(targets) == 1 else f"({chr(ord('a') + at)}) {target}")
+    for axis, target in zip(axes, targets, strict=False):
+        axis.set_title(target)
         axis.grid(axis="y", **RULED)
         axis.set_axisbelow(True)
     return drawing, axes[: len(targets)]
 
 
-def survival_drawing(panels: Panels, limit: float) -> tuple[Drawing, pd.DataFrame]:
+def survival_drawing(
+    panels: Panels, bootstraps: Mapping[str, PromptBootstrap], limit: float
+) -> tuple[Drawing, pd.DataFrame]:
     """Draw the survival curves of certificates from 0 to `limit` nats; return them as well.
 
     Returns:
         The drawing, and its numbers: target, rule, eps, and the share of steps whose certificate
-        exceeds eps, by lower ends (share) and by upper ends (optimistic).
+        exceeds eps, by lower ends (share) and by upper ends (optimistic), with the interval over
+        prompts, from the lower ends to the upper ends.
     """
     most = max(len(items) for items in panels.values())
     drawing, axes = panels_of(list(panels), legend_rows=-(-most // _legend_columns(len(panels))))
     frames = []
     for axis, (target, items) in zip(axes, panels.items(), strict=True):
-        frames += [frame.assign(target=target) for frame in _curves(axis, items, limit)]
+        found = _curves(axis, items, bootstraps[target], limit)
+        frames += [frame.assign(target=target) for frame in found]
         finish(axis, limit, [item.rule for item in items])
     label(drawing, axes)
     data = pd.concat(frames, ignore_index=True)
-    return drawing, data[["target", "rule", "eps", "share", "optimistic"]]
+    return drawing, data[["target", "rule", "eps", "share", "optimistic", "ci_low", "ci_high"]]
 
 
-def _curves(axis: Axes, items: Sequence[Certified], limit: float) -> list[pd.DataFrame]:
-    """Draw the survival curve of each rule, and the area between its ends where they differ."""
+def _curves(
+    axis: Axes, items: Sequence[Certified], bootstrap: PromptBootstrap, limit: float
+) -> list[pd.DataFrame]:
+    """Draw the survival curve of each rule and its interval over prompts."""
     grid = levels(limit)
     lines = itertools.cycle(LINES)
     frames = []
     for item in items:
         style = (
             REFERENCE
-            if item.rule == StrictGreedy()
+            if item.rule == StrictGreedy() and len(items) > 1
             else dict(zip(("color", "linestyle"), next(lines), strict=True))
         )
         share, possible = survival(item.lower, grid), survival(item.upper, grid)
         axis.plot(grid, share, label=item.rule.title, **style)
-        if not np.array_equal(share, possible):
-            axis.fill_between(grid, share, possible, color=style["color"], alpha=0.25, linewidth=0)
+        low = survival_band(item.lower, grid, bootstrap)[0]
+        high = survival_band(item.upper, grid, bootstrap)[1]
+        axis.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
         curve = {"rule": item.rule.label, "eps": grid, "share": share, "optimistic": possible}
-        frames.append(pd.DataFrame(curve))
+        frames.append(pd.DataFrame(curve | {"ci_low": low, "ci_high": high}))
     return frames
 
 
@@ -88,6 +95,7 @@ def finish(axis: Axes, limit: float, rules: Sequence[Rule]) -> None:
     _ceilings(axis, rules)
     axis.set_xlim(0, limit)
     axis.set_ylim(0, 1.02)
+    percent(axis, "y")
     axis.set_xlabel("ε (nats)")
 
 
@@ -95,7 +103,7 @@ def label(drawing: Drawing, axes: Sequence[Axes]) -> None:
     """Name the y axis once a row, and put one legend for all panels below them."""
     columns = min(2, len(axes))
     for axis in axes[::columns]:
-        axis.set_ylabel("fraction of steps with R > ε")
+        axis.set_ylabel("steps with R > ε")
     legend(drawing, axes[:1], _legend_columns(len(axes)))
 
 
@@ -121,3 +129,15 @@ def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
             fontsize=6.5,
             color="#555555",
         )
+
+
+def survival_band(
+    values: Floats, grid: Floats, bootstrap: PromptBootstrap
+) -> tuple[Floats, Floats]:
+    """Return the pointwise interval of the share of (N,) values above each of (G,) levels."""
+    cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
+    width = len(grid) + 1
+    counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)
+    above = np.cumsum(counts.reshape(-1, width)[:, ::-1], axis=1)[:, ::-1][:, 1:]
+    draws = bootstrap.sums(above) / bootstrap.sums(bootstrap.steps[:, None])
+    return bootstrap.interval(draws)

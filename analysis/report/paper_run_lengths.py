@@ -54,7 +54,7 @@ def run_length_table(measured: Measured, at: int) -> Table:
     number = at + 5 if at < 2 else at - 2 + FIRST_EXTRA
     return Table(
         f"table{number}",
-        f"Table {number}",
+        f"Table {number}: certified tokens a call, {target}",
         f"Mean certifiable acceptance length of {target}, by the bound ε on the KL in nats. "
         f"{PER_CALL}",
         "Criterion",
@@ -93,7 +93,7 @@ def estimator_table(measured: Measured) -> Table:
     ]
     return Table.side_by_side(
         "estimators",
-        "Estimators",
+        "Four estimators of the certified length",
         f"Four estimators of the certifiable run length at ε = {eps:g}, in tokens, "
         "with bootstrap intervals over prompts, and the prompts with at least one uncertified "
         f"step. {ESTIMATORS}",

@@ -59,7 +59,7 @@ def table1(measured: Measured) -> Table:
     ]
     return Table.side_by_side(
         "table1",
-        "Table 1",
+        "Table 1: probability of the k most probable tokens",
         "Probability of the k most probable target tokens over decoding steps.",
         "k",
         measured.targets,
@@ -75,7 +75,7 @@ def table2(measured: Measured) -> Table | None:
     rules = [rule for rule in measured.rules if rule in published.TABLE2]
     return _certificate_table(
         "table2",
-        "Table 2",
+        "Table 2: certificates, rule by rule",
         "Exact KL certificates over decoding steps in nats: the least KL(p‖q) at which "
         f"the criterion can reject. Higher tolerates more drafter error. {CEILINGS}",
         measured,
@@ -92,7 +92,7 @@ def table7(measured: Measured) -> Table | None:
     ]
     table = _certificate_table(
         "table7",
-        "Table 7",
+        "Table 7: certificates of rules beyond the paper's tables",
         "KL certificates in nats under criteria beyond the paper's tables. "
         f"{CEILINGS} {TOP_M} MARS tests the ratio of the two largest raw logits; where the "
         "largest is not positive only the argmax is accepted.",
@@ -153,7 +153,7 @@ def table3(measured: Measured) -> Table | None:
         return None
     return Table(
         "table3",
-        "Table 3",
+        "Table 3: small certificates over t and α",
         "Sensitivity of the additive and multiplicative certificates to their "
         "parameters: 5th percentile over decoding steps, in nats.",
         "Parameter",
@@ -183,7 +183,7 @@ def table4(measured: Measured) -> Table | None:
     shown = list(rules.values())
     return Table.side_by_side(
         "table4",
-        "Table 4",
+        "Table 4: small certificates of Top-m rules",
         "Top-m additive relaxed acceptance: 5th percentile of the certificate over "
         f"decoding steps, in nats. {TOP_M}",
         "t",

@@ -12,7 +12,7 @@ from .notes import few_notes
 from .published import CAP
 from .published_matched import PAPERS, RUNS, TABLES, Match
 from .table import Cell, Section, Table
-from .text import number_text, range_text, run_text
+from .text import digits_text, number_text, range_text, run_text
 
 DIFFERS = "≠"
 MATCHED = (
@@ -167,7 +167,7 @@ def _cells(table: str, rows: Sequence[Mapping[Any, Any]]) -> list[Cell]:
         mark = f" {DIFFERS}" if row["outside"] else ""
         cells += [
             Cell(f"{_number(table, row['matched'], row['matched_optimistic'])} {limits}"),
-            Cell(end(row["published"])),
+            Cell(_printed(table, row["published"])),
             Cell(f"{row['difference']:+z.{digits}f}".replace("-", "−") + mark),
         ]
     return cells
@@ -177,12 +177,17 @@ def _number(table: str, value: float, optimistic: float) -> str:
     if table == RUNS:
         value, optimistic = (math.inf if end >= CAP else end for end in (value, optimistic))
         return run_text(value, optimistic)
-    return range_text(number_text(value, 3), number_text(optimistic, 3))
+    return range_text(digits_text(value), digits_text(optimistic))
+
+
+def _printed(table: str, value: float) -> str:
+    """Return a number of the paper with the digits that the paper prints."""
+    return _number(table, value, value) if table == RUNS else number_text(value, 3)
 
 
 def _listed(rows: pd.DataFrame, table: str) -> str:
     return ", ".join(
         f"{row['statistic']} {_number(table, row['matched'], row['matched_optimistic'])} against "
-        f"{_number(table, row['published'], row['published'])}"
+        f"{_printed(table, row['published'])}"
         for row in rows.to_dict("records")
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -93,8 +93,9 @@ def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
     """Make `rows` panels below each title, most often a target; axes are (rows, titles)."""
     figure = Figure(figsize=(TEXT, 0.45 + 1.9 * rows), layout="constrained")
     axes = figure.subplots(rows, len(titles), squeeze=False)
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title)
+    for line in axes:
+        for axis, title in zip(line, titles, strict=True):
+            axis.set_title(title)
     return figure, axes
 
 
@@ -104,6 +105,21 @@ def logarithmic(axes: Axes, name: str) -> None:
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def percent(axes: Axes, name: str) -> None:
+    """Print the shares along the x or y axis in percent, as every figure does."""
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %"))
+
+
+@styled
+def letter(figure: Figure) -> None:
+    """Put a letter before the title of every panel of a figure that has several."""
+    if len(figure.axes) > 1:
+        for at, axis in enumerate(figure.axes):
+            place: Literal["left", "center"] = "left" if axis.get_title(loc="left") else "center"
+            axis.set_title(f"({chr(ord('a') + at)}) {axis.get_title(loc=place)}".strip(), loc=place)
 
 
 def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:

@@ -32,7 +32,7 @@ AXES = {  # statistics by stage: the name of their axis, and theirs
 NAMES = {key: name for names in AXES.values() for key, name in names.items()}
 KINDS = ("rule", "eps", "method", "temperature", "draft_length")  # what rows of a point differ in
 DODGE = 0.6  # of the distance between two categories, over which their points are spread
-MAX_LINES = 12  # in a panel; more cannot be told apart
+MAX_LINES = 10  # in a panel; more cannot be told apart
 LEGEND_COLUMNS, LEGEND_ROW = 3, 0.14  # the height in inches
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from . import fold
 from .escape import latex, markdown
 
 PUBLISHED = "as published"
@@ -27,10 +28,19 @@ class Section:
     title: str
     rows: Sequence[tuple[str, Sequence[Cell]]]
 
+    def folded(self) -> Section:
+        """Return the section with one row for rules that print alike; none is published."""
+        if any(cell.published for _, cells in self.rows for cell in cells):
+            return self
+        printed = [(name, [cell.text for cell in cells]) for name, cells in self.rows]
+        return Section(self.title, [(name, self.rows[at][1]) for name, at in fold.groups(printed)])
+
 
 @dataclass(frozen=True)
 class Table:
     """A table in the paper's layout.
+
+    Rows of Top-m rules that print alike share a row: `analysis.report.fold`.
 
     Attributes:
         name: file name without suffix, for instance "table2".
@@ -53,6 +63,13 @@ class Table:
     sections: Sequence[Section]
     data: pd.DataFrame
     notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Fold the rows that say the same, and say so below."""
+        folded = [section.folded() for section in self.sections]
+        if [len(section.rows) for section in folded] != [len(s.rows) for s in self.sections]:
+            object.__setattr__(self, "sections", folded)
+            object.__setattr__(self, "notes", [*self.notes, fold.NOTE])
 
     @classmethod
     def side_by_side(

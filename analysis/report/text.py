@@ -32,6 +32,25 @@ def number_text(value: float, digits: int = 2) -> str:
     return f"{value:z.{digits}f}"
 
 
+def digits_text(value: float) -> str:
+    """Return a number with three digits that say something, and at least three decimals.
+
+    >>> digits_text(1.0524), digits_text(0.4376), digits_text(0.0187), digits_text(0.0027)
+    ('1.052', '0.438', '0.0187', '0.00270')
+    >>> digits_text(0.000276), digits_text(-0.0054), digits_text(0.0), digits_text(math.inf)
+    ('2.76e-4', '-0.00540', '0', '∞')
+    """
+    if not math.isfinite(value):
+        return number_text(value)
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size < 0.001:
+        digits, _, power = f"{value:.2e}".partition("e")
+        return f"{digits}e{int(power)}"
+    return f"{value:.{3 + (size < 0.1) + (size < 0.01)}f}"
+
+
 def floor_text(value: float, digits: int = 2) -> str:
     """Return a number of at least 0 rounded down to so many significant digits.
 
@@ -46,7 +65,7 @@ def floor_text(value: float, digits: int = 2) -> str:
     return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR):g}"
 
 
-def certificate_text(value: float, optimistic: float, ceiling: float, digits: int = 3) -> str:
+def certificate_text(value: float, optimistic: float, ceiling: float) -> str:
     """Return a statistic of certificates in nats: a range where the ends print differently.
 
     +inf prints as the rule's ceiling with a mark.
@@ -56,7 +75,7 @@ def certificate_text(value: float, optimistic: float, ceiling: float, digits: in
     """
 
     def end(x: float) -> str:
-        return f"{ceiling:.{digits}f}{MARK}" if math.isinf(x) else f"{x:.{digits}f}"
+        return f"{digits_text(ceiling)}{MARK}" if math.isinf(x) else digits_text(x)
 
     return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
 

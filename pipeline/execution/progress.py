@@ -8,18 +8,26 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 SECONDS = 60.0  # between two lines of a log; a stage that takes less writes none
-LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, about {remaining} left"
+LINE = (
+    "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, {rate_fmt}, about {remaining} left"
+)
 
 
 class _Lines:
-    """A stream that gets a line for each state of the bar, in the place of one written over."""
+    """A stream that gets a line for each state of the bar, in the place of one written over.
+
+    A bar that ends says its last state again: of lines that count the same, the first is written.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._last = ""
 
     def write(self, text: str) -> None:
         """Write a state of the bar; a return to the line's beginning alone is dropped."""
-        if text.strip():
+        counted = text.strip().partition(",")[0]
+        if counted and counted != self._last:
+            self._last = counted
             self._stream.write(text.strip() + "\n")
 
     def flush(self) -> None:

@@ -48,10 +48,14 @@ def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
         PipelineError: a stage says what is wrong, or the disk is full or loses what it is given.
     """
     wanted, computed, damages = list(nodes), set[str](), Counter[Path]()
+    told = False
     while True:
         # again after each group: an upstream rebuilt with other content makes more nodes stale
         try:
             if group := _next_group(wanted, store):
+                if not told:
+                    _say_plan(wanted, store)
+                    told = True
                 damaged = _compute(group, store)
                 computed |= set() if damaged else {node.fingerprint for node in group}
             else:
@@ -217,6 +221,19 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
     finally:
         for made in pending:
             made.drop()
+
+
+def _say_plan(nodes: list[Node], store: Store) -> None:
+    """Say of each stage what is cached and what is to be run; not what is needed no more."""
+    todo = {node.fingerprint for node in _missing(nodes, store)}
+    parts = []
+    for stage in STAGES:
+        mine = [node for node in with_upstream(nodes).values() if node.stage == stage]
+        run = sum(node.fingerprint in todo for node in mine)
+        cached = sum(node.fingerprint not in todo and store.find(node) is not None for node in mine)
+        words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
+        parts += [f"{stage} {' and '.join(words)}"] if words else []
+    print(f"plan: {', '.join(parts)}", flush=True)
 
 
 def _say_cached(found: dict[Path, Node]) -> None:

@@ -128,6 +128,8 @@ class Stage:
         check: refuses a configuration, by a PipelineError, before any file is looked at.
         summary: gives the rows of an artifact in the table of a sweep.
         printed: whether a single run prints these rows as well.
+        matter: gives those of an artifact's rows that a single run prints, and which these are;
+            None: it prints all.
         models: gives the models that a node loads, the target first, then the drafter.
         resumable: whether what a killed run leaves is completed.
         joint: whether all nodes on one upstream are made in one pass, under one lock, by
@@ -143,6 +145,7 @@ class Stage:
     check: Callable[[Request], None] = accept_any
     summary: Callable[[Node, Artifact], list[SummaryRow]] = row_counts
     printed: bool = False
+    matter: Callable[[Node, list[SummaryRow]], tuple[list[SummaryRow], str]] | None = None
     models: Callable[[Node], list[UsedModel]] = no_models
     resumable: bool = False
     joint: bool = False

@@ -162,8 +162,12 @@ def test_a_relaxation_found_by_upper_ends_only_is_shown_beside_the_certain_lengt
 def test_every_table_reports_the_share_of_empty_regions(
     tables: dict[str, Table], name: str
 ) -> None:
-    shown = "certified 34 %" if name == "reached" else "Additive (t = 0.1) 25 %"
-    assert any("empty rejection region" in note and shown in note for note in tables[name].notes)
+    empty = "At some steps nothing can be rejected, and the certificate is +∞"
+    if name == "reached":
+        (empty,) = re.findall(
+            "Steps with an empty rejection region.* certified 34 %", str(tables[name].notes)
+        )
+    assert any(empty in note for note in tables[name].notes)
     assert not any("Strict greedy" in note for note in tables[name].notes)
 
 
@@ -181,7 +185,7 @@ def test_the_lengths_of_a_dial_have_plain_numbers(pairs: Pairs) -> None:
         )
         if low <= at <= high
     ]
-    assert {"2", "5"} <= set(labels)
+    assert {"5", "10"} <= set(labels)
     assert all(re.fullmatch(r"[\d.]*", text) for text in labels)
     assert np.isfinite([low, high]).all()
 

@@ -248,16 +248,16 @@ def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> No
     record = ratios_figure([made()])
     assert record is not None
     figure = record.drawing
-    drawn = {
-        (points.get_label(), to_hex(points.get_facecolor()[0]))
-        for axis in figure.axes
-        for points in axis.collections
-        if len(points.get_offsets())
-    }
-    assert len(drawn) == len({name for name, _ in drawn}) == len({color for _, color in drawn})
     shown = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert {name for name, _ in drawn} <= shown
-    assert {"logit ratio up to 0.9", "logit ratio above 0.9"} <= shown
+    assert shown == {"argmax drafted", "second drafted", "another drafted"}
+    colours = [to_hex(handle.get_facecolor()) for handle in figure.legends[0].get_patches()]
+    assert len(set(colours)) == 3
+    assert set(record.data["of"]) <= {"probability_ratio", "drafted"}
+    proposed = record.data[record.data["of"] == "drafted"]
+    assert proposed[["argmax", "second", "another"]].sum(axis=1).to_numpy() == pytest.approx(1)
+    quartiles = record.data[record.data["of"] == "probability_ratio"]
+    assert (quartiles["q25"] <= quartiles["median"]).all()
+    assert (record.data["steps"] >= 5).all()
 
 
 def test_teacher_forced_beside_realised() -> None:

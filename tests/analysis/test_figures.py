@@ -17,15 +17,8 @@ from PIL import Image
 from analysis.report.certificates_bounds import has_closed_form
 from analysis.report.figure import Figure
 from analysis.report.measured import Certified
-from analysis.report.paper_figures import (
-    figure1,
-    figure2,
-    figure3,
-    figure4,
-    figure5,
-    own_figure,
-    survival_band,
-)
+from analysis.report.paper_figures import figure1, figure2, figure3, figure4, figure5, own_figure
+from analysis.report.paper_panels import survival_band
 from analysis.report.style import STYLE
 from analysis.rules import Additive, Mars, Rule, Tree, expand
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -54,8 +47,10 @@ def study(targets: int = 2) -> dict[str, Figure]:
     panels = {name: [certified(rule, at) for at, rule in enumerate(RULES)] for name in names}
     drawn = [
         figure1({name: np.random.default_rng(0).random(STEPS) for name in names}),
-        figure2(panels, dict.fromkeys(names, BOOTSTRAP)),
-        *(draw(panels) for draw in (figure3, figure4, figure5, own_figure)),
+        *(
+            draw(panels, dict.fromkeys(names, BOOTSTRAP))
+            for draw in (figure2, figure3, figure4, figure5, own_figure)
+        ),
     ]
     return {figure.name: figure for figure in drawn if figure is not None}
 
@@ -104,6 +99,17 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
+def test_figures_2_to_5_share_their_axis_and_every_figure_letters_its_panels() -> None:
+    figures = study()
+    limits = {figures[f"figure{n}"].drawing.axes[0].get_xlim() for n in range(2, 6)}
+    ((low, high),) = limits
+    assert (low, high) == (0, pytest.approx(1.06 * math.log(9)))
+    for figure in figures.values():
+        titles = [axis.get_title() for axis in figure.drawing.axes]
+        assert titles == ["(a) target 0", "(b) target 1"]
+    assert study(1)["figure3"].drawing.axes[0].get_title() == "target 0"
+
+
 def test_ceilings_are_drawn_and_named() -> None:
     axis = study()["figure5"].drawing.axes[0]
     drawn = {float(line.get_xdata()[0]) for line in axis.lines if len(line.get_xdata()) == 2}
@@ -113,7 +119,7 @@ def test_ceilings_are_drawn_and_named() -> None:
 
 def test_trees_alone_have_their_own_ceilings_only() -> None:
     trees = [certified(rule, at) for at, rule in enumerate(RULES) if isinstance(rule, Tree)]
-    figure = figure5({"a": trees})
+    figure = figure5({"a": trees}, {"a": BOOTSTRAP})
     assert figure is not None
     assert {text.get_text() for text in figure.drawing.axes[0].texts} == {"log 3", "log 9"}
 
@@ -121,11 +127,18 @@ def test_trees_alone_have_their_own_ceilings_only() -> None:
 def test_certificates_known_as_intervals_are_shaded() -> None:
     item = certified(RULES[1], 0)
     opened = Certified(item.rule, item.lower, item.lower + 0.1)
-    exact, shaded = (figure3({"a": [one]}) for one in (item, opened))
+    exact, shaded = (figure3({"a": [one]}, {"a": BOOTSTRAP}) for one in (item, opened))
     assert exact is not None
     assert shaded is not None
-    assert len(exact.drawing.axes[0].collections) == 0
-    assert len(shaded.drawing.axes[0].collections) == 1
+    ends = ["share", "optimistic", "ci_low", "ci_high"]
+    assert (exact.data["share"] == exact.data["optimistic"]).all()
+    assert (shaded.data["share"] < shaded.data["optimistic"]).any()
+    assert (shaded.data[ends].to_numpy() >= exact.data[ends].to_numpy()).all()
+    for figure in (exact, shaded):
+        (band,) = figure.drawing.axes[0].collections
+        drawn = band.get_paths()[0].vertices
+        for end in ("ci_low", "ci_high"):
+            assert set(figure.data[end].round(9)) <= set(np.asarray(drawn)[:, 1].round(9))
 
 
 def test_the_numbers_of_a_figure_are_those_drawn() -> None:
@@ -134,18 +147,20 @@ def test_the_numbers_of_a_figure_are_those_drawn() -> None:
         ("figure3", "additive t=0.5", "Additive (t = 0.5)"),
         ("figure5", "tree m=8", "Tree (m = 8)"),
     ):
-        data = pd.read_csv(io.StringIO(figures[name].csv() or ""))
+        data = pd.read_csv(io.StringIO(figures[name].csv()))
         for panel, target in enumerate(("target 0", "target 1")):
             x, y = curve(figures[name], label, panel)
             rows = data[(data["target"] == target) & (data["rule"] == rule)]
             np.testing.assert_allclose(rows["eps"], x, rtol=1e-5)
             np.testing.assert_allclose(rows["share"], y, rtol=1e-5)
-    assert Figure("none", "", "", figures["figure1"].drawing).csv() is None
 
 
 def test_the_caption_of_trees_names_strict_greedy_only_where_it_is_drawn() -> None:
     trees = [certified(rule, at) for at, rule in enumerate(RULES) if isinstance(rule, Tree)]
-    both, alone = figure5({"a": [certified(RULES[0], 0), *trees]}), figure5({"a": trees})
+    both, alone = (
+        figure5({"a": [certified(RULES[0], 0), *trees]}, {"a": BOOTSTRAP}),
+        figure5({"a": trees}, {"a": BOOTSTRAP}),
+    )
     assert both is not None
     assert alone is not None
     for shown in ("strict greedy", "log 2"):
@@ -162,15 +177,15 @@ class Looser(Additive):
 def test_a_users_rule_is_among_its_own_and_not_in_the_family_it_derives_from() -> None:
     mine = [certified(Looser(0.1), 0)]
     assert mine[0].rule.own
-    assert figure3({"a": mine}) is None
-    assert own_figure({"a": mine}) is not None
+    assert figure3({"a": mine}, {"a": BOOTSTRAP}) is None
+    assert own_figure({"a": mine}, {"a": BOOTSTRAP}) is not None
     assert not has_closed_form(mine[0].rule)
     assert has_closed_form(Additive(0.1))
     assert not has_closed_form(Mars(0.9))
 
 
 def test_a_study_without_the_rules_has_no_such_figure() -> None:
-    assert figure5({"a": [certified(RULES[0], 0)]}) is None
+    assert figure5({"a": [certified(RULES[0], 0)]}, {"a": BOOTSTRAP}) is None
     assert figure2({"a": [certified(RULES[1], 0)]}, {"a": BOOTSTRAP}) is None
 
 

@@ -126,8 +126,8 @@ def test_tables_show_ours_matched_published_and_difference(match: Match) -> None
     shown = compared_tables(table, [match, other])
     assert [one.name for one in shown] == [f"published{n}" for n in (1, 2, 3, 5)]
     text = shown[1].markdown()
-    assert "| Strict greedy, p5 | 0.006 | 0.006 [0.006, 0.006] | 0.006 | +0.000 | " in text
-    assert "| 0.006 [0.006, 0.006] | 0.007 | −0.001 ≠ |" in text
+    assert "| Strict greedy, p5 | 0.00600 | 0.00600 [0.00600, 0.00600] | 0.006 | +0.000 | " in text
+    assert "| 0.00600 [0.00600, 0.00600] | 0.007 | −0.001 ≠ |" in text
     assert "own: ours at temperature 1, matched at 0.45 for Qwen3-1.7B, 0.4 for Qwen3-4B" in text
     assert r"$\ne$" in shown[1].latex()
     counted = verdict_table(table, [match, other]).markdown()

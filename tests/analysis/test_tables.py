@@ -13,10 +13,11 @@ import pytest
 from analysis.report import published
 from analysis.report.escape import latex, macro
 from analysis.report.measured import Measured, certificate_statistics, top_statistics
+from analysis.report.notes import shared_notes
 from analysis.report.paper_run_lengths import estimator_table, run_length_table
 from analysis.report.paper_tables import table1, table2, table3, table4, table7
-from analysis.report.table import Table
-from analysis.report.text import certificate_text, run_text
+from analysis.report.table import Cell, Section, Table
+from analysis.report.text import certificate_text, digits_text, run_text
 from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import Trajectories, run_lengths
@@ -87,7 +88,7 @@ def test_the_cells_of_table_2(measured: Measured) -> None:
     lower, _ = certificates(TARGETS[0], "greedy")
     ordered = np.sort(lower)
     expected = [lower.mean(), ordered[139], ordered[13], ordered[69]]  # ranks 280 q
-    assert cells(table.markdown(), "Strict greedy")[:4] == [f"{x:.3f}" for x in expected]
+    assert cells(table.markdown(), "Strict greedy")[:4] == [digits_text(x) for x in expected]
     assert cells(table.markdown(), "*as published*")[:4] == [
         "*0.438*",
         "*0.559*",
@@ -97,20 +98,20 @@ def test_the_cells_of_table_2(measured: Measured) -> None:
     finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
     mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
     assert cells(table.markdown(), "Additive (t = 0.3)")[4:] == [
-        f"{mean:.3f}",
+        digits_text(mean),
         r"0.693\*",
-        f"{finite[13]:.3f}",
-        f"{finite[69]:.3f}",
+        digits_text(finite[13]),
+        digits_text(finite[69]),
     ]
-    assert "Additive (t = 0.3) 75 % / 75 %" in table.notes[0]
+    assert "At some steps nothing can be rejected" in table.notes[0]
 
 
 def test_an_open_certificate_prints_a_range(measured: Measured) -> None:
     table = {table.name: table for table in all_tables(measured)}["table3"]
     lower, upper = certificates(TARGETS[0], INEXACT)
     low, high = np.sort(lower)[13], np.sort(upper)[13]
-    assert cells(table.markdown(), "t = 0.45")[0] == f"{low:.3f}–{high:.3f}"
-    assert "Additive (t = 0.45) 10 % / 10 %" in table.notes[-2]
+    assert cells(table.markdown(), "t = 0.45")[0] == f"{digits_text(low)}–{digits_text(high)}"
+    assert "both ends of certificates known as intervals" in table.notes[-2]
 
 
 def test_a_table_shows_published_values_of_matching_targets_only(measured: Measured) -> None:
@@ -145,7 +146,8 @@ def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
             marked += row["censored"]
     assert 0 < marked < 3 * len(printed)
     assert r"$\ge$" in table.latex()
-    assert (table.title, tables["table7"].title) == ("Table 5", "Table 7")
+    for of in tables.values():
+        assert re.fullmatch(r"(Table \d: )?\w[^:]{10,}", of.title)
     estimators = tables["estimators"]
     assert set(estimators.data.loc[estimators.data["censored"], "estimator"]) <= {
         "per_call",
@@ -214,6 +216,40 @@ def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Measur
                 assert len(re.findall(r"(?<!\\)&", line)) == len(columns[1])
         assert text.isascii()
         assert r"mini\_large \& co" in text or table.name == "table5"
+
+
+def test_rows_of_rules_that_print_alike_are_one() -> None:
+    """Top-4 and Top-6 differ by one in the last digit, Top-2 does not; nothing else is folded."""
+    rows = [
+        (f"Top-{m} + {rest}", [Cell(a), Cell(b)])
+        for m, a, b in ((2, "0.190", "1.2e-4"), (4, "0.194", "1.4e-4"), (6, "0.195", "1.4e-4"))
+        for rest in ("additive (t = 0.1)", "additive (t = 0.2)")
+    ]
+    rows.append(("Strict greedy", [Cell("0.195"), Cell("1.4e-4")]))
+    data = pd.DataFrame({"row": range(len(rows))})
+    table = Table("a", "Title", "", "Rule", [("", 2)], ["x", "y"], [Section("", rows)], data)
+    (section,) = table.sections
+    assert [(name, cells[0].text) for name, cells in section.rows] == [
+        ("Top-2 + additive (t = 0.1)", "0.190"),
+        ("Top-2 + additive (t = 0.2)", "0.190"),
+        ("Top-4, 6 + additive (t = 0.1)", "0.194"),
+        ("Top-4, 6 + additive (t = 0.2)", "0.194"),
+        ("Strict greedy", "0.195"),
+    ]
+    assert "share a row" in table.notes[-1]
+    assert len(table.csv().splitlines()) == 8
+    published = [(name, [Cell(cell.text, "1") for cell in cells]) for name, cells in rows]
+    whole = Table("a", "T", "", "Rule", [("", 2)], ["x", "y"], [Section("", published)], data)
+    assert len(whole.sections[0].rows) == 7
+    assert whole.notes == ()
+
+
+def test_a_note_of_several_tables_is_said_once(measured: Measured) -> None:
+    tables = all_tables(measured)
+    shared = shared_notes(tables)
+    assert len(shared) == len(set(shared)) > 1
+    for note in {note for table in tables for note in table.notes}:
+        assert (note in shared) == (sum(note in table.notes for table in tables) > 1)
 
 
 def test_symbols_in_latex() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
 
+from conf import schema
 from pipeline.console import CLOSED, INTERRUPTED, interrupts
-from tests.conftest import ROOT
+from pipeline.paths import CONF
+from tests.conftest import ROOT, SmallStudy, pipeline
 
 BEGIN = "from pipeline.console import terminal\nwith terminal():\n "
 
@@ -58,3 +64,81 @@ def test_an_interruption_that_a_library_turned_into_an_error_is_one() -> None:
     error.__context__ = KeyboardInterrupt()
     assert interrupts(error)
     assert not interrupts(ValueError("by itself"))
+
+
+def printed(*arguments: str) -> str:
+    """What ``python -m pipeline`` prints."""
+    command = [sys.executable, "-m", "pipeline", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
+    schema.register()
+    parts = printed("--help").strip().split("\n\n")
+    listed = {part.split("\n")[0].split()[0]: part.split("\n")[1:] for part in parts}
+    assert tuple(line.split()[0] for line in listed["Stages"]) == schema.STAGES
+    groups = {path.name for path in (ROOT / "conf").iterdir() if list(path.glob("*.yaml"))}
+    assert groups <= {line.split(":")[0] for line in listed["Groups"]}
+    assert len(listed["Examples:"]) == 5
+    for line in listed["Examples:"]:
+        words = shlex.split(line)
+        assert words[:3] == ["python", "-m", "pipeline"]
+        given = [word.split(",")[0] for word in words[3:] if word != "-m"]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            assert compose("config", given)
+
+
+COMPLETE = """. tools/completion.sh
+compopt() { :; }
+for line in "$@"; do
+    COMP_LINE=$line COMP_POINT=${#line} COMP_WORDS=($line)
+    COMP_WORDS[0]=$PYTHON
+    _pipeline_complete
+    echo "${COMPREPLY[@]}"
+done
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash on PATH")
+def test_completion() -> None:
+    lines = {
+        "python -m pipeline stage=": schema.STAGES,
+        ".venv/bin/python -m pipeline study=mini criteria=add": ("additive",),
+        "python -m pipeline criteria=additive criteria.": ("criteria.rule=", "criteria.t="),
+        "python -m pytest stu": (),
+        "python -m pipelines stu": (),
+    }
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE, "-", *lines], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHON": sys.executable}, check=True,
+    )  # fmt: skip
+    assert [tuple(line.split()) for line in done.stdout.split("\n")[:-1]] == [*lines.values()]
+
+
+def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:
+    said = small_study.printed.split("\n")[0]
+    assert said.startswith("plan: prompts 1 to run, distributions 2 to run, certificates ")
+    assert said.endswith(", report 1 to run")
+    place = small_study.outputs / "report/mini"
+    assert f"report: {place}/index.html\nopen it in a browser; " in small_study.printed
+    assert small_study.printed.endswith(f": {place}/index.md\n")
+    wanted = ["stage=certificates", "criteria=additive", "criteria.t=0.123"]
+    first, second, *_ = pipeline(*small_study.overrides, *wanted).stdout.split("\n")
+    assert first == "plan: prompts 1 cached, distributions 2 cached, certificates 2 to run"
+    assert second.startswith("certificates mini_large: computing")
+
+
+def test_acceptance_ends_with_the_rules_that_matter(small_study: SmallStudy) -> None:
+    said = pipeline(*small_study.overrides, "stage=acceptance").stdout
+    file = small_study.outputs / "tables/acceptance-mini.csv"
+    assert said.endswith(f"all rows: {file}\n")
+    every = pd.read_csv(file)
+    rules = every.groupby("target")["rule"].nunique()
+    for target, count in rules.items():
+        lines = [line for line in said.split("\n") if line.startswith(f"{target} ")]
+        assert 1 < len(lines) <= 5 < count
+        mine = every[(every["target"] == target) & (every["given up_ci_high"] <= 0.01)]
+        mine = mine[~mine["rule"].str.startswith("tree")]
+        best = mine.loc[mine["length"].idxmax(), "rule"]
+        assert any(f" {best} " in line for line in lines)
+        assert any(" greedy " in line for line in lines)

@@ -23,6 +23,7 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import read_distributions
 from tests.analysis.test_rounded import V, distributions
 from tests.conftest import pipeline
+from tests.pipeline.reading import page_text
 
 STARTS = np.array([0, 30, 31, 70])
 RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
@@ -302,7 +303,7 @@ def test_the_study_of_a_log(tmp_path: Path) -> None:
     found = read_distributions(artifact, 1.0)
     assert artifact.read(columns=["token_id"])["token_id"].to_pylist() == emitted.tolist()
     assert contained(certify(found, RULES), certify(dist, RULES))
-    page = (tmp_path / "out/report/mine/index.md").read_text()
+    page = page_text(tmp_path / "out/report/mine")
     for said in ("answers.jsonl, 4 answers", "9, of 60 tokens", "1e-06 nats", "taken as raw"):
         assert said in page
     assert len(STARTS) < FEW_PROMPTS
@@ -354,7 +355,7 @@ def test_a_drafter_that_scored_the_answers(tmp_path: Path) -> None:
     share = np.mean(q.argmax(axis=1) == p.argmax(axis=1))
     assert greedy["value"] == greedy["optimistic"] == pytest.approx(share)
     assert 0 < rows["greedy", "certified_tv"]["value"] <= share
-    page = (tmp_path / "out/report/pair/index.md").read_text()
+    page = page_text(tmp_path / "out/report/pair")
     assert "Will log-drafter be accepted?" in page
     assert "scored.jsonl" in page
     lists = [(token, math.log(0.1)) for token in range(8)]

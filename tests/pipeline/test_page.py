@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure as Drawing
 
 from analysis.acceptance.solve import Goal, solve_all
 from analysis.report.figure import Figure
@@ -21,6 +23,7 @@ from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
 from pipeline.stages.report.page.build import appendices, picture, plain_json
+from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp
@@ -205,15 +208,15 @@ def test_the_page_is_small_and_names_no_place(small_study: SmallStudy) -> None:
 )
 def test_pictures_are_held_as_long_as_there_is_room(pictures: int, missing: int, held: int) -> None:
     """With room for as many pictures, less so many bytes."""
-    drawing: Any = None
-    shown = [(Figure(f"f{at}", "title", "caption", drawing), "") for at in range(2)]
+    data = pd.DataFrame()
+    shown = [Figure(f"f{at}", "title", "caption", Drawing(), data) for at in range(2)]
     content = b"\x89PNG" * 30
     files = {f"figures/f{at}.png": content for at in range(2)} | {"figures/f0.pdf": b"pdf"}
-    found: Any = SimpleNamespace(shown=shown, files=files)
-    parts = list(appendices(found, pictures * len(picture(content)) - missing))
+    found: Any = SimpleNamespace(parts=[(Part.of("part", [], shown), "")], files=files)
+    (part,) = appendices(found, pictures * len(picture(content)) - missing)
     beside = ["figures/f0.png", "figures/f1.png"]
-    assert [part["image"] for part in parts] == [picture(content)] * held + beside[held:]
-    assert [part["links"] for part in parts] == [[("PDF", "figures/f0.pdf")], []]
+    assert [item["image"] for item in part["items"]] == [picture(content)] * held + beside[held:]
+    assert [item["links"] for item in part["items"]] == [[("PDF", "figures/f0.pdf")], []]
 
 
 def test_json_in_a_script_holds_no_markup() -> None:
@@ -234,3 +237,21 @@ def test_text_of_prompts_and_labels_is_never_markup(browser: Any, tmp_path: Path
     assert BROKEN in opened.page.inner_text("#answer h2")
     assert opened.page.locator("#drafter").count() == 0  # a study without a drafter
     assert re.match(r"\d+\.\d", opened.page.inner_text("#found-share"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_accessible(browser: Any, small_study: SmallStudy, scheme: str) -> None:
+    """By axe-core, with every table and figure of the appendix open."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
+    path = small_study.outputs / "report/mini/index.html"
+    opened = Opened(browser, path, color_scheme=scheme, bypass_csp=True)
+    opened.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    opened.chart("survival")
+    found = axe.Axe().run(opened.page)
+    said = [
+        f"{one['id']} ({one['impact']}): {node['target']} {node['html'][:120]}"
+        for one in found.response["violations"]
+        for node in one["nodes"][:3]
+    ]
+    assert said == []
+    assert len(found.response["passes"]) > 20

@@ -28,6 +28,7 @@ SUMMARY = {  # statistic: its column in a sweep's table
     "realised_per_call": "length",
     "certified_per_call": "certified length",
 }
+PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
 RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
 
 
@@ -122,6 +123,28 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
             if row["statistic"].endswith("_per_call"):
                 found |= lower_bound_marks(name, row)
     return list(rows.values())
+
+
+def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
+    """Return at most five rows: for each price in `PRICES`, the rule with the most tokens a call.
+
+    Of the rules that judge tokens it is the best of those that give up at most so much target
+    probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
+    gives up none. All rows where nothing is known of the price: of engines' logs.
+    """
+    judging = {rule.label for rule in node.settings["rules"] if rule.judges_tokens}
+    priced = [row for row in rows if row["rule"] in judging and limits("given up")[1] in row]
+    best = []
+    for price in PRICES:
+        allowed = [row for row in priced if row[limits("given up")[1]] <= price]
+        if allowed:
+            best.append(max(allowed, key=lambda row: row["length"]))
+    kept = {row["rule"] for row in best}
+    prices = ", ".join(f"{100 * price:g}" for price in PRICES)
+    return [row for row in rows if row["rule"] in kept] if priced else rows, (
+        f"the rules with the most tokens a call that surely give up at most {prices} % of target "
+        "probability a step"
+    )
 
 
 STAGE = Stage(
@@ -268,4 +291,5 @@ STAGE = Stage(
     module=f"{__name__}.compute",
     summary=summary,
     printed=True,
+    matter=matter,
 )

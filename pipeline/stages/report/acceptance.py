@@ -34,9 +34,8 @@ from analysis.rules import (
     build,
 )
 from pipeline.plan.stage import Node
-from pipeline.stages.report import shown
 from pipeline.stages.report.logged import logged_part
-from pipeline.stages.report.shown import Part, setup_table
+from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 
 # rules of the profile and of the figure along an answer, as far as the study has them
@@ -75,7 +74,7 @@ def acceptance_part(
     if not found:
         return None
     if drafter is None:
-        return logged_part(node, drafts, found)
+        return logged_part(node, found)
     targets = node.config["targets"]
     pairs, profile = drafter
     measured = list(profile["rule"].unique())
@@ -84,11 +83,8 @@ def acceptance_part(
     chosen = list(known or measured)[: len(SHOWN)]
     sampling = upstream["distributions"][0].record["config"]
     return Part.of(
-        [
-            shown.heading(f"Will {pairs.drafter} be accepted?"),
-            setup_table(drafter_setup(pairs, drafts, found)),
-            *([left_out(sampling)] if pairs.sampled is None else []),
-        ],
+        f"Will {pairs.drafter} be accepted?",
+        [left_out(sampling)] if pairs.sampled is None else [],
         [
             rules_figure(pairs),
             accepted(pairs),

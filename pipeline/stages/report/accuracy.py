@@ -14,12 +14,9 @@ from analysis.report.accuracy_layouts import recovery_figure, speed_table, token
 from analysis.report.accuracy_prediction import prediction_figure, prediction_table, predictions
 from analysis.report.accuracy_tables import accuracy_table, differing_table, losses_table
 from pipeline.plan.stage import Node
-from pipeline.stages.report import shown
 from pipeline.stages.report.shown import Part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact
-
-TIMED = "timings/accuracy.md"
 
 
 class _Read(NamedTuple):
@@ -50,9 +47,9 @@ def accuracy_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | 
     margin, confidence = config["margin"], config["confidence"]
     foretold = predictions(answered, config["resamples"], confidence, config["statistics_seed"])
     return Part.of(
+        f"What it costs in answers to decode with {config['drafter']}",
         [
-            shown.heading(f"What it costs in answers to decode with {config['drafter']}"),
-            shown.listing(_facts(one) for one in answered),
+            f"{_facts(one)}." for one in answered
         ],
         [
             losses_table(answered, tables, margin, confidence),
@@ -89,5 +86,5 @@ def accuracy_timed(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part |
     found = _read(node, upstream)
     if found is None:
         return None
-    heading = shown.heading("Answers: what depends on the clock")
-    return Part.of([heading], [speed_table(found.answered, found.tables)])
+    title = "Answers: what depends on the clock"
+    return Part.of(title, [], [speed_table(found.answered, found.tables)])

@@ -36,9 +36,7 @@ from analysis.report.decoding_trees import (
     tree_certificates_table,
     trees_table,
 )
-from analysis.report.escape import markdown
 from pipeline.plan.stage import Node
-from pipeline.stages.report import shown
 from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_decoded, thetas
@@ -69,18 +67,15 @@ def _statistics(node: Node) -> tuple[int, float, int]:
 def decoding_parts(
     node: Node, upstream: Mapping[str, list[Artifact]], measured: Measured
 ) -> tuple[Part, Part] | None:
-    """Return the part of the index and the one on speed; None in a study without decoding."""
+    """Return the part on acceptance and the one on speed; None in a study without decoding."""
     decoded, speeds = measured
     if not decoded:
         return None
     found, statistics = upstream["decoding"], _statistics(node)
     title = f"How it decodes with {node.config['drafter']}"
-    link = (
-        "Speed was measured in the same runs: [speed](timings/decoding.md). It depends on the "
-        "machine and the moment, so it stands apart from what two builds have in common."
-    )
     content = Part.of(
-        [shown.heading(title), extent(decoded, found), link],
+        title,
+        extent(decoded, found),
         [
             acceptance_table(decoded, *statistics),
             partings_table(decoded),
@@ -101,11 +96,8 @@ def decoding_parts(
         ],
     )
     timed = Part.of(
-        [
-            shown.heading(f"{title}: speed"),
-            decoding_setup(decoded, found),
-            *warning(decoded, speeds),
-        ],
+        f"{title}: speed",
+        [*decoding_setup(decoded, found), *warning(decoded, speeds)],
         [
             comparison_table(decoded, speeds),
             cost_table(decoded, speeds),
@@ -147,10 +139,10 @@ def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[
         f"The machine was busy while this was measured ({'; '.join(signs)}): do not use these "
         "speeds; run it again on an idle machine."
     )
-    return [f"**{markdown(said)}**"]
+    return [said]
 
 
-def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
+def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> list[str]:
     """Return how many prompts and tokens each method's numbers are from."""
     lines = []
     for one, artifact in zip(decoded, found, strict=True):
@@ -164,7 +156,7 @@ def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
             + f", up to {artifact.record['config']['steps']} tokens each: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
-    return shown.listing(lines)
+    return lines
 
 
 def _first_reason(artifact: Artifact) -> str:
@@ -172,7 +164,7 @@ def _first_reason(artifact: Artifact) -> str:
     return f", the first, {first['prompt_id']}, with: {first['reason']}"
 
 
-def decoding_setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str:
+def decoding_setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> list[str]:
     """Return what was decoded, on what."""
     lines = []
     for one, artifact in zip(decoded, found, strict=True):
@@ -183,4 +175,4 @@ def decoding_setup(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> str
             f"{config['steps']} tokens each, batch size 1, on {facts['device']} with "
             f"{facts['torch_threads']} CPU threads."
         )
-    return shown.listing(lines)
+    return lines

@@ -1,4 +1,4 @@
-"""The report's first part: the set-up, and the certificates in the paper's order.
+"""The report's first part, the certificates in the paper's order, and how to read any table.
 
 A new table or figure of certificates takes its place in the list of `certificates_part`.
 """
@@ -17,57 +17,52 @@ from analysis.report.paper_run_lengths import estimator_table, run_length_table
 from analysis.report.paper_tables import table1, table2, table3, table4, table7
 from analysis.report.published import CERTIFICATES
 from analysis.report.table import PUBLISHED
-from pipeline.stages.report import shown
 from pipeline.stages.report.certificates import comparisons
-from pipeline.stages.report.inputs import Target, target_setup
-from pipeline.stages.report.shown import Part, setup_table
+from pipeline.stages.report.inputs import Target
+from pipeline.stages.report.shown import Part
 
-INTRODUCTION = """\
-The certificate R of a decoding step is the least KL(p‖q) at which the acceptance criterion can \
-reject the drafter's most probable token: a drafter with KL(p‖q) < R is accepted. A step is \
-certified at ε when R > ε, strictly. Natural logarithms; "exact" means exact for the stored logits.
+INTRODUCTION = (
+    "The certificate R of a decoding step is the least KL(p‖q) at which the acceptance criterion "
+    "can reject the drafter's most probable token: a drafter with KL(p‖q) < R is accepted. A step "
+    'is certified at ε when R > ε, strictly. Natural logarithms; "exact" means exact for the '
+    "stored logits.",
+    "Every statistic is over decoding steps. Intervals (ci_low and ci_high in the CSV files) are "
+    "{confidence:g} % bootstrap intervals over prompts, {resamples} resamples: the steps of one "
+    "prompt are correlated. Quantiles are observed values. In the CSV files, inf is an empty "
+    "rejection region. A certificate may be known only as an interval. A statistic is then "
+    "computed twice: value from the lower ends, which is sure, and optimistic from the upper ends. "
+    "Elsewhere the two are equal.",
+)
+PAPER = (
+    f'Rows "{PUBLISHED}" repeat the paper\'s printed values (arXiv 2606.30265v1) where the printed '
+    "name of a target is that of a target of the paper. They describe the paper's prompts and "
+    "set-up, parts of which the paper does not state, and no number here is tuned to them."
+)
 
-Every statistic is over decoding steps. Intervals (ci_low and ci_high in the CSV files) are \
-{confidence:g} % bootstrap intervals over prompts, {resamples} resamples: the steps of one prompt \
-are correlated. Quantiles are observed values. In the CSV files, inf is an empty rejection region. \
-A certificate may be known only as an interval. A statistic is then computed twice: value from the \
-lower ends, which is sure, and optimistic from the upper ends. Elsewhere the two are equal."""
-PAPER = """\
-Rows "{row}" repeat the paper's printed values (arXiv 2606.30265v1) where the printed name of a \
-target is that of a target of the paper. They describe the paper's prompts and set-up, parts of \
-which the paper does not state, and no number here is tuned to them."""
 
-
-def certificates_part(
-    study: str, targets: Sequence[Target], measured: Measured, statistics: Mapping[str, Any]
-) -> Part:
-    """Return the part on the certificates, with everything that it shows in the paper's order.
-
-    Args:
-        study: name of the study.
-        targets: their artifacts.
-        measured: their statistics.
-        statistics: resamples and confidence of the bootstrap.
-    """
+def certificates_part(targets: Sequence[Target], measured: Measured) -> Part:
+    """Return the part on the certificates, with everything that it shows in the paper's order."""
     panels = {target.label: target.certificates for target in targets}
+    bootstraps = {target.label: target.bootstrap for target in targets}
     compared = {target.label: comparisons(target) for target in targets}
     runs = [run_length_table(measured, at) for at in range(len(targets))]
     return Part.of(
-        opening(study, {target.label: target_setup(target) for target in targets}, statistics),
+        "Certificates",
+        [],
         [
             table1(measured),
             figure1({target.label: target.top[:, 0] for target in targets}),
             table2(measured),
-            figure2(panels, {target.label: target.bootstrap for target in targets}),
+            figure2(panels, bootstraps),
             table3(measured),
-            figure3(panels),
-            figure4(panels),
+            figure3(panels, bootstraps),
+            figure4(panels, bootstraps),
             table4(measured),
-            figure5(panels),
+            figure5(panels, bootstraps),
             *runs[:2],
             estimator_table(measured),
             table7(measured),
-            own_figure(panels),
+            own_figure(panels, bootstraps),
             determined_table(panels),
             bounds_table(compared),
             margins_table(compared, targets[0].runs["eps"].unique().tolist()),
@@ -77,12 +72,13 @@ def certificates_part(
     )
 
 
-def opening(
-    study: str, setups: Mapping[str, Mapping[str, Any]], statistics: Mapping[str, Any]
-) -> list[str]:
-    """Return the paragraphs before the first table; `setups` has the facts of each target."""
-    introduction = INTRODUCTION.format(
-        confidence=100 * statistics["confidence"], resamples=statistics["resamples"]
-    )
-    paper = [PAPER.format(row=PUBLISHED)] if set(setups) & set(CERTIFICATES) else []
-    return [shown.heading(f"Study {study}"), introduction, *paper, "## Set-up", setup_table(setups)]
+def introduction(targets: Sequence[str], statistics: Mapping[str, Any]) -> list[str]:
+    """Return what a reader of any table must know, as paragraphs.
+
+    Args:
+        targets: printed names.
+        statistics: resamples and confidence of the bootstrap.
+    """
+    facts = {"confidence": 100 * statistics["confidence"], "resamples": statistics["resamples"]}
+    paper = [PAPER] if set(targets) & set(CERTIFICATES) else []
+    return [*(text.format(**facts) for text in INTRODUCTION), *paper]

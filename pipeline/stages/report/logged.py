@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from analysis.report.acceptance_logged import logged_table
 from analysis.rules import build
 from pipeline.plan.stage import Node
-from pipeline.stages.report import shown
-from pipeline.stages.report.shown import Part, setup_table
+from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 
 
-def logged_part(node: Node, drafts: Sequence[Artifact], found: Sequence[Artifact]) -> Part:
-    """Return the part: what is known of both logs, and the table of all rules."""
-    drafter, targets = node.config["drafter"], node.config["targets"]
+def logged_setup(targets: Sequence[str], drafts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
+    """Return what is known of both logs, by printed name of the target."""
     setups = {}
     for target, pair in zip(targets, drafts, strict=True):
         facts = pair.record["facts"]
@@ -29,6 +28,12 @@ def logged_part(node: Node, drafts: Sequence[Artifact], found: Sequence[Artifact
             "each of it is off by at most": f"{facts['draft_log_prob_error']:.2g} nats",
             "left out": ", ".join(left_out) or "none",
         }
+    return setups
+
+
+def logged_part(node: Node, found: Sequence[Artifact]) -> Part:
+    """Return the part: the table of all rules."""
+    drafter, targets = node.config["drafter"], node.config["targets"]
     frame = pd.concat(
         [
             artifact.read("statistics").to_pandas().assign(target=target)
@@ -37,5 +42,4 @@ def logged_part(node: Node, drafts: Sequence[Artifact], found: Sequence[Artifact
         ignore_index=True,
     )
     rules = [build(mapping) for mapping in node.config["rules"]]
-    opening = [shown.heading(f"Will {drafter} be accepted?"), setup_table(setups)]
-    return Part.of(opening, [logged_table(frame, rules, drafter)])
+    return Part.of(f"Will {drafter} be accepted?", [], [logged_table(frame, rules, drafter)])

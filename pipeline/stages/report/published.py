@@ -17,40 +17,32 @@ from analysis.report.table import Table
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import top_probability
 from analysis.statistics.run_lengths import Trajectories, run_lengths
-from pipeline.stages.report import shown
 from pipeline.stages.report.inputs import Target
 from pipeline.stages.report.shown import Part
 from pipeline.store import distributions
 
-PAGE = "published.md"
 OPENING = (
     "The paper's Tables 1 to 6 hold its own models on its own prompts. Here each target stands "
     "beside them twice: as it is, and at the temperature at which the probability of its most "
-    f"probable token is distributed most like the paper's. [All numbers]({PAGE})."
+    "probable token is distributed most like the paper's."
 )
 
 
 class Published(NamedTuple):
-    """Verdict and all numbers, as parts; the numbers; the table of the verdict."""
+    """The part, its numbers, and its table that sums them up."""
 
-    verdict: Part
-    beside: Part
+    part: Part
     compared: pd.DataFrame
-    table: Table
+    verdict: Table
 
 
-def published_parts(targets: Sequence[Target], measured: Measured) -> Published:
+def published_part(targets: Sequence[Target], measured: Measured) -> Published:
     """Hold every target against the paper."""
     matches = [match for target in targets for match in matches_of(target, measured.rules)]
     compared = compare(measured, matches)
-    heading = "Beside the published"
-    table = verdict_table(compared, matches)
-    verdict = Part.of([shown.heading(heading), OPENING], [table])
-    back = "[Back to the report](index.md)."
-    beside = Part.of(
-        [shown.heading(f"{heading}: all numbers"), back], compared_tables(compared, matches)
-    )
-    return Published(verdict, beside, compared, table)
+    verdict = verdict_table(compared, matches)
+    tables = [verdict, *compared_tables(compared, matches)]
+    return Published(Part.of("Beside the published", [OPENING], tables), compared, verdict)
 
 
 def matches_of(target: Target, rules: Sequence[Rule]) -> list[Match]:

@@ -19,13 +19,14 @@ from analysis.page.answer import Answer, of_pair, of_target
 from analysis.page.charts import charts
 from analysis.page.packing import LEVELS
 from analysis.page.steps import TargetSteps
-from analysis.report.figure import Figure
 from analysis.report.measured import Measured
+from analysis.report.notes import shared_notes
 from analysis.report.pairs import Pairs
 from analysis.report.table import Table
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.stages.report.page.bundle import Bundle
 from pipeline.stages.report.page.methods import METHODS
+from pipeline.stages.report.shown import Part, names
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("counting.js", "charts.js", "calculator.js", "explorer.js", "page.js")
@@ -49,8 +50,9 @@ class Found:
         decoded, speeds: what was decoded, target by target; empty where nothing was.
         compared: our numbers beside the paper's.
         verdict: the table that sums them up.
+        introduction: what a reader of any table must know, as paragraphs.
         setups: what a reader must know of how the numbers were made, by part and target.
-        shown: all tables and figures, with their place beside the page.
+        parts: all tables and figures by part, with the place of their files beside the page.
         files: content of their files.
     """
 
@@ -64,8 +66,9 @@ class Found:
     speeds: Sequence[pd.DataFrame]
     compared: pd.DataFrame
     verdict: Table
+    introduction: Sequence[str]
     setups: Sequence[Mapping[str, Mapping[str, Any]]]
-    shown: Sequence[tuple[Table | Figure, str]]
+    parts: Sequence[tuple[Part, str]]
     files: Mapping[str, bytes]
 
 
@@ -201,6 +204,10 @@ def page_of(
         "verdict": found.verdict,
         "papers": list(dict.fromkeys(found.compared["paper"])),
         "statistics": PAPER_STATISTICS,
+        "introduction": found.introduction,
+        "notes": shared_notes(
+            item for part, _ in found.parts for item in part.shown if isinstance(item, Table)
+        ),
         "appendix": [*appendices(found, room)],
         "setups": found.setups,
         "methods": METHODS,
@@ -214,22 +221,28 @@ def dial_names(pairs: Pairs) -> list[str]:
 
 
 def appendices(found: Found, room: int) -> Iterator[dict[str, Any]]:
-    """Yield tables and figures with the links to their files, which lie beside the page."""
-    for item, place in found.shown:
-        folder, kinds = ("figures", ("pdf", "csv"))
-        if isinstance(item, Table):
-            folder, kinds = ("tables", ("csv", "tex"))
-        names = {kind: f"{place}{folder}/{item.name}.{kind}" for kind in kinds}
-        drawn = f"{place}figures/{item.name}.png"
-        content = found.files.get(drawn)
-        image = None if content is None else picture(content)
-        if image is not None:
-            room -= len(image)
-        yield {
-            "shown": item,
-            "image": drawn if room < 0 and image is not None else image,
-            "links": [(kind.upper(), name) for kind, name in names.items() if name in found.files],
-        }
+    """Yield the parts, their tables and figures with the links to their files beside the page."""
+    for part, place in found.parts:
+        items = []
+        for item in part.shown:
+            links = [(path, f"{place}{path}") for path in names(item) if ".png" not in path]
+            drawn = f"{place}figures/{item.name}.png"
+            content = None if isinstance(item, Table) else found.files.get(drawn)
+            image = None if content is None else picture(content)
+            if image is not None:
+                room -= len(image)
+            items.append(
+                {
+                    "shown": item,
+                    "image": drawn if room < 0 and image is not None else image,
+                    "links": [
+                        (path.rpartition(".")[2].upper(), name)
+                        for path, name in links
+                        if name in found.files
+                    ],
+                }
+            )
+        yield {"title": part.title, "says": part.says, "items": items}
 
 
 def picture(image: bytes) -> str:

@@ -11,8 +11,8 @@ from analysis.rules import Rule
 from analysis.statistics.bootstrap import Flags
 from pipeline.plan.stage import Node
 from pipeline.stages.report.inputs import Target
-from pipeline.stages.report.page.words import words
 from pipeline.store.artifacts import Artifact
+from pipeline.store.words import words
 
 
 def target_steps(

@@ -33,6 +33,7 @@ function showExplorer() {
       const length = document.createElement("sub");
       length.textContent = run;
       length.title = `${run} certified tokens in a row`;
+      length.setAttribute("aria-hidden", "true"); // no option of the list
       place.append(length);
     }
   });

@@ -1,0 +1,24 @@
+"""A hook of mkdocs: what a page links outside of docs/ is named in the site, and not linked.
+
+On a code host these links lead to files of the repository, which the site does not hold.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Return the Markdown of a page, its links out of the documentation as text."""
+    docs = Path(config["docs_dir"])
+    place = PurePosixPath(page.file.src_uri).parent
+
+    def text(match: re.Match[str]) -> str:
+        inside = (docs / place / match[2]).resolve().is_relative_to(docs.resolve())
+        return match[0] if inside else match[1]
+
+    return LINK.sub(text, markdown)

@@ -1,0 +1,72 @@
+"""Run every notebook and keep what it shows in docs/notebooks/; bring the gallery up to date.
+
+``make notebooks`` after ``make reproduce``; arguments are overrides, as of ``python -m pipeline``.
+Pictures lie beside the pages. Outputs are text and pictures, so that a page reads the same on a
+code host and in the site of the documentation.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbconvert import MarkdownExporter
+
+ROOT = Path(__file__).resolve().parent.parent
+KNOB = 'overrides = ["study=mini"]'
+
+
+def run(path: Path, overrides: list[str]) -> nbformat.NotebookNode:
+    """Return a notebook with its outputs, run from the repository's root.
+
+    Args:
+        path: of the notebook, whose second cell has the knob `overrides` in its first line.
+        overrides: taken instead of the knob's value.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    shown = notebook.cells[1].source
+    if not shown.startswith(KNOB):
+        raise SystemExit(f"{path}: the second cell must begin with {KNOB}")
+    notebook.cells[1].source = shown.replace(KNOB, f"overrides = {overrides!r}", 1)
+    resources = {"metadata": {"path": str(ROOT)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    notebook.cells[1].source = shown
+    return notebook
+
+
+def page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, bytes]]:
+    """Return a run notebook as Markdown, and its pictures by file name."""
+    resources = {"unique_key": name, "output_files_dir": "images"}
+    text, found = MarkdownExporter().from_notebook_node(notebook, resources=resources)
+    note = (
+        f"*Made from [notebooks/{name}.ipynb](../../notebooks/{name}.ipynb) by `make notebooks`.*"
+    )
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    return "\n".join([*lines, "", note, ""]), dict(found["outputs"])
+
+
+def main(overrides: list[str]) -> None:
+    """Render every notebook."""
+    place = ROOT / "docs/notebooks"
+    (place / "images").mkdir(parents=True, exist_ok=True)
+    for old in (*place.glob("*.md"), *place.glob("images/*.png")):
+        old.unlink()
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        text, pictures = page(run(path, ["study=mini", *overrides]), path.stem)
+        (place / f"{path.stem}.md").write_text(text, encoding="utf-8")
+        for name, content in pictures.items():
+            (place / name).write_bytes(content)
+        print(f"docs/notebooks/{path.stem}.md", flush=True)
+    outputs = [word.partition("=")[2] for word in overrides if word.startswith("outputs=")]
+    figures = Path(outputs[-1] if outputs else ROOT / "outputs") / "report/mini/figures"
+    gallery = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
+    for name in re.findall(r"\]\(images/([^)]+)\)", gallery):
+        shutil.copyfile(figures / name, ROOT / "docs/images" / name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
