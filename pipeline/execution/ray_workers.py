@@ -257,19 +257,17 @@ class RayWorkers:
     def _ask(self, method: str, argument: Any) -> Any:
         """Return what a worker answers, while nothing is computed."""
         while True:
-            member = self._ready()
+            self.wait_for(1)
+            member = next(member for member in self._members if member.ready)
             result = self._get(getattr(member.actor, method).remote(argument))
             if result is not None:
                 return result
             self._bury(member)
 
-    def _ready(self) -> _Member:
-        """Return a worker that has loaded its models."""
-        while True:
-            for member in self._members:
-                if member.ready:
-                    return member
-            if not self._members:
+    def wait_for(self, count: int) -> None:
+        """Wait, while nothing is computed, until so many workers have loaded their models."""
+        while sum(member.ready for member in self._members) < count:
+            while len(self._members) < count:
                 self._start()
             call, result = self._next()
             if result is None:
