@@ -7,6 +7,7 @@ is given to another. So which worker computes a shard, and when, changes nothing
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
@@ -17,9 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.errors import PipelineError
 from pipeline.execution.progress import progress_bar
-from pipeline.execution.ray_session import connect, share_out
+from pipeline.execution.ray_session import Share, connect, share_out
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.shards import attempt, too_large
 from pipeline.execution.workers import OpenWorker, Worker, target_settings
@@ -28,6 +31,7 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import sync
 from pipeline.store.fingerprint import file_digest
 
+_idle: dict[tuple[str, Share], list[Any]] = {}  # processes of stages before, by Ray's job
 DEATHS = 3  # of workers over one shard, or before any was ready
 WAITING = 1  # shards of a worker that are being written while it computes the next
 
@@ -53,6 +57,12 @@ class Host:
         open_worker, node, upstream = pickle.loads(given)
         self._worker = open_worker(node, upstream)
         return os.getpid()
+
+    def close(self) -> None:
+        """Let the models go; the process stays for the next stage."""
+        self.__dict__.pop("_worker", None)
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let the worker cut the prompts into shards."""
@@ -118,7 +128,7 @@ class RayWorkers:
         upstream: Mapping[str, Sequence[Artifact]],
         asked: Mapping[str, Any],
     ) -> None:
-        """Connect to Ray and start the first worker.
+        """Connect to Ray; workers start when they are wanted.
 
         Raises:
             PipelineError: Ray is not there, or has less than is asked for.
@@ -129,6 +139,11 @@ class RayWorkers:
         self._share = share_out(
             self._ray.cluster_resources(), asked["workers"], device["device"], device["threads"]
         )
+        job = self._ray.get_runtime_context().get_job_id()
+        for (of, share), actors in _idle.items():
+            while of == job and share != self._share and actors:
+                self._ray.kill(actors.pop())  # it holds processors that are wanted now
+        self._kept = _idle.setdefault((job, self._share), [])
         above = {
             name: [Artifact(one.directory.absolute()) for one in artifacts]
             for name, artifacts in upstream.items()
@@ -146,8 +161,14 @@ class RayWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Keep the processes that have nothing to do for the next stage; end the others."""
+        busy = {id(call.member) for call in self._calls.values()}
         for member in self._members:
-            self._ray.kill(member.actor)
+            if id(member) in busy:
+                self._ray.kill(member.actor)
+            else:
+                member.actor.close.remote()
+                self._kept.append(member.actor)
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let one worker cut the prompts into shards, while the others load their models."""
@@ -193,16 +214,16 @@ class RayWorkers:
             self._start()
 
     def _start(self) -> None:
-        actor = (
-            self._ray.remote(concurrency_groups={"writing": 1})(Host)
-            .options(  # Ray sets OMP_NUM_THREADS to as many
-                num_cpus=self._share.processors, num_gpus=self._share.gpus
+        if self._kept:
+            member = _Member(self._kept.pop())
+        else:
+            host = self._ray.remote(concurrency_groups={"writing": 1})(Host).options(
+                num_cpus=self._share.processors,  # Ray sets OMP_NUM_THREADS to as many
+                num_gpus=self._share.gpus,
             )
-            .remote()
-        )
-        member = _Member(actor)
+            member = _Member(host.remote())
         self._members.append(member)
-        self._calls[actor.open.remote(*self._given)] = _Call(member, "open")
+        self._calls[member.actor.open.remote(*self._given)] = _Call(member, "open")
 
     def _give(self, member: _Member, shard: Shard, plan: Plan) -> None:
         """Let a worker compute a shard."""

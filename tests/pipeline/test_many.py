@@ -58,7 +58,7 @@ def toy_plan(folder: Path) -> Plan:
     return Plan.open(Pending(folder, "prompts"), dict.fromkeys(PROMPTS, 1), at_most(2))
 
 
-@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["0001"])])
+@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["0003"])])
 def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     ray: Any,
     tmp_path: Path,
@@ -77,6 +77,7 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     there = toy_plan(tmp_path / "there")
     with crew(toy_node(fits=fits, dies=str(deaths)), workers) as asked:
         assert asked.cut([1] * len(PROMPTS)) == [2, 2, 2, 2, 2, 1]
+        asked.wait_for(workers)
         asked.compute_unfinished(there, steps=1, label="toy")
         facts = asked.facts(there)
     assert contents(there) == contents(here)
@@ -86,7 +87,7 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, [1])
     assert facts["processes"] >= workers
     said = capsys.readouterr().out
-    assert ("toy: a worker died over batch 0001; " in said) == bool(dying)
+    assert ("toy: a worker died over batch 0003; " in said) == bool(dying)
 
 
 def test_what_was_finished_is_not_computed_again(ray: Any, tmp_path: Path) -> None:
