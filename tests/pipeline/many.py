@@ -28,6 +28,15 @@ def die_once(shard: Shard, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def meet(folder: Path, count: int) -> None:
+    """Wait until `count` processes are here."""
+    (folder / str(os.getpid())).touch()
+    begun = time.monotonic()
+    while len(list(folder.iterdir())) < count:
+        assert time.monotonic() - begun < 60, "nobody came"
+        time.sleep(0.01)
+
+
 class Toy:
     """Writes the prompts of a shard, after a while; what else it does its node says."""
 
@@ -42,6 +51,8 @@ class Toy:
         return at_most(2)(lengths)
 
     def compute(self, shard: Shard, path: Path, _: Callable[[int], object]) -> Any:
+        if "meet" in self._asked:
+            meet(Path(self._asked["meet"]), self._asked["count"])
         if "dies" in self._asked:
             die_once(shard, Path(self._asked["dies"]))
         if shard.name in self._asked.get("always", ()):

@@ -401,7 +401,7 @@ def test_stored_temperatures_are_those_of_the_whole_rows(
 def test_caches_give_the_same_greedy_tokens_and_logits(
     model: Path, source: Path, tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
-    """Tolerances as of the trajectories above; in bfloat16 with sdpa no argmax is that close here."""
+    """Tolerances as above; in bfloat16 with sdpa no two logits of an argmax are that close."""
     dynamic, static = (
         dump(model, source, tmp_path / cache, cache=cache, **changes)[1]
         for cache in ("dynamic", "static")
