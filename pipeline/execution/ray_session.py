@@ -41,7 +41,7 @@ def connect(address: str | None) -> Any:
         ) from None
     if ray.is_initialized():
         return ray
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         ray.init(include_dashboard=False, **quiet)
         return ray
