@@ -68,7 +68,7 @@ def compute_unfinished(
     with progress_bar(total, unit, label) as bar, _Writer(plan) as writer:
         while todo:
             shard, before = todo[0], bar.n
-            computed = attempt(shard, plan.beside(shard), compute, bar.update)
+            computed = _attempt(plan, shard, compute, bar.update)
             if computed is not None:
                 writer.take(shard, computed)
                 del todo[0]
@@ -91,6 +91,12 @@ def too_large(label: str, shard: Shard) -> PipelineError:
         f"{label}: prompt {shard.prompts[0]} alone does not fit into the memory: lower "
         "prompts.max_tokens or distributions.steps, or take a smaller model or dtype"
     )
+
+
+def _attempt(
+    plan: Plan, shard: Shard, compute: Compute, progress: Callable[[int], object]
+) -> ShardMeasured | Callable[[], ShardMeasured] | None:
+    return attempt(shard, plan.beside(shard), compute, progress)
 
 
 def attempt(

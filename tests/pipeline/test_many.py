@@ -130,7 +130,7 @@ def test_what_no_worker_can_do_ends_the_run(
 def many_of(node: Node, workers: int, **settings: Any) -> Node:
     """The same node, computed by workers."""
     execution = {"engine": "ray", "workers": workers, "address": None, **settings}
-    return replace(node, settings=node.settings | {"execution": execution})
+    return replace(node, settings={**node.settings, "execution": execution})
 
 
 def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
@@ -180,7 +180,7 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
     for node in pair_nodes(tmp_path, dump):
         settings = node.settings["target"]
         asked = {"engine": "ray", "workers": 1, "address": None}
-        workers = node.settings | {"target": settings | {"execution": asked}}
+        workers = {**node.settings, "target": {**settings, "execution": asked}}
         there = built(replace(node, settings=workers), tmp_path / "there")
         inline = built(node, tmp_path / "here")
         assert there.content == inline.content
