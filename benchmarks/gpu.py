@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.execution.shards import Plan, at_most, out_of_memory
+from pipeline.execution.shards import Plan, at_most, compute_unfinished, join, out_of_memory
 from pipeline.execution.stopwatch import (
     Peaks,
     copy_bandwidth,
@@ -36,10 +36,11 @@ from pipeline.execution.stopwatch import (
 )
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
-from pipeline.stages.distributions.compute import decode_shards
+from pipeline.stages.distributions.compute import Decoder
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding
 from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
 from pipeline.stages.distributions.sampling import Sampling
+from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 
 COMMON: dict[str, Any] = {
@@ -85,7 +86,12 @@ def ours(
         lengths = {name: len(ids) for name, ids in prompts.items()}
         plan = Plan.open(pending, lengths, at_most(batch))
         begun = time.perf_counter()
-        decode_shards(model, prompts, decoding, running, plan, pending)
+        decode = Decoder(model, prompts, decoding, running).compute
+        compute_unfinished(
+            plan, decode, steps=decoding.steps, label=model.label, device=model.device
+        )
+        k = min(decoding.k, model.vocab_size)
+        join(plan, list(prompts), pending, columns.schema("distributions", k=k))
         whole = time.perf_counter() - begun
         if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
             raise torch.OutOfMemoryError("the batch was halved")

@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import REDUCED, synthetic_prompts
-from pipeline.execution.shards import Plan, at_most
+from pipeline.execution.shards import Plan, at_most, compute_unfinished, join
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.models.load import random_qwen3
-from pipeline.stages.distributions.compute import decode_shards
+from pipeline.stages.distributions.compute import Decoder
 from pipeline.stages.distributions.decode import Decoding
 from pipeline.stages.distributions.running import GrowingBatch
 from pipeline.stages.distributions.sampling import Sampling
+from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 
 BATCH, STEPS, K = 20, 32, 256
@@ -38,7 +39,9 @@ def measure(count: int) -> dict[str, float]:
         pending = Pending(Path(folder), "distributions")
         lengths = {name: len(ids) for name, ids in prompts.items()}
         plan = Plan.open(pending, lengths, at_most(BATCH))
-        decode_shards(model, prompts, decoding, GrowingBatch, plan, pending)
+        decode = Decoder(model, prompts, decoding, GrowingBatch).compute
+        compute_unfinished(plan, decode, steps=STEPS, label=model.label, device=device)
+        join(plan, list(prompts), pending, columns.schema("distributions", k=K))
         written = (pending.directory / "data.parquet").stat().st_size
     found = {"before": before, "peak": peak_memory(device), "written": written}
     return {name: round(size / 2**20, 1) for name, size in found.items()}

@@ -288,6 +288,18 @@ class Device:
 
 
 @dataclass
+class Execution:
+    """Who computes the long stages; never part of what is computed."""
+
+    engine: str = _one_of("inline", "ray")
+    workers: int | None = _optional_at_least(1)
+    address: str | None = _ranged(
+        "null, auto or HOST:PORT",
+        lambda value: value is None or re.fullmatch(r"auto|[^\s/:]+:\d+", value) is not None,
+    )
+
+
+@dataclass
 class Config:
     """The whole configuration of a run."""
 
@@ -311,6 +323,7 @@ class Config:
     accuracy: Accuracy = MISSING
     statistics: Statistics = MISSING
     device: Device = MISSING
+    execution: Execution = MISSING
 
 
 def register() -> None:

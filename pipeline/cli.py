@@ -194,7 +194,8 @@ def _refer(nodes: list, store: Store) -> None:
 
     if HydraConfig.initialized():
         overrides = HydraConfig.get().overrides.task
-        command = " ".join(o for o in overrides if not o.startswith(("outputs=", "device.")))
+        elsewhere = ("outputs=", "device.", "execution.")
+        command = " ".join(o for o in overrides if not o.startswith(elsewhere))
         with suppress(OSError):  # outputs that can't be written serve what they hold
             refer(command, nodes, store)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Pending
@@ -123,16 +124,29 @@ class Plan:
         """The unfinished shards, in order."""
         return [shard for shard in self.shards if shard.checksum is None]
 
-    def finish(self, shard: Shard, measured: ShardMeasured) -> None:
-        """Keep the shard's file that was written beside its place."""
-        beside = self.beside(shard)
-        shard.measured, shard.checksum = measured, file_digest(beside)
+    def finish(
+        self,
+        shard: Shard,
+        measured: ShardMeasured,
+        beside: Path | None = None,
+        checksum: str | None = None,
+    ) -> None:
+        """Keep the shard's file that was written beside its place.
+
+        A worker writes it under a name of its own, `beside`, and knows its checksum.
+        """
+        beside = beside or self.beside(shard)
+        shard.measured, shard.checksum = measured, checksum or file_digest(beside)
         self.save()
         put(beside, self.file(shard))
 
     def beside(self, shard: Shard) -> Path:
         """Where a shard's file is written."""
         return self.file(shard).with_suffix(".tmp")
+
+    def aside(self, shard: Shard) -> Path:
+        """Return a new name beside it: who was taken for dead may still write to an earlier one."""
+        return self.folder / f"{shard.name}.{uuid4().hex}.tmp"
 
     def clean(self) -> list[Path]:
         """Remove what is no finished shard; return those that were finished and are damaged."""
@@ -175,11 +189,12 @@ class Plan:
             },
         )
 
-    def halve(self, shard: Shard) -> None:
-        """Halve one shard: the next ones, of shorter prompts, may fit."""
-        at = self.shards.index(shard)
-        self.shards[at : at + 1] = _halves(shard)
+    def halve(self, shard: Shard) -> list[Shard]:
+        """Halve one shard, and return the halves: the next ones, of shorter prompts, may fit."""
+        at, halves = self.shards.index(shard), _halves(shard)
+        self.shards[at : at + 1] = halves
         self.save()
+        return halves
 
 
 def _halves(shard: Shard) -> list[Shard]:

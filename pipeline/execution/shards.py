@@ -41,25 +41,6 @@ Compute = Callable[
 ]  # fmt: skip
 
 
-def assemble(
-    plan: Plan,
-    order: Sequence[str],
-    compute: Compute,
-    pending: Pending,
-    schema: pa.Schema,
-    *,
-    steps: int,
-    label: str,
-    device: torch.device,
-) -> None:
-    """Compute the unfinished shards of `plan`, then write data.parquet in the order `order`.
-
-    `schema` is that of the shards and of data.parquet; the rest is as in `compute_unfinished`.
-    """
-    compute_unfinished(plan, compute, steps=steps, label=label, device=device)
-    _join(plan, order, pending, schema)
-
-
 def compute_unfinished(
     plan: Plan,
     compute: Compute,
@@ -96,11 +77,7 @@ def compute_unfinished(
                 continue
             bar.update(before - bar.n)
             if len(shard.prompts) == 1:
-                raise PipelineError(
-                    f"{label}: prompt {shard.prompts[0]} alone does not fit into the memory: "
-                    "lower prompts.max_tokens or distributions.steps, or take a smaller model or "
-                    "dtype"
-                )
+                raise too_large(label, shard)
             writer.wait()  # the shard before is then finished, and is not halved
             plan.halve(shard)
             todo = plan.unfinished()
@@ -108,12 +85,26 @@ def compute_unfinished(
     plan.check()
 
 
+def too_large(label: str, shard: Shard) -> PipelineError:
+    """Return the error of a shard of one prompt that does not fit into the memory."""
+    return PipelineError(
+        f"{label}: prompt {shard.prompts[0]} alone does not fit into the memory: lower "
+        "prompts.max_tokens or distributions.steps, or take a smaller model or dtype"
+    )
+
+
 def _attempt(
     plan: Plan, shard: Shard, compute: Compute, progress: Callable[[int], object]
 ) -> ShardMeasured | Callable[[], ShardMeasured] | None:
+    return attempt(shard, plan.beside(shard), compute, progress)
+
+
+def attempt(
+    shard: Shard, path: Path, compute: Compute, progress: Callable[[int], object]
+) -> ShardMeasured | Callable[[], ShardMeasured] | None:
     """Compute one shard; return None, and keep nothing, when memory runs out."""
     try:
-        return compute(shard, plan.beside(shard), progress)
+        return compute(shard, path, progress)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -170,7 +161,7 @@ def write_groups(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> N
             writer.write_table(table)
 
 
-def _join(plan: Plan, order: Sequence[str], pending: Pending, schema: pa.Schema) -> None:
+def join(plan: Plan, order: Sequence[str], pending: Pending, schema: pa.Schema) -> None:
     """Write data.parquet from the shards, in the order of the prompts, a few at a time."""
     places = {
         name: (shard.name, row) for shard in plan.shards for row, name in enumerate(shard.prompts)

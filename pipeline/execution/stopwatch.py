@@ -8,11 +8,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pipeline.models.load import LanguageModel
+if TYPE_CHECKING:  # workers start faster
+    from pipeline.models.language_model import LanguageModel
 
 Mark = float | torch.cuda.Event
 DECODING = ("prefill", "decode", "statistics")  # the rest of a shard overlaps with the next one's

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from analysis.fields import FieldError, check
-from conf.schema import Config
+from conf.schema import Config, Execution
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
 from pipeline.store.artifacts import slug
@@ -30,7 +30,7 @@ EXPECTED_ERRORS = (
     OmegaConfBaseException,
     OSError,
 )
-NOT_OF_REPORT = ("study", "study_name", "stage", "outputs", "device")  # of no report
+NOT_OF_REPORT = ("study", "study_name", "stage", "outputs", "device", "execution")  # of no report
 READABLE = 60  # characters that say how a report differs from its study's
 
 
@@ -60,7 +60,23 @@ def settings_of(config: DictConfig) -> Config:
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, Config)
     check(settings)
+    check_execution(settings.execution)
     return settings
+
+
+def check_execution(asked: Execution) -> None:
+    """Check that nothing is said of workers where there are none.
+
+    Raises:
+        PipelineError: something is; names the key.
+    """
+    for name in ("workers", "address"):
+        value = getattr(asked, name)
+        if value is not None and asked.engine == "inline":
+            raise PipelineError(
+                f"execution.{name}={value} means nothing with execution.engine=inline: give "
+                "execution.engine=ray as well"
+            )
 
 
 def report_name(config: DictConfig) -> str:

@@ -6,8 +6,11 @@ Run it with ``python -m pipeline stage=certificates``; of another divergence tha
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
@@ -17,10 +20,16 @@ from pipeline.plan.summaries import bootstrap_settings
 from pipeline.store.columns import STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
 
     from analysis.rules import Rule
+    from analysis.topk import TopK
     from pipeline.store.artifacts import Artifact, Pending
+
+T = TypeVar("T")
+GROUPS = 1000  # row groups of a file, whose footer is in memory while it is written
 
 
 def check(request: Request) -> None:
@@ -64,7 +73,7 @@ def nodes(request: Request) -> list[Node]:
             rule.label,
             rule_slice(rule) | {"temperature": config.certificates.temperature} | other,
             {"distributions": (distributions,)},
-            settings={"rule": rule, **statistics_slice(config)},
+            settings={"rule": rule, "threads": config.device.threads, **statistics_slice(config)},
         )
         for distributions in request.nodes["distributions"]
         for rule in request.rules
@@ -73,33 +82,90 @@ def nodes(request: Request) -> list[Node]:
 
 def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: list[Pending]) -> None:
     """Certify the distributions under the rule of every node, each into its own artifact."""
-    import pyarrow as pa
-
-    from analysis.certificates.certify import certify
+    from pipeline.execution.in_order import stream_threads
     from pipeline.store import columns, distributions
 
     rules = [node.settings["rule"] for node in nodes]
-    check_logged(rules, upstream["distributions"][0])
-    temperature = nodes[0].config["temperature"]
-    divergence = nodes[0].config.get("divergence", "kl")
+    source = upstream["distributions"][0]
+    check_logged(rules, source)
     schema = columns.schema("certificates")
     with ExitStack() as stack:
-        writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
-        for steps, dist in distributions.chunks(upstream["distributions"][0], temperature):
-            try:
-                result = certify(dist, rules, divergence=divergence)
-            except ValueError as error:  # of a user's rule: those of the project are checked before
-                raise PipelineError(f"criteria: {error}") from error
-            for at, writer in enumerate(writers):
-                count = result.accepted_count[:, at]
-                arrays = [
-                    *steps.columns,
-                    pa.array(result.lower[:, at]),
-                    pa.array(result.upper[:, at]),
-                    pa.array(result.active_size[:, at]),
-                    pa.array(count, mask=count <= 0),
-                ]
-                writer.write_batch(pa.record_batch(arrays, schema=schema))
+        write_certificates(
+            distributions.chunks(source, nodes[0].config["temperature"]),
+            rules,
+            nodes[0].config.get("divergence", "kl"),
+            [stack.enter_context(made.writer("data", schema)) for made in pending],
+            source.record["rows"]["data"],
+            stream_threads(nodes[0].settings.get("threads")),
+        )
+
+
+def write_certificates(
+    chunks: Iterable[tuple[pa.RecordBatch, TopK]],
+    rules: Sequence[Rule],
+    divergence: str,
+    writers: Sequence[Any],
+    steps: int,
+    threads: int,
+) -> None:
+    """Certify a stream of distributions, and write it under each rule, in the stream's order.
+
+    Args:
+        chunks: prompt_id and position of some steps, and their distributions.
+        rules: what is certified.
+        divergence: of target and draft.
+        writers: of the files, one a rule.
+        steps: in all chunks. A file has no more than about GROUPS row groups, however many.
+        threads: that certify chunks, and write files.
+
+    Raises:
+        PipelineError: a user's rule fails.
+    """
+    import pyarrow as pa
+
+    from analysis.certificates.certify import certify
+    from pipeline.execution.in_order import in_order
+    from pipeline.store import columns
+    from pipeline.store.distributions import ROWS
+
+    schema = columns.schema("certificates")
+
+    def batches(chunk: tuple[pa.RecordBatch, TopK]) -> list[pa.RecordBatch]:
+        place, dist = chunk
+        try:
+            result = certify(dist, rules, divergence=divergence)
+        except ValueError as error:  # of a user's rule: those of the project are checked before
+            raise PipelineError(f"criteria: {error}") from error
+        found = []
+        for at in range(len(rules)):
+            count = result.accepted_count[:, at]
+            arrays = [
+                *place.columns,
+                pa.array(result.lower[:, at]),
+                pa.array(result.upper[:, at]),
+                pa.array(result.active_size[:, at]),
+                pa.array(count, mask=count <= 0),
+            ]
+            found.append(pa.record_batch(arrays, schema=schema))
+        return found
+
+    def write(at: int, group: list[list[pa.RecordBatch]]) -> None:
+        if len(group) == 1:
+            writers[at].write_batch(group[0][at])
+        else:
+            table = pa.Table.from_batches([found[at] for found in group])
+            writers[at].write_table(table, row_group_size=len(table))
+
+    with ThreadPoolExecutor(threads, "write") as pool:
+        for group in grouped(in_order(batches, chunks, threads), 1 + steps // (GROUPS * ROWS)):
+            list(pool.map(partial(write, group=group), range(len(writers))))
+
+
+def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of `size` items, the last one shorter."""
+    several = iter(items)
+    while group := list(islice(several, size)):
+        yield group
 
 
 def check_logged(rules: Sequence[Rule], source: Artifact) -> None:

@@ -37,7 +37,7 @@ def chunks(
     for batch in artifact.batches(columns=["prompt_id", "position", *TOKENS, *columns], rows=rows):
         yield (
             batch.select(["prompt_id", "position"]),
-            _as_top_k(batch, columns, at, facts, temperature),
+            as_top_k(batch, columns, at, facts, temperature),
         )
 
 
@@ -50,7 +50,7 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
     columns, at = _columns(artifact, temperature)
     table = artifact.read(columns=[*TOKENS, *columns]).combine_chunks()
     facts = artifact.record["facts"]
-    return _as_top_k(table.to_batches()[0], columns, at, facts, temperature)
+    return as_top_k(table.to_batches()[0], columns, at, facts, temperature)
 
 
 def read_drafter(artifact: Artifact) -> TopK:
@@ -105,7 +105,7 @@ def _columns(artifact: Artifact, temperature: float) -> tuple[Sequence[str], int
     return tuple(TEMPERED), facts["temperatures"].index(temperature)
 
 
-def _as_top_k(
+def as_top_k(
     batch: pa.RecordBatch,
     columns: Sequence[str],
     at: int | None,

@@ -20,8 +20,10 @@ from pipeline.execution.shard_plan import at_most
 from pipeline.models import heads, load, logit_statistics
 from pipeline.models.devices import set_up
 from pipeline.models.load import LanguageModel, load_model
-from pipeline.stages.distributions.batches import SET_UP, least_traffic
+from pipeline.stages.distributions.batches import SET_UP, cut_of, least_traffic
 from pipeline.stages.distributions.compute import needed
+from pipeline.stages.distributions.decode import Decoding
+from pipeline.stages.distributions.sampling import Sampling
 from tests.pipeline import tiny
 
 
@@ -80,6 +82,27 @@ def test_the_papers_prompts_are_not_one_shard() -> None:
     one, chosen = (traffic(c, lengths, 3_440_000_000, 114_688, 128) for c in ([500], cut))
     assert chosen < 0.6 * one
     assert least_traffic([], lambda _: 512, 1, 1, 1) == []
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(64, [64]), (65, [33, 32]), (500, [250, 250])])
+def test_prompts_of_one_length_are_not_one_shard_of_a_gpu(
+    count: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them fit, and a cut in two reads the weights once more."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (140 << 30, 140 << 30))
+    config = SimpleNamespace(hidden_size=2048, intermediate_size=6144)
+    model: Any = SimpleNamespace(
+        device=torch.device("cuda"),
+        weight_bytes=lambda: 3_440_000_000,
+        cache_bytes=lambda: 114_688,
+        vocab_size=151_936,
+        module=SimpleNamespace(
+            dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: config)
+        ),
+    )
+    decoding = Decoding(128, 256, [], Sampling(0.0, 1.0, 0, 0))
+    assert cut_of(model, None, 0.8, decoding)([64] * count) == sizes
+    assert cut_of(model, 500, 0.8, decoding)([64] * count) == [count]  # as device.batch says
 
 
 @pytest.mark.parametrize("shape", [(3, 16), (2, 5, 16)])

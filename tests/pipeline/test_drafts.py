@@ -408,16 +408,8 @@ def test_out_of_memory_halves_the_shard_in_the_plan_first(tmp_path: Path) -> Non
         shards.write_groups(path, iter([pa.table(rows, schema=schema)]), schema)
         return {"rows": 1}
 
-    shards.assemble(
-        plan,
-        list("dcba"),
-        compute,
-        pending,
-        columns.schema("prompts"),
-        steps=1,
-        label="test",
-        device=torch.device("cpu"),
-    )
+    shards.compute_unfinished(plan, compute, steps=1, label="test", device=torch.device("cpu"))
+    shards.join(plan, list("dcba"), pending, columns.schema("prompts"))
     assert done == [["a"], ["b"], ["c"], ["d"]]
     assert pending.rows == {"data": 4}
 

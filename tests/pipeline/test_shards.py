@@ -12,7 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.execution.shards import Compute, Plan, Shard, assemble, at_most, write_groups
+from pipeline.execution.shards import (
+    Compute,
+    Plan,
+    Shard,
+    at_most,
+    compute_unfinished,
+    join,
+    write_groups,
+)
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from tests.pipeline import fakes
@@ -31,8 +39,8 @@ def run(folder: Path, compute: Compute) -> list[str]:
     folder.mkdir(exist_ok=True)
     pending = Pending(folder, "prompts")
     plan = Plan.open(pending, dict.fromkeys(PROMPTS, 1), at_most(1))
-    assemble(plan, sorted(PROMPTS), compute, pending, SCHEMA, steps=1, label="test",
-             device=torch.device("cpu"))  # fmt: skip
+    compute_unfinished(plan, compute, steps=1, label="test", device=torch.device("cpu"))
+    join(plan, sorted(PROMPTS), pending, SCHEMA)
     return pq.read_table(folder / "data.parquet")["prompt_id"].to_pylist()
 
 

@@ -9,7 +9,7 @@ are kept apart in timings/, which no digest covers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
+from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, write_tables
 from pipeline.execution.stopwatch import describe_device
+from pipeline.execution.workers import open_workers
 from pipeline.formats import spec_bench
 from pipeline.models.pair import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.methods import Method
+from pipeline.plan.methods import Method, with_baselines
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import PASSES, STAGE, records
 from pipeline.stages.decoding.along import along
@@ -49,39 +50,86 @@ WIDEST = 64  # siblings of a tree whose acceptance is measured
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Decode the first prompts with every method."""
-    config, node = node.config, with_measured_trees(node, upstream.get("drafts", []))
-    key = f"targets.{node.label}"
-    tokenizer = pair_tokenizer(config, node.settings, key)
-    source = upstream["prompts"][0]
-    rows = source.read().slice(0, config["prompts"]).to_pylist()
-    pair = load_decoding_pair(
-        node,
-        1 + max(tokenizer.get_vocab().values()),
-        config["steps"],
-        upstream.get("drafts", []),
-        [row["prompt_id"] for row in rows],
-    )
-    warm_up(pair, rows)
-
-    def later(row: dict[str, Any], shard: dict[str, Any]) -> dict[str, Any]:
-        return later_turns(pair, row, shard, tokenizer, source.record["config"])
-
-    shards = decode_prompts(pair, rows, pending, f"decoding {node.label}", later)
+    runs = with_baselines(with_measured_trees(node, upstream.get("drafts", [])).settings["methods"])
+    tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+    rows = read_rows(node, upstream)
+    with open_workers(open_decoder, node, upstream) as workers:
+        plan = Plan.open(
+            pending, {row["prompt_id"]: 1 for row in rows}, workers.cut, suffix=".json"
+        )
+        label = f"decoding {node.label}"
+        workers.compute_unfinished(plan, steps=1, label=label, unit="prompt")
+        facts = workers.facts(plan)
+    shards = [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
     of_prompts = [name for name in STAGE.columns if name != PASSES]
     write_tables(pending, STAGE.name, of_prompts, shards, node.label, "prompt")
-    passes, columns = pass_rows(pair, config["batches"]), schema(STAGE.name, PASSES)
-    pending.write(PASSES, pa.Table.from_pylist(passes, schema=columns))
-    pending.facts["failed_prompts"] = pending.rows["failures"]
-    pending.facts |= decoding_facts(pair) | stopping_facts(pair.stops)
+    passes = pa.Table.from_pylist(facts.pop("passes"), schema=schema(STAGE.name, PASSES))
+    pending.write(PASSES, passes)
+    pending.facts |= facts | {"failed_prompts": pending.rows["failures"]}
     spec_bench.write_answers(
         pending.directory / "timings" / "answers",
-        [run_name(method) for method in pair.runs],
+        [run_name(method) for method in runs],
         in_order_of_source(rows, shards),
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
     )
 
 
-def with_measured_trees(node: Node, drafts: list[Artifact]) -> Node:
+def read_rows(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> list[dict[str, Any]]:
+    """Return the first prompts."""
+    found: list[dict[str, Any]] = (
+        upstream["prompts"][0].read().slice(0, node.config["prompts"]).to_pylist()
+    )
+    return found
+
+
+class Decoder:
+    """A target and its drafter, with all methods; see `pipeline.execution.workers.Worker`."""
+
+    def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
+        """Load them, and decode a few tokens with every method."""
+        self._prompts = upstream["prompts"][0]
+        self._rows = read_rows(node, upstream)
+        self._turns = {row["prompt_id"]: at for at, row in enumerate(self._rows)}
+        self._tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+        drafts = upstream.get("drafts", [])
+        self._pair = load_decoding_pair(
+            with_measured_trees(node, drafts),
+            1 + max(self._tokenizer.get_vocab().values()),
+            node.config["steps"],
+            drafts,
+            list(self._turns),
+        )
+        self._batches = node.config["batches"]
+        self.device = self._pair.target.device
+        warm_up(self._pair, self._rows)
+
+    def cut(self, lengths: Sequence[int]) -> list[int]:
+        """Return the sizes of the shards: a prompt each."""
+        return at_most(1)(lengths)
+
+    def compute(self, shard: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
+        """Decode a prompt with every method, and the later turns of its conversation."""
+        at = self._turns[shard.prompts[0]]
+        row = self._rows[at]
+        found = decode_prompt(self._pair, row, at)
+        if row["later_turns"]:
+            config = self._prompts.record["config"]
+            found |= later_turns(self._pair, row, found, self._tokenizer, config)
+        path.write_text(json.dumps(found))
+        return {}
+
+    def facts(self, _: Sequence[ShardMeasured]) -> dict[str, Any]:
+        """Return what the record says of the runs and the models, and the seconds of passes."""
+        passes = pass_rows(self._pair, self._batches)
+        return decoding_facts(self._pair) | stopping_facts(self._pair.stops) | {"passes": passes}
+
+
+def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> Decoder:
+    """Load the pair of a node, and the prompts that it decodes."""
+    return Decoder(node, upstream)
+
+
+def with_measured_trees(node: Node, drafts: Sequence[Artifact]) -> Node:
     """Return the node with methods whose trees all have a shape.
 
     Raises:
@@ -119,33 +167,6 @@ def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
             return
         reasons.append(reason)
     raise PipelineError("no prompt can be decoded: " + reasons[0])
-
-
-def decode_prompts(
-    pair: DecodingPair,
-    rows: list[dict[str, Any]],
-    pending: Pending,
-    label: str,
-    later: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]],
-) -> list[dict[str, Any]]:
-    """Decode every prompt, each a shard of its own; return their rows by table, in order.
-
-    `later` gives what a shard holds of the turns after a prompt's first.
-    """
-    turns = {row["prompt_id"]: at for at, row in enumerate(rows)}
-    plan = Plan.open(pending, dict.fromkeys(turns, 1), at_most(1), ".json")
-
-    def decode_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
-        at = turns[planned.prompts[0]]
-        shard = decode_prompt(pair, rows[at], at)
-        if rows[at]["later_turns"]:
-            shard |= later(rows[at], shard)
-        path.write_text(json.dumps(shard))
-        return {}
-
-    device = pair.target.device
-    compute_unfinished(plan, decode_shard, steps=1, label=label, device=device, unit="prompt")
-    return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
 def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[str, Any]:

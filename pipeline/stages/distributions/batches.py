@@ -14,6 +14,7 @@ from pipeline.stages.distributions.decode import Decoding
 
 BATCH_LIMIT = {"cpu": 32, "cuda": 512}  # larger ones were not faster on the CPU
 SLACK = 1.1  # fragmentation
+WHOLE = 64  # prompts at most that may be one planned shard
 SET_UP = 4  # steps that a shard runs beyond its own, to capture them as a graph
 
 
@@ -31,7 +32,17 @@ def cut_of(model: LanguageModel, batch: int | None, memory_share: float, decodin
     free = memory_share * torch.cuda.mem_get_info(model.device)[0]
     fits = room(model, free, decoding)
     weights, cache = model.weight_bytes(), model.cache_bytes()
-    return lambda lengths: least_traffic(lengths, fits, weights, cache, decoding.steps)
+    return lambda lengths: several(least_traffic(lengths, fits, weights, cache, decoding.steps))
+
+
+def several(sizes: list[int]) -> list[int]:
+    """Return the sizes of shards, the only one halved where it holds more than WHOLE prompts.
+
+    Of one shard nothing is kept before its end, and nothing is written beside decoding.
+    """
+    if len(sizes) == 1 and sizes[0] > WHOLE:
+        return [(sizes[0] + 1) // 2, sizes[0] // 2]
+    return sizes
 
 
 def room(model: LanguageModel, free: float, decoding: Decoding) -> Callable[[int], int]:

@@ -15,8 +15,9 @@ import pyarrow as pa
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Compute, Plan, Shard, assemble, write_groups
+from pipeline.execution.shards import Plan, Shard, ShardMeasured, join, write_groups
 from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
+from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
@@ -36,21 +37,27 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         write_log(node, pending)
         return
     source = upstream["prompts"][0]
-    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
-    prompts = dict(zip(table["prompt_id"], table["token_ids"], strict=True))
-    settings, decoding = node.settings, decoding_of(node.config)
+    prompts, steps = read_prompts(source), node.config["steps"]
     key = f"targets.{node.label}"
-    check_prompts(skeleton(node.config["model"], settings, key), prompts, decoding.steps)
-    model = load_model(node.config["model"], settings, key)
-    plan = Plan.open(
-        pending,
-        {name: len(ids) for name, ids in prompts.items()},
-        cut_of(model, settings["batch"], settings["memory_share"], decoding),
-    )
-    decode_shards(model, prompts, decoding, running_batch(settings["cache"], model), plan, pending)
-    pending.facts |= distribution_facts(node, model, plan)
+    check_prompts(skeleton(node.config["model"], node.settings, key), prompts, steps)
+    with open_workers(open_decoder, node, upstream) as workers:
+        lengths = {name: len(ids) for name, ids in prompts.items()}
+        plan = Plan.open(pending, lengths, workers.cut)
+        workers.compute_unfinished(plan, steps=steps, label=node.settings["label"])
+        pending.facts |= workers.facts(plan)
+    pending.facts |= {
+        "shards": len(plan.shards),
+        "batch": max(len(shard.prompts) for shard in plan.shards),
+    }
     for name in ("template", "enable_thinking"):
         pending.facts[name] = source.record["config"][name]
+    join(plan, list(prompts), pending, columns.schema("distributions", k=pending.facts["k"]))
+
+
+def read_prompts(source: Artifact) -> dict[str, list[int]]:
+    """Return the tokens of every prompt."""
+    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
+    return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
 
 
 def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: int) -> None:
@@ -66,44 +73,54 @@ def decoding_of(config: Mapping[str, Any]) -> Decoding:
     return Decoding(config["steps"], config["k"], config["temperatures"], sampling)
 
 
-def decode_shards(
-    model: LanguageModel,
-    prompts: dict[str, list[int]],
-    decoding: Decoding,
-    running: type[PaddedBatch],
-    plan: Plan,
-    pending: Pending,
-) -> None:
-    """Decode the shards of `plan` and write data.parquet."""
-    assemble(
-        plan,
-        list(prompts),
-        shard_of(model, prompts, decoding, running),
-        pending,
-        columns.schema("distributions", k=min(decoding.k, model.vocab_size)),
-        steps=decoding.steps,
-        label=model.label,
-        device=model.device,
-    )
+class Decoder:
+    """A model that decodes one shard after the other."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Mapping[str, list[int]],
+        decoding: Decoding,
+        running: type[PaddedBatch],
+    ) -> None:
+        """Decode shards of `prompts`."""
+        self.device = model.device
+        self.model = model
+        self._prompts, self._decoding, self._running = prompts, decoding, running
+
+    def compute(
+        self, shard: Shard, path: Path, progress: Callable[[int], object]
+    ) -> Callable[[], ShardMeasured]:
+        """Decode a shard; its transfer and writing are left for later."""
+        watch = Stopwatch(self.device)
+        batch = {name: self._prompts[name] for name in shard.prompts}
+        out = decode_batch(self.model, batch, self._decoding, self._running, watch, progress)
+        return partial(write_shard, self.model.label, batch, out, watch, path)
 
 
-def shard_of(
-    model: LanguageModel,
-    prompts: dict[str, list[int]],
-    decoding: Decoding,
-    running: type[PaddedBatch],
-) -> Compute:
-    """Return the function that decodes one shard and leaves its transfer and writing for later."""
+class NodeDecoder(Decoder):
+    """The model of a node; see `pipeline.execution.workers.Worker`."""
 
-    def compute_shard(
-        shard: Shard, path: Path, progress: Callable[[int], object]
-    ) -> Callable[[], dict[str, Any]]:
-        watch = Stopwatch(model.device)
-        batch = {name: prompts[name] for name in shard.prompts}
-        out = decode_batch(model, batch, decoding, running, watch, progress)
-        return partial(write_shard, model.label, batch, out, watch, path)
+    def __init__(self, node: Node, prompts: Mapping[str, list[int]]) -> None:
+        """Load it."""
+        model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
+        running = running_batch(node.settings["cache"], model)
+        super().__init__(model, prompts, decoding_of(node.config), running)
+        self._node = node
 
-    return compute_shard
+    def cut(self, lengths: Sequence[int]) -> list[int]:
+        """Return the sizes of the shards."""
+        batch, share = (self._node.settings[name] for name in ("batch", "memory_share"))
+        return cut_of(self.model, batch, share, self._decoding)(lengths)
+
+    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+        """Return what the record says of the model, the run and its throughput."""
+        return distribution_facts(self._node, self.model, measured)
+
+
+def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> NodeDecoder:
+    """Load the model of a node, and the prompts that it decodes."""
+    return NodeDecoder(node, read_prompts(upstream["prompts"][0]))
 
 
 def write_shard(
@@ -175,7 +192,9 @@ def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> 
         yield pa.table([arrays[name] for name in schema.names], schema=schema)
 
 
-def distribution_facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str, Any]:
+def distribution_facts(
+    node: Node, model: LanguageModel, measured: Sequence[ShardMeasured]
+) -> dict[str, Any]:
     """Return what the record says of the model, the run and its throughput."""
     config = node.config
     cuda = model.device.type == "cuda"
@@ -194,13 +213,7 @@ def distribution_facts(node: Node, model: LanguageModel, plan: Plan) -> dict[str
         "eos": list(model.eos),
         **describe_device(model.device),
         "static_shapes": running_batch(node.settings["cache"], model) is StaticBatch,
-        "cuda_graph": all(shard.measured["graph"] for shard in plan.shards),
-        "shards": len(plan.shards),
-        "batch": max(len(shard.prompts) for shard in plan.shards),
+        "cuda_graph": all(shard["graph"] for shard in measured),
         "peak_memory_bytes": peak_memory(model.device),
-        **throughput(
-            (shard.measured for shard in plan.shards),
-            model,
-            Peaks.of(model.device, model.module.dtype) if cuda else None,
-        ),
+        **throughput(measured, model, Peaks.of(model.device, model.module.dtype) if cuda else None),
     }

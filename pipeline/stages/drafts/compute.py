@@ -8,7 +8,7 @@ from the one the trajectory was decoded with, in another pass, is reported as dr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, assemble, at_most, write_groups
+from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, join, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
+from pipeline.execution.workers import open_workers
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.pair import load_pair, pair_tokenizer
@@ -39,17 +40,90 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 
         compare_logs(node, upstream["distributions"][0], pending)
         return
-    distributions = upstream["distributions"][0]
+    distributions, label = upstream["distributions"][0], pair_label(node)
     tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
-    tokens = 1 + max(tokenizer.get_vocab().values())
-    prompts = dict(
-        zip(
-            *upstream["prompts"][0].read(columns=["prompt_id", "token_ids"]).to_pydict().values(),
-            strict=True,
-        )
+    prompts = read_prompts(upstream["prompts"][0])
+    answers = read_answers(distributions, ["token_id"])
+    plan_lengths = {name: len(prompts[name]) for name in answers}
+    with open_workers(open_comparer, node, upstream) as workers:
+        plan = Plan.open(pending, plan_lengths, workers.cut)
+        steps = max(map(len, answers.values()))
+        workers.compute_unfinished(plan, steps=steps, label=label)
+        pending.facts |= workers.facts(plan) | {"shards": len(plan.shards)}
+    join(
+        plan,
+        list(answers),
+        pending,
+        columns.schema(
+            "drafts",
+            k=pending.facts["k"],
+            draft_k=min(DRAFT_K, pending.facts["vocab_size"]),
+            depths=depths_of(node),
+        ),
     )
-    answers = read_answers(distributions)
-    pair = load_compared_pair(node, tokens, distributions)
+    write_tokens(tokenizer, answers, pending)
+    print(
+        "{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
+        "{generation_seconds_per_thousand_steps:.3g} s)".format(label, **pending.facts),
+        flush=True,
+    )
+
+
+def read_prompts(source: Artifact) -> dict[str, list[int]]:
+    """Return the tokens of every prompt."""
+    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
+    return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
+
+
+class Comparer:
+    """A target and its drafter; see `pipeline.execution.workers.Worker`."""
+
+    def __init__(self, node: Node, prompts: dict[str, list[int]], distributions: Artifact) -> None:
+        """Load them.
+
+        Raises:
+            PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
+        """
+        tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+        self._tokens = 1 + max(tokenizer.get_vocab().values())
+        self._node, self._prompts, self._distributions = node, prompts, distributions
+        self._answers = read_answers(distributions, ["token_id", "top_ids", "top_logits"])
+        self._pair = load_compared_pair(node, self._tokens, distributions)
+        self.device = self._pair.target.device
+        check_answers(self._pair, prompts, self._answers, pair_label(node))
+
+    def cut(self, lengths: Sequence[int]) -> list[int]:
+        """Return the sizes of the shards."""
+        return at_most(self._node.settings["target"]["batch"] or BATCH)(lengths)
+
+    def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
+        """Compare the two on the answers of a shard, and write it."""
+        return compare_shard(
+            self._pair,
+            {name: self._prompts[name] for name in shard.prompts},
+            {name: self._answers[name] for name in shard.prompts},
+            path,
+            progress,
+        )
+
+    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+        """Return what the record says of the pair, the run, its drift and its cost."""
+        return pair_facts(self._node, self._pair, measured, self._distributions, self._tokens)
+
+
+def open_comparer(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> Comparer:
+    """Load the pair of a node, and what it reads."""
+    return Comparer(node, read_prompts(upstream["prompts"][0]), upstream["distributions"][0])
+
+
+def check_answers(
+    pair: ComparedPair, prompts: dict[str, list[int]], answers: dict[str, pa.Table], label: str
+) -> None:
+    """Check that both models have room for the answers, and all their tokens.
+
+    Raises:
+        PipelineError: it is not so.
+    """
     longest = max(len(prompts[name]) + len(answer) for name, answer in answers.items())
     for model in (pair.target, pair.drafter):
         if isinstance(model, LanguageModel):
@@ -57,41 +131,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
     if largest >= pair.rows:
         raise PipelineError(
-            f"{pair_label(node)}: the target emitted token {largest}, beyond the "
-            f"{pair.rows} rows that both models have: take another drafter"
+            f"{label}: the target emitted token {largest}, beyond the {pair.rows} rows that both "
+            "models have: take another drafter"
         )
-    plan = Plan.open(
-        pending,
-        {name: len(prompts[name]) for name in answers},
-        at_most(node.settings["target"]["batch"] or BATCH),
-    )
-
-    def shard(shard: Shard, path: Path, progress: Callable[[int], object]) -> dict[str, Any]:
-        return compare_shard(
-            pair,
-            {name: prompts[name] for name in shard.prompts},
-            {name: answers[name] for name in shard.prompts},
-            path,
-            progress,
-        )
-
-    assemble(
-        plan,
-        list(answers),
-        shard,
-        pending,
-        columns.schema("drafts", k=pair.k, draft_k=pair.draft_k, depths=pair.depths),
-        steps=max(map(len, answers.values())),
-        label=pair_label(node),
-        device=pair.target.device,
-    )
-    write_tokens(tokenizer, answers, pending)
-    pending.facts |= pair_facts(node, pair, plan, distributions, tokens)
-    print(
-        "{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
-        "{generation_seconds_per_thousand_steps:.3g} s)".format(pair_label(node), **pending.facts),
-        flush=True,
-    )
 
 
 def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> ComparedPair:
@@ -106,9 +148,15 @@ def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> Comp
         min(DRAFT_K, rows),
         node.config["temperature"],
         LOGITS_HELD,
-        node.config["drafter"].get("head", {}).get("depths", 1),
+        depths_of(node),
         sampled_temperature(distributions.record["config"]),
     )
+
+
+def depths_of(node: Node) -> int:
+    """Return the depths of a draft at which the drafter is compared."""
+    depths: int = node.config["drafter"].get("head", {}).get("depths", 1)
+    return depths
 
 
 def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
@@ -121,9 +169,9 @@ def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
     return sampling["temperature"] if whole and sampling["temperature"] > 0 else None
 
 
-def read_answers(distributions: Artifact) -> dict[str, pa.Table]:
-    """Return the steps of every prompt: what was emitted, and the top logits then."""
-    table = distributions.read(columns=["prompt_id", "token_id", "top_ids", "top_logits"])
+def read_answers(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
+    """Return the columns `read` of the steps of every prompt."""
+    table = distributions.read(columns=["prompt_id", *read])
     ids = table["prompt_id"].to_numpy()
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
     ends = np.append(starts[1:], len(ids))
@@ -225,15 +273,19 @@ def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> dict[str, An
 
 
 def pair_facts(
-    node: Node, pair: ComparedPair, plan: Plan, distributions: Artifact, tokens: int
+    node: Node,
+    pair: ComparedPair,
+    measured: Sequence[ShardMeasured],
+    distributions: Artifact,
+    tokens: int,
 ) -> dict[str, Any]:
     """Return what the record says of the pair, the run, its drift and its cost."""
     seconds: Counter[str] = Counter()
-    for shard in plan.shards:
-        seconds.update(shard.measured["seconds"])
+    for shard in measured:
+        seconds.update(shard["seconds"])
 
     def each(name: str) -> list[Any]:
-        return [shard.measured[name] for shard in plan.shards]
+        return [shard[name] for shard in measured]
 
     steps = sum(each("rows"))
     target_out, draft_out = (max(column) for column in zip(*each("left_out"), strict=True))
@@ -252,7 +304,6 @@ def pair_facts(
             "steps": steps,
         },
         **describe_device(pair.target.device),
-        "shards": len(plan.shards),
         "steps": steps,
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "seconds_per_thousand_steps": round(1000 * sum(seconds.values()) / steps, 4),

@@ -1,0 +1,272 @@
+"""The whole sequence for a GPU, as one command: ``make check-gpu``.
+
+Prints a line for every check, and ends with status 1 when one failed:
+
+- correctness, on a random model: static, dynamic and plain decoding emit the same tokens, in
+  float32 and bfloat16, and padding gives no NaN; the head's product and the compiled statistics
+  agree with their twins on the CPU;
+- control flow: memory that runs out halves one shard; a capture that fails is the last one tried;
+- a dump that is killed and resumed has the bytes of one that was not (embedded model, on the GPU);
+- a profile of one decoding step at batch 128 (Qwen3-1.7B's shape): the kernels that take longest.
+
+Then `make bench-gpu` has the speeds. ``--reduced`` runs it all with small shapes, on the CPU too,
+where what needs CUDA is left out, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import REDUCED, SHAPES, synthetic_prompts
+from pipeline.execution.shards import Plan, at_most, compute_unfinished, join
+from pipeline.execution.stopwatch import Stopwatch
+from pipeline.models import heads
+from pipeline.models.load import LanguageModel, random_qwen3
+from pipeline.models.logit_statistics import tempered_statistics
+from pipeline.stages.distributions import graphs
+from pipeline.stages.distributions.compute import Decoder
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
+from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch, StaticBatch
+from pipeline.stages.distributions.sampling import Sampling
+from pipeline.store import columns
+from pipeline.store.artifacts import Pending
+from pipeline.store.durable import read_sealed
+
+GREEDY = Sampling(0.0, 1.0, 0, 0)
+STEPS = 24
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
+AGREEMENT = {"float32": 1.0, "bfloat16": 0.95}  # of tokens: a close argmax may change with padding
+
+Check = Callable[[torch.device], str]
+
+
+class LeftOutError(Exception):
+    """What is checked needs CUDA."""
+
+
+def expect(fact: bool, what: str) -> None:
+    """Let a check fail."""
+    if not fact:
+        raise AssertionError(what)
+
+
+def only_cuda(device: torch.device) -> None:
+    """Leave a check out where there is no CUDA device."""
+    if device.type != "cuda":
+        raise LeftOutError("needs CUDA")
+
+
+def small(device: torch.device, dtype: str) -> tuple[LanguageModel, dict[str, list[int]]]:
+    """Return a random model and prompts of very different lengths."""
+    torch.manual_seed(0)
+    model = random_qwen3(REDUCED, dtype, "float32", device, "small")
+    return model, synthetic_prompts(16, 300, model.vocab_size)
+
+
+def decoded(
+    model: LanguageModel, prompts: dict[str, list[int]], running: type[PaddedBatch]
+) -> DecodedBatch:
+    """Decode greedily."""
+    decoding = Decoding(STEPS, 64, [0.5], GREEDY)
+    watch = Stopwatch(model.device)
+    out = decode_batch(model, prompts, decoding, running, watch, lambda _: None)
+    watch.seconds()
+    return out.to_host()
+
+
+def same_tokens(device: torch.device, dtype: str) -> str:
+    """Static and dynamic decoding, and each prompt alone, emit the same tokens."""
+    model, prompts = small(device, dtype)
+    static, dynamic = (decoded(model, prompts, kind) for kind in (StaticBatch, GrowingBatch))
+    alone = torch.cat(
+        [decoded(model, {name: ids}, GrowingBatch).token_id for name, ids in prompts.items()]
+    )
+    for out in (static, dynamic):
+        expect(bool(out.statistics.entropy.isfinite().all()), "an entropy is not finite")
+    shares = [
+        (one == other).float().mean().item()
+        for one, other in ((static.token_id, dynamic.token_id), (dynamic.token_id, alone))
+    ]
+    # logits are comparable as long as the texts are the same
+    same = (static.token_id == dynamic.token_id).cumprod(1).bool()
+    same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1)
+    apart = (static.statistics.logsumexp - dynamic.statistics.logsumexp).abs()[same].max().item()
+    expect(min(shares) >= AGREEMENT[dtype], f"tokens agree at {shares} of the steps")
+    expect(apart <= TOLERANCE[dtype], f"log-sum-exps are {apart:.3g} apart")
+    graph = "replayed from a graph" if static.graph else "without a graph"
+    return f"static = dynamic {shares[0]:.1%}, = alone {shares[1]:.1%}, apart {apart:.2g}, {graph}"
+
+
+def head_and_statistics(device: torch.device) -> str:
+    """The product in bfloat16 and the statistics by masks are their twins on the CPU."""
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
+    here = heads.wide_product(hidden, weight)
+    there = heads.wide_product(hidden.to(device), weight.to(device)).cpu()
+    product = (here - there).abs().max().item()
+    expect(product <= 1e-3, f"logits are {product:.3g} apart")
+    here[0, :200] = here[0].max()  # ties
+    one, one_tempered = tempered_statistics(here.clone(), 64, [1.0, 0.5])
+    two, two_tempered = tempered_statistics(here.to(device), 64, [1.0, 0.5])
+    expect(bool((one.top_ids == two.top_ids.cpu()).all()), "other tokens are stored")
+    pairs = zip((*one[2:], *one_tempered), (*two[2:], *two_tempered), strict=True)
+    worst = max((a - b.cpu()).abs().max().item() for a, b in pairs)
+    expect(worst <= 1e-10, f"statistics are {worst:.3g} apart")
+    return f"logits {product:.2g} apart, statistics {worst:.2g}"
+
+
+def memory_runs_out(device: torch.device) -> str:
+    """A shard that does not fit is halved, and no other; the run goes on."""
+    model, prompts = small(device, "bfloat16")
+    real = Decoder(model, prompts, Decoding(STEPS, 64, [], GREEDY), StaticBatch)
+    tried: list[int] = []
+
+    def compute(shard: Any, path: Path, progress: Any) -> Any:
+        tried.append(len(shard.prompts))
+        if len(shard.prompts) == 8 and len(tried) == 1 and device.type == "cuda":
+            torch.empty(1 << 50, dtype=torch.uint8, device=device)  # really runs out
+        elif len(shard.prompts) == 8 and len(tried) == 1:
+            raise MemoryError
+        return real.compute(shard, path, progress)
+
+    with tempfile.TemporaryDirectory() as folder:
+        pending = Pending(Path(folder), "distributions")
+        plan = Plan.open(pending, {name: len(ids) for name, ids in prompts.items()}, at_most(8))
+        compute_unfinished(plan, compute, steps=STEPS, label="small", device=device)
+        join(plan, list(prompts), pending, columns.schema("distributions", k=64))
+        rows = pending.rows["data"]
+    expect(tried == [8, 4, 4, 8], f"shards of {tried} were tried")
+    return f"shards of {tried} prompts, {rows} steps written"
+
+
+def capture_fails(device: torch.device) -> str:
+    """A failed capture is said and recorded, decoding goes on, and none is tried again."""
+    only_cuda(device)
+    model, prompts = small(device, "bfloat16")
+    whole = decoded(model, prompts, StaticBatch)
+
+    @contextmanager
+    def broken(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+        raise RuntimeError("a capture that fails on purpose")
+
+    real = torch.cuda.graph
+    setattr(torch.cuda, "graph", broken)  # noqa: B010
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            without = decoded(model, prompts, StaticBatch)
+    finally:
+        setattr(torch.cuda, "graph", real)  # noqa: B010
+        failed = list(graphs._failed)
+        graphs._failed.clear()
+    expect(not without.graph and len(failed) == 1, f"failures: {failed}")
+    expect(any("without a CUDA graph" in str(one.message) for one in said), "nothing was said")
+    share = (whole.token_id == without.token_id).float().mean().item()
+    expect(share >= AGREEMENT["bfloat16"], f"tokens agree at {share:.1%} of the steps")
+    expect(decoded(model, prompts, StaticBatch).graph or not whole.graph, "no graph afterwards")
+    return f"went on without; tokens agree at {share:.1%}"
+
+
+def killed_and_resumed(device: torch.device) -> str:
+    """A killed dump keeps its shards, and ends with the bytes of one that was not killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        common = [
+            sys.executable, "-m", "pipeline", "study=mini", "target=mini_large",
+            "stage=distributions", f"device.name={device.type}", "device.batch=8",
+        ]  # fmt: skip
+        whole, cut = Path(folder) / "whole", Path(folder) / "cut"
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run([*common, f"outputs={whole}"], check=True, **quiet)  # type: ignore[call-overload]
+        run = subprocess.Popen([*common, f"outputs={cut}"], start_new_session=True, **quiet)  # type: ignore[call-overload]
+        shards = partial(cut.glob, "artifacts/distributions/.*.partial/shards/*.parquet")
+        begun = time.monotonic()
+        while len(list(shards())) < 3 and run.poll() is None and time.monotonic() - begun < 300:
+            time.sleep(0.05)
+        expect(run.poll() is None, "it ended before it could be killed")
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        kept = len(list(shards()))
+        subprocess.run([*common, f"outputs={cut}"], check=True, **quiet)  # type: ignore[call-overload]
+        contents = [
+            read_sealed(next(place.glob("artifacts/distributions/*/record.json")))["content"]
+            for place in (whole, cut)
+        ]
+    expect(contents[0] == contents[1], "the bytes differ")
+    return f"{kept} shards were kept, the bytes are the same"
+
+
+def profile(device: torch.device, *, reduced: bool) -> str:
+    """Print the operations of a decoding step that take longest."""
+    shape = REDUCED if reduced else SHAPES["Qwen3-1.7B"]
+    model = random_qwen3(shape, "bfloat16", "float32", device, "profiled")
+    size = 8 if reduced else 128
+    prompts = list(synthetic_prompts(size, 256, model.vocab_size).values())
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.inference_mode():
+        batch = StaticBatch(model, prompts, 16)
+        logits = batch.prefill()
+        for step in range(4):  # captured, compiled, warm
+            found, _ = tempered_statistics(logits, 256, [1.0])
+            logits = batch.step(found.top_ids[:, 0], step)
+        with torch.profiler.profile(activities=activities) as kept:
+            for step in range(4, 8):
+                found, _ = tempered_statistics(logits, 256, [1.0])
+                logits = batch.step(found.top_ids[:, 0], step)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(kept.key_averages().table(sort_by=by, row_limit=15, max_name_column_width=60))
+    return f"four steps at batch {size}"
+
+
+def main() -> None:
+    """Run every check; print a line each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reduced", action="store_true", help="small shapes, on the CPU as well")
+    reduced = parser.parse_args().reduced
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type != "cuda" and not reduced:
+        raise SystemExit("error: no CUDA device; add --reduced to run small shapes on the CPU")
+    checks: dict[str, Check] = {
+        "tokens, float32": partial(same_tokens, dtype="float32"),
+        "tokens, bfloat16": partial(same_tokens, dtype="bfloat16"),
+        "head and statistics": head_and_statistics,
+        "memory runs out": memory_runs_out,
+        "capture fails": capture_fails,
+        "killed and resumed": killed_and_resumed,
+        "profile": partial(profile, reduced=reduced),
+    }
+    failed = 0
+    for name, check in checks.items():
+        try:
+            print(f"{name}: ok: {check(device)}", flush=True)
+        except LeftOutError as why:
+            print(f"{name}: left out: {why}", flush=True)
+        except Exception as error:  # the other checks are worth their minutes
+            failed += 1
+            print(f"{name}: FAILED: {type(error).__name__}: {error}", flush=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if failed:
+        raise SystemExit(f"{failed} of {len(checks)} checks failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Do two workers decode faster than one? ``python -m benchmarks.many``.
+
+Decodes the embedded prompts with the large embedded model by the stage distributions' own workers,
+each with one thread, and prints steps a second: of decoding alone, when all workers have loaded
+the model, and with their start. Also says whether the files are those of this process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.execution.ray_workers import RayWorkers
+from pipeline.execution.runner import ensure
+from pipeline.execution.shards import Plan
+from pipeline.execution.workers import Here
+from pipeline.loader import Study
+from pipeline.plan.stage import Node
+from pipeline.stages.distributions.compute import open_decoder, read_prompts
+from pipeline.store.artifacts import Artifact, Pending, Store
+
+Upstream = dict[str, list[Artifact]]
+
+
+def planned(folder: Path, name: str, upstream: Upstream, workers: Any) -> Plan:
+    """Return the plan of all prompts."""
+    (folder / name).mkdir()
+    prompts = read_prompts(upstream["prompts"][0])
+    lengths = {prompt: len(ids) for prompt, ids in prompts.items()}
+    return Plan.open(Pending(folder / name, "distributions"), lengths, workers.cut)
+
+
+def here(node: Node, upstream: Upstream, folder: Path, steps: int) -> Plan:
+    """Decode in this process."""
+    worker = Here(open_decoder(node, upstream))
+    plan = planned(folder, "here", upstream, worker)
+    worker.compute_unfinished(plan, steps=steps, label="here")
+    return plan
+
+
+def with_workers(
+    node: Node, upstream: Upstream, folder: Path, steps: int, count: int
+) -> tuple[Plan, float, float]:
+    """Decode with `count` workers; return the plan, and seconds without and with their start."""
+    asked = {"engine": "ray", "workers": count, "address": None}
+    begun = time.monotonic()
+    with RayWorkers(open_decoder, node, upstream, asked) as workers:
+        workers.wait_for(count)
+        plan = planned(folder, f"workers-{count}", upstream, workers)
+        ready = time.monotonic()
+        workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")
+        ended = time.monotonic()
+    return plan, ended - ready, ended - begun
+
+
+def main() -> None:
+    """Measure 1, 2, ... workers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--prompts", type=int, default=96)
+    parser.add_argument("--batch", type=int, default=4, help="prompts of a shard")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        study = Study(
+            "study=mini", f"outputs={folder}", f"prompts.count={arguments.prompts}",
+            f"device={{threads: 1, batch: {arguments.batch}, name: cpu}}",
+        )  # fmt: skip
+        node = study.nodes["distributions"][0]
+        upstream = {"prompts": ensure(node.upstream_nodes, Store(folder / "artifacts"))}
+        steps = node.config["steps"]
+        alone = here(node, upstream, folder, steps)
+        checksums = [shard.checksum for shard in alone.shards]
+        rows = sum(shard.measured["rows"] for shard in alone.shards)
+        print(f"{rows} steps in {len(alone.shards)} shards, one thread a worker\n")
+        print("| workers | steps/s | of one worker | s | s with their start | same files |")
+        print("|---|---|---|---|---|---|", flush=True)
+        first = 0.0
+        for count in arguments.workers:
+            plan, seconds, whole = with_workers(node, upstream, folder, steps, count)
+            same = [shard.checksum for shard in plan.shards] == checksums
+            first = first or rows / seconds
+            print(
+                f"| {count} | {rows / seconds:.0f} | {rows / seconds / first:.2f} | {seconds:.1f} "
+                f"| {whole:.1f} | {'yes' if same else 'no'} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

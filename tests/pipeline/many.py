@@ -1,0 +1,102 @@
+"""Workers that Ray starts in the tests: they have to be importable by another process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import PipelineError
+from pipeline.execution.shards import Shard, ShardMeasured, at_most
+from pipeline.plan.stage import Node
+from pipeline.store.artifacts import Artifact
+
+Upstream = Mapping[str, Sequence[Artifact]]
+TO_DIE = "MANY_TO_DIE"  # a directory: a worker dies over each shard that is named in it, once
+
+
+def die_once(shard: Shard, folder: Path) -> None:
+    """Kill this process when the folder has a file of the shard's name; the file goes first."""
+    name = folder / shard.name
+    if name.exists():
+        name.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def meet(folder: Path, count: int) -> None:
+    """Wait until `count` processes are here."""
+    (folder / str(os.getpid())).touch()
+    begun = time.monotonic()
+    while len(list(folder.iterdir())) < count:
+        assert time.monotonic() - begun < 60, "nobody came"
+        time.sleep(0.01)
+
+
+class Toy:
+    """Writes the prompts of a shard, after a while; what else it does its node says."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, node: Node) -> None:
+        self._asked = node.settings["toy"]
+        if self._asked.get("broken"):
+            raise PipelineError("the toy can't be loaded")
+
+    def cut(self, lengths: Sequence[int]) -> list[int]:
+        return at_most(2)(lengths)
+
+    def compute(self, shard: Shard, path: Path, _: Callable[[int], object]) -> Any:
+        if "meet" in self._asked:
+            meet(Path(self._asked["meet"]), self._asked["count"])
+        if "dies" in self._asked:
+            die_once(shard, Path(self._asked["dies"]))
+        if shard.name in self._asked.get("always", ()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if shard.name in self._asked.get("refused", ()):
+            raise PipelineError(f"the toy refuses {shard.name}")
+        if len(shard.prompts) > self._asked.get("fits", 2):
+            raise MemoryError
+
+        def write() -> ShardMeasured:
+            time.sleep(0.05 * (len(shard.name) + int(shard.name[:4]) % 2))
+            path.write_text(" ".join(shard.prompts))
+            return {"process": os.getpid(), "threads": torch.get_num_threads()}
+
+        return write
+
+    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+        return {
+            "processes": len({one["process"] for one in measured}),
+            "threads": sorted({one["threads"] for one in measured}),
+        }
+
+
+def open_toy(node: Node, _: Upstream) -> Toy:
+    return Toy(node)
+
+
+class Mortal:
+    """The worker of a stage, which dies when it is told to."""
+
+    def __init__(self, worker: Any, folder: Path) -> None:
+        self._worker, self._folder = worker, folder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> Any:
+        die_once(shard, self._folder)
+        return self._worker.compute(shard, path, progress)
+
+
+def open_mortal_decoder(node: Node, upstream: Upstream) -> Mortal:
+    """The worker of stage distributions."""
+    from pipeline.stages.distributions.compute import NodeDecoder, read_prompts
+
+    worker = NodeDecoder(node, read_prompts(upstream["prompts"][0]))
+    return Mortal(worker, Path(node.settings["execution"]["dies"]))

@@ -1,0 +1,260 @@
+"""Shards computed by workers that Ray starts: the same artifacts, whoever computes and dies."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PipelineError
+from pipeline.execution import ray_session, ray_workers
+from pipeline.execution.ray_session import Share, connect, share_out
+from pipeline.execution.ray_workers import RayWorkers
+from pipeline.execution.shards import Plan, at_most
+from pipeline.execution.workers import Here, open_workers
+from pipeline.plan.methods import build_methods
+from pipeline.plan.stage import Node
+from pipeline.stages.distributions import compute as distributions
+from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.fingerprint import file_digest
+from tests.conftest import pipeline
+from tests.pipeline import many
+from tests.pipeline.tiny import MODEL, built, dump_node, prompts_node, write_model, write_prompts
+
+PROMPTS = [*"abcdefghijk"]
+SMALL = ["study=mini", "prompts.count=2", "distributions.steps=2", "stage=distributions"]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Ray on this machine, as if it had two processors."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()
+
+
+def toy_node(**toy: Any) -> Node:
+    settings = {"device": "cpu", "threads": 1, "toy": toy}
+    return Node("distributions", "toy", {}, settings=settings)
+
+
+def crew(node: Node, workers: int | None) -> RayWorkers:
+    asked = {"engine": "ray", "workers": workers, "address": None}
+    return RayWorkers(many.open_toy, node, {}, asked)
+
+
+def contents(plan: Plan) -> dict[str, str]:
+    return {shard.name: plan.file(shard).read_text() for shard in plan.shards}
+
+
+def toy_plan(folder: Path) -> Plan:
+    folder.mkdir()
+    return Plan.open(Pending(folder, "prompts"), dict.fromkeys(PROMPTS, 1), at_most(2))
+
+
+@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["0003"])])
+def test_shards_are_those_of_this_process_whoever_computes_and_dies(
+    ray: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    workers: int,
+    fits: int,
+    dying: list[str],
+) -> None:
+    """Six shards that take different times: those of two prompts are halved, or one kills its
+    worker, and both workers have one at the same time."""
+    here = toy_plan(tmp_path / "here")
+    Here(many.Toy(toy_node(fits=fits))).compute_unfinished(here, steps=1, label="toy")
+    deaths = tmp_path / "dies"
+    deaths.mkdir()
+    for name in dying:
+        (deaths / name).touch()
+    there = toy_plan(tmp_path / "there")
+    (tmp_path / "meet").mkdir()
+    asks = {"fits": fits, "dies": str(deaths), "meet": str(tmp_path / "meet"), "count": workers}
+    with crew(toy_node(**asks), workers) as asked:
+        assert asked.cut([1] * len(PROMPTS)) == [2, 2, 2, 2, 2, 1]
+        asked.compute_unfinished(there, steps=1, label="toy")
+        facts = asked.facts(there)
+    assert contents(there) == contents(here)
+    assert {s.name: s.checksum for s in there.shards} == {s.name: s.checksum for s in here.shards}
+    assert ("0000a" in contents(there)) == (fits == 1)
+    assert not list(deaths.iterdir())
+    assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, [1])
+    said = capsys.readouterr().out
+    assert ("toy: a worker died over batch 0003; " in said) == bool(dying)
+
+
+def test_what_was_finished_is_not_computed_again(ray: Any, tmp_path: Path) -> None:
+    plan = toy_plan(tmp_path / "run")
+    with (
+        pytest.raises(PipelineError, match=r"^the toy refuses 0003$"),
+        crew(toy_node(refused=["0003"]), 1) as asked,
+    ):
+        asked.compute_unfinished(plan, steps=1, label="toy")
+    pending = Pending(tmp_path / "run", "prompts")
+    again = Plan.open(pending, dict.fromkeys(PROMPTS, 1), at_most(2))
+    assert [shard.name for shard in again.unfinished()][-3:] == ["0003", "0004", "0005"]
+    finished = {shard.name: shard.measured for shard in again.shards if shard.checksum}
+    assert set(finished) >= {"0000", "0001"}
+    with crew(toy_node(), 1) as asked:
+        asked.compute_unfinished(again, steps=1, label="toy")
+    for shard in again.shards:
+        assert shard.measured["process"] > 0
+        assert shard.measured == finished.get(shard.name, shard.measured)
+
+
+@pytest.mark.parametrize(
+    ("toy", "message"),
+    [
+        ({"always": ["0002"]}, "toy: 2 workers died one after the other, each over batch 0002"),
+        ({"broken": True}, "the toy can't be loaded"),
+        ({"fits": 0}, "toy: prompt a alone does not fit into the memory"),
+    ],
+)
+def test_what_no_worker_can_do_ends_the_run(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(ray_workers, "DEATHS", 2)
+    plan = toy_plan(tmp_path / "run")
+    with pytest.raises(PipelineError, match=message), crew(toy_node(**toy), 1) as asked:
+        asked.compute_unfinished(plan, steps=1, label="toy")
+
+
+def many_of(node: Node, workers: int, **settings: Any) -> Node:
+    """The same node, computed by workers."""
+    execution = {"engine": "ray", "workers": workers, "address": None, **settings}
+    return replace(node, settings={**node.settings, "execution": execution})
+
+
+def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
+    """Drafts and decoding of two tiny models."""
+    drafter = write_model(tmp_path / "drafter", seed=1)
+    weights = file_digest(drafter / "model.safetensors")
+    models = {"target": dump.config["model"], "drafter": {"content": weights, **MODEL}}
+    settings = {
+        "target": {**dump.settings, "batch": 2},
+        "drafter": {**dump.settings, "path": str(drafter), "label": "drafter"},
+    }
+    prompts = dump.upstream["prompts"]
+    methods = build_methods(
+        [{"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 3, "temperature": 0}]
+    )
+    return [
+        Node(
+            "drafts",
+            "tiny",
+            models | {"temperature": 1.0},
+            {"prompts": prompts, "distributions": (dump,)},
+            settings,
+        ),
+        Node(
+            "decoding",
+            "tiny",
+            models | {"prompts": 3, "steps": 6, "seed": 0, "lookup": 2, "methods": ["one"]},
+            {"prompts": prompts},
+            settings | {"methods": methods},
+        ),
+    ]
+
+
+def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model")
+    dump = dump_node(model, prompts_node(model, write_prompts(tmp_path / "rows.jsonl", 6)), batch=2)
+    here: dict[str, Artifact] = {"distributions": built(dump, tmp_path / "here")}
+    (tmp_path / "dies").mkdir()
+    (tmp_path / "dies" / "0001").touch()
+    monkeypatch.setattr(distributions, "open_decoder", many.open_mortal_decoder)
+    found = built(many_of(dump, 2, dies=str(tmp_path / "dies")), tmp_path / "there")
+    assert not list((tmp_path / "dies").iterdir())
+    assert found.content == here["distributions"].content
+    assert (found.record["facts"]["engine"], found.record["facts"]["shards"]) == ("ray", 3)
+    for node in pair_nodes(tmp_path, dump):
+        settings = node.settings["target"]
+        asked = {"engine": "ray", "workers": 1, "address": None}
+        workers = {**node.settings, "target": {**settings, "execution": asked}}
+        there = built(replace(node, settings=workers), tmp_path / "there")
+        inline = built(node, tmp_path / "here")
+        assert there.content == inline.content
+        assert (there.record["facts"]["engine"], inline.record["facts"]["engine"]) == (
+            "ray", "inline",
+        )  # fmt: skip
+
+
+def test_engine_inline_computes_here() -> None:
+    with open_workers(many.open_toy, toy_node(), {}) as workers:
+        assert isinstance(workers, Here)
+
+
+@pytest.mark.parametrize(
+    ("there", "workers", "device", "threads", "share"),
+    [
+        ({"CPU": 2}, None, "auto", None, (1, 2, 0)),
+        ({"CPU": 2}, None, "auto", 1, (2, 1, 0)),
+        ({"CPU": 8}, 3, "cpu", None, (3, 2, 0)),
+        ({"CPU": 2}, 2, "auto", 1, (2, 1, 0)),
+        ({"CPU": 16, "GPU": 4}, None, "auto", None, (4, 4, 1)),
+        ({"CPU": 16, "GPU": 4}, 4, "cuda", 2, (4, 2, 1)),
+        ({"CPU": 16, "GPU": 4}, 2, "cpu", None, (2, 8, 0)),
+    ],
+)
+def test_processors_and_gpus_are_shared_out(
+    there: dict[str, float], workers: int | None, device: str, threads: int | None, share: Any
+) -> None:
+    assert share_out(there, workers, device, threads) == Share(*share)
+
+
+@pytest.mark.parametrize(
+    ("there", "workers", "device", "threads", "message"),
+    [
+        ({"CPU": 2}, 3, "auto", 1, r"workers=3 with 1 threads each need 3 processors.* finds 2"),
+        ({"CPU": 2}, 3, "auto", None, r"execution.workers=3 .* Ray finds 2"),
+        ({"CPU": 16, "GPU": 4}, 5, "auto", 1, "workers=5 exceeds the 4 GPUs"),
+        ({"CPU": 16}, 1, "cuda", 1, "device.name=cuda: Ray finds no GPU"),
+        ({"CPU": 16, "GPU": 4}, 1, "cuda:1", 1, "device.name=cuda:1 is not allowed with execution"),
+    ],
+)
+def test_more_than_there_is_is_refused(
+    there: dict[str, float], workers: int, device: str, threads: int | None, message: str
+) -> None:
+    with pytest.raises(PipelineError, match=message):
+        share_out(there, workers, device, threads)
+
+
+def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PipelineError, match=r'^execution.engine=ray needs Ray: pip .*"\.\[ray\]"'):
+        connect(None)
+
+
+def test_an_address_where_nobody_listens_ends_in_one_line_before_any_work(tmp_path: Path) -> None:
+    with socket.socket() as free:  # bound, and not listening
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        done = pipeline(
+            *SMALL, f"outputs={tmp_path}", "execution.engine=ray", f"execution.address={address}",
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: execution.address={address} can't be reached (")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list((tmp_path / "artifacts").glob("*/*"))
+
+
+def test_an_address_that_does_not_resolve_is_one_line() -> None:
+    with pytest.raises(PipelineError, match=r"^execution.address=a\.invalid:1 can't be reached"):
+        ray_session._reach("a.invalid:1")
+
+
+@pytest.mark.parametrize("override", ["execution.workers=2", "execution.address=auto"])
+def test_workers_without_an_engine_for_them_are_refused(tmp_path: Path, override: str) -> None:
+    done = pipeline(*SMALL, f"outputs={tmp_path}", override, check=False)
+    assert f"error: {override} means nothing with execution.engine=inline" in done.stderr
