@@ -34,9 +34,9 @@ def _interval(row: dict[str, object], key: str) -> str:
 
 
 def prediction_table(answered: Sequence[Answered], found: Found) -> Table | None:
-    """How well each number foretells a loss; None where no rule is relaxed, or nothing was lost."""
+    """How well each number foretells a loss; None where no rule is relaxed."""
     shown = [(one, table) for one, (table, _) in zip(answered, found, strict=True)]
-    if all(table.empty or not table["lost"].any() for _, table in shown):
+    if all(table.empty for _, table in shown):
         return None
     sections = [
         Section(
