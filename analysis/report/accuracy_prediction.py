@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,11 +26,11 @@ def predictions(
     return [predict(one, resamples, confidence, seed) for one in answered]
 
 
-def _interval(row: dict[str, object], key: str) -> str:
+def _interval(row: dict[str, Any], key: str) -> str:
     ends = [row[key], row[f"{key}_ci_low"], row[f"{key}_ci_high"]]
     if any(pd.isna(end) for end in ends):
         return UNDEFINED
-    value, low, high = (number_text(float(str(end))) for end in ends)
+    value, low, high = (number_text(float(end)) for end in ends)
     return f"{value} [{low}, {high}]"
 
 
