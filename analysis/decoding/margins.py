@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from ..rules.rule import Rule
 from ..statistics.paired import difference
 from .answers import ALL
-
-VERDICTS = ("excluded", "falls", "open")
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,10 @@ def families(runs: pd.DataFrame) -> list[Family]:
         value = float(rule.parameters[parameter]) if parameter else 0.0
         groups.setdefault(key, []).append((value, run))
     found = []
-    for (name, parameter, sign, *_), members in groups.items():
+    for (name, dial, sign, *_), members in groups.items():
         ordered = sorted(members, key=lambda member: sign * member[0])  # type: ignore[operator]
         values, places = zip(*ordered, strict=True)
-        found.append(Family(str(name), str(parameter), places, values))
+        found.append(Family(str(name), str(dial), places, values))
     return found
 
 
@@ -101,7 +100,7 @@ def decide(
     for family in families(runs):
         tested = []
         for run, value in zip(family.runs, family.values, strict=True):
-            counted = totals.loc[run]
+            counted: Any = totals.loc[run]
             lost, won, items = (int(counted[name]) for name in ("lost", "won", "items"))
             worst, best = difference(lost, won, items, 2 * confidence - 1)
             tested.append(
@@ -158,7 +157,7 @@ def limits(decided: pd.DataFrame) -> pd.DataFrame:
 def verdicts(decided: pd.DataFrame) -> dict[int, str]:
     """Return of every run what was decided, in a word or two."""
     found = {}
-    for row in decided.itertuples(index=False):
-        words = ["excluded"] * bool(row.up_to) + ["falls"] * bool(row.down_to)
-        found[int(row.run)] = " and ".join(words) or "open"
+    for run, up_to, down_to in decided[["run", "up_to", "down_to"]].to_numpy().tolist():
+        words = ["excluded"] * bool(up_to) + ["falls"] * bool(down_to)
+        found[int(run)] = " and ".join(words) or "open"
     return found

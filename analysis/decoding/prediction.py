@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, PromptBootstrap
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
 from .answers import Answered
 
 # what may foretell a loss, larger is worse; of an answer, and whether it is known before decoding
@@ -128,7 +128,7 @@ def predict(
     return pd.DataFrame(rows), facts.join(by_run).rename_axis("run").reset_index()
 
 
-def _concordant(values: Floats, wrong: Floats, weights: Floats) -> tuple[Floats, Floats]:
+def _concordant(values: Floats, wrong: Flags, weights: Floats) -> tuple[Floats, Floats]:
     """Return (B,) how many pairs of a wrong and a right answer are in order, and how many are.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -57,7 +58,7 @@ def _by_task(
     tasks = [*answered[0].tasks, ALL] if len(answered[0].tasks) > 1 else [ALL]
     sections, data = [], []
     for one, table in zip(answered, tables, strict=True):
-        found = table.set_index(["run", "task"])
+        found: Any = table.set_index(["run", "task"])
         rows = []
         for run, row in one.runs.iterrows():
             texts = ["" if row["drafter"] == "none" else str(row["draft_length"])]

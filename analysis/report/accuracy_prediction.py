@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,18 +26,18 @@ def predictions(
     return [predict(one, resamples, confidence, seed) for one in answered]
 
 
-def _interval(row: dict[str, object], key: str) -> str:
+def _interval(row: dict[str, Any], key: str) -> str:
     ends = [row[key], row[f"{key}_ci_low"], row[f"{key}_ci_high"]]
     if any(pd.isna(end) for end in ends):
         return UNDEFINED
-    value, low, high = (number_text(float(str(end))) for end in ends)
+    value, low, high = (number_text(float(end)) for end in ends)
     return f"{value} [{low}, {high}]"
 
 
 def prediction_table(answered: Sequence[Answered], found: Found) -> Table | None:
-    """How well each number foretells a loss; None where no rule is relaxed, or nothing was lost."""
+    """How well each number foretells a loss; None where no rule is relaxed."""
     shown = [(one, table) for one, (table, _) in zip(answered, found, strict=True)]
-    if all(table.empty or not table["lost"].any() for _, table in shown):
+    if all(table.empty for _, table in shown):
         return None
     sections = [
         Section(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -69,9 +71,10 @@ def test_only_rules_that_may_change_an_answer_count() -> None:
 
 def test_numbers_are_of_an_answer_and_of_the_targets_own() -> None:
     one = made()
-    found = numbers(one).set_index(["item_id", "run"])
+    found: Any = numbers(one).set_index(["item_id", "run"])
+    assert one.account is not None
     assert set(NUMBERS) <= set(found)
-    account = one.account.set_index(["item_id", "run"])
+    account: Any = one.account.set_index(["item_id", "run"])
     here = ("3", 4)
     left = account.loc[here, "departures"]
     assert found.loc[here, "departures"] == left / 20
@@ -102,7 +105,7 @@ def test_the_area_is_that_of_mann_and_whitney() -> None:
         if len(bad) and len(good):
             above += mannwhitneyu(bad, good).statistic
             pairs += len(bad) * len(good)
-    row = table.set_index("number").loc["departures"]
+    row: Any = table.set_index("number").loc["departures"]
     assert row["area"] == pytest.approx(above / pairs, abs=1e-12)
     assert row["items"] == len(known)
     assert row["lost"] == int((~known["correct"]).sum())
@@ -110,7 +113,7 @@ def test_the_area_is_that_of_mann_and_whitney() -> None:
 
 def test_departures_foretell_and_noise_does_not() -> None:
     table, by_run = predict(made(), 200, 0.95, 0)
-    found = table.set_index("number")
+    found: Any = table.set_index("number")
     assert found.loc["departures", "area_ci_low"] > 0.5
     low, high = found.loc["kl_alone", ["area_ci_low", "area_ci_high"]]
     assert low < 0.5 < high
@@ -123,7 +126,7 @@ def test_departures_foretell_and_noise_does_not() -> None:
 def test_rank_correlation_is_scipys() -> None:
     draw = np.random.default_rng(1)
     for _ in range(20):
-        x, y = draw.integers(0, 4, 9), draw.integers(0, 4, 9)
+        x, y = (draw.integers(0, 4, 9).astype(float) for _ in "xy")
         assert spearman(x, y) == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
 
 

@@ -82,7 +82,7 @@ def test_lossless_methods_leave_every_answer_and_the_relaxed_one_does_not(
 ) -> None:
     one = read_answered("wide", made[1])
     table = answers.accuracy(one, 20, 0.95, 0, 0.05)
-    total = table[table["task"] == answers.ALL].set_index("run")
+    total: Any = table[table["task"] == answers.ALL].set_index("run")
     assert (total.loc[[2, 4], "changed"] == 0).all()
     assert (total.loc[[2, 4], ["lost", "won"]] == 0).all(axis=None)
     assert total.loc[3, "changed"] > 0

@@ -40,9 +40,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     folder = tmp_path_factory.mktemp("harness")
     paths = [write_model(folder / "wide"), write_model(folder / "narrow", noise=0.06)]
-    loaded = [load_model(CONFIG, SETTINGS | {"path": str(path)}, "test") for path in paths]
+    loaded: list[Any] = [
+        load_model(CONFIG, SETTINGS | {"path": str(path)}, "test") for path in paths
+    ]
     tokenizer = load_tokenizer(str(paths[0]), None, "test")
-    pair = DecodingPair(*loaded, with_baselines(build_methods(METHODS)), 0, 0, 2, {})
+    methods = with_baselines(build_methods(METHODS))
+    pair = DecodingPair(loaded[0], loaded[1], methods, 0, 0, 2, {})
     return pair, tokenizer, lambda run: DecodingModel(pair, pair.runs[run], tokenizer)
 
 

@@ -6,7 +6,7 @@ A shard is one item. An answer that several methods gave is read once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def _read(
     }
 
 
-def _certified(method: Method, steps: Steps, end: str) -> Mapping[str, Any]:
+def _certified(method: Method, steps: Steps, end: str) -> dict[str, Any]:
     """Return how many steps the method's rule certifies, and its mean certificate."""
     if method.rule is None or not method.uses_model or method.temperature > 0:
         return {f"certified{end}": None, f"certificate{end}": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -29,7 +29,7 @@ def _read(node: Node, upstream: Mapping[str, list[Artifact]]) -> _Read | None:
     if not found:
         return None
     config = node.config
-    accounts = upstream.get("account") or [None] * len(found)
+    accounts: Sequence[Artifact | None] = upstream.get("account") or [None] * len(found)
     answered = [
         read_answered(target, artifact, account)
         for target, artifact, account in zip(config["targets"], found, accounts, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,11 +114,15 @@ def test_what_a_busy_machine_takes_is_not_the_codes(
     child(tmp_path, monkeypatch, f"__import__('time').sleep(1.5)\n    {BURN}")
     assert sandbox.passes(DOUBLE, TESTS)
     burns = "def f(x):\n    for _ in range(1 << 40): pass\n"
-    runs = []
-    run = sandbox._run
-    monkeypatch.setattr(sandbox, "_run", lambda *given: runs.append(0) or run(*given))
+    run, verdicts = sandbox._run, list[bool | None]()
+
+    def noting(*given: Any) -> bool | None:
+        verdicts.append(run(*given))
+        return verdicts[-1]
+
+    monkeypatch.setattr(sandbox, "_run", noting)
     assert not sandbox.passes(burns, TESTS)
-    assert len(runs) == 1  # what used up its processor time would do so again
+    assert verdicts == [False]  # what used up its processor time would do so again
 
 
 def test_code_within_its_processor_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
