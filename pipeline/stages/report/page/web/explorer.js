@@ -25,6 +25,7 @@ function showExplorer() {
     token.className = certain[index] ? "certified" : accepted === null ? "open" : accepted[index] ? "accepted" : "rejected";
     token.tabIndex = at === state.token ? 0 : -1;
     token.setAttribute("role", "option");
+    if (!token.textContent.trim()) token.setAttribute("aria-label", `white space ${shownWord(token.textContent)}`);
     token.dataset.step = at;
     run = certain[index] ? run + 1 : 0;
     place.append(token);
