@@ -30,17 +30,17 @@ from pipeline.store.artifacts import Pending, Store
 from pipeline.store.distributions import MOMENTS, as_top_k
 from pipeline.store.distributions import ROWS as CHUNK
 
-VOCABULARY, ROWS, DIFFERENT = 4096, 100_000, 16
+VOCABULARY, DIFFERENT = 4096, 16
 RULES: tuple[Rule, ...] = (StrictGreedy(), Additive(0.1))
 
 
 def write_dump(store: Store, steps: int, k: int) -> Node:
-    """Publish a made-up dump of `steps` steps, in row groups of ROWS."""
+    """Publish a made-up dump of `steps` steps, in row groups as of the stage distributions."""
     node = Node("distributions", f"made-up-{steps}", {"steps": steps})
     pending = store.pending(node)
     pending.facts["vocab_size"] = VOCABULARY
     with pending.writer("data", columns.schema("distributions", k=k)) as writer:
-        for batch in stream(steps, k, ROWS):
+        for batch in stream(steps, k, CHUNK):
             writer.write_batch(batch)
     store.publish(node, pending, {})
     return node
