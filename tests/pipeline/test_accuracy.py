@@ -196,7 +196,8 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     (node,) = study(place, stage="report").nodes["report"]
     part = accuracy_part(node, {"accuracy": [made[1]]})
     assert part is not None
-    page = "\n".join(item.markdown() for item in part.shown if isinstance(item, Table))
+    tables = [item for item in part.shown if isinstance(item, Table)]
+    page = "\n".join(f"{table.caption}\n{table.markdown()}" for table in tables)
     files = part.files()
     assert list(part.says) == ["wide: 8 items of the tasks own, facts."]
     assert [item.name for item in part.shown] == [
