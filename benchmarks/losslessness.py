@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=2000, help="of each method")
     arguments, overrides = parser.parse_known_args()
     answers = arguments.answers
-    target, drafter, prompts, _, _ = load(overrides)
+    target, drafter, prompts, _ = load(overrides)
     if not isinstance(drafter, LanguageModel):
         parser.error(f"{drafter.label} is a head and can't decode alone: give drafter=mini")
     prompt = min(prompts, key=len)

@@ -145,7 +145,8 @@ def by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
         drafting does not pay) and `speedup`, that predicted for it.
     """
     rows = []
-    for batch, passes in decoded.passes.groupby("batch"):
+    for batch in sorted(decoded.passes["batch"].unique()):
+        passes = decoded.passes[decoded.passes["batch"] == batch]
         seconds = {model: one.sort_values("tokens") for model, one in passes.groupby("model")}
         verify = seconds["target"]["seconds"].to_numpy()
         draft = float(seconds["drafter"]["seconds"].iloc[0])
@@ -154,7 +155,7 @@ def by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
         best, speedup = optimal_draft_length(rate, costs)
         rows.append(
             {
-                "batch": int(batch),  # type: ignore[call-overload]
+                "batch": int(batch),
                 "seconds": costs[0],
                 "rho": draft / costs[0],
                 "verify_ratio": verify[-1] / costs[0],

@@ -52,9 +52,8 @@ def drafting_table(decoded: Sequence[Decoded]) -> Table | None:
 
 def _drafted(one: Decoded) -> pd.DataFrame:
     """Return a row for each run whose drafter stops, and for those that differ in this only."""
-    runs = one.runs.assign(
-        tree=[None if tree is None else tree["shown"] for tree in one.runs["tree"]]
-    )
+    shown = [None if tree is None else tree["shown"] for tree in one.runs["tree"]]
+    runs = one.runs.assign(tree=pd.Series(shown, one.runs.index, dtype=object))
     stops = runs["drafting"].notna()
     settings = set(runs.loc[stops, SAME].itertuples(index=False, name=None))
     rows: list[dict[str, Any]] = []

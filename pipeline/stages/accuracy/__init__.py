@@ -109,7 +109,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=1,
+    version=2,
     upstream=(),
     columns={
         "data": RUN

@@ -42,7 +42,7 @@ def timed(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
     """Return the seconds of passes over `batch` texts, of each up to `longest` tokens."""
     target, drafter = pair.target, pair.drafter
     models = [model for model in (target, drafter) if isinstance(model, LanguageModel)]
-    prompt = max(1, min(PROMPT, *(model.context - longest for model in models)))
+    prompt = max(1, int(min(PROMPT, *(model.context - longest for model in models))))
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(target.vocab_size, (batch, prompt + longest), generator=generator)
     ids = ids.to(target.device)

@@ -63,7 +63,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=7,
+    version=8,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

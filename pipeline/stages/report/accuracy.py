@@ -48,9 +48,7 @@ def accuracy_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | 
     foretold = predictions(answered, config["resamples"], confidence, config["statistics_seed"])
     return Part.of(
         f"What it costs in answers to decode with {config['drafter']}",
-        [
-            f"{_facts(one)}." for one in answered
-        ],
+        [f"{_facts(one)}." for one in answered],
         [
             losses_table(answered, tables, margin, confidence),
             decisions_table(answered, tables, margin, confidence),
