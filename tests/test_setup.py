@@ -213,6 +213,18 @@ def test_half_made_environment_is_made_again(setup_env, monkeypatch, tmp_path, c
     assert not setup_env.is_reusable(tmp_path / ".venv", "2 8")  # other place
 
 
+def test_a_link_is_not_emptied(setup_env, monkeypatch, tmp_path) -> None:
+    """An environment that several checkouts share; making it anew would take it from the others."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "python").touch()
+    (tmp_path / ".venv").symlink_to(shared)
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r"\.venv is a link to .*shared: remove the link"):
+        setup_env.main("1 9")
+    assert (shared / "python").exists()
+
+
 # --- versions -----------------------------------------------------------------------------------
 
 

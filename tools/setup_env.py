@@ -29,10 +29,12 @@ def main(state: str) -> None:
     """Bring ``.venv`` to ``state``; return at once when it is there already.
 
     Raises:
-        SystemExit: when pip failed, with what to do about it.
+        SystemExit: when .venv is a link, or pip failed, with what to do about it.
     """
     environment = ROOT / ".venv"
     ready = environment / "ready"
+    if environment.is_symlink():  # making it anew would empty what it leads to
+        raise SystemExit(f".venv is a link to {environment.readlink()}: remove the link")
     with (ROOT / ".venv.lock").open("a") as lock:
         acquire(lock)
         reusable = is_reusable(environment, state)
