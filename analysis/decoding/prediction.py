@@ -75,6 +75,8 @@ def predict(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measure how well each number foretells a loss.
 
+    A number that is infinite ranks nothing and is left out: KL, of a reduced vocabulary.
+
     Returns:
         By number: number, before (known without decoding), items (that the target alone has
         right, over all runs), lost, area (how often, of two answers of one run, the one that
@@ -83,7 +85,7 @@ def predict(
         undefined. And by run: run, method, draft_length, loss, and the mean of each number.
     """
     known = numbers(answered)
-    names = [name for name in NUMBERS if name in known]
+    names = [name for name in NUMBERS if name in known and np.isfinite(known[name]).all()]
     runs = relaxed(answered.runs)
     items = known[["task", "item_id"]].drop_duplicates().reset_index(drop=True)
     if items.empty:

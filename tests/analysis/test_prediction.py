@@ -93,6 +93,16 @@ def test_without_an_account_what_needs_none_is_left() -> None:
     assert list(by_run)[-2:] == ["given_up", "unlike"]
 
 
+def test_an_infinite_number_is_left_out() -> None:
+    one = made()
+    assert one.account is not None
+    account = one.account.assign(kl=np.inf)  # of a reduced vocabulary
+    infinite = Answered(one.target, one.tasks, one.runs, one.data, one.seconds, account)
+    table, by_run = predict(infinite, 20, 0.95, 0)
+    assert set(NUMBERS) - set(table["number"]) == {"kl_alone"}
+    assert "kl_alone" not in by_run
+
+
 def test_the_area_is_that_of_mann_and_whitney() -> None:
     one = made()
     known = numbers(one)
