@@ -97,30 +97,6 @@ def measures(
     return {name: ways[name]() for name in wanted}
 
 
-def least_width(q: TopK, measure: str, distance: float, widest: int) -> Integers:
-    """Return how many of its first choices a drafter must offer to be sure that one is accepted.
-
-    Args:
-        q: its N distributions.
-        measure: certified or certified_tv.
-        distance: to the target, that is not exceeded: nats, or total variation.
-        widest: the most that it offers.
-
-    Returns:
-        (N,) the least m with C(q) of Tree(m) above the distance; `widest` where there is none.
-
-    Example:
-        >>> q = TopK.from_probabilities([[0.9, 0.06, 0.04], [0.4, 0.4, 0.2]])
-        >>> least_width(q, "certified", 0.05, 2).tolist()
-        [1, 2]
-    """
-    found = np.full(len(q), widest)
-    for m in range(widest - 1, 0, -1):
-        sure = measures(q, (measure,), Tree(m))[measure] > distance
-        found[sure] = m
-    return found
-
-
 def odds(measure: str, values: Floats) -> Floats:
     """Return what a logistic function is fitted to: log-odds of q0, 1 - e^-C or 2 C_TV, or -H."""
     if measure == "entropy":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.execution.workers import execution_of, target_settings
+from pipeline.execution.worker import execution_of, target_settings
 from pipeline.models.devices import check_threads, choose_device
 from pipeline.models.load import skeleton
 from pipeline.models.pair import check_pair_skeletons, pair_tokenizer

@@ -25,7 +25,7 @@ from pipeline.execution.progress import progress_bar
 from pipeline.execution.ray_session import Share, connect, share_out
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.shards import attempt, too_large
-from pipeline.execution.workers import OpenWorker, Worker, target_settings
+from pipeline.execution.worker import OpenWorker, Worker, target_settings
 from pipeline.plan.stage import Node
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import sync

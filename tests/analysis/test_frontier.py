@@ -120,4 +120,4 @@ def test_the_table_names_the_better_rule_and_lists_a_point_once(made) -> None:
     }
     assert "Tree (m = 4) (4 nodes a level)" in names
     drawing = frontier_figure(pairs).drawing
-    assert [axis.get_ylabel() for axis in drawing.axes] == ["tokens a call"] * 2
+    assert [axis.get_ylabel() for axis in drawing.axes] == ["tokens a call (log scale)"] * 2

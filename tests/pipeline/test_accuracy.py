@@ -17,6 +17,7 @@ from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.accuracy import summary
 from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed
+from pipeline.stages.report.shown import Part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
 from tests.pipeline.answering import rows, study, write, write_place
@@ -190,16 +191,22 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     assert accuracy_part(without, {}) is None
 
 
+def _page(part: Part) -> str:
+    tables = [item for item in part.shown if isinstance(item, Table)]
+    return "\n".join(f"{table.caption}\n{table.markdown()}" for table in tables)
+
+
 def test_the_section_shows_losses_tasks_and_differing_answers(
     place: Path, made: tuple[Node, Artifact]
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
     part = accuracy_part(node, {"accuracy": [made[1]]})
     assert part is not None
-    tables = [item for item in part.shown if isinstance(item, Table)]
-    page = "\n".join(f"{table.caption}\n{table.markdown()}" for table in tables)
+    page = _page(part)
     files = part.files()
-    assert list(part.says) == ["wide: 8 items of the tasks own, facts."]
+    assert list(part.says) == [
+        "wide: 8 items of the tasks own, facts; methods that are to leave every answer left every one."
+    ]
     assert [item.name for item in part.shown] == [
         "accuracy_losses",
         "accuracy_decisions",
@@ -211,7 +218,6 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
         "accuracy_differing",
         "accuracy_beside",
     ]
-    assert "methods that are to leave every answer left every one" in page
     assert "Departures and certificates: run stage=account first." in page
     assert files["figures/accuracy_recovery.png"][:4] == b"\x89PNG"
     assert "excludes a loss of 5 points" in page
@@ -239,12 +245,12 @@ def test_the_account_is_shown_once_it_is_there(place: Path, made: tuple[Node, Ar
     assert len(node.upstream["account"]) == 1
     part = accuracy_part(node, {"accuracy": [made[1]], "account": [account]})
     assert part is not None
-    page = part.markdown()
+    page = _page(part)
     assert "tokens that are not the target's first choice" in page
     assert "run stage=account first" not in page
     timed = accuracy_timed(node, {"accuracy": [made[1]]})
     assert timed is not None
-    assert "×" in timed.markdown()
+    assert "×" in _page(timed)
     assert "×" not in page
 
 

@@ -200,8 +200,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
 
     opened = shards.Plan.open
 
-    def full_plan(*arguments: Any) -> shards.Plan:
-        plan = opened(*arguments)
+    def full_plan(*arguments: Any, **options: Any) -> shards.Plan:
+        plan = opened(*arguments, **options)
         plant([plan.beside(shard) for shard in plan.unfinished()[1:]])
         return plan
 

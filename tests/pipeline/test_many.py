@@ -157,7 +157,8 @@ def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
         Node(
             "decoding",
             "tiny",
-            models | {"prompts": 3, "steps": 6, "seed": 0, "lookup": 2, "methods": ["one"]},
+            models
+            | {"prompts": 3, "steps": 6, "seed": 0, "lookup": 2, "batches": [], "methods": ["one"]},
             {"prompts": prompts},
             settings | {"methods": methods},
         ),

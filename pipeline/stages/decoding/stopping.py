@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.acceptance.confidence import Calibrated, DraftedSteps, least_width, measures
+from analysis.acceptance.confidence import Calibrated, DraftedSteps, measures
+from analysis.acceptance.width import least_width
 from analysis.statistics.run_lengths import Trajectories
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
