@@ -205,7 +205,8 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     page = _page(part)
     files = part.files()
     assert list(part.says) == [
-        "wide: 8 items of the tasks own, facts; methods that are to leave every answer left every one."
+        "wide: 8 items of the tasks own, facts; "
+        "methods that are to leave every answer left every one."
     ]
     assert [item.name for item in part.shown] == [
         "accuracy_losses",

@@ -149,7 +149,7 @@ def test_a_plot_of_many_rules_says_how_many_are_drawn_and_none_looks_like_anothe
         looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axis.lines}
         assert len(looks) == 10
     assert "of accepted steps" in figure.axes[0].get_ylabel()
-    few = sweep_figure(table[table["rule"].isin(rules[:12])], ["x"])
+    few = sweep_figure(table[table["rule"].isin(rules[:10])], ["x"])
     assert few is not None
     assert few.get_suptitle() == ""
 
