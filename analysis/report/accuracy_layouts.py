@@ -24,8 +24,8 @@ def tokens_table(answered: Sequence[Answered], tables: Sequence[pd.DataFrame]) -
         "accuracy_by_task",
         "Tokens a call and right answers by task",
         "τ: tokens that a call of the target emits. Acc.: share of the items of the task that are "
-        "right. The layout is that of Table 2 of the MARS paper; its speedup stands in "
-        "timings/accuracy.md, since it depends on the clock.",
+        "right. The layout is that of Table 2 of the MARS paper; its speedup is "
+        "in a table of its own, since it depends on the clock.",
         {"τ": ("tokens_per_call", number_text), "acc.": ("accuracy", share_text)},
     )
 

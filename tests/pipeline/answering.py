@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipeline.loader import Study
+from pipeline.stages.accuracy import compute as stage
 from tests.results.models import WORDS, write_model
 
 METHODS = [
@@ -15,6 +18,21 @@ METHODS = [
     "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
 ]
 ITEMS = 6
+
+
+def note_asked(patch: pytest.MonkeyPatch, stop_after: int) -> list[str]:
+    """Return a list that gets the key of every question asked; before one more it stops once."""
+    answer, asked, stops = stage.answer, list[str](), [stop_after]
+
+    def noting(pair: Any, one: Any, text: Any) -> Any:
+        if stops == [len(asked)]:
+            stops.clear()
+            raise KeyboardInterrupt
+        asked.append(one.key)
+        return answer(pair, one, text)
+
+    patch.setattr(stage, "answer", noting)
+    return asked
 
 
 def rows(kind: str = "answer") -> list[dict[str, Any]]:

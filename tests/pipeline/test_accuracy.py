@@ -14,13 +14,12 @@ from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.harness import tasks as harness
 from pipeline.plan.stage import Node
-from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.accuracy import summary
-from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed
+from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed, measure_accuracy
 from pipeline.stages.report.shown import Part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
-from tests.pipeline.answering import rows, study, write, write_place
+from tests.pipeline.answering import note_asked, rows, study, write, write_place
 from tests.results.models import WORDS
 
 
@@ -98,25 +97,12 @@ def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (node,) = study(place, "accuracy.items=3", "accuracy.seed=5").nodes["accuracy"]
-    store, answer, asked = Store(place / "outputs" / "artifacts"), stage.answer, list[str]()
-
-    def dying(pair: Any, one: Any, text: Any) -> Any:
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        asked.append(one.key)
-        return answer(pair, one, text)
-
-    monkeypatch.setattr(stage, "answer", dying)
+    store = Store(place / "outputs" / "artifacts")
+    asked = note_asked(monkeypatch, stop_after=2)
     with pytest.raises(KeyboardInterrupt):
         runner.ensure([node], store)
     first = list(asked)
     assert [key.split("/")[0] for key in first] == ["own", "facts"]  # the tasks take turns
-
-    def noting(pair: Any, one: Any, text: Any) -> Any:
-        asked.append(one.key)
-        return answer(pair, one, text)
-
-    monkeypatch.setattr(stage, "answer", noting)
     runner.ensure([node], store)
     assert len(asked) == len(set(asked)) == 6
     runner.ensure([node], store)
@@ -188,7 +174,7 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     (without,) = study(place, "accuracy.seed=77", stage="report").nodes["report"]
     assert "accuracy" not in without.upstream
     assert "margin" not in without.config
-    assert accuracy_part(without, {}) is None
+    assert accuracy_part(without, measure_accuracy(without, {})) is None
 
 
 def _page(part: Part) -> str:
@@ -200,7 +186,7 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     place: Path, made: tuple[Node, Artifact]
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
-    part = accuracy_part(node, {"accuracy": [made[1]]})
+    part = accuracy_part(node, measure_accuracy(node, {"accuracy": [made[1]]}))
     assert part is not None
     page = _page(part)
     files = part.files()
@@ -244,12 +230,13 @@ def test_the_account_is_shown_once_it_is_there(place: Path, made: tuple[Node, Ar
     (node,) = study(place, stage="report").nodes["report"]
     assert node.upstream["accuracy"] == (made[0],)
     assert len(node.upstream["account"]) == 1
-    part = accuracy_part(node, {"accuracy": [made[1]], "account": [account]})
+    found = measure_accuracy(node, {"accuracy": [made[1]], "account": [account]})
+    part = accuracy_part(node, found)
     assert part is not None
     page = _page(part)
     assert "tokens that are not the target's first choice" in page
     assert "run stage=account first" not in page
-    timed = accuracy_timed(node, {"accuracy": [made[1]]})
+    timed = accuracy_timed(measure_accuracy(node, {"accuracy": [made[1]]}))
     assert timed is not None
     assert "×" in _page(timed)
     assert "×" not in page

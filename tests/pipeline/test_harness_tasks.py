@@ -13,10 +13,9 @@ from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.harness import tasks as harness
 from pipeline.models.pair import pair_tokenizer
-from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.decoding.pair import load_decoding_pair
 from pipeline.store.artifacts import Store
-from tests.pipeline.answering import METHODS, study, write_place
+from tests.pipeline.answering import METHODS, note_asked, study, write_place
 from tests.results.models import WORDS
 
 pytestmark = [
@@ -147,23 +146,9 @@ def test_it_is_cached_and_goes_on_where_it_was_stopped(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, store = node_of(place, "accuracy.seed=3", items=3), Store(place / "outputs" / "artifacts")
-    answer, asked = stage.answer, list[str]()
-
-    def dying(pair: Any, one: Any, text: Any) -> Any:
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        asked.append(one.key)
-        return answer(pair, one, text)
-
-    monkeypatch.setattr(stage, "answer", dying)
+    asked = note_asked(monkeypatch, stop_after=2)
     with pytest.raises(KeyboardInterrupt):
         runner.ensure([node], store)
-
-    def noting(pair: Any, one: Any, text: Any) -> Any:
-        asked.append(one.key)
-        return answer(pair, one, text)
-
-    monkeypatch.setattr(stage, "answer", noting)
     runner.ensure([node], store)
     assert asked == ["words/0", "words/1", "words/2"]
     runner.ensure([node_of(place, "accuracy.seed=3", items=3)], store)

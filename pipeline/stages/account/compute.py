@@ -78,8 +78,9 @@ def _read(
 ) -> tuple[Steps, dict[str, Any]]:
     """Return both models at the steps of an answer, and what does not depend on a rule."""
     logits, drafts = read_both(pair.target, pair.drafter, prompt, answer)
-    chosen = logits.double().gather(1, logits.new_tensor(answer).long()[:, None])[:, 0]
-    below = logits.double().amax(1) - chosen
+    exact = logits.double()
+    chosen = exact.gather(1, logits.new_tensor(answer).long()[:, None])[:, 0]
+    below = exact.amax(1) - chosen
     steps = steps_of(logits, drafts, stored)
     return steps, {
         "departures": int((below > 0).sum()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from pipeline.models.feature_head import Depths
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.stages.decoding.loop import clock_of
 from pipeline.stages.decoding.pair import DecodingPair, attempt
 
 LONGEST = 8  # tokens of a text in a pass: drafts of up to 7
@@ -53,14 +53,12 @@ def timed(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
         passes["drafter", 1] = of_model(drafter, ids[:, : prompt + 1], 1)
     else:
         passes["drafter", 1] = of_head(drafter, ids)
-    best = dict.fromkeys(passes, float("inf"))
+    clock, best = clock_of(target.device), dict.fromkeys(passes, float("inf"))
     for _ in range(REPETITIONS):
         for which, run in passes.items():
-            wait(target.device)
-            begun = time.perf_counter()
+            begun = clock()
             run()
-            wait(target.device)
-            best[which] = min(best[which], time.perf_counter() - begun)
+            best[which] = min(best[which], clock() - begun)
     return [
         {"model": model, "batch": batch, "tokens": tokens, "seconds": seconds}
         for (model, tokens), seconds in best.items()
@@ -98,9 +96,3 @@ def of_head(model: HiddenDrafter, ids: Tensor) -> Pass:
         return model.logits(outputs[0]).argmax(-1)
 
     return run
-
-
-def wait(device: torch.device) -> None:
-    """Wait until a CUDA device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -19,12 +19,15 @@ from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact
 
 
-class _Read(NamedTuple):
+class MeasuredAnswers(NamedTuple):
+    """The answers of every target, and what every method has right; none without stage accuracy."""
+
     answered: list[Answered]
     tables: list[pd.DataFrame]
 
 
-def _read(node: Node, upstream: Mapping[str, list[Artifact]]) -> _Read | None:
+def measure_accuracy(node: Node, upstream: Mapping[str, list[Artifact]]) -> MeasuredAnswers | None:
+    """Read what was answered, or return None in a study whose tasks were not answered."""
     found = upstream.get("accuracy", [])
     if not found:
         return None
@@ -35,12 +38,13 @@ def _read(node: Node, upstream: Mapping[str, list[Artifact]]) -> _Read | None:
         for target, artifact, account in zip(config["targets"], found, accounts, strict=True)
     ]
     settings = config["resamples"], config["confidence"], config["statistics_seed"]
-    return _Read(answered, [accuracy(one, *settings, config["margin"]) for one in answered])
+    return MeasuredAnswers(
+        answered, [accuracy(one, *settings, config["margin"]) for one in answered]
+    )
 
 
-def accuracy_part(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
+def accuracy_part(node: Node, found: MeasuredAnswers | None) -> Part | None:
     """Return the part on answers, or None in a study whose tasks were not answered."""
-    found = _read(node, upstream)
     if found is None:
         return None
     config, (answered, tables) = node.config, found
@@ -79,9 +83,8 @@ def _facts(one: Answered) -> str:
     return f"{text}; of methods that are to leave every answer {len(parted)} part: {where}"
 
 
-def accuracy_timed(node: Node, upstream: Mapping[str, list[Artifact]]) -> Part | None:
+def accuracy_timed(found: MeasuredAnswers | None) -> Part | None:
     """Return what of it depends on the clock, for the folder timings."""
-    found = _read(node, upstream)
     if found is None:
         return None
     title = "Answers: what depends on the clock"

@@ -22,7 +22,7 @@ from pipeline.stages.report.acceptance import (
     drafter_setup,
     measure_drafter,
 )
-from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed
+from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed, measure_accuracy
 from pipeline.stages.report.categories import categories_part
 from pipeline.stages.report.decoding import decoding_parts, measure_decoding
 from pipeline.stages.report.index import certificates_part, introduction
@@ -54,14 +54,15 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     published = published_part(targets, measured)
     drafter = measure_drafter(node, upstream.get("acceptance", []))
     decoding = measure_decoding(node, upstream)
+    answers = measure_accuracy(node, upstream)
     content, timed = decoding_parts(node, upstream, decoding) or (None, None)
     placed = [
         (certificates_part(targets, measured), ""),
         (acceptance_part(node, upstream, drafter), ""),
         (content, ""),
         (timed, "timings/"),
-        (accuracy_part(node, upstream), ""),
-        (accuracy_timed(node, upstream), "timings/"),
+        (accuracy_part(node, answers), ""),
+        (accuracy_timed(answers), "timings/"),
         (categories_part(node, targets, upstream), ""),
         (published.part, ""),
     ]
