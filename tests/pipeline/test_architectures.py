@@ -20,7 +20,7 @@ from pipeline.plan.graph import Node
 from pipeline.stages.decoding.choices import Greedy
 from pipeline.stages.decoding.drafters import Draft, ModelDrafter
 from pipeline.stages.decoding.lookup import PromptLookup
-from pipeline.stages.distributions.running import StaticBatch
+from pipeline.stages.distributions.running import StaticBatch, VarlenBatch
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
 
@@ -115,8 +115,9 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
     made = load_model(tiny.MODEL | {"attention": attention}, settings(directory), "targets.made")
     model = replace(made, eos=())
     assert bool(model.static_refusal()) == (name in {"mistral", "gemma2", "gemma3", "bloom"})
-    if not model.static_refusal():  # what CUDA runs
-        batch = StaticBatch(model, [prompt for prompt, _, _ in texts.values()], 4)
+    refusals = {StaticBatch: model.static_refusal(), VarlenBatch: model.varlen_refusal()}
+    for kind in (kind for kind, refusal in refusals.items() if not refusal):  # what CUDA runs
+        batch = kind(model, [prompt for prompt, _, _ in texts.values()], 4)
         with torch.inference_mode():
             steps = [batch.prefill()]
             for step in range(3):
