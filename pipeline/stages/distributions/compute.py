@@ -19,6 +19,7 @@ from pipeline.execution.shards import Plan, Shard, ShardMeasured, join, write_gr
 from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
+from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
 from pipeline.stages.distributions.batches import cut_of
@@ -110,6 +111,8 @@ class NodeDecoder(Decoder):
         """Load it."""
         model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
         running = running_batch(node.settings["cache"], model)
+        if node.settings["compile"]:
+            compile_parts(model)
         super().__init__(model, prompts, decoding_of(node.config), running)
         self._node = node
 
@@ -220,6 +223,7 @@ def distribution_facts(
         **describe_device(model.device),
         "static_shapes": issubclass(running, StaticBatch),
         "varlen_attention": running is VarlenBatch,
+        "compiled": node.settings["compile"],
         "cuda_graph": all(shard["graph"] for shard in measured),
         "peak_memory_bytes": peak_memory(model.device),
         **throughput(measured, model, Peaks.of(model.device, model.module.dtype) if cuda else None),
