@@ -7,6 +7,7 @@ for the first.
 
 from __future__ import annotations
 
+from torch import nn
 from torch.utils._triton import has_triton
 
 from pipeline.errors import PipelineError
@@ -14,6 +15,11 @@ from pipeline.models.few_queries import TRIED
 from pipeline.models.language_model import LanguageModel
 
 PARTS = ("norm", "mlp")  # what the names of such modules end with, in models of the types TRIED
+
+
+def parts_of(model: LanguageModel) -> list[nn.Module]:
+    """Return the norms and feed-forward parts of a model of the types TRIED."""
+    return [part for name, part in model.module.named_modules() if name.endswith(PARTS)]
 
 
 def compile_parts(model: LanguageModel, backend: str = "inductor") -> None:
@@ -34,8 +40,7 @@ def compile_parts(model: LanguageModel, backend: str = "inductor") -> None:
     elif model.device.type != "cuda" or not has_triton():
         why = "it is for CUDA devices on which torch finds triton"
     else:
-        for name, part in model.module.named_modules():
-            if name.endswith(PARTS):
-                part.compile(dynamic=True, fullgraph=True, backend=backend)
+        for part in parts_of(model):
+            part.compile(dynamic=True, fullgraph=True, backend=backend)
         return
     raise PipelineError(f"device.compile=true: {model.label}: {why}. Give device.compile=false")
