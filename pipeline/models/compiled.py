@@ -7,6 +7,8 @@ for the first.
 
 from __future__ import annotations
 
+import torch
+import torch._dynamo
 from torch import nn
 from torch.utils._triton import has_triton
 
@@ -14,11 +16,15 @@ from pipeline.errors import PipelineError
 from pipeline.models.few_queries import TRIED
 from pipeline.models.language_model import LanguageModel
 
-PARTS = ("norm", "mlp")  # what the names of such modules end with, in models of the types TRIED
+TYPES = (*TRIED, "mistral", "gemma2", "gemma3_text")  # of models whose parts were traced
+PARTS = ("norm", "mlp")  # what the names of their modules without a cache end with
+# Of torch, for a function: norms of hidden states and of heads, prompts and steps, batches of one
+# and of more, and where two of the sizes are equal.
+SHAPES = 64
 
 
 def parts_of(model: LanguageModel) -> list[nn.Module]:
-    """Return the norms and feed-forward parts of a model of the types TRIED."""
+    """Return the norms and feed-forward parts of a model of the types TYPES."""
     return [part for name, part in model.module.named_modules() if name.endswith(PARTS)]
 
 
@@ -35,11 +41,12 @@ def compile_parts(model: LanguageModel, backend: str = "inductor") -> None:
         PipelineError: device.compile=true can't be had with this model, or here.
     """
     kind = model.module.config.model_type
-    if kind not in TRIED:
-        why = f"models of type {kind} were not tried, only {', '.join(TRIED)}"
+    if kind not in TYPES:
+        why = f"models of type {kind} were not tried, only {', '.join(TYPES)}"
     elif model.device.type != "cuda" or not has_triton():
         why = "it is for CUDA devices on which torch finds triton"
     else:
+        torch._dynamo.config.recompile_limit = SHAPES
         for part in parts_of(model):
             part.compile(dynamic=True, fullgraph=True, backend=backend)
         return
