@@ -16,7 +16,7 @@ BATCH_LIMIT = {"cpu": 32, "cuda": 512}  # larger ones were not faster on the CPU
 SLACK = 1.1  # fragmentation
 WHOLE = 64  # prompts at most that may be one planned shard
 SET_UP = 4  # steps that a shard runs beyond its own, to capture them as a graph
-# Operations a GPU does while it reads a byte, by the data sheets of A100 to H200 (150 to 300): as
+# Operations a GPU does while it reads a byte, by the data sheets of large ones (150 to 300): as
 # many tokens of prompts take as long to compute as the weights, of two bytes each, take to read.
 BALANCE = 200
 
