@@ -2,9 +2,10 @@
 
 Run it with ``make bench-gpu`` on a CUDA machine; ``make bench-gpu ARGS=--reduced`` runs the same
 code on small shapes, on the CPU where there is no GPU. The models have the paper's shapes and
-random weights: nothing is downloaded. The stage's code, with static shapes and with growing ones,
-and transformers' `generate`, with its static cache and its growing one, take the same statistics of
-every step, each at several batches; seconds are wall-clock, of ours with writing the file. The
+random weights: nothing is downloaded. The stage's code, with static shapes over true lengths and
+over all columns, with growing shapes, and with compiled parts, and transformers' `generate`, with
+its static cache and its growing one, take the same statistics of every step, each at several
+batches; seconds are wall-clock, of ours with writing the file. The
 bound is the time in which the device, at the bandwidth of a copy and the rate of a large product,
 both measured first, moves the weights once a step and the keys and values of real tokens, or does
 the operations, whichever takes longer. Rows are printed, and written to --out, as they come.
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, at_most, compute_unfinished, join, out_of_memory
 from pipeline.execution.stopwatch import (
     Peaks,
@@ -34,6 +36,7 @@ from pipeline.execution.stopwatch import (
     product_rate,
     throughput,
 )
+from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.compute import Decoder
@@ -59,7 +62,10 @@ REDUCED: dict[str, Any] = {
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 
-ENGINES = ("pipeline-static", "pipeline-dynamic", "generate-static", "generate-dynamic")
+ENGINES = (
+    "pipeline-varlen", "pipeline-static", "pipeline-dynamic", "generate-static", "generate-dynamic",
+    "pipeline-compiled",  # the last: a model stays compiled
+)  # fmt: skip
 
 Engine = Callable[[dict[str, list[int]], int], dict[str, Any]]  # prompts, batch
 
@@ -161,16 +167,19 @@ def at_batch(
                     "peak_memory_bytes": peak_memory(device)}  # fmt: skip
 
 
-def engines_of(model: LanguageModel, decoding: Decoding, peaks: Peaks) -> dict[str, Engine]:
-    """Return what can be run, by name."""
-    ours_with = {
-        f"pipeline-{cache}": partial(ours, model, running_batch(cache, model), peaks, decoding)
-        for cache in ("static", "dynamic")
-    }
-    return ours_with | {
-        f"generate-{cache or 'dynamic'}": partial(with_generate, model, cache, decoding)
-        for cache in ("static", None)
-    }
+def engine_of(name: str, model: LanguageModel, decoding: Decoding, peaks: Peaks) -> Engine:
+    """Return what is run under a name of ENGINES; of the compiled one device.cache is auto.
+
+    Raises:
+        PipelineError: the model can't be run so.
+    """
+    system, _, kind = name.partition("-")
+    if system == "generate":
+        return partial(with_generate, model, None if kind == "dynamic" else kind, decoding)
+    if kind == "compiled":
+        compile_parts(model)
+        kind = "auto"
+    return partial(ours, model, running_batch(kind, model), peaks, decoding)
 
 
 def table_row(found: dict[str, Any]) -> str:
@@ -219,8 +228,12 @@ def main() -> None:
         model = random_qwen3(shape, "bfloat16", "float32", device, label)
         prompts = synthetic_prompts(count, longest, model.vocab_size)
         warm = dict(list(prompts.items())[:8])
-        for name in arguments.engines:
-            engine = engines_of(model, decoding, peaks)[name]
+        for name in sorted(arguments.engines, key=ENGINES.index):
+            try:
+                engine = engine_of(name, model, decoding, peaks)
+            except PipelineError as why:
+                print(f"{label}, {name}: left out: {why}", flush=True)
+                continue
             engine(warm, 8)
             for batch in arguments.batches or batches:
                 found = at_batch(partial(engine, prompts), batch, count * steps, device)

@@ -2,11 +2,13 @@
 
 Prints a line for every check, and ends with status 1 when one failed:
 
-- correctness, on a random model: static, dynamic and plain decoding emit the same tokens, in
-  float32 and bfloat16, and padding gives no NaN; the head's product and the compiled statistics
-  agree with their twins on the CPU;
+- correctness, on a random model: varlen, static, dynamic and plain decoding emit the same tokens,
+  in float32 and bfloat16, and padding gives no NaN; the head's product and the compiled statistics
+  agree with their twins on the CPU, torch's varlen attention with attention under a mask, and
+  compiled parts with plain ones;
 - control flow: memory that runs out halves one shard; a capture that fails is the last one tried;
 - a dump that is killed and resumed has the bytes of one that was not (embedded model, on the GPU);
+- how many operations a step has, and how many of them `device.compile` makes fewer;
 - a profile of one decoding step at batch 128 (Qwen3-1.7B's shape): the kernels that take longest.
 
 Then `make bench-gpu` has the speeds. ``--reduced`` runs it all with small shapes, on the CPU too,
@@ -32,15 +34,23 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import REDUCED, SHAPES, synthetic_prompts
+from benchmarks.gpu_operations import operations
 from pipeline.execution.shards import Plan, at_most, compute_unfinished, join
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.models import heads
+from pipeline.models import heads, varlen
+from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions import graphs
 from pipeline.stages.distributions.compute import Decoder
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
-from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch, StaticBatch
+from pipeline.stages.distributions.running import (
+    GrowingBatch,
+    PaddedBatch,
+    StaticBatch,
+    VarlenBatch,
+    running_batch,
+)
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
@@ -50,6 +60,8 @@ GREEDY = Sampling(0.0, 1.0, 0, 0)
 STEPS = 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 AGREEMENT = {"float32": 1.0, "bfloat16": 0.95}  # of tokens: a close argmax may change with padding
+
+KINDS: dict[str, type[PaddedBatch]] = {"static": StaticBatch, "varlen": VarlenBatch}
 
 Check = Callable[[torch.device], str]
 
@@ -88,27 +100,69 @@ def decoded(
     return out.to_host()
 
 
+def agreement(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the share of tokens that are the same."""
+    return (one == other).float().mean().item()
+
+
 def same_tokens(device: torch.device, dtype: str) -> str:
-    """Static and dynamic decoding, and each prompt alone, emit the same tokens."""
+    """All ways to run a batch, and each prompt alone, emit the same tokens."""
     model, prompts = small(device, dtype)
-    static, dynamic = (decoded(model, prompts, kind) for kind in (StaticBatch, GrowingBatch))
+    kinds = {"static": StaticBatch} if model.varlen_refusal() else KINDS
+    ways = {name: decoded(model, prompts, kind) for name, kind in kinds.items()}
+    dynamic = decoded(model, prompts, GrowingBatch)
     alone = torch.cat(
         [decoded(model, {name: ids}, GrowingBatch).token_id for name, ids in prompts.items()]
     )
-    for out in (static, dynamic):
+    shares = {"alone": agreement(alone, dynamic.token_id)}
+    apart = 0.0
+    for name, out in ways.items():
         expect(bool(out.statistics.entropy.isfinite().all()), "an entropy is not finite")
-    shares = [
-        (one == other).float().mean().item()
-        for one, other in ((static.token_id, dynamic.token_id), (dynamic.token_id, alone))
-    ]
-    # logits are comparable as long as the texts are the same
-    same = (static.token_id == dynamic.token_id).cumprod(1).bool()
-    same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1)
-    apart = (static.statistics.logsumexp - dynamic.statistics.logsumexp).abs()[same].max().item()
-    expect(min(shares) >= AGREEMENT[dtype], f"tokens agree at {shares} of the steps")
+        shares[name] = agreement(out.token_id, dynamic.token_id)
+        # logits are comparable as long as the texts are the same
+        same = (out.token_id == dynamic.token_id).cumprod(1).bool()
+        same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1)
+        off = (out.statistics.logsumexp - dynamic.statistics.logsumexp).abs()[same]
+        apart = max(apart, off.max().item())
+    expect(min(shares.values()) >= AGREEMENT[dtype], f"tokens agree at {shares} of the steps")
     expect(apart <= TOLERANCE[dtype], f"log-sum-exps are {apart:.3g} apart")
-    graph = "replayed from a graph" if static.graph else "without a graph"
-    return f"static = dynamic {shares[0]:.1%}, = alone {shares[1]:.1%}, apart {apart:.2g}, {graph}"
+    graph = "replayed from graphs" if all(out.graph for out in ways.values()) else "without a graph"
+    listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    return f"as dynamic: {listed}; apart {apart:.2g}, {graph}"
+
+
+def varlen_attention(device: torch.device) -> str:
+    """Torch's varlen attention is attention under a mask, with the heads of Qwen3-1.7B."""
+    only_cuda(device)
+    torch.manual_seed(2)
+    lengths = torch.tensor([len(ids) for ids in synthetic_prompts(128, 1024, 9).values()])
+    query = torch.randn(128, 16, 128, device=device, dtype=torch.bfloat16)
+    keys, values = torch.randn(2, 128, 1152, 8, 128, device=device, dtype=torch.bfloat16)
+    inputs = query, keys, values, lengths.to(device, torch.int32), 128**-0.5
+    found, microseconds = [], []
+    for attention in (varlen.by_kernel, varlen.by_mask):
+        found.append(attention(*inputs))
+        watch = Stopwatch(device)
+        with watch("attention"):
+            for _ in range(100):
+                attention(*inputs)
+        microseconds.append(watch.seconds()["attention"] * 1e4)
+    apart = (found[0] - found[1]).abs().max().item()
+    expect(apart <= varlen.APART, f"attended values are {apart:.3g} apart")
+    times = "{:.0f} us, under a mask {:.0f} us".format(*microseconds)
+    return f"apart {apart:.2g}; {times} at batch 128"
+
+
+def compiled_parts(device: torch.device) -> str:
+    """Compiled norms and feed-forward parts change no more than rounding does."""
+    only_cuda(device)
+    model, prompts = small(device, "bfloat16")
+    running = running_batch("auto", model)
+    plain = decoded(model, prompts, running)
+    compile_parts(model)
+    share = agreement(decoded(model, prompts, running).token_id, plain.token_id)
+    expect(share >= AGREEMENT["bfloat16"], f"tokens agree at {share:.1%} of the steps")
+    return f"tokens agree at {share:.1%}"
 
 
 def head_and_statistics(device: torch.device) -> str:
@@ -176,7 +230,7 @@ def capture_fails(device: torch.device) -> str:
         graphs._failed.clear()
     expect(not without.graph and len(failed) == 1, f"failures: {failed}")
     expect(any("without a CUDA graph" in str(one.message) for one in said), "nothing was said")
-    share = (whole.token_id == without.token_id).float().mean().item()
+    share = agreement(whole.token_id, without.token_id)
     expect(share >= AGREEMENT["bfloat16"], f"tokens agree at {share:.1%} of the steps")
     expect(decoded(model, prompts, StaticBatch).graph or not whole.graph, "no graph afterwards")
     return f"went on without; tokens agree at {share:.1%}"
@@ -220,7 +274,8 @@ def profile(device: torch.device, *, reduced: bool) -> str:
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.inference_mode():
-        batch = StaticBatch(model, prompts, 16)
+        running = StaticBatch if model.varlen_refusal() else VarlenBatch
+        batch = running(model, prompts, 16)
         logits = batch.prefill()
         for step in range(4):  # captured, compiled, warm
             found, _ = tempered_statistics(logits, 256, [1.0])
@@ -248,9 +303,12 @@ def main() -> None:
         "tokens, float32": partial(same_tokens, dtype="float32"),
         "tokens, bfloat16": partial(same_tokens, dtype="bfloat16"),
         "head and statistics": head_and_statistics,
+        "varlen attention": varlen_attention,
+        "compiled parts": compiled_parts,
         "memory runs out": memory_runs_out,
         "capture fails": capture_fails,
         "killed and resumed": killed_and_resumed,
+        "operations": operations,
         "profile": partial(profile, reduced=reduced),
     }
     failed = 0

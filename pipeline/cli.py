@@ -107,6 +107,14 @@ def _multirun() -> None:
     sys.argv += [f"hydra.sweep.dir={quoted(str(directory))}", "hydra.output_subdir=.hydra"]
     try:
         _decorated(_swept)()
+    except RuntimeError as error:  # of a launcher whose jobs are processes of their own
+        if not type(error).__module__.startswith("submitit."):
+            raise
+        raise PipelineError(
+            "a job of the sweep ended without a result (killed, or longer than "
+            f"hydra.launcher.timeout_min): what jobs printed is in {directory / '.submitit'}. Give "
+            "the same command again: what is finished is kept"
+        ) from error
     finally:  # Hydra has no hook for the end of a sweep in which a job failed
         failed = sweeps.collect(directory)
     if failed:

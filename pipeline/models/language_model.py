@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.models import caches
+from pipeline.models import caches, varlen
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -62,7 +62,8 @@ class LanguageModel:
         Args:
             ids: (B, n) tokens that are not in the cache yet.
             mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
-                what is added to the attention scores.
+                what is added to the attention scores; or (B, 1, 1, 1) int32 how many columns are in
+                use, with the cache of `pipeline.models.varlen`.
             positions: (B, n) positions of `ids` within their sequence, from 0.
             cache: keys and values of what came before; grown in place.
 
@@ -117,6 +118,10 @@ class LanguageModel:
     def static_refusal(self) -> str | None:
         """Return why decoding steps of this model can't all have the same shapes, or None."""
         return caches.static_refusal(self.module)
+
+    def varlen_refusal(self) -> str | None:
+        """Return why decoding steps can't attend to each sequence's true length, or None."""
+        return self.static_refusal() or varlen.refusal(self.module, self.device)
 
     def draft_refusal(self) -> str | None:
         """Return why drafted tokens can't be taken back from its cache, or None."""

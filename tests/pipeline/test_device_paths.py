@@ -20,7 +20,7 @@ from pipeline.execution.shard_plan import at_most
 from pipeline.models import heads, load, logit_statistics
 from pipeline.models.devices import set_up
 from pipeline.models.load import LanguageModel, load_model
-from pipeline.stages.distributions.batches import SET_UP, cut_of, least_traffic
+from pipeline.stages.distributions.batches import BALANCE, SET_UP, cut_of, least_traffic
 from pipeline.stages.distributions.compute import needed
 from pipeline.stages.distributions.decode import Decoding
 from pipeline.stages.distributions.sampling import Sampling
@@ -34,14 +34,17 @@ def test_cuts_of_a_fixed_size(prompts: int, sizes: list[int]) -> None:
     assert at_most(4)([9] * prompts) == sizes
 
 
-def traffic(cut: list[int], lengths: list[int], weights: int, cache: int, steps: int) -> float:
-    """Bytes that the shards of a cut read, step for step."""
+def traffic(
+    cut: list[int], lengths: list[int], weights: int, cache: int, steps: int, *, padded: bool
+) -> float:
+    """Bytes that the shards of a cut read, step for step, and bytes read while prompts are."""
     total, at = 0.0, 0
     for size in cut:
-        longest = lengths[at]
-        total += SET_UP * weights
+        shard, longest = lengths[at : at + size], lengths[at]
+        total += SET_UP * weights + size * longest * weights / BALANCE
         for step in range(steps):
-            total += weights + size * cache * (longest + step + 1)
+            total += weights
+            total += cache * sum((longest if padded else own) + step + 1 for own in shard)
         at += size
     return total
 
@@ -52,9 +55,10 @@ def all_cuts(count: int, fits: Any) -> Any:
         yield [end - begin for begin, end in itertools.pairwise([0, *ends])]
 
 
+@pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("weights", [0, 300, 20_000])
 @pytest.mark.parametrize("most", [1, 3, 9])
-def test_no_cut_reads_less(weights: int, most: int) -> None:
+def test_no_cut_reads_less(weights: int, most: int, *, padded: bool) -> None:
     rng = np.random.default_rng(weights + most)
     lengths = sorted(rng.integers(1, 60, 9).tolist(), reverse=True)
 
@@ -65,11 +69,12 @@ def test_no_cut_reads_less(weights: int, most: int) -> None:
         begins = np.cumsum([0, *cut])
         return all(size <= fits(lengths[at]) for size, at in zip(cut, begins, strict=False))
 
-    cost = partial(traffic, lengths=lengths, weights=weights, cache=7, steps=5)
-    found = least_traffic(lengths, fits, weights, 7, 5)
+    cost = partial(traffic, lengths=lengths, weights=weights, cache=7, steps=5, padded=padded)
+    found = least_traffic(lengths, fits, weights, 7, 5, padded=padded)
     assert sum(found) == len(lengths)
     assert fitting(found)
-    assert cost(found) == min(cost(cut) for cut in all_cuts(9, fits) if fitting(cut))
+    best = min(cost(cut) for cut in all_cuts(9, fits) if fitting(cut))
+    assert cost(found) == pytest.approx(best, rel=1e-12)
 
 
 def test_the_papers_prompts_are_not_one_shard() -> None:
@@ -77,11 +82,13 @@ def test_the_papers_prompts_are_not_one_shard() -> None:
     rng = np.random.default_rng(0)
     drawn = np.clip(64 + rng.lognormal(4.5, 1.0, 500), 64, 1024).astype(int)
     lengths = sorted(drawn.tolist(), reverse=True)
-    cut = least_traffic(lengths, lambda _: 512, 3_440_000_000, 114_688, 128)
+    model = 3_440_000_000, 114_688, 128
+    cut = least_traffic(lengths, lambda _: 512, *model, padded=True)
     assert 2 <= len(cut) <= 10
-    one, chosen = (traffic(c, lengths, 3_440_000_000, 114_688, 128) for c in ([500], cut))
+    one, chosen = (traffic(c, lengths, *model, padded=True) for c in ([500], cut))
     assert chosen < 0.6 * one
-    assert least_traffic([], lambda _: 512, 1, 1, 1) == []
+    assert 2 <= len(least_traffic(lengths, lambda _: 512, *model, padded=False)) < len(cut)
+    assert least_traffic([], lambda _: 512, 1, 1, 1, padded=True) == []
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(64, [64]), (65, [33, 32]), (500, [250, 250])])
@@ -101,8 +108,8 @@ def test_prompts_of_one_length_are_not_one_shard_of_a_gpu(
         ),
     )
     decoding = Decoding(128, 256, [], Sampling(0.0, 1.0, 0, 0))
-    assert cut_of(model, None, 0.8, decoding)([64] * count) == sizes
-    assert cut_of(model, 500, 0.8, decoding)([64] * count) == [count]  # as device.batch says
+    assert cut_of(model, None, 0.8, decoding, padded=False)([64] * count) == sizes
+    assert cut_of(model, 500, 0.8, decoding, padded=False)([64] * count) == [count]  # as it says
 
 
 @pytest.mark.parametrize("shape", [(3, 16), (2, 5, 16)])

@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection
 
 from analysis.report.sweep_figure import sweep_figure
 from analysis.statistics.bootstrap import PromptBootstrap, summarise
-from pipeline import sweeps
+from pipeline import cli, sweeps
 from pipeline.execution.runner import ensure
 from pipeline.store.artifacts import Store
 from tests.pipeline.studies import EPS, STATISTICS, MadeUp
@@ -262,3 +262,26 @@ def test_a_colon_is_shown_as_it_was_given() -> None:
     """Hydra writes overrides of jobs with a backslash before it."""
     values = sweeps.values_of([r"certificates.divergence=renyi\:2", r"a='C\x'"])
     assert values == {"certificates.divergence": "renyi:2", "a": r"C\x"}
+
+
+@pytest.mark.parametrize("launchers", [True, False])
+def test_a_job_that_died_ends_a_sweep_with_one_line_after_the_table(
+    launchers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As submitit says it; an error that is not the launcher's stays as it is."""
+    died = type("UncompletedJobError", (RuntimeError,), {})
+    died.__module__ = "submitit.core.utils" if launchers else "torch"
+
+    def launch() -> None:
+        point = {"overrides": ["criteria.t=2"], "stage": "certificates", "failed": "t=2"}
+        (tmp_path / "0").mkdir()
+        (tmp_path / "0" / sweeps.POINT).write_text(json.dumps(point))
+        raise died("Job 1 has not produced any output\nmore")
+
+    monkeypatch.setattr(cli, "_decorated", lambda _: launch)
+    monkeypatch.setattr("sys.argv", ["pipeline", "-m", f"hydra.sweep.dir={tmp_path}"])
+    with pytest.raises(SystemExit if launchers else died) as error:
+        cli.main()
+    assert "failed: criteria.t=2: t=2" in capsys.readouterr().out
+    if launchers:
+        assert f"printed is in {tmp_path}/.submitit. Give the same" in str(error.value)

@@ -16,9 +16,19 @@ BATCH_LIMIT = {"cpu": 32, "cuda": 512}  # larger ones were not faster on the CPU
 SLACK = 1.1  # fragmentation
 WHOLE = 64  # prompts at most that may be one planned shard
 SET_UP = 4  # steps that a shard runs beyond its own, to capture them as a graph
+# Operations a GPU does while it reads a byte, by the data sheets of large ones (150 to 300): as
+# many tokens of prompts take as long to compute as the weights, of two bytes each, take to read.
+BALANCE = 200
 
 
-def cut_of(model: LanguageModel, batch: int | None, memory_share: float, decoding: Decoding) -> Cut:
+def cut_of(
+    model: LanguageModel,
+    batch: int | None,
+    memory_share: float,
+    decoding: Decoding,
+    *,
+    padded: bool,
+) -> Cut:
     """Return how the prompts, the longest first, are cut into shards that are decoded together.
 
     Args:
@@ -26,13 +36,16 @@ def cut_of(model: LanguageModel, batch: int | None, memory_share: float, decodin
         batch: the configured number, or None to plan from the free memory of a CUDA device.
         memory_share: the part of it that may be used.
         decoding: how many steps are decoded and how much of each is stored.
+        padded: whether decoding steps read padding, too.
     """
     if batch is not None or model.device.type != "cuda":
         return at_most(batch or BATCH_LIMIT["cpu"])
     free = memory_share * torch.cuda.mem_get_info(model.device)[0]
     fits = room(model, free, decoding)
     weights, cache = model.weight_bytes(), model.cache_bytes()
-    return lambda lengths: several(least_traffic(lengths, fits, weights, cache, decoding.steps))
+    return lambda lengths: several(
+        least_traffic(lengths, fits, weights, cache, decoding.steps, padded=padded)
+    )
 
 
 def several(sizes: list[int]) -> list[int]:
@@ -69,12 +82,20 @@ def room(model: LanguageModel, free: float, decoding: Decoding) -> Callable[[int
 
 
 def least_traffic(
-    lengths: Sequence[int], fits: Callable[[int], int], weights: int, cache: int, steps: int
+    lengths: Sequence[int],
+    fits: Callable[[int], int],
+    weights: int,
+    cache: int,
+    steps: int,
+    *,
+    padded: bool,
 ) -> list[int]:
-    """Return the sizes of the shards that make a device read least, of all cuts of the order.
+    """Return the sizes of the shards that keep a device busy least, of all cuts of the order.
 
-    A step of a shard reads the weights once, and for each of its prompts the keys and values of as
-    many tokens as the longest has: few shards read weights seldom, many read little padding.
+    Time is counted in bytes read. The prompts of a shard are computed together, each as if it were
+    as long as the longest. A step reads the weights once, and the keys and values of every prompt:
+    of as many tokens as the longest has, unless padding is not read. Few shards read weights
+    seldom, many have little padding.
 
     Args:
         lengths: tokens of the prompts, the longest first.
@@ -82,6 +103,7 @@ def least_traffic(
         weights: bytes that a step reads whatever the batch.
         cache: bytes of the keys and values of a token.
         steps: that are decoded.
+        padded: whether steps read padding.
     """
     count = len(lengths)
     least = np.full(count + 1, np.inf)  # bytes for the first prompts
@@ -89,8 +111,10 @@ def least_traffic(
     size = np.zeros(count + 1, int)  # of the last of their shards
     for begin, longest in enumerate(lengths):
         sizes = np.arange(1, 1 + min(fits(longest), count - begin))
-        each = cache * (longest * steps + steps * (steps + 1) / 2)
-        read = least[begin] + weights * (steps + SET_UP) + sizes * each
+        with_padding = sizes * longest
+        seen = with_padding if padded else np.cumsum(lengths[begin : begin + len(sizes)])
+        read = least[begin] + weights * (steps + SET_UP + with_padding / BALANCE)
+        read += cache * (seen * steps + sizes * steps * (steps + 1) / 2)
         ends = begin + sizes
         better = read < least[ends]
         least[ends[better]], size[ends[better]] = read[better], sizes[better]

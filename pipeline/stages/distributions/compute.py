@@ -19,11 +19,17 @@ from pipeline.execution.shards import Plan, Shard, ShardMeasured, join, write_gr
 from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
+from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
 from pipeline.stages.distributions.batches import cut_of
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
-from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
+from pipeline.stages.distributions.running import (
+    PaddedBatch,
+    StaticBatch,
+    VarlenBatch,
+    running_batch,
+)
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
@@ -105,17 +111,20 @@ class NodeDecoder(Decoder):
         """Load it."""
         model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
         running = running_batch(node.settings["cache"], model)
+        if node.settings["compile"]:
+            compile_parts(model)
         super().__init__(model, prompts, decoding_of(node.config), running)
         self._node = node
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
         batch, share = (self._node.settings[name] for name in ("batch", "memory_share"))
-        return cut_of(self.model, batch, share, self._decoding)(lengths)
+        padded = self._running is not VarlenBatch
+        return cut_of(self.model, batch, share, self._decoding, padded=padded)(lengths)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the model, the run and its throughput."""
-        return distribution_facts(self._node, self.model, measured)
+        return distribution_facts(self._node, self.model, self._running, measured)
 
 
 def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> NodeDecoder:
@@ -193,7 +202,7 @@ def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> 
 
 
 def distribution_facts(
-    node: Node, model: LanguageModel, measured: Sequence[ShardMeasured]
+    node: Node, model: LanguageModel, running: type[PaddedBatch], measured: Sequence[ShardMeasured]
 ) -> dict[str, Any]:
     """Return what the record says of the model, the run and its throughput."""
     config = node.config
@@ -212,7 +221,9 @@ def distribution_facts(
         "temperatures": config["temperatures"],
         "eos": list(model.eos),
         **describe_device(model.device),
-        "static_shapes": running_batch(node.settings["cache"], model) is StaticBatch,
+        "static_shapes": issubclass(running, StaticBatch),
+        "varlen_attention": running is VarlenBatch,
+        "compiled": node.settings["compile"],
         "cuda_graph": all(shard["graph"] for shard in measured),
         "peak_memory_bytes": peak_memory(model.device),
         **throughput(measured, model, Peaks.of(model.device, model.module.dtype) if cuda else None),

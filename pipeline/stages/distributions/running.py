@@ -11,6 +11,7 @@ from torch import Tensor
 from pipeline.errors import PipelineError
 from pipeline.models.caches import select
 from pipeline.models.load import LanguageModel
+from pipeline.models.varlen import SlotLayer, over_true_lengths
 from pipeline.stages.distributions.graphs import captured
 
 ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
@@ -95,23 +96,31 @@ class StaticBatch(PaddedBatch):
     def prefill(self) -> Tensor:
         """Read the prompts, then fix the shapes."""
         logits = super().prefill()
-        device, dtype = self.model.device, self.model.module.dtype
-        self._token = torch.zeros((len(self.lengths), 1), dtype=torch.long, device=device)
+        self._token = self.lengths.new_zeros((len(self.lengths), 1))
         self._position = torch.zeros_like(self._token)
+        self._fix()
+        return logits
+
+    def _fix(self) -> None:
+        """Fix the shapes of the cache, and of what says which of it is in use."""
+        device, dtype = self.model.device, self.model.module.dtype
         self._column = torch.zeros(1, dtype=torch.long, device=device)
         self._bias = torch.full((len(self.lengths), 1, 1, self.capacity), MASKED,
                                 dtype=dtype, device=device)  # fmt: skip
         self._bias[:, 0, 0, : self.width].masked_fill_(self.mask[:, : self.width].bool(), 0)
         for layer in self.cache.layers:
             layer.fix(self._column)
-        return logits
+
+    def _use_column(self, step: int) -> None:
+        """Let the token of step `step` be the last that is in use."""
+        self._column.fill_(self.width + step)
+        self._bias[..., self.width + step] = 0
 
     def step(self, token: Tensor, step: int) -> Tensor:
         """Read the tokens (B,) of step `step`; return the logits (B, V), valid until the next."""
         self._token[:, 0] = token
         self._position[:, 0] = self.lengths + step
-        self._column.fill_(self.width + step)
-        self._bias[..., self.width + step] = 0
+        self._use_column(step)
         if step == 0 and self.model.device.type == "cuda":
             self._replay = captured(self._forward, self.model.label)
         return self._forward() if self._replay is None else self._replay()
@@ -120,17 +129,50 @@ class StaticBatch(PaddedBatch):
         return self.model.forward(self._token, self._bias, self._position, self.cache)
 
 
+class VarlenBatch(StaticBatch):
+    """As the static batch, but every sequence attends to as many columns as it has tokens.
+
+    Prompts are read with padding, then moved to the beginning of their slots: the column of a token
+    is its position.
+    """
+
+    def _fix(self) -> None:
+        self._used = torch.zeros((len(self.lengths), 1, 1, 1), dtype=torch.int32,
+                                 device=self.model.device)  # fmt: skip
+        padding, column = self.width - self.lengths, self._position[:, 0]
+        layers = self.cache.layers
+        for at, layer in enumerate(layers):  # one by one: memory for one layer more is enough
+            layers[at] = SlotLayer(layer, self.capacity, padding, column)
+
+    def _use_column(self, step: int) -> None:
+        self._used[:, 0, 0, 0] = self.lengths + step + 1
+
+    def _forward(self) -> Tensor:
+        with over_true_lengths(self.model.module):
+            return self.model.forward(self._token, self._used, self._position, self.cache)
+
+
 def running_batch(cache: str, model: LanguageModel) -> type[PaddedBatch]:
     """Return how batches are run for the configuration key device.cache.
 
     Raises:
-        PipelineError: static shapes are asked for and the model can't have them.
+        PipelineError: static shapes, or attention over true lengths, are asked for and the model
+            can't have them.
     """
-    refusal = None if cache == "dynamic" else model.static_refusal()
-    if cache == "static" and refusal:
-        raise PipelineError(
-            f"device.cache=static: {model.label} can't decode with static shapes: {refusal}. "
-            "Give device.cache=dynamic, or auto"
-        )
-    static = cache == "static" or (cache == "auto" and model.device.type == "cuda" and not refusal)
-    return StaticBatch if static else GrowingBatch
+    if cache == "dynamic" or (cache == "auto" and model.device.type != "cuda"):
+        return GrowingBatch
+    for name, kind, refusal in (
+        ("varlen", VarlenBatch, model.varlen_refusal),
+        ("static", StaticBatch, model.static_refusal),
+    ):
+        if cache not in ("auto", name):
+            continue
+        why = refusal()
+        if not why:
+            return kind
+        if cache == name:
+            raise PipelineError(
+                f"device.cache={cache}: {model.label} can't decode so: {why}. "
+                "Give device.cache=dynamic, or auto"
+            )
+    return GrowingBatch

@@ -1,0 +1,71 @@
+"""What a decoding step asks a device to do: operations, each at least one kernel.
+
+Run it with ``python -m benchmarks.gpu_operations``, anywhere; `make check-gpu` runs it too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.gpu import REDUCED
+from pipeline.models.compiled import parts_of
+from pipeline.models.load import random_qwen3
+from pipeline.stages.distributions.running import GrowingBatch
+
+PRODUCTS = ("linear", "mm", "addmm")
+
+
+def shares(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors lie in the same memory."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, views left out: all, and those of some modules beside their products."""
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        """Tell the operations of `parts` from the others."""
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self._inside = False
+        for part in parts:
+            part.register_forward_pre_hook(lambda *_: self._enter(inside=True))
+            part.register_forward_hook(lambda *_: self._enter(inside=False))
+
+    def _enter(self, *, inside: bool) -> None:
+        self._inside = inside
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Count an operation, and run it."""
+        found = operation(*args, **(kwargs or {}))
+        if not operation.is_view or not shares(found, args[0]):  # `to` may copy
+            self.counts["all"] += 1
+            product = operation.overloadpacket.__name__ in PRODUCTS
+            self.counts["between"] += self._inside and not product
+        return found
+
+
+def operations(device: torch.device) -> str:
+    """Count the operations of a step of 28 layers, and those that `device.compile` unites."""
+    model = random_qwen3(REDUCED | {"num_hidden_layers": 28}, "bfloat16", "float32", device, "deep")
+    parts = parts_of(model)
+    with torch.inference_mode():
+        batch = GrowingBatch(model, [[5, 6, 7], [8]], 4)
+        token = batch.prefill().argmax(-1)
+        with Operations(parts) as counted:
+            batch.step(token, 0)
+    return (
+        f"{counted.counts['all']} a step; {counted.counts['between']} are in {len(parts)} norms "
+        "and feed-forward parts, beside their products"
+    )
+
+
+if __name__ == "__main__":
+    print(operations(torch.device("cuda" if torch.cuda.is_available() else "cpu")))
