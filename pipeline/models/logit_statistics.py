@@ -72,7 +72,7 @@ def _of_chunk(
     logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]
 ) -> Tempered:
     """Return the statistics of whole rows at every temperature."""
-    z = logits.double()
+    z = logits.to(torch.float64, copy=True)
     z.sub_(top_logits[:, :1]).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids)
     drop = None  # of the tail's largest logit below the row's
@@ -141,6 +141,43 @@ def _at_temperature(
     return Tempered(log_sum, log_tail - log_sum, log_sum - spread * torch.exp(-log_sum))
 
 
+def chosen_statistics(logits: Tensor, top_ids: Tensor, names: Sequence[str]) -> list[Tensor]:
+    """Return some of the statistics (B,) that `logit_statistics` gives of raw logits (B, V).
+
+    Those of the largest logit alone take a third of the time of all.
+
+    Args:
+        logits: finite, or -inf for masked tokens.
+        top_ids: (B, K) of the largest, as of `top_k`.
+        names: of `top_surprisal`, `log_tail` and `entropy`.
+    """
+    if "log_tail" in names:
+        found = logit_statistics(logits, top_ids.shape[1])
+        return [getattr(found, name) for name in names]
+    if not names:
+        return []
+    first = top_ids[:, :1]
+    below = logits.to(torch.float64, copy=True)
+    below.sub_(below.gather(1, first))
+    weight = below.exp() if "entropy" in names else below.exp_()
+    surprisal = weight.scatter_(1, first, 0.0).sum(1).log1p()
+    made = {"top_surprisal": surprisal}
+    if "entropy" in names:
+        spread = torch.linalg.vecdot(weight, below.clamp_(min=MASKED_LOGIT))
+        made["entropy"] = surprisal - spread * torch.exp(-surprisal)
+    return [made[name] for name in names]
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Return the ids (B,) of the largest logits (B, V), of equal ones the first.
+
+    NumPy is ten times as fast as torch here, which has no vectorised argmax on a CPU.
+    """
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
+
+
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest logits and their ids, by decreasing logit, ties by id.
 
@@ -148,6 +185,9 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     is fixed by two sorts of the k; the choice, in rows where the k-th logit has an equal outside,
     by sorting the whole row.
     """
+    if k == 1:
+        ids = argmax(logits)[:, None]
+        return logits.gather(1, ids), ids
     more = min(k + 1, logits.shape[1])
     ids = logits.topk(more, dim=1, sorted=False).indices
     ids = ids.sort(dim=1).values

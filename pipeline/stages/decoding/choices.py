@@ -17,7 +17,7 @@ from torch import Tensor
 
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import Topology
-from pipeline.models.logit_statistics import top_k
+from pipeline.models.logit_statistics import argmax, top_k
 from pipeline.models.nucleus import nucleus
 from pipeline.stages.decoding.shapes import offsets
 
@@ -120,7 +120,7 @@ class Greedy:
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
         """Return the tokens (n,) for rows of logits (n, V); see `Race`."""
-        return logits.argmax(-1)
+        return argmax(logits)
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return the `width` most probable tokens of each row of logits (r, V)."""
@@ -193,7 +193,7 @@ class Race:
         else:
             log_times = self._noise.log_times(position, position + tree.depth + 1, size)
             log_times = log_times[offsets(tree, logits.device)]
-        return (self._kept.tempered(logits, self.temperature) - log_times).argmax(-1)
+        return argmax(self._kept.tempered(logits, self.temperature) - log_times)
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
         """Return the first `width` arrivals for each row of logits (r, V) at one depth."""
@@ -220,7 +220,7 @@ class DrawnRace(Race):
 def first(keys: Tensor, width: int) -> Tensor:
     """Return the ids (r, width) of the largest keys, ties by id; NOTHING for those of -inf."""
     if width == 1:
-        return keys.argmax(-1, keepdim=True)
+        return argmax(keys)[:, None]
     values, ids = top_k(keys, min(width, keys.shape[1]))
     ids = ids.masked_fill(values == -torch.inf, NOTHING)
     missing = width - ids.shape[1]

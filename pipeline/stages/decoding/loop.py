@@ -20,7 +20,7 @@ from pipeline.models.tree_pass import TreePass
 from pipeline.stages.decoding.drafters import Draft, Drafter, room
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import verification
-from pipeline.stages.decoding.verifiers import Verifier
+from pipeline.stages.decoding.verifiers import NotFiniteError, Verification, Verifier
 
 Clock = Callable[[], float]
 
@@ -142,8 +142,7 @@ def read_prompt(run: Run) -> None:
     started = run.clock()
     ids = torch.tensor(run.text, device=run.target.model.device)
     logits = run.target.read(ids)
-    check_finite_logits(run, logits)
-    first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), 0)
+    first = verify(run, logits, Draft(ids[:0], logits[:0]))
     run.emit([first.token])
     emitted = run.clock()
     run.drafter.begin(ids, run.prompt + run.limit, run.target.hidden)
@@ -162,10 +161,9 @@ def step(run: Run) -> None:
     logits = run.target.extend(torch.cat([last, draft.ids]), run.tree_pass(draft))
     read = run.clock()
 
-    check_finite_logits(run, logits)
-    verdict = run.verifier.verify(logits, draft, position)
+    verdict = verify(run, logits, draft)
     run.target.keep(known, verdict.path)
-    tokens = draft.tokens.tolist()
+    tokens = verdict.drafted
     accepted = [tokens[at] for at in verdict.path]
     emitted = run.emit([*accepted, verdict.token])
     kept = [0, *(at + 1 for at in verdict.path)]  # the last token of the text, and the accepted
@@ -189,13 +187,15 @@ def step(run: Run) -> None:
     )
 
 
-def check_finite_logits(run: Run, logits: Tensor) -> None:
-    """Check the target's logits (n, V) after the text so far and the draft."""
-    if not bool(torch.isfinite(logits).all()):
+def verify(run: Run, logits: Tensor, draft: Draft) -> Verification:
+    """Return what the target's logits (n + 1, V) after the text and the draft say of the draft."""
+    try:
+        return run.verifier.verify(logits, draft, run.position)
+    except NotFiniteError:
         raise PipelineError(
             f"{run.target.model.label}: NaN or infinite logits at position {run.position} of the "
             "answer: compute in float32 or bfloat16 (targets.*.dtype), and check its weights"
-        )
+        ) from None
 
 
 def reach(tree: Topology | None, goes_on: NDArray[np.bool_]) -> int:

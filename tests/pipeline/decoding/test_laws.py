@@ -11,21 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.rules import Drafted, Mars, Rule, parameter, register
+from analysis.rules import (
+    AbsoluteThreshold,
+    Additive,
+    Cut,
+    Drafted,
+    Mars,
+    Multiplicative,
+    Rule,
+    TopMAdditive,
+    TopMMultiplicative,
+    Typical,
+    parameter,
+    register,
+)
 from analysis.topk import TopK
 from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding import judging
 from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
 from pipeline.stages.decoding.drafters import Draft, ModelDrafter
+from pipeline.stages.decoding.judging import STORED, Judge, ranked, rule_accepts
 from pipeline.stages.decoding.lookup import PromptLookup
 from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import (
-    STORED,
-    Match,
-    SpeculativeSampling,
-    Verifier,
-    ranked,
-    rule_accepts,
-)
+from pipeline.stages.decoding.verifiers import Match, SpeculativeSampling, Verifier
 from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
 
 
@@ -106,18 +114,52 @@ def test_realised_acceptance_is_one_minus_total_variation_and_the_race_formula(
     assert accepted["races"] / draws == pytest.approx(closed, abs=error)
 
 
-def test_two_largest_logits_judge_mars_as_whole_distributions_do() -> None:
+RULES = [
+    *[Mars(theta) for theta in (0.3, 0.9, 0.98)],
+    *[Additive(t) for t in (0.0, 0.1, 0.5)],
+    *[Multiplicative(alpha) for alpha in (0.5, 1.0)],
+    *[TopMAdditive(m, 0.2, way) for m in (1, 2, 40) for way in ("rank", "paper")],
+    TopMMultiplicative(3, 0.6),
+    AbsoluteThreshold(0.2),
+    Typical(0.3, 0.3),
+    Typical(0.05, 0.9),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_rule_asks_for_judges_as_whole_distributions_do(
+    rule: Rule, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token after the other, or all columns at once, as where to read is to wait."""
     generator = torch.Generator().manual_seed(0)
-    z = torch.randn((400, V), generator=generator).round(decimals=1)  # with ties
-    z[::7] -= 5  # no positive logit
+    z = torch.randn((400, V), generator=generator).mul(2).round(decimals=1)  # with ties
+    z[::7] -= 9  # no positive logit
     drafted = torch.randint(V, (400,), generator=generator)
     drafted[::2] = z[::2].topk(2).indices[:, 1]
-    for theta in (0.3, 0.9, 0.98):
-        found = rule_accepts(Mars(theta), z, drafted, z.argmax(1))
-        dist, rank, log_prob = ranked(z, drafted, V)
-        wanted = Mars(theta).accepts(dist, Drafted(rank, log_prob))
-        assert (found == (wanted | (drafted == z.argmax(1)).numpy())).all()
-        assert 0 < found.sum() < 400
+    dist, rank, log_prob = ranked(z, drafted, V)
+    wanted = rule.accepts(dist, Drafted(rank, log_prob))
+    assert (rule_accepts(rule, z, drafted, z.argmax(1)) == wanted).all()
+    assert len({*wanted.tolist()}) == 2
+    monkeypatch.setattr(judging, "waits", lambda _: ahead)
+    judge = Judge(rule, z, drafted)
+    assert bool(judge.columns) is ahead
+    accepts = judge.of([column.numpy() for column in judge.columns])
+    assert [accepts(at) for at in range(400)] == wanted.tolist()
+
+
+def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
+    class Sure(Additive):
+        def cut(self, dist: TopK, /) -> Cut:
+            return Cut(offset=np.where(dist.entropy < 1.0, 1.0, 0.0))
+
+    class Renamed(Additive):
+        pass
+
+    assert Renamed.decided_by == Additive.decided_by == ("top_surprisal",)
+    assert Sure.decided_by == Rule.decided_by
+    z = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    assert rule_accepts(Sure(0.5), z, torch.tensor([1, 1]), z.argmax(1)).tolist() == [False, True]
 
 
 @register("test_nucleus")

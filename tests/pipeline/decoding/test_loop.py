@@ -198,8 +198,10 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
         greedy(target, Nothing(CPU), [5] * 1020, 0)
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("row", [0, 2])
 def test_logits_that_are_not_finite_stop_the_answer_where_they_occur(
-    target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    broken: float, row: int, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[int] = []
     real = CachedSequence.extend
@@ -207,8 +209,11 @@ def test_logits_that_are_not_finite_stop_the_answer_where_they_occur(
     def third_is_broken(self: CachedSequence, *arguments: Any) -> torch.Tensor:
         passes.append(1)
         found = real(self, *arguments)
-        return found * torch.nan if len(passes) == 3 else found
+        if len(passes) == 3:
+            found[row, 7] = broken
+        return found
 
     monkeypatch.setattr(CachedSequence, "extend", third_is_broken)
-    with pytest.raises(PipelineError, match="tiny: NaN or infinite logits at position 3 of the"):
-        greedy(target, Nothing(CPU), PROMPTS[0], 0)
+    with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits at position \d+ of the"):
+        greedy(target, PromptLookup(1, CPU), [5] * 9, 3)
+    assert len(passes) == 3
