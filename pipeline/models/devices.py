@@ -79,7 +79,7 @@ def read(*tensors: Tensor) -> list[NDArray[Any]]:
     if not tensors or not waits(tensors[0].device):
         return [tensor.numpy() for tensor in tensors]
     dtypes = [torch.empty(0, dtype=tensor.dtype).numpy().dtype for tensor in tensors]
-    packed = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+    packed = torch.cat([_bytes(tensor) for tensor in tensors])
     parts = np.split(packed.cpu().numpy(), np.cumsum([t.nbytes for t in tensors])[:-1])
     return [
         np.frombuffer(part.tobytes(), dtype).reshape(tensor.shape)
@@ -87,9 +87,16 @@ def read(*tensors: Tensor) -> list[NDArray[Any]]:
     ]
 
 
-def send(values: Sequence[Any] | NDArray[Any], device: torch.device) -> Tensor:
+def _bytes(tensor: Tensor) -> Tensor:
+    if not tensor.numel():  # of strides that no other type can have
+        return tensor.new_empty(0, dtype=torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def send(values: Sequence[int] | NDArray[Any], device: torch.device) -> Tensor:
     """Return numbers as a tensor on a device, without waiting for what it still computes."""
-    tensor = torch.as_tensor(values)
+    array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.int64)
+    tensor = torch.from_numpy(array)
     if device.type == "cuda":  # only a copy from pinned memory does not wait
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -201,6 +201,7 @@ def test_what_is_read_is_what_was_there(packed: bool, monkeypatch: pytest.Monkey
         torch.tensor([True, False, True]),
         torch.arange(6).view(2, 3).T,
         torch.empty((0, 4)),
+        torch.from_numpy(np.array([], dtype=np.int64)),
         torch.tensor([float("nan"), 1e-40]),
     ]
     for found, wanted in zip(devices.read(*given), given, strict=True):

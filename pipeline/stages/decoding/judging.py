@@ -12,8 +12,9 @@ from torch import Tensor
 
 from analysis.rules import Drafted, Rule
 from analysis.topk import TopK
-from pipeline.models.devices import read, waits
-from pipeline.models.logit_statistics import chosen_statistics, logit_statistics, top_k
+from pipeline.models import devices
+from pipeline.models.devices import read
+from pipeline.models.logit_statistics import chosen_statistics, logit_statistics, top_k_unread
 
 STORED = 16  # most probable tokens that a rule sees which does not say what decides; a threshold
 # decides on those beyond them, and a rule without one is shown all tokens when it has to
@@ -30,17 +31,27 @@ class Judge:
             the rest of the call. Elsewhere empty: the rule asks when a token comes to be judged.
     """
 
-    def __init__(self, rule: Rule, logits: Tensor, drafted: Tensor) -> None:
-        """Judge `drafted` (n,) under the target's raw logits (n, V)."""
-        self._rule, self._logits, self._drafted = rule, logits, drafted
-        self.columns = columns(rule, logits, drafted) if waits(logits.device) else []
+    def __init__(
+        self, rule: Rule | None, logits: Tensor, drafted: Tensor, *, argmax: bool = True
+    ) -> None:
+        """Judge `drafted` (n,) under the target's raw logits (n, V).
+
+        No rule accepts nothing; without `argmax` a rule accepts the argmax neither.
+        """
+        self._rule, self._logits, self._drafted, self._argmax = rule, logits, drafted, argmax
+        self.columns: list[Tensor] = []
+        if rule is not None and devices.waits(logits.device):
+            self.columns = columns(rule, logits, drafted)
 
     def of(self, found: list[Numbers]) -> Callable[[int], bool]:
         """Return what says whether the i-th token is accepted, from what `columns` hold."""
         rule, logits, drafted = self._rule, self._logits, self._drafted
+        least = 1 if self._argmax else 2
+        if rule is None:
+            return lambda _: False
         if found:
-            return judged(rule, logits, drafted, found).item
-        return lambda i: judged(rule, logits[i : i + 1], drafted[i : i + 1]).item()
+            return judged(rule, logits, drafted, found, least).item
+        return lambda i: judged(rule, logits[i : i + 1], drafted[i : i + 1], None, least).item()
 
 
 def columns(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -> list[Tensor]:
@@ -51,7 +62,7 @@ def columns(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -
     if k is None:
         all_ = rule.decided_by == Rule.decided_by
         k = max(STORED, rule.minimum_k) if all_ else rule.minimum_k
-    values, ids = top_k(logits, min(k, logits.shape[1]))
+    values, ids = top_k_unread(logits, min(k, logits.shape[1]))
     if values.itemsize < 4:  # NumPy has no bfloat16
         values = values.float()
     mine = logits.gather(1, drafted[:, None])[:, 0].to(values.dtype)
@@ -59,21 +70,25 @@ def columns(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -
 
 
 def judged(
-    rule: Rule, logits: Tensor, drafted: Tensor, found: list[Numbers] | None = None
+    rule: Rule,
+    logits: Tensor,
+    drafted: Tensor,
+    found: list[Numbers] | None = None,
+    least_rank: int = 1,
 ) -> Flags:
     """Say which drafted tokens (n,) a rule accepts, from its columns, which None reads.
 
     A rule without a threshold that has to see all tokens reads them: one wait more.
     """
     size = logits.shape[1]
-    accepted = from_columns(rule, found or read(*columns(rule, logits, drafted)), size)
+    accepted = from_columns(rule, found or read(*columns(rule, logits, drafted)), size, least_rank)
     if accepted is None:
-        accepted = from_columns(rule, read(*columns(rule, logits, drafted, size)), size)
+        accepted = from_columns(rule, read(*columns(rule, logits, drafted, size)), size, least_rank)
         assert accepted is not None
     return accepted
 
 
-def from_columns(rule: Rule, found: list[Numbers], size: int) -> Flags | None:
+def from_columns(rule: Rule, found: list[Numbers], size: int, least_rank: int = 1) -> Flags | None:
     """Say which of n tokens a rule accepts; None where it can't without those behind the K shown.
 
     Of a token that is not among the K, only that counts.
@@ -89,7 +104,7 @@ def from_columns(rule: Rule, found: list[Numbers], size: int) -> Flags | None:
     if behind.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[behind]) < 0:
         return None
     log_prob = (mine.astype(np.float64) - values[:, 0]) - dist.top_surprisal
-    return rule.accepts(dist, Drafted(rank, log_prob))
+    return rule.accepts(dist, Drafted(rank, log_prob)) & (rank >= least_rank)
 
 
 def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) -> Flags:

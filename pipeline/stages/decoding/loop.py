@@ -15,6 +15,7 @@ from torch import Tensor
 from analysis.decoding.laws import leading
 from analysis.trees.topology import ROOT, Topology
 from pipeline.errors import PipelineError
+from pipeline.models.devices import send
 from pipeline.models.load import LanguageModel
 from pipeline.models.tree_pass import TreePass
 from pipeline.stages.decoding.drafters import Draft, Drafter, room
@@ -140,7 +141,7 @@ def decode(
 def read_prompt(run: Run) -> None:
     """Let the target read the prompt and emit the first token; then the drafter reads it."""
     started = run.clock()
-    ids = torch.tensor(run.text, device=run.target.model.device)
+    ids = send(run.text, run.target.model.device)
     logits = run.target.read(ids)
     first = verify(run, logits, Draft(ids[:0], logits[:0]))
     run.emit([first.token])
@@ -157,7 +158,7 @@ def step(run: Run) -> None:
     draft = run.drafter.propose(run.text, count, position)
     drafted = run.clock()
 
-    last = torch.tensor(run.text[-1:], device=draft.tokens.device)
+    last = send(run.text[-1:], draft.tokens.device)
     logits = run.target.extend(torch.cat([last, draft.ids]), run.tree_pass(draft))
     read = run.clock()
 
@@ -166,9 +167,7 @@ def step(run: Run) -> None:
     tokens = verdict.drafted
     accepted = [tokens[at] for at in verdict.path]
     emitted = run.emit([*accepted, verdict.token])
-    kept = [0, *(at + 1 for at in verdict.path)]  # the last token of the text, and the accepted
-    hidden = None if run.target.hidden is None else run.target.hidden[kept]
-    run.drafter.accept(known, verdict.path, hidden)
+    run.drafter.accept(known, verdict.path, run.target.hidden_after(verdict.path))
     # what follows the token that ends the answer was never tested
     run.answer.calls.append(
         TargetCall(

@@ -13,12 +13,14 @@ from torch import Tensor
 from analysis.decoding import laws as verification
 from analysis.rules import Rule
 from analysis.trees import laws as trees
+from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Topology
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import argmax
 from pipeline.stages.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
 from pipeline.stages.decoding.drafters import Draft
-from pipeline.stages.decoding.judging import Flags, Judge, Numbers, rule_accepts
+from pipeline.stages.decoding.judging import Flags, Judge, Numbers
+from pipeline.stages.decoding.residuals import Follow, Siblings
 from pipeline.stages.decoding.shapes import chain as chain_of
 from pipeline.stages.decoding.shapes import parents
 
@@ -145,37 +147,19 @@ class SpeculativeSampling:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Test drafted tokens one after the other."""
         n = len(draft.tokens)
-        drafted, _ = read_call(logits, draft)
         p = self._target.weights(logits)
-        at = draft.tokens[:, None]
-        q = None if draft.weights is None else draft.weights.gather(1, at)[:, 0].cpu().numpy()
-
-        def rows(accepted: int) -> tuple[np.ndarray, np.ndarray | None]:
-            target = p[accepted].cpu().numpy()
-            if accepted == n:
-                return target, None
-            if draft.weights is not None:
-                return target, draft.weights[accepted].cpu().numpy()
-            certain = np.zeros_like(target)
-            certain[drafted[accepted]] = 1.0
-            return target, certain
-
-        also = None
-        if self._rule is not None:
-            best = argmax(logits[:n])
-            also = rule_accepts(self._rule, logits[:n], draft.tokens, best)
-            also &= (draft.tokens != best).cpu().numpy()
-        return chain(
-            verification.speculative_sampling(
-                p[:n].gather(1, at)[:, 0].cpu().numpy(),
-                np.ones(n) if q is None else q,
-                self._uniforms[position : position + n, TEST],
-                rows,
-                lambda accepted: self._uniforms[position + accepted, TOKEN],
-                also,
-            ),
-            drafted,
+        follow = Follow(p, draft, self._uniforms[position : position + n + 1, TOKEN])
+        judge = Judge(self._rule, logits[:n], draft.tokens, argmax=False)
+        drafted, (at, *found) = read_call(
+            logits, draft, of_drafted(p, draft), *follow.columns, *judge.columns
         )
+        passed = verification.sampling_accepts(
+            at[:, 0], at[:, 1], self._uniforms[position : position + n, TEST]
+        )
+        split = len(follow.columns)
+        accepted = verification.leading(tested(passed, judge.of(found[split:])))
+        token = follow.of(found[:split])(accepted)
+        return chain(verification.ChainVerdict(accepted, token), drafted)
 
 
 class TreeSampling:
@@ -186,29 +170,38 @@ class TreeSampling:
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
-        """Test the children of a node one after the other, then those of the accepted one."""
-        drafted, _ = read_call(logits, draft)
-        tree = chain_of(len(drafted)) if draft.tree is None else draft.tree
-        row = {node: at for at, node in enumerate(parents(tree))}
+        """Test the children of a node one after the other, then those of the accepted one.
 
-        def rows(node: int) -> tuple[np.ndarray, np.ndarray | None]:
-            target = self._target.weights(logits[node + 1][None])[0].cpu().numpy()
-            if draft.weights is None or node not in row:
-                return target, None
-            return target, draft.weights[row[node]].cpu().numpy()
+        Where to read is to wait, that is once for each node of the path, the root included.
+        """
+        tree = chain_of(len(draft.tokens)) if draft.tree is None else draft.tree
+        path: list[int] = []
+        while True:
+            node = path[-1] if path else ROOT
+            siblings = self._siblings(logits, draft, tree, node, position + len(path))
+            if node == ROOT:
+                drafted, found = read_call(logits, draft, *siblings.columns)
+            else:
+                found = read(*siblings.columns)
+            pairs, token = siblings.of(found)
+            for (p, q), child in zip(pairs, tree.children[node], strict=False):
+                test = self._noise.test(position + len(path), tree.siblings[child])
+                if drafted[child] != NOTHING and test * q < p:
+                    path.append(child)
+                    break
+            else:
+                return on_tree(trees.TreeVerdict(tuple(path), token()), tree, drafted)
 
-        tests = [
-            self._noise.test(position + depth - 1, sibling)
-            for depth, sibling in zip(tree.depths, tree.siblings, strict=True)
-        ]
-        verdict = trees.speculative_sampling(
-            tree,
-            drafted,
-            np.array(tests),
-            rows,
-            lambda accepted: self._noise.uniforms[position + accepted, TOKEN],
-        )
-        return on_tree(verdict, tree, drafted)
+    def _siblings(
+        self, logits: Tensor, draft: Draft, tree: Topology, node: int, position: int
+    ) -> Siblings:
+        """Return the tests of the children of a node, which are drafted for `position`."""
+        p = self._target.weights(logits[node + 1][None])
+        uniform = self._noise.uniforms[position, TOKEN]
+        if draft.weights is None or not tree.children[node]:
+            return Siblings(p, p, [], uniform)
+        q = draft.weights[parents(tree).index(node)][None]
+        return Siblings(p, q, [draft.tokens[child] for child in tree.children[node]], uniform)
 
 
 class BlockVerification:
@@ -223,14 +216,27 @@ class BlockVerification:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept the longest prefix whose own test succeeds."""
-        drafted, (p,) = read_call(logits, draft, self._target.weights(logits))
-        uniforms = self._noise.of_call(position)
-        if draft.weights is None:
-            q = np.zeros_like(p[:-1])
-            q[np.arange(len(drafted)), drafted] = 1.0
-        else:
-            q = draft.weights.cpu().numpy()
-        verdict = verification.block_verification(
-            drafted, p, q, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
+        n, uniforms = len(draft.tokens), self._noise.of_call(position)
+        p = self._target.weights(logits)
+        kept = [torch.ones_like(p[0, :1])]
+        for p_at, q_at in of_drafted(p, draft)[:, :, None]:
+            kept.append((kept[-1] * p_at / q_at).clamp(max=1))
+        scale = torch.cat(kept)
+        follow = Follow(p, draft, uniforms[: n + 1, TOKEN], scale[:n])
+        excess = torch.cat([follow.excess(1), scale[max(n, 1) :]])
+        drafted, (of_prefix, *found) = read_call(
+            logits, draft, torch.stack([scale[1:], excess], 1), *follow.columns
         )
-        return chain(verdict, drafted)
+        accepted = verification.block_accepts(of_prefix[:, 0], of_prefix[:, 1], uniforms[:, TEST])
+        return chain(verification.ChainVerdict(accepted, follow.of(found)(accepted)), drafted)
+
+
+def of_drafted(p: Tensor, draft: Draft) -> Tensor:
+    """Return (n, 2) probabilities of drafted tokens: of the target, p (n + 1, V), and the draft.
+
+    The draft's are 1 where its tokens were not drawn.
+    """
+    at = draft.tokens[:, None]
+    p_at = p[: len(at)].gather(1, at)
+    q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
+    return torch.cat([p_at, q_at], 1)

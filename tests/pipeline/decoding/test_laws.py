@@ -26,9 +26,9 @@ from analysis.rules import (
     register,
 )
 from analysis.topk import TopK
+from pipeline.models import devices
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding import judging
-from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
+from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race, invert
 from pipeline.stages.decoding.drafters import Draft, ModelDrafter
 from pipeline.stages.decoding.judging import STORED, Judge, ranked, rule_accepts
 from pipeline.stages.decoding.lookup import PromptLookup
@@ -141,7 +141,7 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(
     wanted = rule.accepts(dist, Drafted(rank, log_prob))
     assert (rule_accepts(rule, z, drafted, z.argmax(1)) == wanted).all()
     assert len({*wanted.tolist()}) == 2
-    monkeypatch.setattr(judging, "waits", lambda _: ahead)
+    monkeypatch.setattr(devices, "waits", lambda _: ahead)
     judge = Judge(rule, z, drafted)
     assert bool(judge.columns) is ahead
     accepts = judge.of([column.numpy() for column in judge.columns])
@@ -209,6 +209,12 @@ def test_mars_above_zero_tests_a_drafted_argmax_like_any_token() -> None:
         noise.uniforms[:] = uniform
         for rule in (None, Mars(0.9), Mars(0.99)):
             assert SpeculativeSampling(1.0, noise, rule).verify(z, drafted, 0).path == accepted
+
+
+def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
+    weights = torch.tensor([[0.25, 0.0, 0.5, 0.0], [0.0, 0.25, 0.25, 0.0]], dtype=torch.float64)
+    for uniform, wanted in ((0.0, [0, 1]), (0.4, [2, 1]), (1.0, [2, 2])):
+        assert invert(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
 
 
 def test_mars_that_relaxes_nothing_decodes_what_speculative_sampling_decodes() -> None:
