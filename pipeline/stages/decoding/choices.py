@@ -34,7 +34,7 @@ class Truncation(NamedTuple):
 
     def tempered(self, logits: Tensor, temperature: float) -> Tensor:
         """Return logits (n, V) over the temperature in float64, -inf for tokens that are cut."""
-        scaled = logits.double() / temperature
+        scaled = logits.to(torch.float64, copy=True).div_(temperature)
         if self == ALL:
             return scaled
         ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
