@@ -217,6 +217,6 @@ def top_k_unread(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     room = k - above.sum(1, keepdim=True)
     kept = above | (equal & (equal.cumsum(1) <= room))
     backwards = torch.arange(size, 0, -1, device=logits.device)
-    ids = size - torch.where(kept, backwards, 0).topk(k, dim=1).values
+    ids = size - torch.where(kept, backwards, 1).topk(k, dim=1).values  # NaN: any id but no other
     values, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
     return values, ids.gather(1, order)

@@ -193,6 +193,26 @@ def test_the_largest_logit_is_the_first_of_equal_ones() -> None:
         assert logit_statistics.top_k(rows, 1)[1][:, 0].equal(found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_largest_logits_are_found_without_reading(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z = torch.randn((40, 30), generator=torch.Generator().manual_seed(0)).to(dtype)
+    z[10:20] = z[10:20].round()  # ties
+    z[20:30, 4:] = -torch.inf
+    z[30:35] = -torch.inf
+    z[35:] = 0.0
+    wanted = {k: logit_statistics.top_k(z, k) for k in (1, 2, 5, 29, 30)}
+    monkeypatch.setattr(devices, "waits", lambda _: True)
+    for k, (values, ids) in wanted.items():
+        found = logit_statistics.top_k_unread(z, k)
+        assert found[0].equal(values)
+        assert found[1].equal(ids)
+    z[0, 3] = z[1] = torch.nan  # an id that there is: another would stop a GPU
+    for k in wanted:
+        assert logit_statistics.top_k_unread(z, k)[1].max() < 30
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_what_is_read_is_what_was_there(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "waits", lambda _: packed)

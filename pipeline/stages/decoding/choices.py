@@ -235,7 +235,7 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     total = cumulated[:, -1:].contiguous()
     found = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
     last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
-    return torch.minimum(found, last)[:, 0]
+    return torch.minimum(found, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN
 
 
 Choice = Greedy | Inversion | Race

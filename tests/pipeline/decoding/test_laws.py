@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.decoding.laws import block_verification, pick, speculative_sampling
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
@@ -26,14 +27,23 @@ from analysis.rules import (
     register,
 )
 from analysis.topk import TopK
+from analysis.trees.laws import speculative_sampling as on_trees
+from analysis.trees.topology import batch
 from pipeline.models import devices
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race, invert
+from pipeline.stages.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, invert
 from pipeline.stages.decoding.drafters import Draft, ModelDrafter
 from pipeline.stages.decoding.judging import STORED, Judge, ranked, rule_accepts
 from pipeline.stages.decoding.lookup import PromptLookup
 from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import Match, SpeculativeSampling, Verifier
+from pipeline.stages.decoding.residuals import Follow
+from pipeline.stages.decoding.verifiers import (
+    BlockVerification,
+    Match,
+    SpeculativeSampling,
+    TreeSampling,
+    Verifier,
+)
 from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
 
 
@@ -215,6 +225,48 @@ def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
     weights = torch.tensor([[0.25, 0.0, 0.5, 0.0], [0.0, 0.25, 0.25, 0.0]], dtype=torch.float64)
     for uniform, wanted in ((0.0, [0, 1]), (0.4, [2, 1]), (1.0, [2, 2])):
         assert invert(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
+    broken = torch.full_like(weights, torch.nan)
+    assert invert(broken, torch.full((2,), 0.5, dtype=torch.float64)).max() < 4
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_is_drawn_on_the_device_is_what_the_laws_draw(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "waits", lambda _: ahead)
+    generator = np.random.default_rng(0)
+    for turn in range(60):
+        p, q = generator.dirichlet(np.full(5, 0.5), 3), generator.dirichlet(np.full(5, 0.5), 2)
+        tokens = np.array([generator.choice(5, p=row) for row in q])
+        noise = Noise(turn, "p", 4, CPU, 2)
+        drawn = None if turn % 5 == 0 else torch.from_numpy(q)
+        if drawn is None:
+            q = np.eye(5)[tokens]
+        draft = Draft(torch.from_numpy(tokens), drawn)
+        logits = torch.from_numpy(np.log(p))
+        u, n = noise.uniforms, len(tokens)
+        empty = Follow(
+            torch.from_numpy(p), Draft(draft.tokens, torch.from_numpy(p[:n])), u[:3, TOKEN]
+        )
+        token = empty.of([column.numpy() for column in empty.columns])
+        assert [token(a) for a in range(3)] == [pick(p[a], u[a, TOKEN]) for a in range(3)]
+        chain = speculative_sampling(
+            p[[0, 1], tokens], q[[0, 1], tokens], u[:n, TEST],
+            lambda a: (p[a], q[a] if a < n else None), lambda a: u[a, TOKEN],  # noqa: B023
+        )  # fmt: skip
+        found = SpeculativeSampling(1.0, noise).verify(logits, draft, 0)
+        assert (len(found.path), found.token) == chain
+        fresh = noise.of_call(0)
+        block = block_verification(tokens.tolist(), p, q, fresh[:, TEST], lambda a: fresh[a, TOKEN])  # noqa: B023
+        found = BlockVerification(1.0, noise).verify(logits, draft, 0)
+        assert (len(found.path), found.token) == block
+        siblings = Draft(draft.tokens, torch.from_numpy(q[:1]), batch(2))
+        tree = on_trees(
+            batch(2), tokens.tolist(), np.array([noise.test(0, 1), noise.test(0, 2)]),
+            lambda node: (p[node + 1], q[0] if node < 0 else None), lambda a: u[a, TOKEN],  # noqa: B023
+        )  # fmt: skip
+        found = TreeSampling(1.0, noise).verify(logits, siblings, 0)
+        assert (found.path, found.token) == tree
 
 
 def test_mars_that_relaxes_nothing_decodes_what_speculative_sampling_decodes() -> None:

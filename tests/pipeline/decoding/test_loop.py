@@ -12,6 +12,7 @@ import torch
 
 from analysis.decoding import laws as verification
 from analysis.rules import Additive
+from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
 from pipeline.execution import stopwatch
 from pipeline.execution.stopwatch import Stopwatch
@@ -22,6 +23,7 @@ from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
 from pipeline.stages.decoding.lookup import PromptLookup, continuation
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.shapes import verification as verification_pass
 from pipeline.stages.decoding.verifiers import Match, Relaxed
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
@@ -199,6 +201,20 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
         greedy(target, Nothing(CPU), [], 0)
     with pytest.raises(PipelineError, match="1020 tokens and an answer of 24 exceed the context"):
         greedy(target, Nothing(CPU), [5] * 1020, 0)
+
+
+@torch.inference_mode()
+def test_hidden_states_after_a_path_are_those_of_its_nodes(target: LanguageModel) -> None:
+    sequence = CachedSequence(target, 12, (1, 2))
+    sequence.read(torch.tensor(PROMPTS[0]))
+    tree = Topology((-1, -1, 1))
+    shape = verification_pass(tree, CPU, torch.float32)
+    sequence.extend(torch.tensor([9, 3, 4, 5]), shape)
+    found = sequence.hidden_after((1, 2))
+    assert sequence.hidden is not None
+    assert found is not None
+    assert found.equal(sequence.hidden[[0, 2, 3]])
+    assert CachedSequence(target, 4).hidden_after((0,)) is None
 
 
 class Event:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.rules import Additive, Mars
-from analysis.trees.topology import Growth, symmetric
+from analysis.trees.topology import Growth, Topology, symmetric
 from pipeline.models import devices
 from pipeline.models.load import LanguageModel
 from pipeline.stages.decoding import loop
@@ -25,9 +25,10 @@ from pipeline.stages.decoding.choices import (
     Noise,
     Race,
 )
-from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
+from pipeline.stages.decoding.drafters import HeadDrafter, ModelDrafter, Nothing
 from pipeline.stages.decoding.lookup import PromptLookup
 from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.stopping import Threshold
 from pipeline.stages.decoding.verifiers import (
     BlockVerification,
     Match,
@@ -35,7 +36,8 @@ from pipeline.stages.decoding.verifiers import (
     SpeculativeSampling,
     TreeSampling,
 )
-from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy
+from tests.pipeline.heads import random_head
 
 TO_HOST = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__array__")
 DYNAMIC = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2")
@@ -154,6 +156,34 @@ def test_without_a_model_only_verification_reads(
     with counted(monkeypatch) as seen:
         calls = decode(target, source, Match(Greedy()), PROMPTS[0], 3, LIMIT).calls
     assert +seen == {"cpu": 1 + len(calls)}
+
+
+@pytest.mark.parametrize("drafted", [None, torch.arange(0, V, 2)], ids=["all", "half"])
+@pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
+def test_drafting_with_a_head_reads_nothing(
+    drafted: torch.Tensor | None,
+    tree: Topology | None,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_head(target, drafted)
+    wanted = greedy(target, HeadDrafter(model, Greedy(), tree), PROMPTS[0], 3).tokens
+    with counted(monkeypatch) as seen:
+        answer = greedy(target, HeadDrafter(model, Greedy(), tree), PROMPTS[0], 3)
+    assert answer.tokens == wanted
+    assert +seen == {"cpu": 1 + len(answer.calls)}
+
+
+def test_a_drafter_that_stops_is_asked_before_every_token(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ModelDrafter(drafter, Greedy(), None, Threshold("max_q", 0.2))
+    with counted(monkeypatch) as seen:
+        calls = greedy(target, source, PROMPTS[0], 3).calls
+    longest = [min(3, LIMIT - call.position - 1) for call in calls]
+    asked = [min(call.drafted + 1, most) for call, most in zip(calls, longest, strict=True)]
+    assert {call.drafted for call in calls} >= {0, 1, 3}
+    assert +seen == {"cpu": 1 + len(calls) + sum(asked)}
 
 
 def test_what_is_counted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
