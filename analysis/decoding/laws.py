@@ -8,7 +8,7 @@ comes in as numbers, so that every law is a plain function and can be enumerated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,14 +166,31 @@ def block_verification(
             ones is drawn.
     """
     n = len(drafted)
-    accepted, kept, scale = 0, 1, 1  # the scale is w at the accepted prefix
+    kept, excess = [1], []
     for i, token in enumerate(drafted):
-        kept = min(kept * target[i, token] / draft[i, token], 1)
-        excess = np.maximum(kept * target[i + 1] - draft[i + 1], 0).sum() if i + 1 < n else kept
-        if uniforms[i] * (excess + 1 - kept) < excess:
-            accepted, scale = i + 1, kept
-    weights = target[n] if accepted == n else residual(scale * target[accepted], draft[accepted])
+        kept.append(min(kept[i] * target[i, token] / draft[i, token], 1))
+        rest = np.maximum(kept[-1] * target[i + 1] - draft[i + 1], 0) if i + 1 < n else kept[-1]
+        excess.append(np.sum(rest))
+    accepted = block_accepts(kept[1:], excess, uniforms)
+    weights = target[n]
+    if accepted < n:
+        weights = residual(kept[accepted] * target[accepted], draft[accepted])
     return ChainVerdict(accepted, pick(weights, token_uniform(accepted)))
+
+
+def block_accepts(kept: Iterable[Any], excess: Iterable[Any], uniforms: Floats) -> int:
+    """Return how many tokens block verification accepts: those of the last success.
+
+    Args:
+        kept: (n,) w_1 to w_n of `block_verification`.
+        excess: (n,) r_1 to r_(n-1), and w_n.
+        uniforms: at least n uniform numbers.
+    """
+    accepted = 0
+    for i, (w, r) in enumerate(zip(kept, excess, strict=True)):
+        if uniforms[i] * (r + 1 - w) < r:
+            accepted = i + 1
+    return accepted
 
 
 def history(indicators: Sequence[bool], draft_length: int, limit: int | None = None) -> list[Call]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..topk import TopK
 
 
+PROBABILITIES = ("top_surprisal",)  # what turns raw logits into them
+
+
 def _t() -> Any:
     return parameter("a number in [0, 1]", lambda t: 0 <= t <= 1)
 
@@ -59,6 +62,7 @@ class Additive(Rule):
 
     shown: ClassVar[str] = "Additive (t = {t:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"t": 1}
+    decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
     t: float = _t()
 
@@ -74,6 +78,7 @@ class Multiplicative(Rule):
 
     shown: ClassVar[str] = "Mult. (α = {alpha:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"alpha": -1}
+    decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
     alpha: float = _alpha()
 
@@ -115,6 +120,7 @@ class TopMAdditive(_TopM):
 
     shown: ClassVar[str] = "Top-{m} + additive (t = {t:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "t": 1}
+    decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
     m: int = _m()
     t: float = _t()
@@ -132,6 +138,7 @@ class TopMMultiplicative(_TopM):
 
     shown: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "alpha": -1}
+    decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
     m: int = _m()
     alpha: float = _alpha()
@@ -149,6 +156,7 @@ class Typical(Rule):
 
     shown: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"eps0": -1, "delta0": -1}
+    decided_by: ClassVar[tuple[str, ...]] = (*PROBABILITIES, "entropy")
 
     eps0: float = parameter("a number above 0", lambda value: value > 0)
     delta0: float = parameter("a number above 0", lambda value: value > 0)
@@ -165,6 +173,7 @@ class AbsoluteThreshold(Rule):
 
     shown: ClassVar[str] = "Absolute (θ = {theta:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"theta": -1}
+    decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
     theta: float = parameter("a number in [0, 1)", lambda theta: 0 <= theta < 1)
 
@@ -184,7 +193,7 @@ class Mars(Rule):
     shown: ClassVar[str] = "MARS (θ = {theta:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"theta": -1}
     samples: ClassVar[bool] = True
-    raw_ranks: ClassVar[int] = 2
+    decided_by: ClassVar[tuple[str, ...]] = ()
     undefined_means: ClassVar[str] = (
         "Steps whose largest raw logit is not positive, where MARS accepts the argmax only"
     )

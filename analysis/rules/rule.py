@@ -132,8 +132,9 @@ class Rule:
             that is not named may be turned in any order.
         judges_tokens: whether a drafted token is judged by itself; a tree's level is not.
         samples: whether decoding with it is defined above temperature 0.
-        raw_ranks: how many of the largest raw logits decide, where no probability does: nothing
-            of rank beyond it is accepted. 0 where probabilities decide.
+        decided_by: the columns of a distribution that decide beside its `minimum_k` most probable
+            tokens: decoding computes no others, and shows NaN in their place. A rule that names
+            fewer than all has to name in `minimum_k` every token that it looks at.
         undefined_means: what to print of the steps of `undefined`.
     """
 
@@ -142,8 +143,14 @@ class Rule:
     relaxes: ClassVar[Mapping[str, int]] = {}
     judges_tokens: ClassVar[bool] = True
     samples: ClassVar[bool] = False
-    raw_ranks: ClassVar[int] = 0
+    decided_by: ClassVar[tuple[str, ...]] = ("top_surprisal", "log_tail", "entropy")
     undefined_means: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a class that says anew what is accepted, and not what decides, see all columns."""
+        super().__init_subclass__(**options)
+        if {"cut", "accepted_count"} & vars(cls).keys() and "decided_by" not in vars(cls):
+            cls.decided_by = Rule.decided_by
 
     def __post_init__(self) -> None:
         """Check types and ranges of the parameters.

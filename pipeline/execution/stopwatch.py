@@ -6,8 +6,9 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,6 +18,28 @@ if TYPE_CHECKING:  # workers start faster
 
 Mark = float | torch.cuda.Event
 DECODING = ("prefill", "decode", "statistics")  # the rest of a shard overlaps with the next one's
+
+
+def mark(device: torch.device) -> Mark:
+    """Return this moment: on the host, or on CUDA when the device has done what it was given."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(marks: Sequence[Mark]) -> list[float]:
+    """Return the seconds from each of n marks to the next (n - 1,); waits for the last one."""
+    if marks and not isinstance(marks[-1], float):
+        marks[-1].synchronize()
+    return [_seconds(begin, end) for begin, end in pairwise(marks)]
+
+
+def _seconds(begin: Mark, end: Mark) -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        return end - begin  # type: ignore[operator]  # all are of one kind
+    return begin.elapsed_time(end) / 1000
 
 
 class Stopwatch:
@@ -30,28 +53,17 @@ class Stopwatch:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Time what runs inside."""
-        begin = self._mark()
+        begin = mark(self._device)
         yield
-        self._spans.append((name, begin, self._mark()))
+        self._spans.append((name, begin, mark(self._device)))
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every span so far, by name; waits for the last one to end."""
-        if self._spans and not isinstance(self._spans[-1][2], float):
-            self._spans[-1][2].synchronize()
         total: dict[str, float] = defaultdict(float)
+        seconds_between([end for _, _, end in self._spans[-1:]])  # waits: the others ended before
         for name, begin, end in self._spans:
-            if isinstance(begin, float):
-                total[name] += end - begin  # type: ignore[operator]
-            else:
-                total[name] += begin.elapsed_time(end) / 1000  # type: ignore[arg-type]
+            total[name] += seconds_between([begin, end])[0]
         return {name: round(value, 4) for name, value in total.items()}
-
-    def _mark(self) -> Mark:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 def copy_bandwidth(device: torch.device, megabytes: int = 1024) -> float:

@@ -17,7 +17,7 @@ from torch import nn
 
 from pipeline.execution import stopwatch
 from pipeline.execution.shard_plan import at_most
-from pipeline.models import heads, load, logit_statistics
+from pipeline.models import devices, heads, load, logit_statistics
 from pipeline.models.devices import set_up
 from pipeline.models.load import LanguageModel, load_model
 from pipeline.stages.distributions.batches import BALANCE, SET_UP, cut_of, least_traffic
@@ -170,6 +170,71 @@ def test_statistics_by_masks_are_the_others(k: int) -> None:
         ):
             for one, other in zip(found, wanted, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_statistics_that_are_asked_for_are_those_of_all(dtype: torch.dtype) -> None:
+    z = torch.randn((9, 50), generator=torch.Generator().manual_seed(0)).mul(4).to(dtype)
+    z[2] = z[2].round()
+    z[3, 5:] = -torch.inf
+    before = z.clone()
+    names = ("entropy", "log_tail", "top_surprisal")
+    for k in (1, 4):
+        ids = logit_statistics.top_k(z, k)[1]
+        all_ = logit_statistics.logit_statistics(z, k)
+        for asked in itertools.chain.from_iterable(
+            itertools.combinations(names, count) for count in range(4)
+        ):
+            found = logit_statistics.chosen_statistics(z, ids, asked)
+            wanted = [getattr(all_, name) for name in asked]
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert z.equal(before)
+
+
+def test_the_largest_logit_is_the_first_of_equal_ones() -> None:
+    z = torch.tensor([[1.0, 3.0, 3.0], [2.0, -torch.inf, 2.0]])
+    for rows in (z, z.double(), z.bfloat16(), z[:, :2], z.T.contiguous().T):
+        found = logit_statistics.argmax(rows)
+        assert found.tolist() == [1, 0]
+        assert logit_statistics.top_k(rows, 1)[1][:, 0].equal(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_largest_logits_are_found_without_reading(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z = torch.randn((40, 30), generator=torch.Generator().manual_seed(0)).to(dtype)
+    z[10:20] = z[10:20].round()  # ties
+    z[20:30, 4:] = -torch.inf
+    z[30:35] = -torch.inf
+    z[35:] = 0.0
+    wanted = {k: logit_statistics.top_k(z, k) for k in (1, 2, 5, 29, 30)}
+    monkeypatch.setattr(devices, "waits", lambda _: True)
+    for k, (values, ids) in wanted.items():
+        found = logit_statistics.top_k_unread(z, k)
+        assert found[0].equal(values)
+        assert found[1].equal(ids)
+    z[0, 3] = z[1] = torch.nan  # an id that there is: another would stop a GPU
+    for k in wanted:
+        assert logit_statistics.top_k_unread(z, k)[1].max() < 30
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_read_is_what_was_there(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "waits", lambda _: packed)
+    given = [
+        torch.tensor(1.5, dtype=torch.float64),
+        torch.tensor([True, False, True]),
+        torch.arange(6).view(2, 3).T,
+        torch.empty((0, 4)),
+        torch.from_numpy(np.array([], dtype=np.int64)),
+        torch.tensor([float("nan"), 1e-40]),
+    ]
+    for found, wanted in zip(devices.read(*given), given, strict=True):
+        np.testing.assert_array_equal(found, wanted.numpy())
+        assert found.dtype == wanted.numpy().dtype
+    assert devices.read() == []
 
 
 def loaded(folder: Path) -> LanguageModel:

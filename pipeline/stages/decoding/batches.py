@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.execution.stopwatch import mark, seconds_between
 from pipeline.models.feature_head import Depths
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.stages.decoding.loop import clock_of
 from pipeline.stages.decoding.pair import DecodingPair, attempt
 
 LONGEST = 8  # tokens of a text in a pass: drafts of up to 7
@@ -53,12 +53,13 @@ def timed(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
         passes["drafter", 1] = of_model(drafter, ids[:, : prompt + 1], 1)
     else:
         passes["drafter", 1] = of_head(drafter, ids)
-    clock, best = clock_of(target.device), dict.fromkeys(passes, float("inf"))
+    best = dict.fromkeys(passes, float("inf"))
     for _ in range(REPETITIONS):
         for which, run in passes.items():
-            begun = clock()
+            begun = mark(target.device)
             run()
-            best[which] = min(best[which], clock() - begun)
+            (taken,) = seconds_between([begun, mark(target.device)])
+            best[which] = min(best[which], taken)
     return [
         {"model": model, "batch": batch, "tokens": tokens, "seconds": seconds}
         for (model, tokens), seconds in best.items()

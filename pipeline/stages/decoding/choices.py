@@ -17,7 +17,8 @@ from torch import Tensor
 
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import Topology
-from pipeline.models.logit_statistics import top_k
+from pipeline.models.devices import send
+from pipeline.models.logit_statistics import argmax, top_k_unread
 from pipeline.models.nucleus import nucleus
 from pipeline.stages.decoding.shapes import offsets
 
@@ -33,7 +34,7 @@ class Truncation(NamedTuple):
 
     def tempered(self, logits: Tensor, temperature: float) -> Tensor:
         """Return logits (n, V) over the temperature in float64, -inf for tokens that are cut."""
-        scaled = logits.double() / temperature
+        scaled = logits.to(torch.float64, copy=True).div_(temperature)
         if self == ALL:
             return scaled
         ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
@@ -120,7 +121,7 @@ class Greedy:
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
         """Return the tokens (n,) for rows of logits (n, V); see `Race`."""
-        return logits.argmax(-1)
+        return argmax(logits)
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return the `width` most probable tokens of each row of logits (r, V)."""
@@ -139,17 +140,18 @@ class Inversion:
     ) -> None:
         """Draw with the uniform numbers of `noise` that serve `purpose`."""
         self.temperature, self._kept = temperature, kept
-        self._uniforms = torch.from_numpy(noise.uniforms[:, purpose].copy())
+        self._uniforms = noise.uniforms[:, purpose].copy()
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
         """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
-        return invert(self.weights(logits), self._uniforms[position : position + len(logits)])
+        uniforms = self._uniforms[position : position + len(logits)]
+        return invert(self.weights(logits), send(uniforms, logits.device))
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return a token drawn from the logits (1, V) `depth` tokens into a draft."""
         weights = self.weights(logits)
         uniforms = self._uniforms[position + depth : position + depth + 1]
-        return Drawn(invert(weights, uniforms)[:, None], weights)
+        return Drawn(invert(weights, send(uniforms, logits.device))[:, None], weights)
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the distributions (n, V) of rows of logits, float64."""
@@ -167,8 +169,8 @@ class FreshInversion(Inversion):
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return a token drawn from the logits (1, V) `depth` tokens into the call's draft."""
         weights = self.weights(logits)
-        uniforms = torch.from_numpy(self._noise.of_call(position)[depth : depth + 1, DRAFT])
-        return Drawn(invert(weights, uniforms)[:, None], weights)
+        uniforms = self._noise.of_call(position)[depth : depth + 1, DRAFT]
+        return Drawn(invert(weights, send(uniforms.copy(), logits.device))[:, None], weights)
 
 
 class Race:
@@ -193,7 +195,7 @@ class Race:
         else:
             log_times = self._noise.log_times(position, position + tree.depth + 1, size)
             log_times = log_times[offsets(tree, logits.device)]
-        return (self._kept.tempered(logits, self.temperature) - log_times).argmax(-1)
+        return argmax(self._kept.tempered(logits, self.temperature) - log_times)
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
         """Return the first `width` arrivals for each row of logits (r, V) at one depth."""
@@ -220,8 +222,8 @@ class DrawnRace(Race):
 def first(keys: Tensor, width: int) -> Tensor:
     """Return the ids (r, width) of the largest keys, ties by id; NOTHING for those of -inf."""
     if width == 1:
-        return keys.argmax(-1, keepdim=True)
-    values, ids = top_k(keys, min(width, keys.shape[1]))
+        return argmax(keys)[:, None]
+    values, ids = top_k_unread(keys, min(width, keys.shape[1]))
     ids = ids.masked_fill(values == -torch.inf, NOTHING)
     missing = width - ids.shape[1]
     return torch.nn.functional.pad(ids, (0, missing), value=NOTHING) if missing else ids
@@ -230,9 +232,10 @@ def first(keys: Tensor, width: int) -> Tensor:
 def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Return tokens (n,) drawn from distributions (n, V) with uniform numbers (n,)."""
     cumulated = weights.cumsum(-1)
-    wanted = (uniforms.to(weights.device) * cumulated[:, -1])[:, None]
-    found = torch.searchsorted(cumulated, wanted, right=True)[:, 0]
-    return found.clamp(max=weights.shape[-1] - 1)
+    total = cumulated[:, -1:].contiguous()
+    found = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
+    last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
+    return torch.minimum(found, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN
 
 
 Choice = Greedy | Inversion | Race

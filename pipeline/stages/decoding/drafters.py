@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
+from pipeline.models.devices import send
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -171,7 +172,7 @@ class ModelDrafter:
         """Decode `count` tokens in a row, or a tree as deep."""
         if count == 0:
             return nothing(self._model.device)
-        fresh = torch.tensor(tokens[self._sequence.length :], device=self._model.device)
+        fresh = send(tokens[self._sequence.length :], self._model.device)
 
         def read(level: Level, before: Tensor | None) -> Tensor:
             if before is None:
@@ -227,7 +228,7 @@ class HeadDrafter:
         device = self._model.device
         if count == 0:
             return nothing(device)
-        fresh = torch.tensor(tokens[self._settled + 1 :], device=device)
+        fresh = send(tokens[self._settled + 1 :], device)
         self._output = self._read_text(fresh)[-1:]
         self._settled = self._entries.length
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Growth, Topology
+from pipeline.models.devices import read, send
 from pipeline.models.tree_pass import tree_pass
 from pipeline.stages.decoding.choices import Greedy, Race, first
 from pipeline.stages.decoding.shapes import Level
@@ -138,13 +139,15 @@ def kept(all_: Candidates, growth: Growth) -> Grown:
     number = {ROOT: ROOT}
     parents: list[int] = []
     columns: dict[int, int] = {}
-    for node, has_value, parent, column in facts.T.tolist():
+    rows: list[int] = []  # of the chosen, those that are drafted
+    for row, (node, has_value, parent, column) in enumerate(read(facts)[0].T.tolist()):
         if not has_value:  # nothing could be drafted here, or above
             continue
+        rows.append(row)
         number[node] = len(parents)
         if column >= 0:
             columns[len(parents)] = column
         parents.append(number[parent])
     if len(parents) < len(chosen):
-        tokens = tokens[alive]
+        tokens = tokens[send(rows, tokens.device)]
     return Grown(tokens, Topology(tuple(parents)), columns)

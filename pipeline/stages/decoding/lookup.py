@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.models.devices import send
 from pipeline.stages.decoding.drafters import Draft, Drafter, Shape
 
 LEAST = 2  # tokens of a match, where longer ones are looked for: `python -m benchmarks.lookup`
@@ -56,7 +57,7 @@ class PromptLookup:
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Return the `count` tokens that followed, none without an occurrence."""
         found = continuation(tokens, self._longest, count, self._shortest)
-        return Draft(torch.tensor(found, dtype=torch.long, device=self._device))
+        return Draft(send(found, self._device))
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Do nothing."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +14,14 @@ from torch import Tensor
 from analysis.decoding.laws import leading
 from analysis.trees.topology import ROOT, Topology
 from pipeline.errors import PipelineError
+from pipeline.execution.stopwatch import Mark, mark, seconds_between
+from pipeline.models.devices import send
 from pipeline.models.load import LanguageModel
 from pipeline.models.tree_pass import TreePass
 from pipeline.stages.decoding.drafters import Draft, Drafter, room
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import verification
-from pipeline.stages.decoding.verifiers import Verifier
-
-Clock = Callable[[], float]
+from pipeline.stages.decoding.verifiers import NotFiniteError, Verification, Verifier
 
 
 class Level(NamedTuple):
@@ -44,9 +43,9 @@ class TargetCall:
     accepted: int
     emitted: int
     levels: tuple[Level, ...]  # of a tree, those tested
-    draft_seconds: float
-    verify_seconds: float  # the target's pass
-    other_seconds: float  # the law, roll-back, bookkeeping
+    draft_seconds: float = 0.0  # these are known at the end of the answer
+    verify_seconds: float = 0.0  # the target's pass
+    other_seconds: float = 0.0  # the law, roll-back, bookkeeping
 
 
 @dataclass
@@ -75,15 +74,19 @@ class Run:
     verifier: Verifier
     draft_length: int
     limit: int
-    clock: Clock
     text: list[int]  # prompt and answer
     prompt: int  # tokens of the prompt
+    marks: list[Mark] = field(default_factory=list)  # when parts of the work ended
     answer: Answer = field(default_factory=Answer)
 
     @property
     def position(self) -> int:
         """Position of the next token in the answer."""
         return len(self.text) - self.prompt
+
+    def mark(self) -> None:
+        """Note when the part of the work ends that began at the last mark."""
+        self.marks.append(mark(self.target.model.device))
 
     def tree_pass(self, draft: Draft) -> TreePass | None:
         """Return how the target reads the last token of the text and a draft; None as a chain."""
@@ -126,7 +129,6 @@ def decode(
         verifier,
         draft_length,
         limit,
-        clock_of(target.device),
         list(prompt),
         len(prompt),
     )
@@ -134,43 +136,39 @@ def decode(
     while not run.answer.ended and run.position < limit:
         step(run)
     run.answer.tokens = run.text[run.prompt :]
+    note_seconds(run.answer, run.marks)
     return run.answer
 
 
 def read_prompt(run: Run) -> None:
     """Let the target read the prompt and emit the first token; then the drafter reads it."""
-    started = run.clock()
-    ids = torch.tensor(run.text, device=run.target.model.device)
+    run.mark()
+    ids = send(run.text, run.target.model.device)
     logits = run.target.read(ids)
-    check_finite_logits(run, logits)
-    first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), 0)
+    first = verify(run, logits, Draft(ids[:0], logits[:0]))
     run.emit([first.token])
-    emitted = run.clock()
+    run.mark()
     run.drafter.begin(ids, run.prompt + run.limit, run.target.hidden)
-    run.answer.first_seconds = emitted - started
-    run.answer.begin_seconds = run.clock() - emitted
+    run.mark()
 
 
 def step(run: Run) -> None:
     """Draft, verify in one pass of the target, accept a path, roll both caches back, emit."""
-    started, position, known = run.clock(), run.position, len(run.text)
+    position, known = run.position, len(run.text)
     count = min(run.draft_length, run.limit - position - 1)  # in a row; the call emits one more
     draft = run.drafter.propose(run.text, count, position)
-    drafted = run.clock()
+    run.mark()
 
-    last = torch.tensor(run.text[-1:], device=draft.tokens.device)
+    last = send(run.text[-1:], draft.tokens.device)
     logits = run.target.extend(torch.cat([last, draft.ids]), run.tree_pass(draft))
-    read = run.clock()
+    run.mark()
 
-    check_finite_logits(run, logits)
-    verdict = run.verifier.verify(logits, draft, position)
+    verdict = verify(run, logits, draft)
     run.target.keep(known, verdict.path)
-    tokens = draft.tokens.tolist()
+    tokens = verdict.drafted
     accepted = [tokens[at] for at in verdict.path]
     emitted = run.emit([*accepted, verdict.token])
-    kept = [0, *(at + 1 for at in verdict.path)]  # the last token of the text, and the accepted
-    hidden = None if run.target.hidden is None else run.target.hidden[kept]
-    run.drafter.accept(known, verdict.path, hidden)
+    run.drafter.accept(known, verdict.path, run.target.hidden_after(verdict.path))
     # what follows the token that ends the answer was never tested
     run.answer.calls.append(
         TargetCall(
@@ -182,20 +180,31 @@ def step(run: Run) -> None:
             min(len(accepted), emitted),
             emitted,
             tested_levels(draft.tree, verdict.path)[:emitted],
-            drafted - started,
-            read - drafted,
-            run.clock() - read,
         )
     )
+    run.mark()
 
 
-def check_finite_logits(run: Run, logits: Tensor) -> None:
-    """Check the target's logits (n, V) after the text so far and the draft."""
-    if not bool(torch.isfinite(logits).all()):
+def note_seconds(answer: Answer, marks: Sequence[Mark]) -> None:
+    """Set the seconds of an answer and of its calls, of which each has three marks."""
+    answer.first_seconds, answer.begin_seconds, *of_calls = seconds_between(marks)
+    answer.calls = [
+        replace(call, draft_seconds=draft, verify_seconds=verification, other_seconds=other)
+        for call, draft, verification, other in zip(
+            answer.calls, of_calls[::3], of_calls[1::3], of_calls[2::3], strict=True
+        )
+    ]
+
+
+def verify(run: Run, logits: Tensor, draft: Draft) -> Verification:
+    """Return what the target's logits (n + 1, V) after the text and the draft say of the draft."""
+    try:
+        return run.verifier.verify(logits, draft, run.position)
+    except NotFiniteError:
         raise PipelineError(
             f"{run.target.model.label}: NaN or infinite logits at position {run.position} of the "
             "answer: compute in float32 or bfloat16 (targets.*.dtype), and check its weights"
-        )
+        ) from None
 
 
 def reach(tree: Topology | None, goes_on: NDArray[np.bool_]) -> int:
@@ -236,15 +245,3 @@ def check_prompt(model: LanguageModel, prompt: Sequence[int], limit: int) -> Non
             f"a prompt of {len(prompt)} tokens and an answer of {limit} exceed the context of "
             f"{model.label}, {model.context} tokens: lower prompts.max_tokens or decoding.steps"
         )
-
-
-def clock_of(device: torch.device) -> Clock:
-    """Return a clock in seconds that waits for what the device still computes."""
-    if device.type != "cuda":
-        return time.perf_counter
-
-    def clock() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return clock

@@ -14,9 +14,9 @@ from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import Method, baseline
 from pipeline.stages.decoding.choices import first
+from pipeline.stages.decoding.judging import ranked, rule_accepts
 from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.sequence import CachedSequence
-from pipeline.stages.decoding.verifiers import ranked, rule_accepts
 
 
 def shard(

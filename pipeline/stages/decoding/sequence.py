@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 
-import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
+from pipeline.models.devices import send
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.tree_pass import TreePass
 
@@ -64,11 +64,20 @@ class CachedSequence:
     def keep(self, length: int, path: Tokens[int]) -> None:
         """Keep the first `length` tokens and, of the ones read after them, those of `path`."""
         if list(path) != list(range(len(path))):
-            index = torch.tensor([length + at for at in path], device=self.model.device)
+            index = send([length + at for at in path], self.model.device)
             for layer in self.cache.layers:  # in place: the cache's buffers stay where they are
                 for states in (layer.keys, layer.values):
                     states[:, :, length : length + len(path)] = states.index_select(2, index)
         self.crop(length + len(path))
+
+    def hidden_after(self, path: Tokens[int]) -> Tensor | None:
+        """Return the hidden states (1 + p, layers, d) of the token read before a draft, and a path.
+
+        None where none are kept.
+        """
+        if self.hidden is None:
+            return None
+        return self.hidden[send([0, *(at + 1 for at in path)], self.hidden.device)]
 
     def _forward(self, ids: Tensor, **options: object) -> Tensor:
         if self._layers:

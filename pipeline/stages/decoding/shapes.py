@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from analysis.trees.topology import ROOT, Topology, sequence
+from pipeline.models.devices import send
 from pipeline.models.tree_pass import TreePass, tree_pass
 
 LATEST = 128  # shapes
@@ -73,7 +74,7 @@ def columns(tree: Topology) -> dict[int, int]:
 @kept
 def offsets(tree: Topology, device: torch.device) -> Tensor:
     """Return (n + 1,) the depths of the root and of all nodes."""
-    return torch.tensor((0, *tree.depths), device=device)
+    return send((0, *tree.depths), device)
 
 
 @kept
@@ -84,7 +85,7 @@ def verification(tree: Topology, device: torch.device, dtype: torch.dtype) -> Tr
     seen = np.eye(len(tree) + 1, dtype=np.bool_)
     for node, parent in enumerate(tree.parents):
         seen[node + 1] |= seen[parent + 1]
-    return tree_pass(torch.from_numpy(seen).to(device), offsets(tree, device), dtype)
+    return tree_pass(send(seen, device), offsets(tree, device), dtype)
 
 
 @kept
@@ -103,11 +104,11 @@ def levels(tree: Topology, device: torch.device, dtype: torch.dtype) -> tuple[Le
             row[tree.parents[node]] * width + tree.siblings[node] - 1
             for node in range(stop, starts[depth + 2])
         ]
-        level = Level(width, torch.tensor(children, device=device))
+        level = Level(width, send(children, device))
         if depth:
             level = level._replace(
-                inner=torch.tensor([node - start for node in inner], device=device),
-                above=torch.tensor([before.index(tree.parents[n]) for n in inner], device=device),
+                inner=send([node - start for node in inner], device),
+                above=send([before.index(tree.parents[n]) for n in inner], device),
                 tree=_read_after(tree, inner, device, dtype),
             )
         made.append(level)

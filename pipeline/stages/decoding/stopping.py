@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from analysis.acceptance.confidence import Calibrated, DraftedSteps, measures
@@ -14,6 +13,7 @@ from analysis.acceptance.width import least_width
 from analysis.statistics.run_lengths import Trajectories
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
+from pipeline.models.devices import read, send
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import Method
 from pipeline.store.artifacts import Artifact
@@ -49,12 +49,12 @@ class Threshold:
         """
         q = largest(logits, widest)
         found = least_width(q, self.measure, self.threshold, min(widest, logits.shape[1]))
-        return torch.from_numpy(found).to(logits.device)
+        return send(found, logits.device)
 
 
 def largest(logits: Tensor, k: int) -> TopK:
     """Return the k most probable tokens of logits (r, V)."""
-    return TopK.from_logits(logits.detach().float().cpu(), k=min(k, logits.shape[1]))
+    return TopK.from_logits(read(logits.float())[0], k=min(k, logits.shape[1]))
 
 
 def stop_of(drafting: Drafting, learned: Calibrated | None) -> Threshold:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from analysis.decoding import laws as verification
-from analysis.rules import Drafted, Rule
-from analysis.topk import TopK
+from analysis.rules import Rule
 from analysis.trees import laws as trees
+from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Topology
-from pipeline.models.logit_statistics import logit_statistics, top_k
+from pipeline.models.devices import read
+from pipeline.models.logit_statistics import argmax
 from pipeline.stages.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
 from pipeline.stages.decoding.drafters import Draft
+from pipeline.stages.decoding.judging import Flags, Judge, Numbers
+from pipeline.stages.decoding.residuals import Follow, Siblings
 from pipeline.stages.decoding.shapes import chain as chain_of
 from pipeline.stages.decoding.shapes import parents
 
-STORED = 16  # most probable tokens a rule sees first; a threshold decides on those beyond them,
-# and a rule without one is shown all tokens when it has to
+
+class NotFiniteError(Exception):
+    """Logits of the target are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Verification:
     path: tuple[int, ...]
     token: int
     tested: int  # how many drafted tokens were accepted or rejected
+    drafted: list[int]
 
 
 class Verifier(Protocol):
@@ -43,21 +49,47 @@ class Verifier(Protocol):
             logits: (n + 1, V) of the target: after the text so far, and after each drafted token.
             draft: n tokens.
             position: of the first drafted token in the answer.
+
+        Raises:
+            NotFiniteError: a logit is NaN or infinite.
         """
         ...
 
 
-def chain(verdict: verification.ChainVerdict, drafted: int) -> Verification:
-    """Return the verdict on a chain of `drafted` tokens."""
+def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Numbers]]:
+    """Read the drafted tokens and all else that a verdict needs, at once.
+
+    Raises:
+        NotFiniteError: a logit (n + 1, V) is NaN or infinite.
+    """
+    extremes = torch.stack(torch.aminmax(logits)).double()  # a NaN is both
+    between, drafted, *found = read(extremes, draft.tokens, *wanted)
+    if not np.isfinite(between).all():
+        raise NotFiniteError
+    return drafted.tolist(), found
+
+
+def tested(passed: Flags, also: Callable[[int], bool]) -> Flags:
+    """Return outcomes of tests (n,) up to the first failure; where one fails, `also` is asked."""
+    found = passed.copy()
+    for at in np.flatnonzero(~passed):
+        found[at] = also(int(at))
+        if not found[at]:
+            break
+    return found
+
+
+def chain(verdict: verification.ChainVerdict, drafted: list[int]) -> Verification:
+    """Return the verdict on a chain of drafted tokens."""
     accepted, token = verdict
-    return Verification(tuple(range(accepted)), token, min(accepted + 1, drafted))
+    return Verification(tuple(range(accepted)), token, min(accepted + 1, len(drafted)), drafted)
 
 
-def on_tree(verdict: trees.TreeVerdict, tree: Topology) -> Verification:
+def on_tree(verdict: trees.TreeVerdict, tree: Topology, drafted: list[int]) -> Verification:
     """Return the verdict on a tree: tested are the levels of its path, and that where it ends."""
     path, token = verdict
     ended_at_leaf = not tree.children[path[-1] if path else ROOT]
-    return Verification(path, token, len(path) + (not ended_at_leaf))
+    return Verification(path, token, len(path) + (not ended_at_leaf), drafted)
 
 
 class Match:
@@ -73,11 +105,11 @@ class Match:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept drafted tokens as long as they are the target's choices."""
-        drafted = draft.tokens.tolist()
-        choices = self._choice(logits, position, draft.tree).tolist()
+        drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
+        choices = found.tolist()
         if draft.tree is None:
-            return chain(verification.match(drafted, choices), len(drafted))
-        return on_tree(trees.match(draft.tree, drafted, choices), draft.tree)
+            return chain(verification.match(drafted, choices), drafted)
+        return on_tree(trees.match(draft.tree, drafted, choices), draft.tree, drafted)
 
 
 class Relaxed:
@@ -90,9 +122,10 @@ class Relaxed:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:  # noqa: ARG002
         """Accept drafted tokens as long as the rule does."""
         n = len(draft.tokens)
-        argmax = logits.argmax(-1)
-        accepts = rule_accepts(self._rule, logits[:n], draft.tokens, argmax[:n])
-        return chain(verification.relaxed(accepts, argmax.tolist()), n)
+        judge = Judge(self._rule, logits[:n], draft.tokens)
+        drafted, (best, *columns) = read_call(logits, draft, argmax(logits), *judge.columns)
+        accepts = tested(best[:n] == drafted, judge.of(columns))
+        return chain(verification.relaxed(accepts, best.tolist()), drafted)
 
 
 class SpeculativeSampling:
@@ -115,35 +148,18 @@ class SpeculativeSampling:
         """Test drafted tokens one after the other."""
         n = len(draft.tokens)
         p = self._target.weights(logits)
-        at = draft.tokens[:, None]
-        q = None if draft.weights is None else draft.weights.gather(1, at)[:, 0].cpu().numpy()
-
-        def rows(accepted: int) -> tuple[np.ndarray, np.ndarray | None]:
-            target = p[accepted].cpu().numpy()
-            if accepted == n:
-                return target, None
-            if draft.weights is not None:
-                return target, draft.weights[accepted].cpu().numpy()
-            certain = np.zeros_like(target)
-            certain[int(draft.tokens[accepted])] = 1.0
-            return target, certain
-
-        also = None
-        if self._rule is not None:
-            argmax = logits[:n].argmax(-1)
-            also = rule_accepts(self._rule, logits[:n], draft.tokens, argmax)
-            also &= (draft.tokens != argmax).cpu().numpy()
-        return chain(
-            verification.speculative_sampling(
-                p[:n].gather(1, at)[:, 0].cpu().numpy(),
-                np.ones(n) if q is None else q,
-                self._uniforms[position : position + n, TEST],
-                rows,
-                lambda accepted: self._uniforms[position + accepted, TOKEN],
-                also,
-            ),
-            n,
+        follow = Follow(p, draft, self._uniforms[position : position + n + 1, TOKEN])
+        judge = Judge(self._rule, logits[:n], draft.tokens, argmax=False)
+        drafted, (at, *found) = read_call(
+            logits, draft, of_drafted(p, draft), *follow.columns, *judge.columns
         )
+        passed = verification.sampling_accepts(
+            at[:, 0], at[:, 1], self._uniforms[position : position + n, TEST]
+        )
+        split = len(follow.columns)
+        accepted = verification.leading(tested(passed, judge.of(found[split:])))
+        token = follow.of(found[:split])(accepted)
+        return chain(verification.ChainVerdict(accepted, token), drafted)
 
 
 class TreeSampling:
@@ -154,28 +170,38 @@ class TreeSampling:
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
-        """Test the children of a node one after the other, then those of the accepted one."""
+        """Test the children of a node one after the other, then those of the accepted one.
+
+        Where to read is to wait, that is once for each node of the path, the root included.
+        """
         tree = chain_of(len(draft.tokens)) if draft.tree is None else draft.tree
-        row = {node: at for at, node in enumerate(parents(tree))}
+        path: list[int] = []
+        while True:
+            node = path[-1] if path else ROOT
+            siblings = self._siblings(logits, draft, tree, node, position + len(path))
+            if node == ROOT:
+                drafted, found = read_call(logits, draft, *siblings.columns)
+            else:
+                found = read(*siblings.columns)
+            pairs, token = siblings.of(found)
+            for (p, q), child in zip(pairs, tree.children[node], strict=False):
+                test = self._noise.test(position + len(path), tree.siblings[child])
+                if drafted[child] != NOTHING and test * q < p:
+                    path.append(child)
+                    break
+            else:
+                return on_tree(trees.TreeVerdict(tuple(path), token()), tree, drafted)
 
-        def rows(node: int) -> tuple[np.ndarray, np.ndarray | None]:
-            target = self._target.weights(logits[node + 1][None])[0].cpu().numpy()
-            if draft.weights is None or node not in row:
-                return target, None
-            return target, draft.weights[row[node]].cpu().numpy()
-
-        tests = [
-            self._noise.test(position + depth - 1, sibling)
-            for depth, sibling in zip(tree.depths, tree.siblings, strict=True)
-        ]
-        verdict = trees.speculative_sampling(
-            tree,
-            draft.tokens.tolist(),
-            np.array(tests),
-            rows,
-            lambda accepted: self._noise.uniforms[position + accepted, TOKEN],
-        )
-        return on_tree(verdict, tree)
+    def _siblings(
+        self, logits: Tensor, draft: Draft, tree: Topology, node: int, position: int
+    ) -> Siblings:
+        """Return the tests of the children of a node, which are drafted for `position`."""
+        p = self._target.weights(logits[node + 1][None])
+        uniform = self._noise.uniforms[position, TOKEN]
+        if draft.weights is None or not tree.children[node]:
+            return Siblings(p, p, [], uniform)
+        q = draft.weights[parents(tree).index(node)][None]
+        return Siblings(p, q, [draft.tokens[child] for child in tree.children[node]], uniform)
 
 
 class BlockVerification:
@@ -190,76 +216,27 @@ class BlockVerification:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Accept the longest prefix whose own test succeeds."""
-        p = self._target.weights(logits).cpu().numpy()
-        drafted, uniforms = draft.tokens.tolist(), self._noise.of_call(position)
-        if draft.weights is None:
-            q = np.zeros_like(p[:-1])
-            q[np.arange(len(drafted)), drafted] = 1.0
-        else:
-            q = draft.weights.cpu().numpy()
-        verdict = verification.block_verification(
-            drafted, p, q, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
+        n, uniforms = len(draft.tokens), self._noise.of_call(position)
+        p = self._target.weights(logits)
+        kept = [torch.ones_like(p[0, :1])]
+        for p_at, q_at in of_drafted(p, draft)[:, :, None]:
+            kept.append((kept[-1] * p_at / q_at).clamp(max=1))
+        scale = torch.cat(kept)
+        follow = Follow(p, draft, uniforms[: n + 1, TOKEN], scale[:n])
+        excess = torch.cat([follow.excess(1), scale[max(n, 1) :]])
+        drafted, (of_prefix, *found) = read_call(
+            logits, draft, torch.stack([scale[1:], excess], 1), *follow.columns
         )
-        return chain(verdict, len(drafted))
+        accepted = verification.block_accepts(of_prefix[:, 0], of_prefix[:, 1], uniforms[:, TEST])
+        return chain(verification.ChainVerdict(accepted, follow.of(found)(accepted)), drafted)
 
 
-def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) -> np.ndarray:
-    """Say which of the drafted tokens (n,) a rule accepts under raw logits (n, V).
+def of_drafted(p: Tensor, draft: Draft) -> Tensor:
+    """Return (n, 2) probabilities of drafted tokens: of the target, p (n + 1, V), and the draft.
 
-    Every rule accepts the argmax, so only the other rows are looked at.
+    The draft's are 1 where its tokens were not drawn.
     """
-    other = (argmax != drafted).nonzero()[:, 0]
-    accepts = np.ones(len(drafted), dtype=np.bool_)
-    if len(other) and rule.raw_ranks:
-        largest = top_ranked(logits[other], drafted[other], rule.raw_ranks)
-        accepts[other.cpu().numpy()] = rule.accepts(*largest)
-    elif len(other):
-        found = ranked(logits[other], drafted[other], max(STORED, rule.minimum_k))
-        dist, beyond = found.dist, found.rank > found.dist.k
-        if beyond.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[beyond]) < 0:
-            found = ranked(logits[other], drafted[other], logits.shape[1])
-        accepts[other.cpu().numpy()] = rule.accepts(found.dist, Drafted(found.rank, found.log_prob))
-    return accepts
-
-
-def top_ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, Drafted]:
-    """Return the k largest of raw logits (n, V), and which of them `tokens` (n,) are.
-
-    No probability is computed, and none is known of the result: those are NaN. A token behind the
-    k has rank k + 1.
-    """
-    size = logits.shape[1]
-    values, ids = top_k(logits, min(k, size))
-    is_it = ids == tokens[:, None]
-    rank = torch.where(is_it.any(1), is_it.long().argmax(1), ids.shape[1]) + 1
-    unknown = np.full(len(ids), np.nan)
-    numbers = values.float().cpu().numpy()
-    dist = TopK(ids.cpu().numpy().astype(np.int32), numbers, unknown, unknown, unknown, size)
-    return dist, Drafted(rank.cpu().numpy(), unknown)
-
-
-class Ranked(NamedTuple):
-    """The top K of n rows of logits, and where one token of each stands."""
-
-    dist: TopK
-    rank: np.ndarray  # (n,) from 1
-    log_prob: np.ndarray  # (n,)
-
-
-def ranked(logits: Tensor, tokens: Tensor, k: int) -> Ranked:
-    """Return the top K of raw logits (n, V), and where `tokens` (n,) stand."""
-    size = logits.shape[1]
-    found = logit_statistics(logits, min(k, size))
-    mine = logits.gather(1, tokens[:, None])
-    before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
-    rank = 1 + ((logits > mine) | ((logits == mine) & before)).sum(1)
-    log_prob = (mine[:, 0].double() - found.top_logits[:, 0]) - found.top_surprisal
-    dist = TopK(
-        found.top_ids.cpu().numpy().astype(np.int32),
-        found.top_logits.cpu().numpy(),
-        found.top_surprisal.cpu().numpy(),
-        found.log_tail.cpu().numpy(),
-        found.entropy.cpu().numpy(),
-        size,
-    )
-    return Ranked(dist, rank.cpu().numpy(), log_prob.cpu().numpy())
+    at = draft.tokens[:, None]
+    p_at = p[: len(at)].gather(1, at)
+    q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
+    return torch.cat([p_at, q_at], 1)

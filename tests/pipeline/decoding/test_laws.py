@@ -11,20 +11,38 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.rules import Drafted, Mars, Rule, parameter, register
+from analysis.decoding.laws import block_verification, pick, speculative_sampling
+from analysis.rules import (
+    AbsoluteThreshold,
+    Additive,
+    Cut,
+    Drafted,
+    Mars,
+    Multiplicative,
+    Rule,
+    TopMAdditive,
+    TopMMultiplicative,
+    Typical,
+    parameter,
+    register,
+)
 from analysis.topk import TopK
+from analysis.trees.laws import speculative_sampling as on_trees
+from analysis.trees.topology import batch
+from pipeline.models import devices
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding.choices import DRAFT, Inversion, Noise, Race
+from pipeline.stages.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, invert
 from pipeline.stages.decoding.drafters import Draft, ModelDrafter
+from pipeline.stages.decoding.judging import STORED, Judge, ranked, rule_accepts
 from pipeline.stages.decoding.lookup import PromptLookup
 from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.residuals import Follow
 from pipeline.stages.decoding.verifiers import (
-    STORED,
+    BlockVerification,
     Match,
     SpeculativeSampling,
+    TreeSampling,
     Verifier,
-    ranked,
-    rule_accepts,
 )
 from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
 
@@ -106,18 +124,52 @@ def test_realised_acceptance_is_one_minus_total_variation_and_the_race_formula(
     assert accepted["races"] / draws == pytest.approx(closed, abs=error)
 
 
-def test_two_largest_logits_judge_mars_as_whole_distributions_do() -> None:
+RULES = [
+    *[Mars(theta) for theta in (0.3, 0.9, 0.98)],
+    *[Additive(t) for t in (0.0, 0.1, 0.5)],
+    *[Multiplicative(alpha) for alpha in (0.5, 1.0)],
+    *[TopMAdditive(m, 0.2, way) for m in (1, 2, 40) for way in ("rank", "paper")],
+    TopMMultiplicative(3, 0.6),
+    AbsoluteThreshold(0.2),
+    Typical(0.3, 0.3),
+    Typical(0.05, 0.9),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_rule_asks_for_judges_as_whole_distributions_do(
+    rule: Rule, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token after the other, or all columns at once, as where to read is to wait."""
     generator = torch.Generator().manual_seed(0)
-    z = torch.randn((400, V), generator=generator).round(decimals=1)  # with ties
-    z[::7] -= 5  # no positive logit
+    z = torch.randn((400, V), generator=generator).mul(2).round(decimals=1)  # with ties
+    z[::7] -= 9  # no positive logit
     drafted = torch.randint(V, (400,), generator=generator)
     drafted[::2] = z[::2].topk(2).indices[:, 1]
-    for theta in (0.3, 0.9, 0.98):
-        found = rule_accepts(Mars(theta), z, drafted, z.argmax(1))
-        dist, rank, log_prob = ranked(z, drafted, V)
-        wanted = Mars(theta).accepts(dist, Drafted(rank, log_prob))
-        assert (found == (wanted | (drafted == z.argmax(1)).numpy())).all()
-        assert 0 < found.sum() < 400
+    dist, rank, log_prob = ranked(z, drafted, V)
+    wanted = rule.accepts(dist, Drafted(rank, log_prob))
+    assert (rule_accepts(rule, z, drafted, z.argmax(1)) == wanted).all()
+    assert len({*wanted.tolist()}) == 2
+    monkeypatch.setattr(devices, "waits", lambda _: ahead)
+    judge = Judge(rule, z, drafted)
+    assert bool(judge.columns) is ahead
+    accepts = judge.of([column.numpy() for column in judge.columns])
+    assert [accepts(at) for at in range(400)] == wanted.tolist()
+
+
+def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
+    class Sure(Additive):
+        def cut(self, dist: TopK, /) -> Cut:
+            return Cut(offset=np.where(dist.entropy < 1.0, 1.0, 0.0))
+
+    class Renamed(Additive):
+        pass
+
+    assert Renamed.decided_by == Additive.decided_by == ("top_surprisal",)
+    assert Sure.decided_by == Rule.decided_by
+    z = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    assert rule_accepts(Sure(0.5), z, torch.tensor([1, 1]), z.argmax(1)).tolist() == [False, True]
 
 
 @register("test_nucleus")
@@ -167,6 +219,54 @@ def test_mars_above_zero_tests_a_drafted_argmax_like_any_token() -> None:
         noise.uniforms[:] = uniform
         for rule in (None, Mars(0.9), Mars(0.99)):
             assert SpeculativeSampling(1.0, noise, rule).verify(z, drafted, 0).path == accepted
+
+
+def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
+    weights = torch.tensor([[0.25, 0.0, 0.5, 0.0], [0.0, 0.25, 0.25, 0.0]], dtype=torch.float64)
+    for uniform, wanted in ((0.0, [0, 1]), (0.4, [2, 1]), (1.0, [2, 2])):
+        assert invert(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
+    broken = torch.full_like(weights, torch.nan)
+    assert invert(broken, torch.full((2,), 0.5, dtype=torch.float64)).max() < 4
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_is_drawn_on_the_device_is_what_the_laws_draw(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "waits", lambda _: ahead)
+    generator = np.random.default_rng(0)
+    for turn in range(60):
+        p, q = generator.dirichlet(np.full(5, 0.5), 3), generator.dirichlet(np.full(5, 0.5), 2)
+        tokens = np.array([generator.choice(5, p=row) for row in q])
+        noise = Noise(turn, "p", 4, CPU, 2)
+        drawn = None if turn % 5 == 0 else torch.from_numpy(q)
+        if drawn is None:
+            q = np.eye(5)[tokens]
+        draft = Draft(torch.from_numpy(tokens), drawn)
+        logits = torch.from_numpy(np.log(p))
+        u, n = noise.uniforms, len(tokens)
+        empty = Follow(
+            torch.from_numpy(p), Draft(draft.tokens, torch.from_numpy(p[:n])), u[:3, TOKEN]
+        )
+        token = empty.of([column.numpy() for column in empty.columns])
+        assert [token(a) for a in range(3)] == [pick(p[a], u[a, TOKEN]) for a in range(3)]
+        chain = speculative_sampling(
+            p[[0, 1], tokens], q[[0, 1], tokens], u[:n, TEST],
+            lambda a: (p[a], q[a] if a < n else None), lambda a: u[a, TOKEN],  # noqa: B023
+        )  # fmt: skip
+        found = SpeculativeSampling(1.0, noise).verify(logits, draft, 0)
+        assert (len(found.path), found.token) == chain
+        fresh = noise.of_call(0)
+        block = block_verification(tokens.tolist(), p, q, fresh[:, TEST], lambda a: fresh[a, TOKEN])  # noqa: B023
+        found = BlockVerification(1.0, noise).verify(logits, draft, 0)
+        assert (len(found.path), found.token) == block
+        siblings = Draft(draft.tokens, torch.from_numpy(q[:1]), batch(2))
+        tree = on_trees(
+            batch(2), tokens.tolist(), np.array([noise.test(0, 1), noise.test(0, 2)]),
+            lambda node: (p[node + 1], q[0] if node < 0 else None), lambda a: u[a, TOKEN],  # noqa: B023
+        )  # fmt: skip
+        found = TreeSampling(1.0, noise).verify(logits, siblings, 0)
+        assert (found.path, found.token) == tree
 
 
 def test_mars_that_relaxes_nothing_decodes_what_speculative_sampling_decodes() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ import torch
 
 from analysis.decoding import laws as verification
 from analysis.rules import Additive
+from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
+from pipeline.execution import stopwatch
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding import loop
 from pipeline.stages.decoding.choices import Greedy, Noise, Race
 from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
 from pipeline.stages.decoding.lookup import PromptLookup, continuation
 from pipeline.stages.decoding.loop import decode
 from pipeline.stages.decoding.sequence import CachedSequence
+from pipeline.stages.decoding.shapes import verification as verification_pass
 from pipeline.stages.decoding.verifiers import Match, Relaxed
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
@@ -198,8 +203,88 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
         greedy(target, Nothing(CPU), [5] * 1020, 0)
 
 
+@torch.inference_mode()
+def test_hidden_states_after_a_path_are_those_of_its_nodes(target: LanguageModel) -> None:
+    sequence = CachedSequence(target, 12, (1, 2))
+    sequence.read(torch.tensor(PROMPTS[0]))
+    tree = Topology((-1, -1, 1))
+    shape = verification_pass(tree, CPU, torch.float32)
+    sequence.extend(torch.tensor([9, 3, 4, 5]), shape)
+    found = sequence.hidden_after((1, 2))
+    assert sequence.hidden is not None
+    assert found is not None
+    assert found.equal(sequence.hidden[[0, 2, 3]])
+    assert CachedSequence(target, 4).hidden_after((0,)) is None
+
+
+class Event:
+    """A CUDA event of a device on which a second passes from one record to the next."""
+
+    recorded: ClassVar[list[Event]] = []
+    waited: ClassVar[list[Event]] = []
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.recorded.append(self)
+
+    def synchronize(self) -> None:
+        self.waited.append(self)
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.waited, "its time is not known before it is waited for"
+        return 1000.0 * (self.recorded.index(end) - self.recorded.index(self))
+
+
+def test_on_cuda_parts_are_timed_by_events_and_an_answer_is_waited_for_once(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    Event.waited.clear()
+    real = stopwatch.mark
+    monkeypatch.setattr(loop, "mark", lambda _: real(torch.device("cuda")))
+    for turn, prompt in enumerate(PROMPTS, start=1):
+        Event.recorded.clear()
+        answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, 3)
+        assert Event.waited[turn - 1 :] == Event.recorded[-1:]
+        seconds = [(c.draft_seconds, c.verify_seconds, c.other_seconds) for c in answer.calls]
+        assert seconds == [(1.0, 1.0, 1.0)] * len(answer.calls)
+        assert answer.first_seconds == answer.begin_seconds == 1.0
+        assert answer.seconds == len(Event.recorded) - 1 == 2 + 3 * len(answer.calls)
+
+
+def test_a_stopwatch_on_cuda_waits_before_it_asks_for_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    Event.recorded.clear()
+    Event.waited.clear()
+    watch = Stopwatch(torch.device("cuda"))
+    assert watch.seconds() == {}
+    for name in ("decode", "statistics", "decode"):
+        with watch(name):
+            pass
+    assert not Event.waited
+    assert watch.seconds() == {"decode": 2.0, "statistics": 1.0}
+    assert Event.waited[0] is Event.recorded[-1]
+
+
+def test_parts_of_an_answer_add_up_to_what_it_took(
+    target: LanguageModel, drafter: LanguageModel
+) -> None:
+    begun = time.perf_counter()
+    answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[1], 3)
+    taken = time.perf_counter() - begun
+    assert 0.5 * taken < answer.seconds < taken
+    for call in answer.calls:
+        assert min(call.draft_seconds, call.verify_seconds, call.other_seconds) > 0
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("row", [0, 2])
 def test_logits_that_are_not_finite_stop_the_answer_where_they_occur(
-    target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    broken: float, row: int, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[int] = []
     real = CachedSequence.extend
@@ -207,8 +292,11 @@ def test_logits_that_are_not_finite_stop_the_answer_where_they_occur(
     def third_is_broken(self: CachedSequence, *arguments: Any) -> torch.Tensor:
         passes.append(1)
         found = real(self, *arguments)
-        return found * torch.nan if len(passes) == 3 else found
+        if len(passes) == 3:
+            found[row, 7] = broken
+        return found
 
     monkeypatch.setattr(CachedSequence, "extend", third_is_broken)
-    with pytest.raises(PipelineError, match="tiny: NaN or infinite logits at position 3 of the"):
-        greedy(target, Nothing(CPU), PROMPTS[0], 0)
+    with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits at position \d+ of the"):
+        greedy(target, PromptLookup(1, CPU), [5] * 9, 3)
+    assert len(passes) == 3

@@ -1,0 +1,199 @@
+"""How often a call waits for its device, counted on the CPU as if to read from it was to wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from analysis.rules import Additive, Mars
+from analysis.trees.topology import Growth, Topology, symmetric
+from pipeline.models import devices
+from pipeline.models.load import LanguageModel
+from pipeline.stages.decoding import loop
+from pipeline.stages.decoding.choices import (
+    DRAFT,
+    DrawnRace,
+    FreshInversion,
+    Greedy,
+    Inversion,
+    Noise,
+    Race,
+)
+from pipeline.stages.decoding.drafters import HeadDrafter, ModelDrafter, Nothing
+from pipeline.stages.decoding.lookup import PromptLookup
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.stopping import Threshold
+from pipeline.stages.decoding.verifiers import (
+    BlockVerification,
+    Match,
+    Relaxed,
+    SpeculativeSampling,
+    TreeSampling,
+)
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy
+from tests.pipeline.heads import random_head
+
+TO_HOST = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__array__")
+DYNAMIC = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2")
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that read a tensor to know what comes next."""
+
+    def __init__(self, seen: Counter[str]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        flags = name in ("index", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        self._seen[name] += name in DYNAMIC or flags
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Count what waits: `cpu` is what `devices.read` does once; all else is a mistake."""
+    seen: Counter[str] = Counter()
+    arrived: list[torch.Tensor] = []
+
+    def watch(name: str, real: Any) -> Any:
+        def method(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+            here = self.numel() == 0 or any(self is one for one in arrived)
+            seen[name] += not here
+            found = real(self, *args, **options)
+            if name == "cpu":
+                arrived.append(found)
+            return found
+
+        return method
+
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "waits", lambda _: True)
+        for name in (*TO_HOST, "cpu", "numpy"):
+            patch.setattr(torch.Tensor, name, watch(name, getattr(torch.Tensor, name)))
+        with Operations(seen):
+            yield seen
+
+
+TREE = symmetric(2, 3)
+METHODS: dict[str, tuple[Any, ...]] = {
+    # how the model drafts, what verifies, the shape; reads of drafting, of verification
+    "strict greedy": (lambda _: Greedy(), lambda _: Match(Greedy()), None, 0, 1),
+    "MARS": (lambda _: Greedy(), lambda _: Relaxed(Mars(0.5)), None, 0, 1),
+    "additive": (lambda _: Greedy(), lambda _: Relaxed(Additive(0.3)), None, 0, 1),
+    "races": (lambda n: Race(0.8, n), lambda n: Match(Race(0.8, n)), None, 0, 1),
+    "sampling": (
+        lambda n: Inversion(0.8, n, DRAFT),
+        lambda n: SpeculativeSampling(0.8, n),
+        *(None, 0, 1),
+    ),
+    "sampling, MARS": (
+        lambda n: Inversion(0.8, n, DRAFT),
+        lambda n: SpeculativeSampling(0.8, n, Mars(0.5)),
+        *(None, 0, 1),
+    ),
+    "blocks": (
+        lambda n: FreshInversion(0.8, n),
+        lambda n: BlockVerification(0.8, n),
+        *(None, 0, 1),
+    ),
+    "greedy tree": (lambda _: Greedy(), lambda _: Match(Greedy()), TREE, 0, 1),
+    "racing tree": (lambda n: Race(0.8, n), lambda n: Match(Race(0.8, n)), TREE, 0, 1),
+    "sampled tree": (lambda n: DrawnRace(0.8, n), lambda n: TreeSampling(0.8, n), TREE, 0, None),
+    "grown tree": (lambda _: Greedy(), lambda _: Match(Greedy()), Growth(2, 5, 3), 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_call_reads_once(
+    name: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And emits what it emits where nothing waits."""
+    drafts, verifies, tree, of_draft, of_verification = METHODS[name]
+
+    def answer(prompt: list[int]) -> loop.Answer:
+        noise = Noise(0, "a", LIMIT, CPU, 3)
+        source = ModelDrafter(drafter, drafts(noise), tree)
+        return decode(target, source, verifies(noise), prompt, 3, LIMIT)
+
+    answer(PROMPTS[0])  # shapes are made once
+    for prompt in PROMPTS:
+        wanted = answer(prompt)
+        with counted(monkeypatch) as seen:
+            found = answer(prompt)
+        assert (found.tokens, [c.accepted for c in found.calls]) == (
+            wanted.tokens,
+            [c.accepted for c in wanted.calls],
+        )
+        reads = seen.pop("cpu")
+        assert not +seen
+        drafting = sum(call.drafted > 0 for call in found.calls) * of_draft
+        if of_verification is None:  # for each node of the path, the root included
+            wanted_reads = 1 + sum(1 + len(path_of(call)) for call in found.calls)
+        else:
+            wanted_reads = 1 + len(found.calls) * of_verification
+        assert reads == wanted_reads + drafting
+
+
+def path_of(call: loop.TargetCall) -> list[loop.Level]:
+    """The levels of a call at which a child was accepted."""
+    return [level for level in call.levels if level.accepted]
+
+
+@pytest.mark.parametrize("source", [Nothing(CPU), PromptLookup(3, CPU)])
+def test_without_a_model_only_verification_reads(
+    source: Any, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted(monkeypatch) as seen:
+        calls = decode(target, source, Match(Greedy()), PROMPTS[0], 3, LIMIT).calls
+    assert +seen == {"cpu": 1 + len(calls)}
+
+
+@pytest.mark.parametrize("drafted", [None, torch.arange(0, V, 2)], ids=["all", "half"])
+@pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
+def test_drafting_with_a_head_reads_nothing(
+    drafted: torch.Tensor | None,
+    tree: Topology | None,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_head(target, drafted)
+    wanted = greedy(target, HeadDrafter(model, Greedy(), tree), PROMPTS[0], 3).tokens
+    with counted(monkeypatch) as seen:
+        answer = greedy(target, HeadDrafter(model, Greedy(), tree), PROMPTS[0], 3)
+    assert answer.tokens == wanted
+    assert +seen == {"cpu": 1 + len(answer.calls)}
+
+
+def test_a_drafter_that_stops_is_asked_before_every_token(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ModelDrafter(drafter, Greedy(), None, Threshold("max_q", 0.2))
+    with counted(monkeypatch) as seen:
+        calls = greedy(target, source, PROMPTS[0], 3).calls
+    longest = [min(3, LIMIT - call.position - 1) for call in calls]
+    asked = [min(call.drafted + 1, most) for call, most in zip(calls, longest, strict=True)]
+    assert {call.drafted for call in calls} >= {0, 1, 3}
+    assert +seen == {"cpu": 1 + len(calls) + sum(asked)}
+
+
+def test_what_is_counted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = torch.ones(2)
+    with counted(monkeypatch) as seen:
+        assert one[0] > 0
+        one.tolist()
+        one[one > 0]
+        torch.stack([one, one])[torch.tensor(1)]
+        devices.read(one, one)
+    assert seen["__bool__"] == seen["tolist"] == seen["index"] == seen["cpu"] == 1
+    assert seen["_local_scalar_dense"] >= 1
+    assert not seen["numpy"]
