@@ -114,7 +114,7 @@ class _Target:
 
     def __init__(self, settings: Any, node: Node, dump: Artifact, made: Artifact | None) -> None:
         from analysis.statistics.bootstrap import PromptBootstrap
-        from analysis.statistics.run_lengths import Trajectories
+        from analysis.statistics.trajectories import Trajectories
 
         statistics = settings.statistics
         self._asked, self.label = settings.solve, node.settings["label"]

@@ -17,7 +17,7 @@ from analysis.acceptance.stopping import level
 from analysis.report.decoding_along import along_table
 from analysis.report.decoding_drafting import drafting_table
 from analysis.report.text import number_text
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from analysis.trees.topology import Growth
 from pipeline.errors import PipelineError
