@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .bootstrap import Flags, Integers
 from .trajectories import Trajectories

@@ -31,13 +31,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .bootstrap import Flags, Floats, Integers, PromptBootstrap
+from .bootstrap import Floats, Integers, PromptBootstrap
 from .mean_runs import MeanRuns, Total
-from .trajectories import Trajectories
+from .trajectories import CENSORED, Trajectories
 
-# Share of segments cut by the trajectories' ends above which a length is a lower bound: long_run is
-# over a ninth larger than per_call then.
-CENSORED = 0.1
 VARYING = (  # columns of `run_lengths` that differ from row to row
     *("eps", "estimator", "value", "optimistic", "ci_low", "ci_high"),
     *("cut", "cut_optimistic", "failures", "failing_prompts"),

@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 from .bootstrap import Flags, Integers
 
+# Share of segments cut by the trajectories' ends above which a length is a lower bound: long_run is
+# over a ninth larger than per_call then.
+CENSORED = 0.1
+
 
 @dataclass(frozen=True)
 class Trajectories:
