@@ -79,14 +79,14 @@ class Needed:
 
     @cached_property
     def _p(self) -> Floats:
-        """(N,) the probability of the last token that has to be accepted, as the kernel has it."""
+        """(N,) the probability of the last token that has to be accepted, to the bit as in probs."""
         dist = self.dist
         at = np.arange(len(dist)), np.minimum(self.counts, dist.k) - 1
         if dist.logits is None:
             assert dist.stored_probs is not None
             return np.asarray(dist.stored_probs[at])
         below = dist.logits[at] - dist.logits[:, 0].astype(np.float64)
-        return np.asarray(dist.top_probability * np.exp(below / dist.temperature))
+        return np.asarray(np.exp(below / dist.temperature - dist.top_surprisal))
 
     @cached_property
     def _pairs(self) -> TopK:
