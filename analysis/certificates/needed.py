@@ -79,7 +79,7 @@ class Needed:
 
     @cached_property
     def _p(self) -> Floats:
-        """(N,) the probability of the last token that has to be accepted, to the bit as in probs."""
+        """(N,) the probability of the last token to be accepted, to the bit as in `probs`."""
         dist = self.dist
         at = np.arange(len(dist)), np.minimum(self.counts, dist.k) - 1
         if dist.logits is None:
