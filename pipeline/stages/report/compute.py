@@ -63,21 +63,19 @@ def _write(
     bundle = Bundle()  # another process makes it meanwhile
     targets = read_targets(node, upstream)
     measured = measure(targets)
-    published = published_part(targets, measured)
+    parts = drawing.begin(certificates_part(targets, measured))
     drafter = measure_drafter(node, upstream.get("acceptance", []))
+    parts += drawing.begin(acceptance_part(node, upstream, drafter))
     decoding = measure_decoding(node, upstream)
-    answers = measure_accuracy(node, upstream)
     content, timed = decoding_parts(node, upstream, decoding) or (None, None)
-    parts = [
-        *drawing.begin(certificates_part(targets, measured)),
-        *drawing.begin(acceptance_part(node, upstream, drafter)),
-        *drawing.begin(content),
-        *drawing.begin(timed, "timings/"),
-        *drawing.begin(accuracy_part(node, answers)),
-        *drawing.begin(accuracy_timed(answers), "timings/"),
-        *drawing.begin(categories_part(node, targets, upstream)),
-        *drawing.begin(published.part),
-    ]
+    parts += drawing.begin(content)
+    parts += drawing.begin(timed, "timings/")
+    answers = measure_accuracy(node, upstream)
+    parts += drawing.begin(accuracy_part(node, answers))
+    parts += drawing.begin(accuracy_timed(answers), "timings/")
+    parts += drawing.begin(categories_part(node, targets, upstream))
+    published = published_part(targets, measured)
+    parts += drawing.begin(published.part)
     listed = [part.listing(place) for part, place in parts]
     contents = {
         "index.md": "\n".join([INDEX.format(study=markdown(study_of(node))), *listed]).encode(),
