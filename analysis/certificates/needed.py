@@ -113,6 +113,6 @@ class Needed:
             passes = self._p > form.threshold(self.dist)
             if form.max_rank is not None:
                 passes &= self.counts <= form.max_rank
-            return known & (passes | (self.counts == 1))
+            return np.asarray(known & (passes | (self.counts == 1)))
         count = rule.accepted_count(self.dist)
-        return known & ((count >= self.counts) | (count == UNKNOWN))
+        return np.asarray(known & ((count >= self.counts) | (count == UNKNOWN)))
