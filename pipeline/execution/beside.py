@@ -74,7 +74,7 @@ def ensure_targets(
 
 def _of(nodes: Mapping[str, Sequence[Node]], target: int, targets: int) -> list[Node]:
     """Return the nodes of one target, of all stages."""
-    found = []
+    found: list[Node] = []
     for planned in nodes.values():
         each = len(planned) // targets  # 0 where all targets have one
         found += planned[target * each : (target + 1) * each]
