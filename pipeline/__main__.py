@@ -1,8 +1,9 @@
 """``python -m pipeline``: see pipeline.cli."""
 
-from pipeline.console import terminal
+if __name__ == "__main__":  # other processes that compute import this module by another name
+    from pipeline.console import terminal
 
-with terminal():
-    from pipeline.cli import main
+    with terminal():
+        from pipeline.cli import main
 
-    main()
+        main()

@@ -101,7 +101,7 @@ def predictions(
         PipelineError: stage acceptance was not computed, or is one of engines' logs.
     """
     from analysis.statistics.calls import drafts_made
-    from analysis.statistics.run_lengths import Trajectories
+    from analysis.statistics.trajectories import Trajectories
     from pipeline.store.decoded import read_decoded
 
     if not nodes["acceptance"]:

@@ -7,11 +7,17 @@ well, the realised lengths of its drafter stand beside the certified ones.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# Before NumPy is imported: of products as small as here, threads cost more than they gain.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hydra import compose, initialize_config_dir
 
@@ -25,10 +31,11 @@ from pipeline.plan.composition import EXPECTED_ERRORS, explain
 from pipeline.plan.rules import build_dials
 from pipeline.plan.stage import Node, SummaryRow
 from pipeline.store.artifacts import Artifact, Store, slug
+from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions
 
 if TYPE_CHECKING:
-    from analysis.acceptance.solve import Goal, Solution
+    from analysis.acceptance.solve import Goal, Solution, Solver
     from analysis.rules import Rule
     from analysis.rules.dials import Dial
 
@@ -43,7 +50,9 @@ def main(overrides: Sequence[str]) -> None:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=list(overrides))
         settings, nodes, store = cli.prepare(config)
-        read = list(_targets(settings, nodes, store, overrides))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
+            read = list(_targets(settings, nodes, store, overrides))
         for rows in _tables(settings, nodes, read):
             sweeps.print_table(rows)
             print()
@@ -114,25 +123,30 @@ class _Target:
 
     def __init__(self, settings: Any, node: Node, dump: Artifact, made: Artifact | None) -> None:
         from analysis.statistics.bootstrap import PromptBootstrap
-        from analysis.statistics.run_lengths import Trajectories
+        from analysis.statistics.trajectories import Trajectories
 
         statistics = settings.statistics
         self._asked, self.label = settings.solve, node.settings["label"]
         self._settings, self._path = settings, node.settings["path"]
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
-        position = dump.read(columns=["position"])["position"].to_numpy()
+        position = numbers(dump.read(columns=["position"])["position"])
         self._steps = Trajectories.from_positions(position)
         self._bootstrap = PromptBootstrap(
             self._steps.prompts, statistics.resamples, statistics.confidence, statistics.seed
         )
         self._made = made
+        self._solver: Solver | None = None
         self._found: dict[str, list[tuple[Goal, Solution]]] = {}
 
     def _solutions(self, dial: Dial) -> list[tuple[Goal, Solution]]:
         """Return the goals and the answers of a dial, found once."""
-        from analysis.acceptance.solve import Goal, solve_all
+        from analysis.acceptance.solve import Goal, Solver
 
+        if self._solver is None:
+            self._solver = Solver(
+                self._dist, self._asked.eps, self._bootstrap, self._steps, self._divergence
+            )
         if dial.name not in self._found:
             asked = self._asked
             goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
@@ -141,9 +155,7 @@ class _Target:
                 for length in asked.draft_lengths
                 if asked.tokens <= length + 1  # a call emits no more
             ]
-            found = solve_all(
-                self._dist, dial, asked.eps, goals, self._bootstrap, self._steps, self._divergence
-            )
+            found = self._solver.solve(dial, goals)
             self._found[dial.name] = list(zip(goals, found, strict=True))
         return self._found[dial.name]
 
@@ -219,7 +231,7 @@ class _Target:
     ) -> Iterator[SummaryRow]:
         """Yield a row a rule, draft length and kind: certified, and realised where it is known."""
         from analysis.certificates.certify import certify
-        from analysis.statistics.calls import calls_made, most_calls
+        from analysis.statistics.calls import calls_made
 
         found = certify(self._dist, rules, divergence=self._divergence)
         flags = {"certified": found.lower > self._asked.eps}
@@ -227,10 +239,8 @@ class _Target:
         flags |= {} if accepted is None else {"realised": accepted}
         for draft_length in lengths or (*self._asked.draft_lengths, None):
             for kind, each in flags.items():
-                count = most_calls if kind == "certified" else calls_made
-                calls = count(each, self._steps, draft_length)
-                for at, rule in enumerate(rules):
-                    yield self._promise(rule.label, draft_length, kind, calls[:, at])
+                calls = calls_made(each, self._steps, draft_length)
+                yield from self._promises(rules, draft_length, kind, calls)
 
     def _accepted(self, labels: Sequence[str]) -> Any:
         """Return the (N, R) steps at which the rules accepted the drafter; None if not known."""
@@ -240,29 +250,37 @@ class _Target:
             return None
         table = self._made.read(columns=["rule", "accepted"])
         size = len(self._steps.prompts)  # a rule's rows stand together
-        order = table["rule"].take(np.arange(0, len(table), size)).to_pylist()
+        order = [table["rule"][at].as_py() for at in range(0, len(table), size)]
         if not set(labels) <= set(order):  # a setting that was solved
             return None
-        accepted = table["accepted"].to_numpy().reshape(len(order), size)
+        accepted = numbers(table["accepted"]).reshape(len(order), size)
         return np.stack([accepted[order.index(label)] for label in labels], axis=1)
 
-    def _promise(self, rule: str, draft_length: int | None, kind: str, calls: Any) -> SummaryRow:
+    def _promises(
+        self, rules: Sequence[Rule], draft_length: int | None, kind: str, calls: Any
+    ) -> Iterator[SummaryRow]:
+        """Yield the rows of (P, R) calls."""
         import numpy as np
 
         bootstrap = self._bootstrap
-        low, high = bootstrap.interval(bootstrap.sums(bootstrap.steps) / bootstrap.sums(calls))
-        each = np.sort(bootstrap.steps / calls)
+        draws = bootstrap.sums(bootstrap.steps)[:, None] / bootstrap.sums(calls)
+        low, high = bootstrap.interval(draws)
+        each = np.sort(bootstrap.steps[:, None] / calls, axis=0)
         ranks = {q: max(1, int(np.ceil(q * len(each) - 1e-9))) for q in PROMISED}
-        return {
-            "target": self.label,
-            "rule": rule,
-            "drafts": _length(draft_length),
-            "kind": kind,
-            "tokens": float(bootstrap.steps.sum() / calls.sum()),
-            **dict(zip(limits("tokens"), (float(low), float(high)), strict=True)),
-            **{f"{100 * q:g} % of prompts": float(each[rank - 1]) for q, rank in ranks.items()},
-            "prompts": bootstrap.count,
-        }
+        for at, rule in enumerate(rules):
+            tokens = float(bootstrap.steps.sum() / calls[:, at].sum())
+            limited = (float(low[at]), float(high[at]))
+            shares = {f"{100 * q:g} % of prompts": each[rank - 1, at] for q, rank in ranks.items()}
+            yield {
+                "target": self.label,
+                "rule": rule.label,
+                "drafts": _length(draft_length),
+                "kind": kind,
+                "tokens": tokens,
+                **dict(zip(limits("tokens"), limited, strict=True)),
+                **{name: float(share) for name, share in shares.items()},
+                "prompts": bootstrap.count,
+            }
 
 
 def _wanted(goal: Any) -> str:

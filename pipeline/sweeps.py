@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,53 +87,74 @@ def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> N
         print(f"all rows: {shown(file)} can't be written ({error.strerror})", flush=True)
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print rows as a table, without empty columns: a statistic with its ends in one cell."""
-    import pandas as pd
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows as a table, without empty columns: a statistic with its ends in one cell.
 
-    from analysis.report.notes import few_notes
-
-    table = in_cells(pd.DataFrame(rows).dropna(axis="columns", how="all"))
-    print(table.to_string(index=False, float_format=_number, na_rep=UNDEFINED))
-    if {"empty", "inexact"} <= set(table):
+    Without pandas, whose import takes longer than many a table is worth.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    shown = in_cells({
+        name: values for name, values in columns.items() if not all(map(_missing, values))
+    })  # fmt: skip
+    texts = [[name, *map(_cell, values)] for name, values in shown.items()]
+    widths = [max(map(len, column)) for column in texts]
+    for line in zip(*texts, strict=True):
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+    if {"empty", "inexact"} <= set(shown):
         print(
             "mean, median, p25 and p5 of the certificates, in nats (tv, hellinger: in [0, 1]); "
             "empty: share of steps where nothing can be rejected (the ceiling stands for them), "
             "inexact: known as an interval"
         )
-    if any(limits(name)[0] in row for row in rows for name in row):
+    if any(limits(name)[0] in names for name in names):
         print("In brackets: intervals over prompts.")
+    from analysis.report.notes import few_notes
+
     for note in few_notes(row["prompts"] for row in rows if "prompts" in row):
         print(note)
 
 
-def in_cells(table: Any) -> Any:
-    """Return a table with statistics as texts: ranges, marks of lower bounds, intervals.
+def in_cells(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return columns with statistics as texts: ranges, marks of lower bounds, intervals.
 
     A column stays numbers where nothing of the three is there.
     """
-    shown = table.drop(columns="few_prompts", errors="ignore")
+    shown = {name: values for name, values in columns.items() if name != "few_prompts"}
     for column in list(shown):
         if column not in shown:  # an upper end, a mark or a limit of one before
             continue
-        texts = None
+        texts, values = None, shown[column]
         upper, marks = upper_end(column), (mark_of(column), upper_end(mark_of(column)))
-        ends = shown.pop(upper) if upper in shown else shown[column]
-        censored = [shown.pop(mark) if mark in shown else [False] * len(shown) for mark in marks]
-        if not shown[column].equals(ends) or any(map(any, censored)):
-            cells = zip(shown[column], ends, zip(*censored, strict=True), strict=True)
+        ends = shown.pop(upper, values)
+        censored = [shown.pop(mark, [False] * len(values)) for mark in marks]
+        same = all(
+            a == b or (_missing(a) and _missing(b)) for a, b in zip(values, ends, strict=True)
+        )
+        if not same or any(map(any, censored)):
+            cells = zip(values, ends, zip(*censored, strict=True), strict=True)
             texts = [length_text(_number(a), _number(b), marked) for a, b, marked in cells]
         low, high = limits(column)
         if {low, high} <= set(shown):
-            texts = texts or [_number(value) for value in shown[column]]
+            texts = texts or [_cell(value) for value in values]
             sides = zip(texts, shown.pop(low), shown.pop(high), strict=True)
             texts = [
-                f"{text} [{_short(a)}, {_short(b)}]" if a == a and a < b else text
+                f"{text} [{_short(a)}, {_short(b)}]" if not _missing(a) and a < b else text
                 for text, a, b in sides
             ]
         if texts is not None:
             shown[column] = texts
     return shown
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, float):
+        return UNDEFINED if value is None else _number(value)
+    return str(value)
 
 
 def _short(value: float) -> str:

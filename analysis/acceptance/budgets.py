@@ -20,8 +20,8 @@ import pandas as pd
 
 from ..certificates.budget import certified_share, rejections, tokens_per_call, uniform_share
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
-from ..statistics.calls import calls_made, most_calls
-from ..statistics.run_lengths import Trajectories
+from ..statistics.calls import calls_made
+from ..statistics.trajectories import Trajectories
 from .realised import Steps, Verdict
 
 ROUNDING = 1e-9  # relative, of a sum of KLs
@@ -104,11 +104,8 @@ def _limited(
 ) -> Iterator[tuple[str, float, tuple[float, float]]]:
     """Yield kind, tokens a call and their interval, with drafts of a limited length."""
     certain = ~_reached(verdict.lower, eps)
-    for kind, count, flags in (
-        ("uniform", most_calls, certain),
-        ("realised", calls_made, verdict.accepted),
-    ):
-        calls = count(flags[:, None], steps.trajectories, draft_length)[:, 0]
+    for kind, flags in (("uniform", certain), ("realised", verdict.accepted)):
+        calls = calls_made(flags[:, None], steps.trajectories, draft_length)[:, 0]
         low, high = bootstrap.interval(bootstrap.sums(bootstrap.steps) / bootstrap.sums(calls))
         yield kind, float(len(steps) / calls.sum()), (float(low), float(high))
     ends = _ends(steps.trajectories)

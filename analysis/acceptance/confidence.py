@@ -28,7 +28,7 @@ from ..certificates.drafter_side import certify_draft
 from ..rules.builtin import StrictGreedy
 from ..rules.tree import Tree
 from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
-from ..statistics.run_lengths import Trajectories
+from ..statistics.trajectories import Trajectories
 from ..topk import TopK
 from .ranking import areas
 from .stopping import depths_tested, level, stopped_calls

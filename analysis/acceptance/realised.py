@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..certificates.certify import certify
 from ..rules.rule import Drafted, Rule
 from ..statistics.bootstrap import Flags, Floats
-from ..statistics.run_lengths import Trajectories
+from ..statistics.trajectories import Trajectories
 from ..topk import TopK
 from .divergences import rounding
 

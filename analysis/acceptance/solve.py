@@ -5,28 +5,33 @@ certified tokens a call grow with the parameter, in the sample as in every resam
 and each question is a search: the first setting at which a ratio of sums over prompts is reached.
 The limits of the interval are quantiles of the resamples' own answers. A resample's answer is not
 beyond a setting iff the resample reaches what is wanted there, so they are found by the same
-search, each for another number of resamples. Of a step that a stricter setting certifies, or that
-a more relaxed one does not, nothing more is computed: few steps are left after a few settings.
+search, each for another number of resamples.
+
+How many tokens have to be accepted at a step is found once, for all rules that go by ranks
+(`certificates.needed`). A setting then is one comparison a step. The other steps are certified
+setting by setting: those of trees and of rounded log-probabilities, and the few whose stored tokens
+do not suffice.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..certificates.certify import certify
+from ..certificates.needed import Needed, least_counts
 from ..rules.dials import Dial
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Flags, Numbers, PromptBootstrap
-from ..statistics.calls import most_calls
-from ..statistics.run_lengths import Trajectories
+from ..statistics.calls import calls_made
+from ..statistics.trajectories import Trajectories
 from ..topk import TopK
 
 RESOLUTION = 1e-4  # to which a continuous parameter is found
-PARTS = 8  # into which a search divides what is left, all of them in one pass of the kernel
 CHUNK = 8192  # steps certified at once
 ROUNDING = 1e-9  # of a sum, by which it may miss what is wanted
 
@@ -67,7 +72,7 @@ class Goal:
         """Return what is above and below the ratio, (P, G) each, of (N, G) certain steps."""
         steps = np.bincount(trajectories.prompts)[:, None]
         if self.share is None:
-            calls = most_calls(certain, trajectories, self.draft_length)
+            calls = calls_made(certain, trajectories, self.draft_length)
             return np.broadcast_to(steps, calls.shape), calls
         count = np.add.reduceat(certain, trajectories.starts, axis=0, dtype=np.intp)
         return count, np.broadcast_to(steps, count.shape)
@@ -131,26 +136,35 @@ def solve(
         >>> found.value, found.reached
         (0.3001, 1.0)
     """
-    return solve_all(dist, dial, eps, [goal], bootstrap, trajectories, divergence)[0]
+    return Solver(dist, eps, bootstrap, trajectories, divergence).solve(dial, [goal])[0]
 
 
-def solve_all(
-    dist: TopK,
-    dial: Dial,
-    eps: float,
-    goals: Sequence[Goal],
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-    divergence: str = "kl",
-) -> list[Solution]:
-    """Do the same for several goals, which share what is computed.
+class Solver:
+    """Answers for several rules and goals, which share what is computed."""
 
-    Args and errors are those of `solve`.
-    """
-    if not eps >= 0:
-        raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
-    settings = _Settings(dist, dial, eps, divergence)
-    return [_answer(settings, _Reached(settings, goal, bootstrap, trajectories)) for goal in goals]
+    def __init__(
+        self,
+        dist: TopK,
+        eps: float,
+        bootstrap: PromptBootstrap,
+        trajectories: Trajectories,
+        divergence: str = "kl",
+    ) -> None:
+        """Find what the steps need; args and errors are those of `solve`."""
+        if not eps >= 0:
+            raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
+        self._dist, self._eps, self._divergence = dist, eps, divergence
+        self._bootstrap, self._trajectories = bootstrap, trajectories
+        rounded = dist.log_prob_error is not None
+        self._needed = None if rounded else Needed(dist, least_counts(dist, eps, divergence))
+
+    def solve(self, dial: Dial, goals: Sequence[Goal]) -> list[Solution]:
+        """Find the strictest setting of a rule for each goal; args and errors as of `solve`."""
+        settings = _Settings(self._dist, dial, self._eps, self._divergence, self._needed)
+        return [
+            _answer(settings, _Reached(settings, goal, self._bootstrap, self._trajectories))
+            for goal in goals
+        ]
 
 
 def _answer(settings: _Settings, reached: _Reached) -> Solution:
@@ -158,7 +172,7 @@ def _answer(settings: _Settings, reached: _Reached) -> Solution:
     resamples, confidence = reached.resamples, reached.confidence
     cut = max(1, math.ceil((1 - confidence) / 2 * resamples - ROUNDING))
     at, strict, relaxed = (
-        _first(settings.last, test, settings.look)
+        _first(settings.last, test)
         for test in (
             reached.overall,
             lambda i: reached.in_resamples(i) >= cut,
@@ -172,24 +186,12 @@ def _answer(settings: _Settings, reached: _Reached) -> Solution:
     return Solution(settings.parameter, rule, value, low, high, ratio)
 
 
-def _first(
-    last: int, test: Callable[[int], bool], look: Callable[[Sequence[int]], None]
-) -> int | None:
+def _first(last: int, test: Callable[[int], bool]) -> int | None:
     """Return the first of the places 0 to `last` at which a test holds, None where none does.
 
-    A test that holds holds at all places behind. `look` is told where it will be asked.
+    A test that holds holds at all places behind.
     """
-    look([0, last])
-    if not test(last):
-        return None
-    low, high = (0, last) if not test(0) else (0, 0)
-    while high - low > 1:
-        inner = np.linspace(low, high, min(PARTS, high - low) + 1)[1:-1]
-        places = [int(place) for place in np.round(inner)]
-        look(places)
-        reached = next((place for place in places if test(place)), high)
-        low, high = max([low, *(place for place in places if place < reached)]), reached
-    return high
+    return bisect_left(range(last), True, key=test) if test(last) else None
 
 
 class _Settings:
@@ -201,8 +203,16 @@ class _Settings:
         parameter: its name.
     """
 
-    def __init__(self, dist: TopK, dial: Dial, eps: float, divergence: str) -> None:
+    def __init__(
+        self, dist: TopK, dial: Dial, eps: float, divergence: str, needed: Needed | None
+    ) -> None:
+        certify(dist[:1], dial.rules, divergence=divergence)  # what it refuses, is refused here
         self._dist, self._dial, self._eps, self._divergence = dist, dial, eps, divergence
+        by_rank = needed is not None and needed.met(dial.rules[0]) is not None
+        self._needed = needed if by_rank else None
+        self._open = np.arange(len(dist))  # steps that are certified setting by setting
+        if self._needed is not None:
+            self._open = np.flatnonzero(self._needed.counts > dist.k)
         self._strict, self._relaxed = dial.value(dial.rules[0]), dial.value(dial.rules[-1])
         self.parameter, self.grows = dial.parameter, self._relaxed >= self._strict
         self._whole = isinstance(dial.rules[0].parameters[dial.parameter], int)
@@ -221,27 +231,31 @@ class _Settings:
         return replace(self._dial.rules[0], **{self._dial.parameter: kind(self.value(i))})
 
     def certain(self, i: int) -> Flags:
-        """Return the (N,) certified steps at a place that was looked at."""
+        """Return the (N,) steps that are certified at a place."""
+        if i not in self._certain:
+            self._certain[i] = self._certify(i)
         return self._certain[i]
 
-    def look(self, places: Sequence[int]) -> None:
-        """Certify the steps at places that are not known yet."""
-        new = [place for place in places if place not in self._certain]
-        if not new:
-            return
-        strict = max((place for place in self._certain if place < min(new)), default=None)
-        relaxed = min((place for place in self._certain if place > max(new)), default=None)
-        sure = np.zeros(len(self._dist), dtype=bool) if strict is None else self._certain[strict]
-        open_ = ~sure if relaxed is None else self._certain[relaxed] & ~sure
-        at = np.flatnonzero(open_)
-        for place in new:
-            self._certain[place] = sure.copy()
-        rules = [self.rule(place) for place in new]
+    def _certify(self, i: int) -> Flags:
+        """Certify the steps, but for those that a place looked at before decides."""
+        rule = self.rule(i)
+        certain = None if self._needed is None else self._needed.met(rule)
+        if certain is None:
+            certain = np.zeros(len(self._dist), dtype=bool)
+        at = self._open
+        stricter = max((place for place in self._certain if place < i), default=None)
+        if stricter is not None:
+            sure = self._certain[stricter][at]
+            certain[at[sure]] = True
+            at = at[~sure]
+        relaxed = min((place for place in self._certain if place > i), default=None)
+        if relaxed is not None:
+            at = at[self._certain[relaxed][at]]
         for start in range(0, len(at), CHUNK):
             part = at[start : start + CHUNK]
-            found = certify(self._dist[part], rules, divergence=self._divergence)
-            for column, place in enumerate(new):
-                self._certain[place][part] = found.lower[:, column] > self._eps
+            found = certify(self._dist[part], rule, divergence=self._divergence)
+            certain[part] = found.lower[:, 0] > self._eps
+        return certain
 
 
 class _Reached:
@@ -258,6 +272,7 @@ class _Reached:
         self._bootstrap, self._trajectories = bootstrap, trajectories
         self.resamples, self.confidence = len(bootstrap.weights), bootstrap.confidence
         self._known: dict[int, tuple[Numbers, Numbers]] = {}
+        self._enough: dict[int, int] = {}
 
     def overall(self, i: int) -> bool:
         """Whether the steps at hand reach what is wanted at a place."""
@@ -266,8 +281,10 @@ class _Reached:
 
     def in_resamples(self, i: int) -> int:
         """Return how many resamples reach it."""
-        above, below = map(self._bootstrap.sums, self._sums(i))
-        return int(np.sum(above >= (self._goal.wanted - ROUNDING) * below))
+        if i not in self._enough:
+            above, below = map(self._bootstrap.sums, self._sums(i))
+            self._enough[i] = int(np.sum(above >= (self._goal.wanted - ROUNDING) * below))
+        return self._enough[i]
 
     def ratio(self, i: int) -> float:
         """Return what the steps at hand reach."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..statistics.bootstrap import Flags, Floats, Integers
-from ..statistics.run_lengths import Trajectories
+from ..statistics.trajectories import Trajectories
 
 ROUNDING = 1e-9
 

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
-from ..statistics.run_lengths import Trajectories, failure_free_bound, run_lengths
+from ..statistics.run_lengths import failure_free_bound, run_lengths
+from ..statistics.trajectories import Trajectories
 from .realised import Steps, Verdict
 
 Row = dict[str, str | float]

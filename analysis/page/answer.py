@@ -15,8 +15,9 @@ from ..report.pairs import Pairs
 from ..report.text import number_text, share_text
 from ..rules import Additive
 from ..statistics.bootstrap import PromptBootstrap, few
-from ..statistics.calls import most_calls
-from ..statistics.run_lengths import Trajectories, censored_ends
+from ..statistics.calls import calls_made
+from ..statistics.run_lengths import censored_ends
+from ..statistics.trajectories import Trajectories
 
 BUDGET = 0.01  # target probability a step that the recommended rule may give up
 WANTED, EPS = 0.95, 0.1  # of the recommendation without a drafter: share certified, nats
@@ -154,7 +155,7 @@ def of_target(
         texts = []
         for item in shown:
             certain = item.lower > eps
-            calls = most_calls(certain[:, None], trajectories, None).sum()
+            calls = calls_made(certain[:, None], trajectories, None).sum()
             texts.append(f"{share_text(float(certain.mean()))}; {len(certain) / calls:.2f} tokens")
         name = f"Certified at ε = {eps:g} nats"
         facts.append(Fact(name, "steps; tokens a call, drafts of any length", texts))

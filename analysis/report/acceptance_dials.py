@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from ..statistics.run_lengths import CENSORED, censored_ends
+from ..statistics.run_lengths import censored_ends
+from ..statistics.trajectories import CENSORED
 from .acceptance_tables import LENGTH, PER_CALL, pair_table
 from .figure import Figure
 from .pairs import Pairs

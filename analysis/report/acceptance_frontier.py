@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from ..acceptance.frontier import COSTS
-from ..statistics.run_lengths import CENSORED
+from ..statistics.trajectories import CENSORED
 from .acceptance_tables import PER_CALL
 from .figure import Figure
 from .notes import few_notes

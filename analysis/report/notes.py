@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ..rules import Rule
 from ..statistics.bootstrap import FEW_PROMPTS, few
-from ..statistics.run_lengths import CENSORED
-from .measured import Measured
-from .table import Table
+from ..statistics.trajectories import CENSORED
+
+if TYPE_CHECKING:
+    from .measured import Measured
+    from .table import Table
 
 AT_LEAST = (
     f"≥: a lower bound; ends of trajectories cut more than {100 * CENSORED:g} % of the calls or "

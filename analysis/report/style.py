@@ -15,6 +15,8 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -44,6 +46,7 @@ ANONYMOUS: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     "png": {"Software": None},
 }
+CANVASES: dict[str, Any] = {"pdf": FigureCanvasPdf, "png": FigureCanvasAgg}
 # hues that stay distinct to colour-blind readers (Okabe and Ito)
 BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, YELLOW, BLACK = (
     "#0072B2",
@@ -80,11 +83,16 @@ styled = matplotlib.rc_context(STYLE)  # decorates the functions that draw a fig
 
 @styled
 def render(figure: Figure, kind: str) -> bytes:
-    """Return the file of a figure; `kind` is pdf or png. Panels then stay where they are."""
+    """Return the file of a figure; `kind` is pdf or png. Panels then stay where they are.
+
+    Asked of the canvas itself: `savefig` draws a figure twice.
+    """
+    canvas = CANVASES[kind](figure)
+    figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
     buffer = io.BytesIO()
     with warnings.catch_warnings():  # a name's character that the font lacks is a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format=kind, metadata=ANONYMOUS[kind])
+        getattr(canvas, f"print_{kind}")(buffer, metadata=ANONYMOUS[kind])
     figure.set_layout_engine("none")  # laying panels out takes as long as drawing them
     return buffer.getvalue()
 
@@ -103,14 +111,23 @@ def logarithmic(axes: Axes, name: str) -> None:
     """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(_plain))
     axis.set_minor_formatter(NullFormatter())
 
 
 def percent(axes: Axes, name: str) -> None:
     """Print the shares along the x or y axis in percent, as every figure does."""
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %"))
+    axis.set_major_formatter(FuncFormatter(_in_percent))
+
+
+# by name, as other processes need it that draw a figure
+def _plain(value: float, _: int) -> str:
+    return f"{value:g}"
+
+
+def _in_percent(share: float, _: int) -> str:
+    return f"{round(100 * share, 6):g} %"
 
 
 @styled

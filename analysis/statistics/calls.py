@@ -1,9 +1,8 @@
 """Verification calls of drafts of a limited length: the most there can be, and those there were.
 
 A call drafts up to gamma tokens, keeps those before the first rejected one, and emits one more
-token of the target's own, which no rule tests. So where the next call begins depends on what was
-accepted, and a step behind a fully accepted draft is skipped. Calls are cut where a trajectory
-ends.
+token of the target's own, which no rule tests. So a call ends at a rejected step, behind a draft
+that was accepted as a whole, or where the trajectory ends.
 """
 
 from __future__ import annotations
@@ -12,22 +11,23 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .bootstrap import Flags, Integers
-from .run_lengths import Trajectories
+from .trajectories import Trajectories
 
 
-def most_calls(certain: Flags, trajectories: Trajectories, draft_length: int | None) -> Integers:
-    """Return the most calls of each trajectory that any drafter can cause.
+def calls_made(accepted: Flags, trajectories: Trajectories, draft_length: int | None) -> Integers:
+    """Return the calls of each trajectory, where each step's draft is accepted or rejected.
 
-    A certain step is accepted; any other one may be accepted or rejected. Of the steps that may be
-    rejected, not all need to be in the worst case: a rejection moves the begin of the next call.
-    So calls(i) = 1 + max(calls(i + gamma + 1), max over uncertain i + l, l < gamma, of
-    calls(i + l + 1)).
+    A call ends at every step that is not accepted: it is rejected there, or is emitted untested
+    behind a whole draft. So up to such a step, the calls are as many as parts of gamma + 1 steps.
+
+    Where only some steps are certain to be accepted, these calls are the most that any drafter can
+    cause, all others being rejected. For from a later step on there are no more calls than from
+    an earlier one, and a call ends the earlier, the more is rejected.
 
     Args:
-        certain: (N, G), steps by G settings.
+        accepted: (N, G), steps by G settings.
         trajectories: P, of the steps.
         draft_length: gamma, at least 1; None means drafts of any length.
 
@@ -39,42 +39,21 @@ def most_calls(certain: Flags, trajectories: Trajectories, draft_length: int | N
 
     Example:
         >>> steps = Trajectories.from_positions(np.arange(5))
-        >>> certain = np.array([[1, 0], [1, 1], [0, 0], [1, 1], [1, 1]], dtype=bool)
-        >>> most_calls(certain, steps, 2).tolist(), most_calls(certain, steps, None).tolist()
+        >>> accepted = np.array([[1, 0], [1, 1], [0, 0], [1, 1], [1, 1]], dtype=bool)
+        >>> calls_made(accepted, steps, 2).tolist(), calls_made(accepted, steps, None).tolist()
         ([[2, 3]], [[2, 3]])
     """
-    gamma, rows, begin = _rows(certain, trajectories, draft_length)
-    size, count, settings = rows.shape
-    if draft_length is None:  # every uncertain step but the last ends a call
-        return np.asarray(1 + np.sum(~rows[:-1], axis=0))
-    calls = np.zeros((size + gamma + 1, count, settings), dtype=np.intp)
-    for i in range(size - 1, -1, -1):
-        most = calls[i + gamma + 1]
-        for at in range(i, min(i + gamma, size)):
-            most = np.maximum(most, np.where(rows[at], 0, calls[at + 1]))
-        calls[i] = 1 + most
-    return np.asarray(calls[begin, np.arange(count)])
-
-
-def calls_made(accepted: Flags, trajectories: Trajectories, draft_length: int | None) -> Integers:
-    """Return the calls of each trajectory, (P, G), where (N, G) steps are accepted or rejected.
-
-    Args and errors are those of `most_calls`.
-
-    Example:
-        >>> steps = Trajectories.from_positions(np.arange(5))
-        >>> calls_made(np.array([[1], [1], [0], [1], [0]], dtype=bool), steps, 2).tolist()
-        [[2]]
-    """
-    gamma, rows, begin = _rows(accepted, trajectories, draft_length)
-    size, count, settings = rows.shape
-    place = np.arange(count)[:, None], np.arange(settings)[None]
-    rejected = np.full((count, settings), size)  # the next one from a step on
-    calls = np.zeros((size + 1, count, settings), dtype=np.intp)
-    for i in range(size - 1, -1, -1):
-        rejected = np.where(rows[i], rejected, i)
-        calls[i] = 1 + calls[(np.minimum(np.minimum(rejected, i + gamma) + 1, size), *place)]
-    return np.asarray(calls[begin, np.arange(count)])
+    _check(draft_length)
+    size, settings = accepted.shape
+    count = len(trajectories.starts)
+    ends = ~accepted.T  # (G, N): setting after setting, as one long row of steps
+    ends[:, np.append(trajectories.starts[1:], size) - 1] = True
+    at = np.flatnonzero(ends)
+    steps = np.diff(at, prepend=-1)
+    calls = np.ones_like(steps) if draft_length is None else -(-steps // (draft_length + 1))
+    place = at // size * count + trajectories.prompts[at % size]
+    sums = np.bincount(place, weights=calls, minlength=settings * count)
+    return np.asarray(sums.astype(np.intp).reshape(settings, count).T)
 
 
 def drafts_made(
@@ -98,13 +77,13 @@ def drafts_made(
         >>> tested.tolist(), kept.tolist()
         ([2, 2], [2, 1])
     """
-    gamma, _, _ = _rows(accepted[:, None], trajectories, draft_length)
+    _check(draft_length)
     ends = [*trajectories.starts[1:], len(accepted)]
     calls = []
     for begin, end in zip(trajectories.starts, ends, strict=True):
         at = int(begin)
         while at < end:
-            last = min(at + gamma, int(end))
+            last = min(at + draft_length, int(end))
             kept = int(np.argmin(np.append(accepted[at:last], False)))
             calls.append((min(kept + 1, last - at), kept))
             at += kept + 1
@@ -142,19 +121,6 @@ def place_shares(
     ]
 
 
-def _rows(
-    flags: Flags, trajectories: Trajectories, draft_length: int | None
-) -> tuple[int, Flags, NDArray[np.intp]]:
-    """Return gamma, (L, P, G) flags of trajectories that all end at step L, and (P,) begins.
-
-    Before its begin, a trajectory's flags are true.
-    """
+def _check(draft_length: int | None) -> None:
     if draft_length is not None and draft_length < 1:
         raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
-    lengths = np.bincount(trajectories.prompts)
-    size = int(lengths.max())
-    begin = size - lengths
-    rows = np.ones((size, len(lengths), flags.shape[1]), dtype=bool)
-    step = np.arange(len(flags)) - trajectories.starts[trajectories.prompts]
-    rows[begin[trajectories.prompts] + step, trajectories.prompts] = flags
-    return (size if draft_length is None else min(draft_length, size)), rows, begin

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -38,23 +38,22 @@ ATTEMPTS = 3  # to make an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
-def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
+def ensure(nodes: Iterable[Node], store: Store, *, told: bool = False) -> list[Artifact]:
     """Bring `nodes` and what they need up to date; return their artifacts, checked, in order.
 
     What an up-to-date artifact was made from is not looked for: it may have been deleted. What is
-    found damaged is set aside and made anew.
+    found damaged is set aside and made anew. `told`: what is to be run was said already.
 
     Raises:
         PipelineError: a stage says what is wrong, or the disk is full or loses what it is given.
     """
     wanted, computed, damages = list(nodes), set[str](), Counter[Path]()
-    told = False
     while True:
         # again after each group: an upstream rebuilt with other content makes more nodes stale
         try:
             if group := _next_group(wanted, store):
                 if not told:
-                    _say_plan(wanted, store)
+                    say_plan(wanted, store)
                     told = True
                 damaged = _compute(group, store)
                 computed |= set() if damaged else {node.fingerprint for node in group}
@@ -223,9 +222,9 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
             made.drop()
 
 
-def _say_plan(nodes: list[Node], store: Store) -> None:
+def say_plan(nodes: Sequence[Node], store: Store) -> None:
     """Say of each stage what is cached and what is to be run; not what is needed no more."""
-    todo = {node.fingerprint for node in _missing(nodes, store)}
+    todo = {node.fingerprint for node in _missing(list(nodes), store)}
     parts = []
     for stage in STAGES:
         mine = [node for node in with_upstream(nodes).values() if node.stage == stage]

@@ -189,7 +189,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
     from analysis.certificates.divergences import Divergence
     from analysis.statistics.bootstrap import PromptBootstrap, summarise
-    from analysis.statistics.run_lengths import Trajectories
+    from analysis.statistics.trajectories import Trajectories
 
     rule = node.settings["rule"]
     table = artifact.read(columns=["position", "lower", "upper"])

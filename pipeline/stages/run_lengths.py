@@ -44,7 +44,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     import pyarrow as pa
 
     from analysis.statistics.bootstrap import PromptBootstrap
-    from analysis.statistics.run_lengths import Trajectories, run_lengths
+    from analysis.statistics.run_lengths import run_lengths
+    from analysis.statistics.trajectories import Trajectories
     from pipeline.store import columns
 
     config = node.config

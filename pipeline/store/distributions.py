@@ -16,7 +16,7 @@ import pyarrow as pa
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
-from pipeline.store.columns import TEMPERED
+from pipeline.store.columns import TEMPERED, numbers
 
 ROWS = 8192  # of a chunk
 FLOAT32 = 2.0**-24  # its rounding, relative
@@ -59,7 +59,7 @@ def read_drafter(artifact: Artifact) -> TopK:
     batch = artifact.read(columns=columns).combine_chunks().to_batches()[0]
     facts = artifact.record["facts"]
     return TopK.from_columns(
-        **{name: _matrix(batch, f"draft_{name}") for name in TOKENS},
+        **{name: numbers(batch.column(f"draft_{name}")) for name in TOKENS},
         **{name: _column(batch, f"draft_{name}", None) for name in MOMENTS},
         vocab_size=facts["vocab_size"],
         temperature=facts["temperature"],
@@ -117,7 +117,7 @@ def as_top_k(
     if "log_prob_error" in facts:
         return _as_logged(batch, vocab_size, facts["log_prob_error"])
     return TopK.from_columns(
-        **{name: _matrix(batch, name) for name in TOKENS},
+        **{name: numbers(batch.column(name)) for name in TOKENS},
         **dict(zip(MOMENTS, (_column(batch, name, at) for name in columns), strict=True)),
         vocab_size=vocab_size,
         temperature=temperature,
@@ -129,19 +129,15 @@ def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
 
     Those behind the first were rounded to float32 once more when they were stored.
     """
-    values = _matrix(batch, "top_logits").astype(np.float64)
-    values[:, 0] = -batch.column("top_surprisal").to_numpy()
+    values = numbers(batch.column("top_logits")).astype(np.float64)
+    values[:, 0] = -numbers(batch.column("top_surprisal"))
     finite = np.where(np.isfinite(values), values, 0.0)
     off = error + FLOAT32 * np.abs(finite)
     off[:, 0] = error
     values = np.minimum(values, values[:, :1])
-    return TopK.from_log_probs(_matrix(batch, "top_ids"), values, off, vocab_size)
+    return TopK.from_log_probs(numbers(batch.column("top_ids")), values, off, vocab_size)
 
 
 def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:
-    return batch.column(name).to_numpy() if at is None else _matrix(batch, name)[:, at]
-
-
-def _matrix(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    column = batch.column(name)
-    return column.flatten().to_numpy().reshape(len(column), -1)
+    found = numbers(batch.column(name))
+    return found if at is None else found[:, at]

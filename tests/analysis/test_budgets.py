@@ -18,7 +18,7 @@ from analysis.acceptance.realised import Steps, judge
 from analysis.certificates.budget import rejections, tokens_per_call
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.calls import calls_made, most_calls
+from analysis.statistics.calls import calls_made
 from analysis.topk import TopK
 from tests.analysis.cases import stored_columns
 
@@ -104,7 +104,7 @@ def test_the_drafters_own_numbers_at_a_draft_length(rule: object, gamma: int) ->
     found = frame[frame["statistic"] == f"tokens_{gamma}"].set_index("kind")
     size, ends = len(drafted), np.cumsum(LENGTHS) - 1
     made = calls_made(verdict.accepted[:, None], trajectories, gamma).sum()
-    most = most_calls((verdict.lower > mean)[:, None], trajectories, gamma).sum()
+    most = calls_made((verdict.lower > mean)[:, None], trajectories, gamma).sum()
     assert found.loc["realised", "value"] == pytest.approx(size / made)
     assert found.loc["uniform", "value"] == pytest.approx(size / most)
     limited = tokens_per_call(verdict.lower, ends, mean, gamma)

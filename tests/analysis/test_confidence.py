@@ -25,7 +25,7 @@ from analysis.report.pairs import Pairs
 from analysis.report.text import number_text, share_text
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from tests.analysis.cases import dirichlet
 from tests.analysis.test_coverage import steps_of

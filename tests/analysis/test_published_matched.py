@@ -14,7 +14,8 @@ from analysis.report.published_matched import Match, compare, nearest_temperatur
 from analysis.report.published_tables import compared_tables, verdict, verdict_table
 from analysis.rules import Multiplicative, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import Trajectories, run_lengths
+from analysis.statistics.run_lengths import run_lengths
+from analysis.statistics.trajectories import Trajectories
 
 PAPER = "Qwen3-1.7B"
 PROMPTS, EACH = 40, 50

@@ -16,13 +16,12 @@ from analysis.rules import Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.mean_runs import MeanRuns
 from analysis.statistics.run_lengths import (
-    CENSORED,
-    Trajectories,
     censored_ends,
     failure_free_bound,
     run_lengths,
     with_censored,
 )
+from analysis.statistics.trajectories import CENSORED, Trajectories
 
 NAMES = ("per_call", "mean_run", "long_run", "residual_4")
 

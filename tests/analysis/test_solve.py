@@ -14,8 +14,8 @@ from analysis.certificates.certify import certify
 from analysis.rules import Rule
 from analysis.rules.dials import Dial, build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.calls import most_calls
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.calls import calls_made
+from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 
 LENGTHS = (20, 7, 1, 30, 12)
@@ -46,7 +46,7 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
     steps = np.bincount(STEPS.prompts)
     certified = np.bincount(STEPS.prompts, weights=certain[:, 0])
     above = certified if goal.tokens is None else steps
-    below = steps if goal.tokens is None else most_calls(certain, STEPS, goal.draft_length)[:, 0]
+    below = steps if goal.tokens is None else calls_made(certain, STEPS, goal.draft_length)[:, 0]
     w = np.ones((1, len(LENGTHS))) if weights is None else weights
     return (w @ above) / (w @ below)
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.acceptance.stopping import level, stopped_calls
 from analysis.statistics.calls import calls_made
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 
 LENGTHS = (9, 1, 30, 4)
 STEPS = Trajectories.from_positions(np.concatenate([np.arange(n) for n in LENGTHS]))

@@ -20,7 +20,8 @@ from analysis.report.table import Cell, Section, Table
 from analysis.report.text import certificate_text, digits_text, run_text
 from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import Trajectories, run_lengths
+from analysis.statistics.run_lengths import run_lengths
+from analysis.statistics.trajectories import Trajectories
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = expand(

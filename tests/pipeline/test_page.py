@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Drawing
 
-from analysis.acceptance.solve import Goal, solve_all
+from analysis.acceptance.solve import Goal
 from analysis.report.figure import Figure
 from analysis.rules.dials import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
@@ -164,8 +164,8 @@ def test_the_setting_that_solve_finds_lies_behind_the_next_stricter_one(
     steps = Trajectories.from_positions(position.to_numpy())
     dist = study.distributions(study.targets[0])
     dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
-    (found,) = solve_all(
-        dist, dial, 0.1, [Goal(share=0.7)], PromptBootstrap(steps.prompts, 5, 0.9, 0), steps
+    found = solve(
+        dist, dial, 0.1, Goal(share=0.7), PromptBootstrap(steps.prompts, 5, 0.9, 0), steps
     )
     shown = opened.page.evaluate(
         """() => families()["Additive"].map((rule) => [Number(PAGE.rules[rule].label.split("=")[1]),

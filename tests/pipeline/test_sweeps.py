@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,26 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
         "(few_prompts in the CSV file).",
     ]
     names = ("target", "rule", "steps", "prompts", "mean", "median", "p5", "p25")
-    exact = table[table["rule"] == "greedy"]
-    assert list(sweeps.in_cells(exact)) == [*names, "empty", "inexact"]
-    assert sweeps.in_cells(exact)["empty"].dtype == np.float64
+    exact = sweeps.in_cells(table[table["rule"] == "greedy"].to_dict("list"))
+    assert list(exact) == [*names, "empty", "inexact"]
+    assert all(isinstance(share, float) for share in exact["empty"])
+
+
+def test_a_table_is_aligned_and_leaves_out_what_is_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweeps.print_table([
+        {"name": "a", "count": 12000, "share": 0.123456, "empty": None, "value": 3.0,
+         "ci_low": 2.0, "ci_high": 4.04},
+        {"name": "long", "share": math.nan, "value": 3.0, "ci_low": 3.0,
+         "ci_high": 3.0, "more": True},
+    ])  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == [
+        "name  count   share        value  more",
+        "   a  12000  0.1235  3 [2, 4.04]     –",
+        "long      –       –            3  True",
+        "In brackets: intervals over prompts.",
+    ]
 
 
 def test_intervals_are_those_of_the_bootstrap_over_prompts(rows: dict[str, pd.DataFrame]) -> None:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from analysis.acceptance.logged import LoggedPair, LoggedVerdict, judge_logged, logged_statistics
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 from analysis.topk_ranges import Range
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node

@@ -15,21 +15,15 @@ from torch import Tensor
 from analysis.acceptance.divergences import compare
 from analysis.acceptance.realised import Steps, judge
 from analysis.topk import TopK
-from pipeline.models.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import Method
 from pipeline.stages.decoding.loop import Answer
-from pipeline.stages.decoding.records import read_both
+from pipeline.stages.decoding.records import Reader
 
 STORED = 256  # of the target's tokens: where they do not decide, a certificate is an interval
 
 
 def along(
-    target: LanguageModel,
-    drafter: LanguageModel | HiddenDrafter,
-    prompt: dict[str, Any],
-    runs: Sequence[Method],
-    answers: Sequence[Answer],
+    reader: Reader, prompt: dict[str, Any], runs: Sequence[Method], answers: Sequence[Answer]
 ) -> list[dict[str, Any]]:
     """Return a row a step of the greedy answer and of its own, for every rule that decoded one."""
     greedy = next(
@@ -49,7 +43,7 @@ def along(
             continue
         for own, tokens in ((False, tuple(greedy.tokens)), (True, tuple(answer.tokens))):
             if tokens not in read:
-                read[tokens] = read_steps(target, drafter, prompt["token_ids"], tokens)
+                read[tokens] = steps_of(*reader.both(tokens), STORED)
             steps = read[tokens]
             verdict = judge(steps, [run.rule])[0]
             rows += [
@@ -67,16 +61,6 @@ def along(
                 for step in range(len(steps))
             ]
     return rows
-
-
-def read_steps(
-    target: LanguageModel,
-    drafter: LanguageModel | HiddenDrafter,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-) -> Steps:
-    """Return both models beside each other at the steps of an answer, at temperature 1."""
-    return steps_of(*read_both(target, drafter, prompt, answer), STORED)
 
 
 def steps_of(target: Tensor, drafts: Tensor, stored: int) -> Steps:

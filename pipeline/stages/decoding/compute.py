@@ -183,9 +183,9 @@ def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[st
             index = (at + turn) % count
             answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
         ordered = [answers[index] for index in range(count)]
-        found = records.shard(pair.target, pair.drafter, row, pair.runs, ordered)
-        decoded = [answer for answer, _ in ordered]
-        return found | {"along": along(pair.target, pair.drafter, row, pair.runs, decoded)}
+        reader = records.Reader(pair.target, pair.drafter, row["token_ids"])
+        certified = along(reader, row, pair.runs, [answer for answer, _ in ordered])
+        return records.shard(reader, row, pair.runs, ordered) | {"along": certified}
 
     rows, reason = attempt(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}

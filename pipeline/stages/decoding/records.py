@@ -19,9 +19,32 @@ from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.sequence import CachedSequence
 
 
+class Reader:
+    """Both models reading the answers to one prompt again, each answer once."""
+
+    def __init__(
+        self, target: LanguageModel, drafter: LanguageModel | HiddenDrafter, prompt: Sequence[int]
+    ) -> None:
+        """Take the models and the tokens of the prompt."""
+        self._target, self._drafter, self._prompt = target, drafter, prompt
+        self._both: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def both(self, answer: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, V) of both models at the n tokens of an answer."""
+        tokens = tuple(answer)
+        if tokens not in self._both:
+            self._both[tokens] = read_both(self._target, self._drafter, self._prompt, tokens)
+        return self._both[tokens]
+
+    def log_likelihood(self, answer: Sequence[int]) -> float:
+        """Return the log-likelihood of an answer under the target at temperature 1, in nats."""
+        if tuple(answer) in self._both:
+            return _sum_of_chosen(self._both[tuple(answer)][0], answer)
+        return log_likelihood(self._target, self._prompt, answer)
+
+
 def shard(
-    target: LanguageModel,
-    drafter: LanguageModel | HiddenDrafter,
+    reader: Reader,
     prompt: dict[str, Any],
     runs: Sequence[Method],
     answers: Sequence[tuple[Answer, int | None]],
@@ -44,7 +67,7 @@ def shard(
         key = {"prompt_id": prompt["prompt_id"], "run": at}
         tokens = tuple(answer.tokens)
         if tokens not in likelihoods:
-            likelihoods[tokens] = log_likelihood(target, prompt["token_ids"], answer.tokens)
+            likelihoods[tokens] = reader.log_likelihood(answer.tokens)
         rows["data"].append(
             key
             | {
@@ -100,7 +123,7 @@ def shard(
             )
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
-        rows |= trajectory(target, drafter, prompt, greedy, runs)
+        rows |= trajectory(reader, prompt, greedy, runs)
     return rows
 
 
@@ -141,25 +164,25 @@ def read_both(
 
 def log_likelihood(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """Return the log-likelihood of an answer under a model at temperature 1, in nats."""
-    logits = read_again(model, prompt, answer).double()
-    chosen = torch.tensor(answer, device=model.device)[:, None]
-    return float((logits.gather(1, chosen)[:, 0] - logits.logsumexp(1)).sum())
+    return _sum_of_chosen(read_again(model, prompt, answer), answer)
+
+
+def _sum_of_chosen(logits: Tensor, answer: Sequence[int]) -> float:
+    """Return the log-probability of the tokens of an answer, given the logits (n, V)."""
+    exact = logits.double()
+    chosen = torch.tensor(answer, device=logits.device)[:, None]
+    return float((exact.gather(1, chosen)[:, 0] - exact.logsumexp(1)).sum())
 
 
 def trajectory(
-    target: LanguageModel,
-    drafter: LanguageModel | HiddenDrafter,
-    prompt: dict[str, Any],
-    answer: Sequence[int],
-    runs: Sequence[Method],
+    reader: Reader, prompt: dict[str, Any], answer: Sequence[int], runs: Sequence[Method]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what the drafter would draft at every step of the greedy baseline's answer.
 
     Both models read the answer in one pass; each rule that decodes with the model drafter is
     asked for every step, tested there or not.
     """
-    ids = prompt["token_ids"]
-    logits, drafts = read_both(target, drafter, ids, answer)
+    logits, drafts = reader.both(answer)
     drafted = drafts.argmax(1)
     dist, rank, log_prob = ranked(logits, drafted, 2)
     assert dist.logits is not None

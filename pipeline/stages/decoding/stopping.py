@@ -10,7 +10,7 @@ from torch import Tensor
 
 from analysis.acceptance.confidence import Calibrated, DraftedSteps, measures
 from analysis.acceptance.width import least_width
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.models.devices import read, send

@@ -7,7 +7,11 @@ hold no date and no path. ``timings/`` holds what depends on the clock.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
 from typing import Any
 
 from analysis.page.steps import TargetSteps
@@ -36,6 +40,7 @@ from pipeline.stages.report.published import published_part
 from pipeline.stages.report.shown import Part, files
 from pipeline.store.artifacts import Artifact, Pending
 
+MOST_DRAWERS = 4  # processes
 INDEX = """\
 # Files of study {study}
 
@@ -48,30 +53,34 @@ the machine and the moment.
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
+    with Drawing(study_of(node)) as drawing:
+        _write(node, upstream, pending, drawing)
+
+
+def _write(
+    node: Node, upstream: dict[str, list[Artifact]], pending: Pending, drawing: Drawing
+) -> None:
     bundle = Bundle()  # another process makes it meanwhile
     targets = read_targets(node, upstream)
     measured = measure(targets)
-    published = published_part(targets, measured)
+    parts = drawing.begin(certificates_part(targets, measured))
     drafter = measure_drafter(node, upstream.get("acceptance", []))
+    parts += drawing.begin(acceptance_part(node, upstream, drafter))
     decoding = measure_decoding(node, upstream)
-    answers = measure_accuracy(node, upstream)
     content, timed = decoding_parts(node, upstream, decoding) or (None, None)
-    placed = [
-        (certificates_part(targets, measured), ""),
-        (acceptance_part(node, upstream, drafter), ""),
-        (content, ""),
-        (timed, "timings/"),
-        (accuracy_part(node, answers), ""),
-        (accuracy_timed(answers), "timings/"),
-        (categories_part(node, targets, upstream), ""),
-        (published.part, ""),
-    ]
-    parts = [(part, place) for part, place in placed if part is not None]
+    parts += drawing.begin(content)
+    parts += drawing.begin(timed, "timings/")
+    answers = measure_accuracy(node, upstream)
+    parts += drawing.begin(accuracy_part(node, answers))
+    parts += drawing.begin(accuracy_timed(answers), "timings/")
+    parts += drawing.begin(categories_part(node, targets, upstream))
+    published = published_part(targets, measured)
+    parts += drawing.begin(published.part)
     listed = [part.listing(place) for part, place in parts]
     contents = {
         "index.md": "\n".join([INDEX.format(study=markdown(study_of(node))), *listed]).encode(),
         "numbers.tex": macros(measured).encode(),
-        **drawn(node, parts),
+        **drawing.finish(),
     }
     contents["index.html"] = build(
         Found(
@@ -107,16 +116,39 @@ def study_of(node: Node) -> str:
     return str(node.config["study"])
 
 
-def drawn(node: Node, parts: Sequence[tuple[Part, str]]) -> dict[str, bytes]:
-    """Return the files of all tables and figures, by path in the report."""
-    found: dict[str, bytes] = {}
-    total = sum(len(part.shown) for part, _ in parts)
-    with progress_bar(total, "table or figure", f"report {study_of(node)}") as bar:
-        for part, place in parts:
-            for item in part.shown:
-                found |= {f"{place}{path}": content for path, content in files(item)}
+class Drawing:
+    """The files of all tables and figures, made by other processes while numbers are computed."""
+
+    def __init__(self, study: str) -> None:
+        """Start the processes; `study` is the printed name."""
+        count = min(MOST_DRAWERS, os.cpu_count() or 1)
+        self._pool = ProcessPoolExecutor(count, get_context("spawn"))
+        for _ in range(count):
+            self._pool.submit(import_module, files.__module__)
+        self._study = study
+        self._begun: list[tuple[str, Future[list[tuple[str, bytes]]]]] = []
+
+    def begin(self, part: Part | None, place: str = "") -> list[tuple[Part, str]]:
+        """Begin a part whose files lie in `place`; return both, nothing where there is no part."""
+        if part is None:
+            return []
+        self._begun += [(place, self._pool.submit(files, item)) for item in part.shown]
+        return [(part, place)]
+
+    def finish(self) -> dict[str, bytes]:
+        """Return the files, by path in the report."""
+        found: dict[str, bytes] = {}
+        with progress_bar(len(self._begun), "table or figure", f"report {self._study}") as bar:
+            for place, made in self._begun:
+                found |= {f"{place}{path}": content for path, content in made.result()}
                 bar.update()
-    return found
+        return found
+
+    def __enter__(self) -> Drawing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def steps_of(

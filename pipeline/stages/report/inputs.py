@@ -16,7 +16,7 @@ from analysis.report.text import share_text
 from analysis.rules import Rule, build
 from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
 from analysis.statistics.repeats import LENGTH, inside_repeats
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 from pipeline.plan.stage import Node
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact

@@ -16,7 +16,8 @@ from analysis.report.published_tables import compared_tables, verdict_table
 from analysis.report.table import Table
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import top_probability
-from analysis.statistics.run_lengths import Trajectories, run_lengths
+from analysis.statistics.run_lengths import run_lengths
+from analysis.statistics.trajectories import Trajectories
 from pipeline.stages.report.inputs import Target
 from pipeline.stages.report.shown import Part
 from pipeline.store import distributions

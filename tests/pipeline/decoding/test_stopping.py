@@ -17,7 +17,7 @@ from analysis.acceptance.stopping import level
 from analysis.report.decoding_along import along_table
 from analysis.report.decoding_drafting import drafting_table
 from analysis.report.text import number_text
-from analysis.statistics.run_lengths import Trajectories
+from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from analysis.trees.topology import Growth
 from pipeline.errors import PipelineError
@@ -25,10 +25,11 @@ from pipeline.models.load import LanguageModel
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
-from pipeline.stages.decoding import stopping
+from pipeline.stages.decoding import records, stopping
 from pipeline.stages.decoding.along import along
 from pipeline.stages.decoding.choices import Greedy
 from pipeline.stages.decoding.drafters import ModelDrafter
+from pipeline.stages.decoding.records import Reader
 from pipeline.stages.decoding.stopping import Threshold, stop_of, stops_of
 from tests.analysis.cases import dirichlet
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, greedy, logits, plain_greedy
@@ -177,9 +178,8 @@ def test_both_models_read_again_what_was_emitted(
     base = SimpleNamespace(drafter="none", temperature=0.0, rule=None)
     rows = pd.DataFrame(
         along(
-            target,
-            drafter,
-            {"prompt_id": "p", "token_ids": PROMPTS[0]},
+            Reader(target, drafter, PROMPTS[0]),
+            {"prompt_id": "p"},
             [base, *methods],  # type: ignore[list-item]
             [alone, alone, other],  # type: ignore[list-item]
         )
@@ -247,3 +247,18 @@ def test_the_table_of_drafts_that_stop() -> None:
                      ("tree, certified", *map(number_text, (2, 1)))]  # fmt: skip
     runs["drafting"] = None
     assert drafting_table([decoded]) is None
+
+
+def test_an_answer_is_read_once_and_its_likelihood_is_that_of_a_pass_of_its_own(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[0], 3).tokens
+    alone = records.log_likelihood(target, PROMPTS[0], answer)
+    reader, read = Reader(target, drafter, PROMPTS[0]), records.read_both
+    passes: list[int] = []
+    monkeypatch.setattr(records, "read_both", lambda *given: passes.append(1) or read(*given))
+    assert reader.log_likelihood(answer) == alone  # nothing was read by both yet
+    assert reader.both(answer) is reader.both(list(answer))
+    monkeypatch.setattr(records, "read_again", None)
+    assert reader.log_likelihood(answer) == alone
+    assert len(passes) == 1
