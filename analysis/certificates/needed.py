@@ -88,12 +88,16 @@ class Needed:
         below = dist.logits[at] - dist.logits[:, 0].astype(np.float64)
         return np.asarray(np.exp(below / dist.temperature - dist.top_surprisal))
 
-    @cached_property
-    def _pairs(self) -> TopK:
-        """The two most probable tokens of each step, for rules that compare their raw logits."""
-        assert self.dist.logits is not None
-        ids, logits = (np.ascontiguousarray(x[:, :2]) for x in (self.dist.ids, self.dist.logits))
-        return replace(self.dist, ids=ids, logits=logits)
+    def _first(self, k: int) -> TopK:
+        """The k most probable tokens of each step, for rules that compare their raw logits."""
+        columns = {name: getattr(self.dist, name) for name in ("ids", "logits", "stored_probs")}
+        return replace(
+            self.dist,
+            **{
+                name: None if column is None else np.ascontiguousarray(column[:, :k])
+                for name, column in columns.items()
+            },
+        )
 
     def met(self, rule: Rule) -> NDArray[np.bool_] | None:
         """Return at which steps a rule accepts enough, (N,); None for a rule of other than ranks.
@@ -104,8 +108,8 @@ class Needed:
             ValueError: the rule says nothing, or needs raw logits that are not known.
         """
         known = self.counts <= self.dist.k
-        if 0 < rule.raw_ranks <= 2:
-            return known & (rule.accepted_count(self._pairs) >= self.counts)
+        if not rule.decided_by:
+            return known & (rule.accepted_count(self._first(rule.minimum_k)) >= self.counts)
         form = rule.form(self.dist)
         if isinstance(form, Coverage):
             return None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from analysis.acceptance.confidence import Calibrated, DraftedSteps, measures
@@ -14,6 +15,7 @@ from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.models.devices import read, send
+from pipeline.models.logit_statistics import chosen_statistics, top_k_unread
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import Method
 from pipeline.store.artifacts import Artifact
@@ -54,7 +56,13 @@ class Threshold:
 
 def largest(logits: Tensor, k: int) -> TopK:
     """Return the k most probable tokens of logits (r, V)."""
-    return TopK.from_logits(read(logits.float())[0], k=min(k, logits.shape[1]))
+    size = logits.shape[1]
+    values, ids = top_k_unread(logits.float(), min(k, size))
+    surprisal, entropy = chosen_statistics(logits, ids, ("top_surprisal", "entropy"))
+    tail = logits.scatter(1, ids, -torch.inf).double() - values[:, :1]
+    log_tail = tail.logsumexp(1) - surprisal
+    first, *columns = read(ids, values, surprisal, log_tail, entropy)
+    return TopK(first.astype(np.int32), *columns, vocab_size=size)
 
 
 def stop_of(drafting: Drafting, learned: Calibrated | None) -> Threshold:

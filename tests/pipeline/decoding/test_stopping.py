@@ -69,6 +69,21 @@ def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
     assert Threshold("certified", math.inf)(row)
 
 
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+def test_a_measure_sees_what_a_full_sort_sees(k: int) -> None:
+    given = torch.randn((3, 9), generator=torch.Generator().manual_seed(0))
+    given[0, 4:] = -torch.inf  # of a reduced vocabulary
+    given[1] = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])  # ties
+    given[2, 0] = 800.0  # the others underflow
+    found, wanted = stopping.largest(given, k), TopK.from_logits(given, k)
+    assert found.ids.tolist() == wanted.ids.tolist()
+    assert found.logits is not None
+    assert wanted.logits is not None
+    assert found.logits.tolist() == wanted.logits.tolist()
+    for name in ("top_surprisal", "log_tail", "entropy"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), 1e-12, 1e-15)
+
+
 def test_methods_say_when_to_stop() -> None:
     [method] = build_methods([CERTIFIED])
     assert method.drafting == Drafting("certified", share=0.5, confidence=0.9)
