@@ -47,7 +47,7 @@ class FixedPass:
         self._chain = tree_pass(self._rows[:, None] >= self._rows, self._rows, dtype)
         self._replay: Callable[[], Tensor] | None = None
         if captures(device):
-            self._place(self._rows, 0, None)
+            self._place(self._ids[0].clone(), 0, None)
             self._replay = captured(self._forward, model.label)
 
     @property
