@@ -279,7 +279,7 @@ def widest(tree: Shape | None) -> int:
         return 2
     if isinstance(tree, Growth):
         return max(2, tree.width)
-    return max(2, *Counter(tree.depths[node] for node in parents(tree)[1:]).values())
+    return max([2, *Counter(tree.depths[node] for node in parents(tree)[1:]).values()])
 
 
 def drafted(
