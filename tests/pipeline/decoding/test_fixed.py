@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from analysis.rules import Mars
-from analysis.trees.topology import Growth, Topology
+from analysis.trees.topology import Growth, Topology, batch
 from pipeline.errors import PipelineError
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import build_methods
@@ -60,6 +60,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
         strict,
     ),
     "tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), UNEVEN, None, p), strict),
+    "wide tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), batch(4), None, p), strict),
     "racing tree": (
         lambda t, d, n, p: ModelDrafter(d, Race(0.8, n), UNEVEN, None, p),
         lambda n: Match(Race(0.8, n)),
