@@ -35,13 +35,13 @@ import torch
 
 from benchmarks.gpu import REDUCED, SHAPES, synthetic_prompts
 from benchmarks.gpu_operations import operations
+from pipeline.execution import graphs
 from pipeline.execution.shards import Plan, at_most, compute_unfinished, join
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models import heads, varlen
 from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
-from pipeline.stages.distributions import graphs
 from pipeline.stages.distributions.compute import Decoder
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
 from pipeline.stages.distributions.running import (

@@ -11,6 +11,12 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicS
 
 from pipeline.models import few_queries
 
+Cache = DynamicCache  # of a model, all layers
+ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
+# Added to the scores of columns that are not attended to: its exponential is 0 in every dtype. The
+# least number of the dtype would become -inf in CUDA's kernels, and rows of it NaN.
+MASKED = -30000.0
+
 
 class PreallocatedLayer(DynamicLayer):
     """Keys and values of one layer in buffers of full length: a growing cache copies itself."""
@@ -35,11 +41,20 @@ class PreallocatedLayer(DynamicLayer):
         What is appended goes to the columns that the tensor `columns` (n,) holds at that time; the
         caller changes it, and masks the columns that are not in use.
         """
-        used = self.get_seq_length()
-        for buffer in self._buffers:
-            buffer[:, :, used:] = 0  # masked, but 0 times the NaN of unused memory is NaN
+        if self._columns is None:
+            used = self.get_seq_length()
+            for buffer in self._buffers:
+                buffer[:, :, used:] = 0  # masked, but 0 times the NaN of unused memory is NaN
+            self._show(self._capacity)
         self._columns = columns
-        self._show(self._capacity)
+
+    def grow(self, length: int) -> None:
+        """Keep the first `length` tokens, and let shapes grow from there on, fixed or not before.
+
+        The buffers stay where they are.
+        """
+        self._columns = None
+        self._show(length)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any

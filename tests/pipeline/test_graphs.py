@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.execution import graphs
 from pipeline.models.load import load_model
-from pipeline.stages.distributions import graphs, running
+from pipeline.stages.distributions import running
 from pipeline.stages.distributions.running import StaticBatch
 from tests.pipeline import tiny
 

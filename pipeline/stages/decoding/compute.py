@@ -35,8 +35,10 @@ from pipeline.stages.decoding.pair import (
     attempt,
     check_fits,
     decode_timed,
+    expect_texts,
     load_decoding_pair,
     run_facts,
+    shape_facts,
 )
 from pipeline.stages.decoding.stopping import stopping_facts
 from pipeline.stages.decoding.turns import decode_later_turns
@@ -160,6 +162,8 @@ def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
         for method in pair.runs:
             decode_timed(pair, method, row, WARM_UP)
 
+    longest = max((len(row["token_ids"]) for row in rows), default=0) + pair.steps
+    expect_texts(pair, int(min(longest, pair.target.context)))
     reasons = []
     for row in rows:
         _, reason = attempt(partial(warm, row), pair.target.device)
@@ -240,6 +244,7 @@ def decoding_facts(pair: DecodingPair) -> dict[str, Any]:
             name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
             for name, model in (("target", pair.target), ("drafter", pair.drafter))
         },
+        **shape_facts(pair),
         **describe_device(pair.target.device),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,9 +16,9 @@ from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.stages.decoding.choices import Choice, Greedy, Race
+from pipeline.stages.decoding.fixed import FixedPasses, new_sequence
 from pipeline.stages.decoding.growth import grow
-from pipeline.stages.decoding.sequence import CachedSequence
-from pipeline.stages.decoding.shapes import Level, columns, levels, readable, within
+from pipeline.stages.decoding.shapes import Level, columns, levels, parents, readable, within
 
 
 class Stop(Protocol):
@@ -155,17 +156,24 @@ class ModelDrafter:
         choice: Choice,
         tree: Shape | None = None,
         stop: Stop | None = None,
+        passes: FixedPasses | None = None,
     ) -> None:
-        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order."""
+        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order.
+
+        With `passes` of the model, the shapes of its passes are fixed; else they grow.
+        """
         self.tree = tree
         self._stop = stop
         self._choice = choice
         self._model = model
+        self._passes = passes
         self._columns: Mapping[int, int] | None = None  # of the nodes read; None of a chain
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
-        self._sequence = CachedSequence(self._model, capacity + room(self.tree))
+        capacity += room(self.tree)
+        longest = widest(self.tree)
+        self._sequence = new_sequence(self._model, capacity, (), longest, self._passes)
         self._sequence.read(prompt)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
@@ -261,6 +269,19 @@ def room(tree: Shape | None) -> int:
     return max(len(tree), 0 if isinstance(tree, Topology) else tree.read)
 
 
+def widest(tree: Shape | None) -> int:
+    """Return the most tokens of a pass of a model that drafts.
+
+    At least the two after a draft that was accepted whole, whose last token was not read yet. Text
+    that other drafters found may be longer.
+    """
+    if tree is None:
+        return 2
+    if isinstance(tree, Growth):
+        return max(2, tree.width)
+    return max([2, *Counter(tree.depths[node] for node in parents(tree)[1:]).values()])
+
+
 def drafted(
     tree: Shape | None,
     count: int,
@@ -295,8 +316,12 @@ def model_drafter(
     choice: Choice,
     tree: Shape | None = None,
     stop: Stop | None = None,
+    passes: FixedPasses | None = None,
 ) -> Drafter:
-    """Return what decodes with a model, of either kind; `tree` is in level order."""
+    """Return what decodes with a model, of either kind; `tree` is in level order.
+
+    The passes of a head always grow.
+    """
     if isinstance(model, HiddenDrafter):
         return HeadDrafter(model, choice, tree, stop)
-    return ModelDrafter(model, choice, tree, stop)
+    return ModelDrafter(model, choice, tree, stop, passes)

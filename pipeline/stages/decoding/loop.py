@@ -19,6 +19,7 @@ from pipeline.models.devices import send
 from pipeline.models.load import LanguageModel
 from pipeline.models.tree_pass import TreePass
 from pipeline.stages.decoding.drafters import Draft, Drafter, room
+from pipeline.stages.decoding.fixed import FixedPasses, new_sequence
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import verification
 from pipeline.stages.decoding.verifiers import NotFiniteError, Verification, Verifier
@@ -115,16 +116,21 @@ def decode(
     prompt: Sequence[int],
     draft_length: int,
     limit: int,
+    passes: FixedPasses | None = None,
 ) -> Answer:
     """Decode an answer of at most `limit` tokens to `prompt`.
+
+    With `passes` of the target, the shapes of its passes are fixed; else they grow.
 
     Raises:
         PipelineError: the prompt is empty, or does not fit into the target's context with the
             answer, or has tokens that the target lacks, or the logits are not finite.
     """
     check_prompt(target, prompt, limit)
+    capacity = len(prompt) + limit + room(drafter.tree)
+    longest = 1 + max(draft_length, 0 if drafter.tree is None else len(drafter.tree))
     run = Run(
-        CachedSequence(target, len(prompt) + limit + room(drafter.tree), drafter.layers),
+        new_sequence(target, capacity, drafter.layers, longest, passes),
         drafter,
         verifier,
         draft_length,

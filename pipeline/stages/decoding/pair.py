@@ -20,7 +20,8 @@ from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.decoding.choices import Noise
-from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter
+from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter, room
+from pipeline.stages.decoding.fixed import FixedPasses, fixed_passes
 from pipeline.stages.decoding.laws import laws
 from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
@@ -43,6 +44,7 @@ class DecodingPair:
     seed: int
     lookup: int  # the most tokens that look-up matches
     stops: Mapping[Drafting, Threshold] = field(default_factory=dict)  # of drafters that stop
+    passes: Mapping[str, FixedPasses] = field(default_factory=dict)  # of target and drafter
 
 
 def load_decoding_pair(
@@ -69,6 +71,11 @@ def load_decoding_pair(
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 check_trees(model)
+    passes = {
+        name: fixed_passes(settings[name].get("cache", "auto"), model)
+        for name, model in (("target", target), ("drafter", drafter))
+        if isinstance(model, LanguageModel)
+    }
     return DecodingPair(
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
@@ -78,6 +85,7 @@ def load_decoding_pair(
         config["seed"],
         config["lookup"],
         stops_of(methods, drafts, decoded),
+        {name: found for name, found in passes.items() if found is not None},
     )
 
 
@@ -105,6 +113,16 @@ def check_fits(pair: DecodingPair, row: Mapping[str, Any]) -> None:
         check_prompt(model, row["token_ids"], pair.steps)
 
 
+def expect_texts(pair: DecodingPair, longest: int) -> None:
+    """Let passes of fixed shapes have room for texts of so many tokens, whatever the method.
+
+    Then none has to be captured anew once texts are timed.
+    """
+    drafted = max((max(run.draft_length, room(run.topology)) for run in pair.runs), default=0)
+    for passes in pair.passes.values():
+        passes.expect(longest + 2 * (drafted + 1))  # a draft, and the padding of another
+
+
 def decode_timed(
     pair: DecodingPair, method: Method, row: Mapping[str, Any], steps: int
 ) -> tuple[Answer, int | None]:
@@ -114,7 +132,15 @@ def decode_timed(
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    answer = decode(pair.target, drafter, verifier, row["token_ids"], method.draft_length, steps)
+    answer = decode(
+        pair.target,
+        drafter,
+        verifier,
+        row["token_ids"],
+        method.draft_length,
+        steps,
+        pair.passes.get("target"),
+    )
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
 
@@ -131,10 +157,19 @@ def strategies(
     if method.drafter == "prompt_lookup":
         return lookup, verifier
     stop = None if method.drafting is None else pair.stops[method.drafting]
-    drafter = model_drafter(pair.drafter, choice, tree, stop)
+    drafter = model_drafter(pair.drafter, choice, tree, stop, pair.passes.get("drafter"))
     if method.drafter == "lookup_first":
         drafter = LookupFirst(lookup, drafter, method.model_length)
     return drafter, verifier
+
+
+def shape_facts(pair: DecodingPair) -> dict[str, Any]:
+    """Return of which models the record says that passes had fixed shapes, and were graphs."""
+    models = ("target", "drafter")
+    return {
+        "static_shapes": {name: name in pair.passes for name in models},
+        "cuda_graph": {name: name in pair.passes and pair.passes[name].graph for name in models},
+    }
 
 
 def run_facts(method: Method) -> dict[str, Any]:

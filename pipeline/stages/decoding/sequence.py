@@ -7,6 +7,7 @@ from collections.abc import Sequence as Tokens
 from torch import Tensor
 
 from pipeline.errors import PipelineError
+from pipeline.models.caches import Cache
 from pipeline.models.devices import send
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.tree_pass import TreePass
@@ -20,17 +21,27 @@ class CachedSequence:
         hidden: (n, layers, d) the hidden states of the tokens that were read last.
     """
 
-    def __init__(self, model: LanguageModel, capacity: int, layers: Tokens[int] = ()) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        capacity: int,
+        layers: Tokens[int] = (),
+        cache: Cache | None = None,
+    ) -> None:
         """Start empty, with room for `capacity` tokens.
 
-        `layers` says after how many layers hidden states are kept; empty is none.
+        Args:
+            model: what reads.
+            capacity: tokens.
+            layers: after how many layers hidden states are kept; empty is none.
+            cache: what holds the tokens; None is a new one.
 
         Raises:
             PipelineError: a layer of the model can't be rolled back.
         """
         model.check_drafts("decoding")
         self.model = model
-        self.cache = model.new_cache(capacity)
+        self.cache = model.new_cache(capacity) if cache is None else cache
         self.length = 0
         self.hidden: Tensor | None = None
         self._layers = layers
@@ -80,15 +91,22 @@ class CachedSequence:
         return self.hidden[send([0, *(at + 1 for at in path)], self.hidden.device)]
 
     def _forward(self, ids: Tensor, **options: object) -> Tensor:
-        if self._layers:
-            options["output_hidden_states"] = True
-        out = self.model.module(
-            input_ids=ids[None], past_key_values=self.cache, use_cache=True, **options
-        )
-        if self._layers:
-            self.hidden = hidden_states(out, self._layers)[0]
+        logits, self.hidden = run(self.model, ids[None], self.cache, self._layers, **options)
         self.length += len(ids)
-        return out.logits[0, :, : self.model.vocab_size]  # a drafter may have fewer rows
+        return logits[:, : self.model.vocab_size]  # a drafter may have fewer rows
+
+
+def run(
+    model: LanguageModel, ids: Tensor, cache: Cache, layers: Tokens[int], **options: object
+) -> tuple[Tensor, Tensor | None]:
+    """Return the logits (n, rows of the head) that a model gives for tokens (1, n).
+
+    And the hidden states (n, layers, d) after `layers`, None where there are none.
+    """
+    if layers:
+        options["output_hidden_states"] = True
+    out = model.module(input_ids=ids, past_key_values=cache, use_cache=True, **options)
+    return out.logits[0], hidden_states(out, layers)[0] if layers else None
 
 
 def check_trees(model: LanguageModel) -> None:

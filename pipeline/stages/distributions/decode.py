@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.execution.graphs import side_stream
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import LogitStatistics, Tempered, tempered_statistics
-from pipeline.stages.distributions.graphs import side_stream
 from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.models.caches import select
+from pipeline.execution.graphs import captured, captures
+from pipeline.models.caches import ALIGNED, MASKED, select
 from pipeline.models.load import LanguageModel
 from pipeline.models.varlen import SlotLayer, over_true_lengths
-from pipeline.stages.distributions.graphs import captured
-
-ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
-# Added to the scores of columns that are not attended to: its exponential is 0 in every dtype. The
-# least number of the dtype would become -inf in CUDA's kernels, and rows of it NaN.
-MASKED = -30000.0
 
 
 def pad_left(
@@ -121,7 +116,7 @@ class StaticBatch(PaddedBatch):
         self._token[:, 0] = token
         self._position[:, 0] = self.lengths + step
         self._use_column(step)
-        if step == 0 and self.model.device.type == "cuda":
+        if step == 0 and captures(self.model.device):
             self._replay = captured(self._forward, self.model.label)
         return self._forward() if self._replay is None else self._replay()
 

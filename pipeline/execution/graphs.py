@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: captured once, then replayed with one launch."""
+"""Passes of models as CUDA graphs: captured once, then replayed with one launch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:  # noq
     the one that another purpose uses.
     """
     return torch.cuda.Stream(device)
+
+
+def captures(device: torch.device) -> bool:
+    """Say whether a device has graphs at all."""
+    return device.type == "cuda"
 
 
 def captured(run: Callable[[], Tensor], label: str) -> Callable[[], Tensor] | None:

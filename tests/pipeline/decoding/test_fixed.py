@@ -1,0 +1,261 @@
+"""Passes of fixed shapes emit what growing ones do, and their graphs are made once.
+
+Graphs are made up: one writes into the results of its capture, as CUDA's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.rules import Mars
+from analysis.trees.topology import Growth, Topology, batch
+from pipeline.errors import PipelineError
+from pipeline.models.language_model import LanguageModel
+from pipeline.plan.methods import build_methods
+from pipeline.plan.stage import Node
+from pipeline.stages.decoding import compute, fixed, pair
+from pipeline.stages.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
+from pipeline.stages.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing
+from pipeline.stages.decoding.fixed import BLOCK, FixedPass, FixedPasses, fixed_passes
+from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.stages.decoding.loop import Answer, decode
+from pipeline.stages.decoding.stopping import Threshold
+from pipeline.stages.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V
+from tests.pipeline.heads import random_head
+
+GAMMA = 4
+TEXTS = [PROMPTS[1], PROMPTS[2], PROMPTS[0], PROMPTS[1]]  # long, short, repeating, long
+UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))
+LOOKUP = PromptLookup(2, CPU)
+Capture = Callable[[Callable[[], torch.Tensor], str], Any]
+
+
+def strict(_: Noise) -> Match:
+    return Match(Greedy())
+
+
+# what drafts, from target, drafter, noise and the drafter's passes; what verifies
+METHODS: dict[str, tuple[Any, Any]] = {
+    "alone": (lambda *_: Nothing(CPU), strict),
+    "chain": (lambda t, d, n, p: ModelDrafter(d, Greedy(), passes=p), strict),
+    "MARS": (lambda t, d, n, p: ModelDrafter(d, Greedy(), passes=p), lambda n: Relaxed(Mars(0.5))),
+    "sampling": (
+        lambda t, d, n, p: ModelDrafter(d, Inversion(0.8, n, DRAFT), passes=p),
+        lambda n: SpeculativeSampling(0.8, n),
+    ),
+    "look-up": (lambda *_: LOOKUP, strict),
+    "look-up first": (
+        lambda t, d, n, p: LookupFirst(LOOKUP, ModelDrafter(d, Greedy(), passes=p), 2),
+        strict,
+    ),
+    "stops": (
+        lambda t, d, n, p: ModelDrafter(d, Greedy(), None, Threshold("max_q", 0.2), p),
+        strict,
+    ),
+    "tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), UNEVEN, None, p), strict),
+    "wide tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), batch(4), None, p), strict),
+    "racing tree": (
+        lambda t, d, n, p: ModelDrafter(d, Race(0.8, n), UNEVEN, None, p),
+        lambda n: Match(Race(0.8, n)),
+    ),
+    "sampled tree": (
+        lambda t, d, n, p: ModelDrafter(d, DrawnRace(0.8, n), UNEVEN, None, p),
+        lambda n: TreeSampling(0.8, n),
+    ),
+    "grown tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), Growth(3, 7, 4), None, p), strict),
+    "head": (lambda t, d, n, p: HeadDrafter(random_head(t), Greedy()), strict),
+    "head's tree": (lambda t, d, n, p: HeadDrafter(random_head(t), Greedy(), UNEVEN), strict),
+}
+
+
+class Graphs:
+    """Makes captures up, and counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, works: bool = True) -> None:
+        self.captured: list[tuple[str, int]] = []  # label of the model, tokens of the pass
+        self._works = works
+        monkeypatch.setattr(fixed, "captures", lambda _: True)
+        monkeypatch.setattr(fixed, "captured", self._capture)
+
+    def _capture(self, run: Any, label: str) -> Callable[[], torch.Tensor] | None:
+        logits, owner = run(), run.__self__
+        self.captured.append((label, len(logits)))
+        hidden = owner.hidden
+
+        def replay() -> torch.Tensor:
+            logits.copy_(run())
+            if hidden is not None:
+                owner.hidden = hidden.copy_(owner.hidden)
+            return logits
+
+        return replay if self._works else None
+
+
+def facts(answer: Answer) -> tuple[Any, ...]:
+    calls = [(c.position, c.drafted, c.tested, c.accepted, c.levels) for c in answer.calls]
+    return answer.tokens, answer.ended, calls
+
+
+def answers(
+    target: LanguageModel,
+    drafter: LanguageModel,
+    name: str,
+    passes: FixedPasses | None = None,
+    drafts: FixedPasses | None = None,
+    limit: int = LIMIT,
+) -> list[tuple[Any, ...]]:
+    """The answers to all texts by one method, one after the other."""
+    found = []
+    for at, text in enumerate(TEXTS):
+        noise = Noise(0, str(at), LIMIT, CPU, GAMMA)
+        source: Drafter = METHODS[name][0](target, drafter, noise, drafts)
+        gamma = 0 if name == "alone" else GAMMA
+        verifier = METHODS[name][1](noise)
+        found.append(facts(decode(target, source, verifier, text, gamma, limit, passes)))
+    return found
+
+
+@pytest.fixture(params=["run", "replayed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "replayed":
+        Graphs(monkeypatch)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", METHODS)
+def test_fixed_shapes_decode_what_growing_ones_do(
+    name: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the columns hold that are not in use."""
+    real = FixedPass.__call__
+    lengths = []
+
+    def poisoned(self: FixedPass, ids: Any, length: int, tree: Any) -> torch.Tensor:
+        for layer in self._cache.layers:
+            layer.keys[:, :, length:] = 100.0
+            layer.values[:, :, length:] = -1000.0
+        lengths.append(length)
+        return real(self, ids, length, tree)
+
+    monkeypatch.setattr(FixedPass, "__call__", poisoned)
+    passes, drafts = FixedPasses(target), FixedPasses(drafter)
+    found = answers(target, drafter, name, passes, drafts)
+    assert found == answers(target, drafter, name)
+    assert len(lengths) > len(TEXTS)
+    if name not in ("alone", "look-up"):
+        assert any(0 < call[3] < call[1] for _, _, calls in found for call in calls)
+
+
+@pytest.mark.parametrize("name", ["chain", "look-up", "tree"])
+def test_answers_end_where_growing_shapes_end_them(
+    name: str, target: LanguageModel, drafter: LanguageModel
+) -> None:
+    free = answers(target, drafter, "alone")[0][0]
+    ended = replace(target, eos=(free[6],))
+    passes, drafts = FixedPasses(ended), FixedPasses(drafter)
+    for limit in (1, 2, 5, 12):
+        found = answers(ended, drafter, name, passes, drafts, limit)
+        assert found == answers(ended, drafter, name, limit=limit)
+    assert any(one[1] for one in found)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_pass_is_captured_once_for_all_answers(
+    works: bool, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture that fails is not tried again, and the passes are run."""
+    graphs = Graphs(monkeypatch, works)
+    target, drafter = replace(target, label="t"), replace(drafter, label="d")
+    passes, drafts = FixedPasses(target), FixedPasses(drafter)
+    assert not passes.graph
+    for _ in range(2):
+        assert answers(target, drafter, "chain", passes, drafts) == answers(
+            target, drafter, "chain"
+        )
+    assert graphs.captured == [("t", 1), ("t", 1 + GAMMA), ("d", 1), ("d", 2)]
+    answers(target, drafter, "head", passes)  # the target's hidden states are kept
+    assert graphs.captured[4:] == [("t", 1), ("t", 1 + GAMMA)]
+    answers(target, drafter, "grown tree", passes, drafts)
+    assert graphs.captured[6:] == [("t", 1 + 7), ("d", 3)]
+    assert passes.graph is drafts.graph is works
+
+
+@torch.inference_mode()
+def test_a_longer_text_takes_a_larger_cache_and_new_graphs(
+    target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = Graphs(monkeypatch)
+    passes = FixedPasses(target)
+    for columns, made in ((9, 1), (BLOCK - 4, 1), (BLOCK - 3, 2), (20, 2), (3 * BLOCK, 3)):
+        sequence = fixed.new_sequence(target, columns, (), 4, passes)
+        assert len(graphs.captured) == 2 * made
+    assert sequence.cache.layers[0].keys.shape[2] == 4 * BLOCK
+    expecting = FixedPasses(target)
+    expecting.expect(2 * BLOCK)
+    sequence = fixed.new_sequence(target, 9, (), 4, expecting)
+    assert sequence.cache.layers[0].keys.shape[2] == 2 * BLOCK
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_nothing_is_captured_once_answers_are_timed(
+    kind: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the record says what was."""
+    graphs = Graphs(monkeypatch)
+    drafts = drafter if kind == "model" else random_head(target)
+    monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
+    rows = [{"prompt_id": "a", "token_ids": [3]}, {"prompt_id": "b", "token_ids": [5, 6] * 100}]
+
+    def loaded(cache: str) -> pair.DecodingPair:
+        settings: dict[str, Any] = {"label": "a", "cache": cache}
+        given = {"drafter": "model", "rule": "greedy", "draft_length": 8, "temperature": 0}
+        trees = {"tree": "symmetric", "width": 2, "draft_length": 4}
+        methods = build_methods([given, given | trees])
+        return pair.load_decoding_pair(
+            Node("decoding", "a", {"seed": 0, "lookup": 2},
+                 settings={"target": settings, "drafter": settings, "methods": methods}),
+            V, 40,
+        )  # fmt: skip
+
+    def decoded(one: pair.DecodingPair) -> list[list[int]]:
+        runs = [(method, row) for row in rows for method in one.runs]
+        return [pair.decode_timed(one, method, row, 40)[0].tokens for method, row in runs]
+
+    of_drafter = kind == "model"
+    growing, static = loaded("dynamic"), loaded("static")
+    compute.warm_up(static, rows)
+    made = len(graphs.captured)
+    assert made >= (5 if of_drafter else 3)
+    assert decoded(static) == decoded(growing)
+    assert len(graphs.captured) == made
+    of_models = {"target": True, "drafter": of_drafter}
+    assert pair.shape_facts(static) == {"static_shapes": of_models, "cuda_graph": of_models}
+    none = {"target": False, "drafter": False}
+    assert pair.shape_facts(growing) == {"static_shapes": none, "cuda_graph": none}
+
+
+def test_device_cache_says_whether_shapes_are_fixed(target: LanguageModel) -> None:
+    def model(device: str, refusal: str | None) -> Any:
+        return SimpleNamespace(
+            device=torch.device(device), label="m", static_refusal=lambda: refusal
+        )
+
+    for device, cache, made in (
+        ("cpu", "auto", False),
+        ("cpu", "static", True),
+        ("cpu", "varlen", True),
+        ("cuda", "auto", True),
+        ("cuda", "dynamic", False),
+    ):
+        assert (fixed_passes(cache, model(device, None)) is not None) is made
+    assert fixed_passes("auto", model("cuda", "it has windows")) is None
+    assert fixed_passes("dynamic", model("cuda", "it has windows")) is None
+    with pytest.raises(PipelineError, match=r"device.cache=static: m can't decode so: it has wind"):
+        fixed_passes("static", model("cpu", "it has windows"))
