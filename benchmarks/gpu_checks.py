@@ -7,6 +7,7 @@ Prints a line for every check, and ends with status 1 when one failed:
   agree with their twins on the CPU, torch's varlen attention with attention under a mask, and
   compiled parts with plain ones;
 - control flow: memory that runs out halves one shard; a capture that fails is the last one tried;
+- the decoding loop emits the same tokens with fixed shapes (replayed graphs) and with growing ones;
 - a dump that is killed and resumed has the bytes of one that was not (embedded model, on the GPU);
 - how many operations a step has, and how many of them `device.compile` makes fewer;
 - a profile of one decoding step at batch 128 (Qwen3-1.7B's shape): the kernels that take longest.
@@ -33,6 +34,7 @@ from typing import Any
 
 import torch
 
+from analysis.trees.topology import symmetric
 from benchmarks.gpu import REDUCED, SHAPES, synthetic_prompts
 from benchmarks.gpu_operations import operations
 from pipeline.execution import graphs
@@ -42,6 +44,11 @@ from pipeline.models import heads, varlen
 from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
+from pipeline.stages.decoding.choices import Greedy
+from pipeline.stages.decoding.drafters import model_drafter
+from pipeline.stages.decoding.fixed import FixedPasses
+from pipeline.stages.decoding.loop import decode
+from pipeline.stages.decoding.verifiers import Match
 from pipeline.stages.distributions.compute import Decoder
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
 from pipeline.stages.distributions.running import (
@@ -264,6 +271,28 @@ def killed_and_resumed(device: torch.device) -> str:
     return f"{kept} shards were kept, the bytes are the same"
 
 
+def decoding_graphs(device: torch.device) -> str:
+    """Passes of fixed shapes decode what growing ones do, and are graphs on CUDA."""
+    model, prompts = small(device, "float32")
+
+    def answers(passes: list[FixedPasses] | list[None]) -> list[int]:
+        of_target, of_drafter = passes
+        found = []
+        for tree in (None, symmetric(2, 3).by_level()):
+            for prompt in prompts.values():
+                drafter = model_drafter(model, Greedy(), tree, None, of_drafter)
+                verifier = Match(Greedy())
+                found += decode(model, drafter, verifier, prompt, 3, STEPS, of_target).tokens
+        return found
+
+    fixed = [FixedPasses(model), FixedPasses(model)]
+    growing, same = answers([None, None]), answers(fixed)
+    expect(growing == same, "fixed shapes decode other tokens than growing ones")
+    graph = all(one.graph for one in fixed)
+    expect(graph or device.type != "cuda", "the passes were not captured")
+    return f"{len(same)} tokens as with growing shapes, {'with' if graph else 'without'} graphs"
+
+
 def profile(device: torch.device, *, reduced: bool) -> str:
     """Print the operations of a decoding step that take longest."""
     shape = REDUCED if reduced else SHAPES["Qwen3-1.7B"]
@@ -308,6 +337,7 @@ def main() -> None:
         "memory runs out": memory_runs_out,
         "capture fails": capture_fails,
         "killed and resumed": killed_and_resumed,
+        "decoding": decoding_graphs,
         "operations": operations,
         "profile": partial(profile, reduced=reduced),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,14 +91,12 @@ class Needed:
 
     def _first(self, k: int) -> TopK:
         """The k most probable tokens of each step, for rules that compare their raw logits."""
-        columns = {name: getattr(self.dist, name) for name in ("ids", "logits", "stored_probs")}
-        return replace(
-            self.dist,
-            **{
-                name: None if column is None else np.ascontiguousarray(column[:, :k])
-                for name, column in columns.items()
-            },
-        )
+        columns: dict[str, Any] = {
+            name: None if column is None else np.ascontiguousarray(column[:, :k])
+            for name in ("ids", "logits", "stored_probs")
+            for column in (getattr(self.dist, name),)
+        }
+        return replace(self.dist, **columns)
 
     def met(self, rule: Rule) -> NDArray[np.bool_] | None:
         """Return at which steps a rule accepts enough, (N,); None for a rule of other than ranks.
