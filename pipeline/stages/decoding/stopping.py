@@ -61,8 +61,8 @@ def largest(logits: Tensor, k: int) -> TopK:
     surprisal, entropy = chosen_statistics(logits, ids, ("top_surprisal", "entropy"))
     tail = logits.scatter(1, ids, -torch.inf).double() - values[:, :1]
     log_tail = tail.logsumexp(1) - surprisal
-    first, *columns = read(ids, values, surprisal, log_tail, entropy)
-    return TopK(first.astype(np.int32), *columns, vocab_size=size)
+    top_ids, top, p0, rest, spread = read(ids, values, surprisal, log_tail, entropy)
+    return TopK(top_ids.astype(np.int32), top, p0, rest, spread, vocab_size=size)
 
 
 def stop_of(drafting: Drafting, learned: Calibrated | None) -> Threshold:
