@@ -15,6 +15,7 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 
 from analysis.acceptance.solve import Goal
+from analysis.acceptance.solve import solve as solved
 from analysis.report.figure import Figure
 from analysis.rules.dials import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -164,7 +165,7 @@ def test_the_setting_that_solve_finds_lies_behind_the_next_stricter_one(
     steps = Trajectories.from_positions(position.to_numpy())
     dist = study.distributions(study.targets[0])
     dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
-    found = solve(
+    found = solved(
         dist, dial, 0.1, Goal(share=0.7), PromptBootstrap(steps.prompts, 5, 0.9, 0), steps
     )
     shown = opened.page.evaluate(

@@ -297,6 +297,7 @@ def test_a_job_that_died_ends_a_sweep_with_one_line_after_the_table(
         raise died("Job 1 has not produced any output\nmore")
 
     monkeypatch.setattr(cli, "_decorated", lambda _: launch)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets, for good
     monkeypatch.setattr("sys.argv", ["pipeline", "-m", f"hydra.sweep.dir={tmp_path}"])
     with pytest.raises(SystemExit if launchers else died) as error:
         cli.main()

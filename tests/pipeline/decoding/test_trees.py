@@ -13,7 +13,6 @@ import torch
 from analysis.certificates.certify import certify
 from analysis.certificates.drafter_side import certify_draft
 from analysis.rules import Tree
-from analysis.topk import TopK
 from analysis.trees.laws import NOTHING
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
@@ -34,7 +33,7 @@ from pipeline.stages.decoding.drafters import ModelDrafter, Nothing, model_draft
 from pipeline.stages.decoding.loop import Answer, Level, decode, reach
 from pipeline.stages.decoding.sequence import CachedSequence
 from pipeline.stages.decoding.shapes import columns, levels, parents, verification
-from pipeline.stages.decoding.stopping import Threshold
+from pipeline.stages.decoding.stopping import Threshold, largest
 from pipeline.stages.decoding.verifiers import Match
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, logits, plain_greedy
@@ -262,7 +261,7 @@ def test_grown_trees_decode_what_the_target_alone_does(
 @torch.inference_mode()
 def test_a_certified_tree_is_as_wide_as_its_certificate_says(drafter: LanguageModel) -> None:
     row = logits(drafter, PROMPTS[1])[-1:]
-    q = TopK.from_logits(row, k=4)  # what is read of them
+    q = largest(row, 4)  # what is read of them
     values = {m: float(certify_draft(q, Tree(m))[0]) for m in (1, 2, 3)}
     assert 0 < values[1] < values[2] < values[3]
     for m, value in values.items():
