@@ -180,11 +180,12 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
     if note:
         _note(config, Path(settings.outputs) / "runs")
     _refer(wanted, store)
-    if settings.execution.targets > 1 and settings.execution.engine == "inline":
+    told, at_once = False, settings.execution.targets
+    if at_once > 1 and settings.execution.engine == "inline":
         from pipeline.execution.beside import ensure_targets
 
-        ensure_targets(nodes, wanted, len(settings.targets), settings.execution.targets, store)
-    artifacts = runner.ensure(wanted, store)
+        told = ensure_targets(nodes, wanted, len(settings.targets), at_once, store)
+    artifacts = runner.ensure(wanted, store, told=told)
     if name:
         from pipeline.report_copy import serve
 

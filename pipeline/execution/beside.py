@@ -26,7 +26,7 @@ def ensure_targets(
     targets: int,
     at_once: int,
     store: Store,
-) -> None:
+) -> bool:
     """Bring what `wanted` needs of each target up to date, some targets at once.
 
     There are no more processes than processors. What all targets share is computed first.
@@ -38,12 +38,15 @@ def ensure_targets(
         at_once: how many are computed at once.
         store: where artifacts are.
 
+    Returns:
+        Whether there was anything to do so; then it was said what is to be run.
+
     Raises:
         PipelineError: a stage says what is wrong, here or in another process.
     """
     count = min(targets, at_once, os.cpu_count() or 1)
     if count < 2:
-        return
+        return False
     missing = {node.fingerprint: node for node in runner.missing(wanted, store)}
     of_each = [_of(nodes, target, targets) for target in range(targets)]
     needed = [
@@ -57,7 +60,7 @@ def ensure_targets(
     ]
     here, *others = [part for part in parts if part] or [[]]
     if not others:
-        return
+        return False
     runner.say_plan(wanted, store)
     above = with_upstream([*here, *(node for part in others for node in part)])
     shared = [node for name, node in missing.items() if name in above and owners[name] != 1]
@@ -70,6 +73,7 @@ def ensure_targets(
     finally:
         for process in processes:
             process.end()
+    return True
 
 
 def _of(nodes: Mapping[str, Sequence[Node]], target: int, targets: int) -> list[Node]:
