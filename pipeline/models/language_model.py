@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -185,3 +185,32 @@ class LanguageModel:
     def memory_bytes(self) -> int:
         """Bytes of all parameters and buffers."""
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
+
+
+def kind_of_cache(
+    asked: str, model: LanguageModel, refusals: Mapping[str, Callable[[], str | None]]
+) -> str:
+    """Return what a value of device.cache means for a model: a kind of `refusals`, or dynamic.
+
+    Args:
+        asked: dynamic; a kind; or auto, on CUDA the first kind that the model can have.
+        model: what decodes.
+        refusals: by kind, what says why the model can't have it, or None.
+
+    Raises:
+        PipelineError: a kind is asked for and the model can't have it.
+    """
+    if asked == "auto" and model.device.type != "cuda":
+        return "dynamic"
+    for kind, refusal in refusals.items():
+        if asked not in ("auto", kind):
+            continue
+        why = refusal()
+        if not why:
+            return kind
+        if asked == kind:
+            raise PipelineError(
+                f"device.cache={asked}: {model.label} can't decode so: {why}. "
+                "Give device.cache=dynamic, or auto"
+            )
+    return "dynamic"

@@ -13,10 +13,9 @@ from collections.abc import Sequence as Tokens
 import torch
 from torch import Tensor
 
-from pipeline.errors import PipelineError
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import MASKED, Cache
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.language_model import LanguageModel, kind_of_cache
 from pipeline.models.tree_pass import TreePass, tree_pass
 from pipeline.stages.decoding.sequence import CachedSequence, run
 
@@ -215,14 +214,6 @@ def fixed_passes(cache: str, model: LanguageModel) -> FixedPasses | None:
     Raises:
         PipelineError: static shapes are asked for and the model can't have them.
     """
-    if cache == "dynamic" or (cache == "auto" and model.device.type != "cuda"):
-        return None
-    refusal = model.static_refusal()
-    if not refusal:
-        return FixedPasses(model)
-    if cache == "auto":
-        return None
-    raise PipelineError(
-        f"device.cache={cache}: {model.label} can't decode so: {refusal}. "
-        "Give device.cache=dynamic, or auto"
-    )
+    fixed = "varlen" if cache == "varlen" else "static"
+    kind = kind_of_cache(cache, model, {fixed: model.static_refusal})
+    return None if kind == "dynamic" else FixedPasses(model)

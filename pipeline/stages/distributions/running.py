@@ -8,10 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pipeline.errors import PipelineError
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import ALIGNED, MASKED, select
-from pipeline.models.load import LanguageModel
+from pipeline.models.language_model import LanguageModel, kind_of_cache
 from pipeline.models.varlen import SlotLayer, over_true_lengths
 
 
@@ -154,20 +153,6 @@ def running_batch(cache: str, model: LanguageModel) -> type[PaddedBatch]:
         PipelineError: static shapes, or attention over true lengths, are asked for and the model
             can't have them.
     """
-    if cache == "dynamic" or (cache == "auto" and model.device.type != "cuda"):
-        return GrowingBatch
-    for name, kind, refusal in (
-        ("varlen", VarlenBatch, model.varlen_refusal),
-        ("static", StaticBatch, model.static_refusal),
-    ):
-        if cache not in ("auto", name):
-            continue
-        why = refusal()
-        if not why:
-            return kind
-        if cache == name:
-            raise PipelineError(
-                f"device.cache={cache}: {model.label} can't decode so: {why}. "
-                "Give device.cache=dynamic, or auto"
-            )
-    return GrowingBatch
+    kinds = {"varlen": VarlenBatch, "static": StaticBatch, "dynamic": GrowingBatch}
+    refusals = {"varlen": model.varlen_refusal, "static": model.static_refusal}
+    return kinds[kind_of_cache(cache, model, refusals)]
