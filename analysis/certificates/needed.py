@@ -92,11 +92,10 @@ class Needed:
     def _first(self, k: int) -> TopK:
         """The k most probable tokens of each step, for rules that compare their raw logits."""
         columns: dict[str, Any] = {
-            name: None if column is None else np.ascontiguousarray(column[:, :k])
-            for name in ("ids", "logits", "stored_probs")
-            for column in (getattr(self.dist, name),)
+            name: getattr(self.dist, name) for name in ("ids", "logits", "stored_probs")
         }
-        return replace(self.dist, **columns)
+        first = {name: x[:, :k].copy() for name, x in columns.items() if x is not None}
+        return replace(self.dist, **first)
 
     def met(self, rule: Rule) -> NDArray[np.bool_] | None:
         """Return at which steps a rule accepts enough, (N,); None for a rule of other than ranks.

@@ -146,24 +146,23 @@ def _at_temperature(
 def chosen_statistics(logits: Tensor, top_ids: Tensor, names: Sequence[str]) -> list[Tensor]:
     """Return some of the statistics (B,) that `logit_statistics` gives of raw logits (B, V).
 
-    Those of the largest logit alone take a third of the time of all.
+    Without waiting for the device. Those of the largest logit take a third of the time of all.
 
     Args:
         logits: finite, or -inf for masked tokens.
         top_ids: (B, K) of the largest, as of `top_k`.
         names: of `top_surprisal`, `log_tail` and `entropy`.
     """
-    if "log_tail" in names:
-        found = logit_statistics(logits, top_ids.shape[1])
-        return [getattr(found, name) for name in names]
     if not names:
         return []
     first = top_ids[:, :1]
     below = logits.to(torch.float64, copy=True)
     below.sub_(below.gather(1, first))
-    weight = below.exp() if "entropy" in names else below.exp_()
+    weight = below.exp_() if tuple(names) == ("top_surprisal",) else below.exp()
     surprisal = weight.scatter_(1, first, 0.0).sum(1).log1p()
     made = {"top_surprisal": surprisal}
+    if "log_tail" in names:
+        made["log_tail"] = below.scatter(1, top_ids, -torch.inf).logsumexp(1) - surprisal
     if "entropy" in names:
         spread = torch.linalg.vecdot(weight, below.clamp_(min=MASKED_LOGIT))
         made["entropy"] = surprisal - spread * torch.exp(-surprisal)

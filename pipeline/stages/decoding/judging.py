@@ -133,14 +133,15 @@ def ranked(logits: Tensor, tokens: Tensor, k: int) -> Ranked:
     found = logit_statistics(logits, min(k, size))
     mine = logits.gather(1, tokens[:, None])
     before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
-    rank = 1 + ((logits > mine) | ((logits == mine) & before)).sum(1)
-    log_prob = (mine[:, 0].double() - found.top_logits[:, 0]) - found.top_surprisal
-    dist = TopK(
-        found.top_ids.cpu().numpy().astype(np.int32),
-        found.top_logits.cpu().numpy(),
-        found.top_surprisal.cpu().numpy(),
-        found.log_tail.cpu().numpy(),
-        found.entropy.cpu().numpy(),
-        size,
+    before_it = ((logits > mine) | ((logits == mine) & before)).sum(1)
+    ids, top, surprisal, log_tail, entropy, ahead, given = read(
+        found.top_ids,
+        found.top_logits,
+        found.top_surprisal,
+        found.log_tail,
+        found.entropy,
+        before_it,
+        mine[:, 0].double(),
     )
-    return Ranked(dist, rank.cpu().numpy(), log_prob.cpu().numpy())
+    dist = TopK(ids.astype(np.int32), top, surprisal, log_tail, entropy, size)
+    return Ranked(dist, 1 + ahead, (given - top[:, 0]) - surprisal)

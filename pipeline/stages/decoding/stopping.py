@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from analysis.acceptance.confidence import Calibrated, DraftedSteps, measures
 from analysis.acceptance.width import least_width
+from analysis.rules import Rule
 from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
@@ -58,11 +58,9 @@ def largest(logits: Tensor, k: int) -> TopK:
     """Return the k most probable tokens of logits (r, V)."""
     size = logits.shape[1]
     values, ids = top_k_unread(logits.float(), min(k, size))
-    surprisal, entropy = chosen_statistics(logits, ids, ("top_surprisal", "entropy"))
-    tail = logits.scatter(1, ids, -torch.inf).double() - values[:, :1]
-    log_tail = tail.logsumexp(1) - surprisal
-    top_ids, top, p0, rest, spread = read(ids, values, surprisal, log_tail, entropy)
-    return TopK(top_ids.astype(np.int32), top, p0, rest, spread, vocab_size=size)
+    statistics = chosen_statistics(logits, ids, Rule.decided_by)
+    first, top, surprisal, log_tail, entropy = read(ids, values, *statistics)
+    return TopK(first.astype(np.int32), top, surprisal, log_tail, entropy, vocab_size=size)
 
 
 def stop_of(drafting: Drafting, learned: Calibrated | None) -> Threshold:
