@@ -35,8 +35,8 @@ from typing import Any
 import torch
 
 from analysis.trees.topology import symmetric
-from benchmarks.gpu import REDUCED, SHAPES, synthetic_prompts
-from benchmarks.gpu_operations import operations
+from benchmarks.gpu import REDUCED, synthetic_prompts
+from benchmarks.gpu_operations import operations, profile
 from pipeline.execution import graphs
 from pipeline.execution.shards import Plan, at_most, compute_unfinished, join
 from pipeline.execution.stopwatch import Stopwatch
@@ -291,33 +291,6 @@ def decoding_graphs(device: torch.device) -> str:
     graph = all(one.graph for one in fixed)
     expect(graph or device.type != "cuda", "the passes were not captured")
     return f"{len(same)} tokens as with growing shapes, {'with' if graph else 'without'} graphs"
-
-
-def profile(device: torch.device, *, reduced: bool) -> str:
-    """Print the operations of a decoding step that take longest."""
-    shape = REDUCED if reduced else SHAPES["Qwen3-1.7B"]
-    model = random_qwen3(shape, "bfloat16", "float32", device, "profiled")
-    size = 8 if reduced else 128
-    prompts = list(synthetic_prompts(size, 256, model.vocab_size).values())
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.inference_mode():
-        running = StaticBatch if model.varlen_refusal() else VarlenBatch
-        batch = running(model, prompts, 16)
-        logits = batch.prefill()
-        for step in range(4):  # captured, compiled, warm
-            found, _ = tempered_statistics(logits, 256, [1.0])
-            logits = batch.step(found.top_ids[:, 0], step)
-        with torch.profiler.profile(activities=activities) as kept:
-            for step in range(4, 8):
-                found, _ = tempered_statistics(logits, 256, [1.0])
-                logits = batch.step(found.top_ids[:, 0], step)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    print(kept.key_averages().table(sort_by=by, row_limit=15, max_name_column_width=60))
-    return f"four steps at batch {size}"
 
 
 def main() -> None:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.gpu import REDUCED
+from benchmarks.gpu import REDUCED, SHAPES, synthetic_prompts
 from pipeline.models.compiled import parts_of
 from pipeline.models.load import random_qwen3
-from pipeline.stages.distributions.running import GrowingBatch
+from pipeline.models.logit_statistics import tempered_statistics
+from pipeline.stages.distributions.running import GrowingBatch, StaticBatch, VarlenBatch
 
 PRODUCTS = ("linear", "mm", "addmm")
 
@@ -65,6 +66,33 @@ def operations(device: torch.device) -> str:
         f"{counted.counts['all']} a step; {counted.counts['between']} are in {len(parts)} norms "
         "and feed-forward parts, beside their products"
     )
+
+
+def profile(device: torch.device, *, reduced: bool) -> str:
+    """Print the operations of a decoding step that take longest."""
+    shape = REDUCED if reduced else SHAPES["Qwen3-1.7B"]
+    model = random_qwen3(shape, "bfloat16", "float32", device, "profiled")
+    size = 8 if reduced else 128
+    prompts = list(synthetic_prompts(size, 256, model.vocab_size).values())
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.inference_mode():
+        running = StaticBatch if model.varlen_refusal() else VarlenBatch
+        batch = running(model, prompts, 16)
+        logits = batch.prefill()
+        for step in range(4):  # captured, compiled, warm
+            found, _ = tempered_statistics(logits, 256, [1.0])
+            logits = batch.step(found.top_ids[:, 0], step)
+        with torch.profiler.profile(activities=activities) as kept:
+            for step in range(4, 8):
+                found, _ = tempered_statistics(logits, 256, [1.0])
+                logits = batch.step(found.top_ids[:, 0], step)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(kept.key_averages().table(sort_by=by, row_limit=15, max_name_column_width=60))
+    return f"four steps at batch {size}"
 
 
 if __name__ == "__main__":
