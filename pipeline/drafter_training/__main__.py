@@ -22,6 +22,7 @@ from pipeline.drafter_training import dataset, features, train
 from pipeline.drafter_training.card import write_card
 from pipeline.drafter_training.generate import load, recipe_of
 from pipeline.drafter_training.novelty import ngrams
+from pipeline.drafter_training.products import round_products
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import FeatureHead
 from pipeline.models.head_files import read_weights, save_head
@@ -63,6 +64,8 @@ def run(recipe: Any, name: str, directory: Path) -> None:
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe)
     layers = tuple(recipe.train.layers)
+    if recipe.train.bfloat16:
+        round_products(target.module.model)  # not its projection, which the losses need exactly
     examples = read_examples(recipe, directory, target, tokenizer, layers)
     chosen = {**recipe.train, **recipe.heads[name], "seed": recipe.seed}
     settings = SimpleNamespace(**chosen | {"layers": layers})

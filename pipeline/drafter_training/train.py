@@ -90,26 +90,27 @@ def train(
         PipelineError: the checkpoint is of another recipe or of other conversations.
     """
     plan = _plan([len(one.tokens) for one in examples], recipe)
-    optimizer = torch.optim.AdamW(head.parameters(), recipe.learning_rate, betas=(0.9, 0.95))
+    optimizers = _optimizers(head, recipe.learning_rate)
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = directory / "checkpoint.pt"
     of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
     of |= {"conversations": len(examples)}
-    done = _load(checkpoint, of, head, optimizer)
+    done = _load(checkpoint, of, head, optimizers)
     saved, smoothed = time.monotonic(), 0.0
     for step in range(done, len(plan)):
         members, depth = plan[step]
-        optimizer.param_groups[0]["lr"] = recipe.learning_rate * _rate(step, len(plan), recipe)
         some = [examples[i] for i in members]
         loss = _loss(head, vocabulary, some, depth, step, recipe)
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * _rate(step, len(plan), recipe)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         smoothed = loss.item() if step == done else 0.98 * smoothed + 0.02 * loss.item()
         last = step + 1 == len(plan)
         if last or time.monotonic() - saved > recipe.checkpoint_seconds:
-            _save(checkpoint, of, head, optimizer, step + 1)
+            _save(checkpoint, of, head, optimizers, step + 1)
             agreed = agreement(head, vocabulary, held_out[::4], recipe.depth)
             _log(directory / "log.csv", step + 1, smoothed, agreed)
             shares = " ".join(f"{share:.3f}" for share in agreed)
@@ -167,10 +168,14 @@ def _loss(
     scale = following[real].std()
     in_answer = _answers(examples, ids.shape[1])
     total = torch.zeros(())
-    for d, features in enumerate(_outputs(head, vocabulary.embedding[ids], hidden, depth)):
+    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+        outputs = _outputs(head, vocabulary.embedding[ids], hidden, depth)
+    for d, features in enumerate(outputs):
         learned = real if d == 0 else real & in_answer
-        made = head.norm(features)[learned]
-        log_q = (made @ rows.T + stand_for).log_softmax(-1)
+        made = head.norm(features.float())[learned]
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+            logits = made @ rows.T
+        log_q = (logits.float() + stand_for).log_softmax(-1)
         soft = -((p if d == 0 else p[learned[real]]) * log_q).sum(-1)
         near = functional.smooth_l1_loss(made / scale, following[learned] / scale)
         total = total + 0.8**d * (soft.mean() + recipe.feature_weight * near)
@@ -232,7 +237,19 @@ def _rate(step: int, steps: int, recipe: Any) -> float:
     return float(0.01 + 0.99 * (1 + np.cos(np.pi * along)) / 2)
 
 
-def _load(path: Path, of: Any, head: nn.Module, optimizer: Any) -> int:
+def _optimizers(head: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices, whose steps are as long as AdamW's, and AdamW for the norms."""
+    matrices = [one for one in head.parameters() if one.ndim == 2]
+    norms = [one for one in head.parameters() if one.ndim != 2]
+    return [
+        torch.optim.Muon(
+            matrices, learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(norms, learning_rate, betas=(0.9, 0.95)),
+    ]
+
+
+def _load(path: Path, of: Any, head: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -242,16 +259,17 @@ def _load(path: Path, of: Any, head: nn.Module, optimizer: Any) -> int:
             f"{path} is of a run with other {', '.join(changed)}: finish that one, or remove it"
         )
     head.load_state_dict(state["head"])
-    optimizer.load_state_dict(state["optimizer"])
+    for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(kept)
     return int(state["step"])
 
 
-def _save(path: Path, of: Any, head: nn.Module, optimizer: Any, step: int) -> None:
+def _save(
+    path: Path, of: Any, head: nn.Module, optimizers: list[torch.optim.Optimizer], step: int
+) -> None:
     beside = path.with_suffix(".tmp")
-    torch.save(
-        {"of": of, "head": head.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
-        beside,
-    )
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({"of": of, "head": head.state_dict(), "optimizers": states, "step": step}, beside)
     beside.replace(path)
 
 

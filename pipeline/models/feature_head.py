@@ -112,6 +112,13 @@ class FeatureHead(nn.Module):
         fused: Tensor = self.fc(hidden.flatten(2))
         return fused
 
+    def new_states(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """Return room for the keys and values (1, heads, capacity, head_dim) of entries."""
+        layer, weight = self.midlayer, self.fc.weight
+        heads = layer.self_attn.q_proj.out_features // layer.head_dim
+        shape = (1, heads, capacity, layer.head_dim)
+        return weight.new_zeros(shape), weight.new_zeros(shape)
+
     def rotation(self, positions: Tensor, like: Tensor) -> Rotation:
         """Return cosines and sines (B, n, head_dim) for tokens at `positions` (B, n)."""
         cos, sin = self.rotary(like, positions)
@@ -125,14 +132,11 @@ class Entries:
         length: how many there are; the first is that of token 1.
     """
 
-    def __init__(self, head: FeatureHead, capacity: int) -> None:
-        """Start empty, with room for `capacity` entries."""
+    def __init__(self, head: FeatureHead, states: tuple[Tensor, Tensor]) -> None:
+        """Start empty; `states` are those of `head.new_states` with the room that is needed."""
         self.length = 0
         self._head = head
-        weight = head.fc.weight
-        layer = head.midlayer
-        shape = (1, layer.self_attn.q_proj.out_features // layer.head_dim, capacity, layer.head_dim)
-        self._keys, self._values = weight.new_empty(shape), weight.new_empty(shape)
+        self._keys, self._values = states
 
     def read(self, embedded: Tensor, features: Tensor, tree: TreePass | None = None) -> Tensor:
         """Return the outputs (n, d), before the output norm, of the next n entries.

@@ -17,12 +17,15 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
 from llvmlite.binding import get_host_cpu_name
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 Row = NDArray[np.float32]
 Matrix = NDArray[np.float32]
+Weights = NDArray[np.float32] | NDArray[np.uint16]  # the latter: the upper halves of float32
 
 # Torch's linear is Intel's library. On Intel's processors it reads at the memory's speed for up to
 # three tokens, on AMD's for none.
@@ -31,17 +34,26 @@ MOST_TOKENS = 16  # beyond, torch's linear is as fast
 LEAST_BYTES = 2**24  # of weights; fewer stay in the cache, where torch's linear is cheaper to call
 REORDERED: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
 ZERO = np.float32(0)
+HALF = 16  # bits
 THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # it has at most
 
 
 class FewRows(nn.Linear):
     """A linear map of float32 on the CPU; the same numbers as `nn.Linear` within rounding."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        """Share the weight and bias of `linear`."""
+    def __init__(self, linear: nn.Linear, halves: bool = False) -> None:
+        """Share the weight and bias of `linear`.
+
+        Args:
+            linear: a map of float32.
+            halves: keep weights that are numbers of bfloat16 in 16 bits as well, and read these
+                for few rows: half the bytes, the same products, half as much memory again.
+        """
         nn.Module.__init__(self)
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        kept = upper_halves(self.weight) if halves else None
+        self._read: Weights = self.weight.numpy() if kept is None else kept
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in_features) to (..., out_features)."""
@@ -50,17 +62,28 @@ class FewRows(nn.Linear):
             return nn.functional.linear(x, self.weight, self.bias)
         rows = x.reshape(tokens, self.in_features).contiguous()
         out = torch.empty(tokens, self.out_features)
-        multiply(self.weight.numpy(), rows.numpy(), out.numpy(), torch.get_num_threads())
+        multiply(self._read, rows.numpy(), out.numpy(), torch.get_num_threads())
         made = out.view(*x.shape[:-1], self.out_features)
         return made if self.bias is None else made + self.bias
 
 
-def use_few_rows(module: nn.Module) -> bool:
+def upper_halves(weight: Tensor) -> NDArray[np.uint16] | None:
+    """Return the upper 16 bits of each number of `weight`, or None where the lower ones matter."""
+    bits = weight.detach().numpy().view(np.uint32)
+    upper = (bits >> HALF).astype(np.uint16)
+    return upper if np.array_equal(bits, upper.astype(np.uint32) << HALF) else None
+
+
+def use_few_rows(module: nn.Module, halves: bool = False) -> bool:
     """Let the linear maps of a model multiply few rows fast, where that is known to be faster.
 
     Nothing is changed for weights on a GPU or in another dtype than float32; for a model so small
     that it stays in the processor's cache; or on a processor other than x86: Apple's have a matrix
     unit that only their own library uses.
+
+    Args:
+        module: the model.
+        halves: as of `FewRows`.
 
     Returns:
         Whether any were changed.
@@ -74,7 +97,7 @@ def use_few_rows(module: nn.Module) -> bool:
     if small or platform.machine() not in ("x86_64", "AMD64"):
         return False
     for name, inner in maps.items():
-        module.set_submodule(name, FewRows(inner))
+        module.set_submodule(name, FewRows(inner, halves))
     return True
 
 
@@ -83,11 +106,11 @@ def _usable(weight: Tensor) -> bool:
     return on_cpu and weight.is_contiguous() and not weight.requires_grad
 
 
-def multiply(weight: Matrix, x: Matrix, out: Matrix, threads: int) -> None:
+def multiply(weight: Weights, x: Matrix, out: Matrix, threads: int) -> None:
     """Write x @ weight.T into `out`.
 
     Args:
-        weight: (m, k).
+        weight: (m, k); uint16 are the upper halves of float32.
         x: (n, k).
         out: (n, m).
         threads: how many may work.
@@ -109,29 +132,45 @@ def _launch() -> None:
     torch.set_num_threads(threads)
 
 
+def _read(_: Any, stored: Any) -> Any:
+    """Return float32 from float32 or, as uint16, its upper half."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        if stored == numba.float32:
+            return given[0]
+        word = ir.IntType(2 * HALF)
+        wide = builder.shl(builder.zext(given[0], word), ir.Constant(word, HALF))
+        return builder.bitcast(wide, ir.FloatType())
+
+    return numba.float32(stored), generate
+
+
+_number: Any = intrinsic(_read)
+
+
 @numba.njit(**REORDERED)
-def _one(w: Row, x0: Row) -> np.float32:
+def _one(w: Weights, x0: Row) -> np.float32:
     s0 = ZERO
     for k in range(w.shape[0]):
-        s0 += w[k] * x0[k]
+        s0 += _number(w[k]) * x0[k]
     return s0
 
 
 @numba.njit(**REORDERED)
-def _two(w: Row, x0: Row, x1: Row) -> tuple[np.float32, np.float32]:
+def _two(w: Weights, x0: Row, x1: Row) -> tuple[np.float32, np.float32]:
     s0 = s1 = ZERO
     for k in range(w.shape[0]):
-        v = w[k]
+        v = _number(w[k])
         s0 += v * x0[k]
         s1 += v * x1[k]
     return s0, s1
 
 
 @numba.njit(**REORDERED)
-def _four(w: Row, x0: Row, x1: Row, x2: Row, x3: Row) -> tuple[np.float32, ...]:
+def _four(w: Weights, x0: Row, x1: Row, x2: Row, x3: Row) -> tuple[np.float32, ...]:
     s0 = s1 = s2 = s3 = ZERO
     for k in range(w.shape[0]):
-        v = w[k]
+        v = _number(w[k])
         s0 += v * x0[k]
         s1 += v * x1[k]
         s2 += v * x2[k]
@@ -140,7 +179,7 @@ def _four(w: Row, x0: Row, x1: Row, x2: Row, x3: Row) -> tuple[np.float32, ...]:
 
 
 @numba.njit(nogil=True, **REORDERED)
-def _slab(weight: Matrix, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _slab(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     """Multiply the rows begin to end of `weight`, one after the other: one stream from memory."""
     n = x.shape[0]
     for j in range(begin, end):
@@ -157,7 +196,7 @@ def _slab(weight: Matrix, x: Matrix, out: Matrix, begin: int, end: int) -> None:
 
 
 @numba.njit(parallel=True, cache=True)
-def _slabs(weight: Matrix, x: Matrix, out: Matrix, threads: int) -> None:
+def _slabs(weight: Weights, x: Matrix, out: Matrix, threads: int) -> None:
     """Multiply all rows of `weight`, an equal share of them in every one of numba's threads."""
     rows = weight.shape[0]
     for t in numba.prange(threads):

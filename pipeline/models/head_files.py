@@ -243,7 +243,7 @@ def load_head(
         own = nn.Embedding.from_pretrained(embedding.to(target.device, target.module.dtype))
     parts = nn.ModuleList([head.eval().requires_grad_(False), rows])
     parts[0].to(target.device, target.module.dtype)
-    use_few_rows(parts)
+    use_few_rows(parts, halves=True)
     label, size = settings["label"], target.vocab_size
     return HiddenDrafter(target, head, parts[1], layers, label, drafted, size, own)
 

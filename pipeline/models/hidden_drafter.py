@@ -71,14 +71,16 @@ class HiddenDrafter:
 
 
 def projection_of(target: LanguageModel, drafted: Tensor | None) -> nn.Module:
-    """Return the output projection of `target`, or a copy of the rows `drafted` (n,) of it."""
+    """Return the output projection of `target`, or a copy of the rows `drafted` (n,) of it.
+
+    The copy is rounded to bfloat16, as the weights of heads are: on a CPU half the bytes are read.
+    """
     given = target.module.get_output_embeddings()
     if drafted is None:
         return given
     own = given.projection if isinstance(given, Head) else given
-    return like_target(
-        target, linear_of(own.weight[drafted], None if own.bias is None else own.bias[drafted])
-    )
+    rows = own.weight[drafted].bfloat16().to(own.weight.dtype)
+    return like_target(target, linear_of(rows, None if own.bias is None else own.bias[drafted]))
 
 
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -187,8 +187,22 @@ class LanguageModel:
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
 
 
+class Placed(Protocol):
+    """A model of any kind."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """As printed."""
+        ...
+
+
 def kind_of_cache(
-    asked: str, model: LanguageModel, refusals: Mapping[str, Callable[[], str | None]]
+    asked: str, model: Placed, refusals: Mapping[str, Callable[[], str | None]]
 ) -> str:
     """Return what a value of device.cache means for a model: a kind of `refusals`, or dynamic.
 

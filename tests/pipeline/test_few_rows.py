@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipeline.models import few_rows
-from pipeline.models.few_rows import MOST_TOKENS, FewRows, use_few_rows
+from pipeline.models.few_rows import MOST_TOKENS, FewRows, upper_halves, use_few_rows
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,46 @@ def test_products(threads: int, shape: tuple[int, int], bias: bool) -> None:
         plain.float()
         # a sum of k products of numbers near 1 and 1/sqrt(k): 20 units of the last place are ample
         torch.testing.assert_close(fast(x).double(), exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("n", range(MOST_TOKENS + 2))
+def test_halves_give_the_same_bits(threads: int, n: int) -> None:
+    plain = linear(65, 17, bias=True)
+    plain.weight.copy_(plain.weight.bfloat16())
+    fast = FewRows(plain, halves=True)
+    assert upper_halves(plain.weight) is not None
+    x = torch.randn(n, 17)
+    assert fast(x).equal(FewRows(plain)(x))
+    reads = fast._read.copy()
+    fast._read[:] = 0  # what few rows are multiplied with, and nothing else
+    if 1 <= n <= MOST_TOKENS:
+        assert fast(x).equal(plain.bias.expand(n, -1))
+    fast._read[:] = reads
+    assert fast(x).equal(FewRows(plain)(x))
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"),
+    [
+        (1.0, True),
+        (-0.0, True),
+        (float("inf"), True),
+        (2.0**-133, True),  # the least number of bfloat16 above 0
+        (2.0**-134, False),
+        (1 + 2.0**-7, True),
+        (1 + 2.0**-8, False),
+        (1 + 2.0**-23, False),
+    ],
+)
+def test_halves_are_kept_where_they_are_all(number: float, kept: bool) -> None:
+    plain = linear(3, 2)
+    plain.weight.fill_(1.5)
+    plain.weight[2, 1] = number
+    found = upper_halves(plain.weight)
+    assert (found is not None) == kept
+    if found is not None:
+        wide = torch.from_numpy(found.astype("int32") << 16).view(torch.float32)
+        assert wide.equal(plain.weight)
 
 
 def test_shapes_and_strides() -> None:

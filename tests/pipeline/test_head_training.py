@@ -32,7 +32,7 @@ LENGTHS = (30, 9, 17, 22, 12, 40, 8, 26, 15, 11, 33, 19)
 RECIPE = {
     "layers": LAYERS, "intermediate_size": 40, "vocabulary": 60, "tokens": 90, "depth": 3,
     "epochs": 2, "deep_epochs": 2, "learning_rate": 1e-3, "warmup_steps": 4, "feature_weight": 0.5,
-    "others": 20, "checkpoint_seconds": 1000.0, "seed": 3,
+    "others": 20, "checkpoint_seconds": 1000.0, "seed": 3, "bfloat16": False,
 }  # fmt: skip
 
 
@@ -176,10 +176,15 @@ def test_a_stopped_run_ends_with_the_same_weights(
         trained(target, examples[:5], tmp_path / "parts", epochs=3)
 
 
-def test_the_loss_falls(target: LanguageModel, examples: list[Example], tmp_path: Path) -> None:
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_the_loss_falls(
+    target: LanguageModel, examples: list[Example], tmp_path: Path, bfloat16: bool
+) -> None:
     losses = []
     for epochs in (1, 20):
-        trained(target, examples, tmp_path / str(epochs), epochs=epochs, deep_epochs=0)
+        settings = {"epochs": epochs, "deep_epochs": 0, "bfloat16": bfloat16}
+        head = trained(target, examples, tmp_path / str(epochs), **settings)
+        assert {weight.dtype for weight in head.parameters()} == {torch.float32}
         last = (tmp_path / str(epochs) / "log.csv").read_text().splitlines()[-1]
         losses.append(float(last.split(",")[1]))
     assert losses[1] < 0.9 * losses[0]

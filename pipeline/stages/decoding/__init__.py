@@ -86,7 +86,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=6,
+    version=7,
     upstream=("prompts", "drafts"),  # the latter for methods that hang on what it measured
     columns={
         "data": RUN

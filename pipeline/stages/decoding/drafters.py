@@ -12,12 +12,12 @@ from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
 from pipeline.models.devices import send
-from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.stages.decoding.choices import Choice, Greedy, Race
 from pipeline.stages.decoding.fixed import FixedPasses, new_sequence
 from pipeline.stages.decoding.growth import grow
+from pipeline.stages.decoding.heads import HeadPasses, new_text
 from pipeline.stages.decoding.shapes import Level, columns, levels, parents, readable, within
 
 
@@ -209,51 +209,58 @@ class HeadDrafter:
         choice: Choice,
         tree: Shape | None = None,
         stop: Stop | None = None,
+        passes: HeadPasses | None = None,
+        draft_length: int = 1,
     ) -> None:
-        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order."""
+        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order.
+
+        With `passes` of the model, the shapes of its passes are fixed; else they grow. The text
+        that follows drafts of at most `draft_length` tokens in a row is then read in one.
+        """
         self.layers = model.layers
         self._stop = stop
         self.tree = tree
         self._choice = choice
         self._model = model
+        self._passes = passes
+        self._longest = max(draft_length + 1, widest(tree))
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
         assert hidden is not None
-        self._entries = Entries(self._model.head, capacity + room(self.tree))
+        capacity += room(self.tree)
+        self._text = new_text(self._model, capacity, self._longest, self._passes)
         self._pending = hidden  # (n, layers, d), of tokens whose next has no entry yet
         self._read_text(prompt[1:])
-        self._settled = self._entries.length  # the others are drafted
 
-    def _read_text(self, ids: Tensor) -> Tensor:
-        """Read tokens (n,) of the text after pending hidden states; return the outputs (n, d)."""
+    def _read_text(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Read tokens (n,) after pending hidden states; return the last output and its logits."""
         hidden, self._pending = self._pending[: len(ids)], self._pending[len(ids) :]
-        fused = self._model.head.fuse(hidden[None])[0]
-        return self._entries.read(self._model.embed(ids), fused)
+        read = self._text.read(ids, self._model.head.fuse(hidden[None])[0])
+        self._settled = self._text.length  # later entries are drafted
+        return read
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens in a row, or a tree as deep."""
         device = self._model.device
         if count == 0:
             return nothing(device)
-        fresh = send(tokens[self._settled + 1 :], device)
-        self._output = self._read_text(fresh)[-1:]
-        self._settled = self._entries.length
+        outputs, logits = self._read_text(send(tokens[self._settled + 1 :], device))
 
         def read(level: Level, before: Tensor | None) -> Tensor:
+            nonlocal outputs, logits
             if before is not None:
-                output = self._output if level.above is None else self._output[level.above]
-                embedded = self._model.embed(level.read(before))
-                self._output = self._entries.read(embedded, output, level.tree)
-            return self._model.logits(self._output)
+                above = outputs if level.above is None else outputs[level.above]
+                outputs, logits = self._text.read(level.read(before), above, level.tree)
+            return logits
 
-        like = (device, self._output.dtype)
+        like = (device, outputs.dtype)
         return drafted(self.tree, count, read, self._choice, position, like, self._stop)[0]
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget what was drafted; keep the hidden states of what was accepted."""
         assert hidden is not None
-        self._entries.crop(self._settled)
+        self._text.crop(self._settled)
         self._pending = torch.cat([self._pending, hidden])
 
 
@@ -316,12 +323,15 @@ def model_drafter(
     choice: Choice,
     tree: Shape | None = None,
     stop: Stop | None = None,
-    passes: FixedPasses | None = None,
+    passes: FixedPasses | HeadPasses | None = None,
+    draft_length: int = 1,
 ) -> Drafter:
     """Return what decodes with a model, of either kind; `tree` is in level order.
 
-    The passes of a head always grow.
+    For `passes` and `draft_length` see `HeadDrafter`.
     """
     if isinstance(model, HiddenDrafter):
-        return HeadDrafter(model, choice, tree, stop)
+        assert not isinstance(passes, FixedPasses)
+        return HeadDrafter(model, choice, tree, stop, passes, draft_length)
+    assert not isinstance(passes, HeadPasses)
     return ModelDrafter(model, choice, tree, stop, passes)

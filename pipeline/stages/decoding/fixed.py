@@ -9,24 +9,76 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import MASKED, Cache
-from pipeline.models.language_model import LanguageModel, kind_of_cache
+from pipeline.models.language_model import LanguageModel
 from pipeline.models.tree_pass import TreePass, tree_pass
 from pipeline.stages.decoding.sequence import CachedSequence, run
 
 BLOCK = 256  # columns: a cache has whole blocks, so that few texts need a larger one
 
 
-class FixedPass:
-    """A pass over `width` tokens, or fewer and padding: replayed from a graph, or run.
+class Pass(Protocol):
+    """A pass of a fixed shape."""
+
+    @property
+    def graph(self) -> bool:
+        """Whether it is replayed from a CUDA graph."""
+        ...
+
+
+Kept = TypeVar("Kept")
+Made = TypeVar("Made", bound=Pass)
+
+
+class Inputs:
+    """Where a pass of a fixed shape reads its tokens, their places, and what they see.
 
     Padding repeats the last token and sees what it sees, so it is finite where that is. It comes
     last: nothing sees its columns, and they are rolled back.
+
+    Attributes:
+        ids: (1, width).
+        positions: (1, width).
+        columns: (width,) of the cache, that the pass writes.
+        bias: (1, 1, width, capacity) added to the attention scores.
+    """
+
+    def __init__(self, columns: Tensor, capacity: int, dtype: torch.dtype) -> None:
+        """Make room for as many tokens as `columns`, 0, 1, ..., of the `capacity` of a cache."""
+        device, width = columns.device, len(columns)
+        self._rows = columns.clone()
+        self.columns = columns
+        self.ids, self.positions = (self._rows.new_zeros((1, width)) for _ in range(2))
+        self.bias = torch.full((1, 1, width, capacity), MASKED, dtype=dtype, device=device)
+        self._chain = tree_pass(self._rows[:, None] >= self._rows, self._rows, dtype)
+
+    def place(self, ids: Tensor, length: int, tree: TreePass | None) -> Tensor:
+        """Put n tokens after `length` others where the pass reads.
+
+        Returns:
+            (width,) which of the n tokens each row is.
+        """
+        n = len(ids)
+        if tree is None:
+            tree = TreePass(self._chain.bias[:n, :n], self._chain.offsets[:n])
+        bias, positions = tree.after(length)
+        rows = self._rows.clamp(max=n - 1)
+        self.ids.copy_(ids[rows])
+        self.positions.copy_(positions[:, rows])
+        self.columns.copy_(self._rows + length)
+        self.bias.fill_(MASKED)
+        self.bias[..., : length + n] = bias[:, :, rows]
+        return rows
+
+
+class FixedPass:
+    """A pass over `width` tokens, or fewer and padding: replayed from a graph, or run.
 
     Attributes:
         hidden: (width, layers, d) hidden states of the latest pass; None where none are kept.
@@ -36,17 +88,13 @@ class FixedPass:
         """Make room for the inputs; on CUDA capture the pass. The cache must not be in use."""
         self.hidden: Tensor | None = None
         self._model, self._cache, self._layers = model, cache, layers
-        device, dtype = model.device, model.module.dtype
-        self._rows = torch.arange(width, device=device)
-        self._columns = self._rows.clone()
-        self._fix()
-        self._ids, self._positions = (self._rows.new_zeros((1, width)) for _ in range(2))
-        shape = (1, 1, width, cache.layers[0].keys.shape[2])
-        self._bias = torch.full(shape, MASKED, dtype=dtype, device=device)
-        self._chain = tree_pass(self._rows[:, None] >= self._rows, self._rows, dtype)
+        columns = torch.arange(width, device=model.device)
+        for layer in cache.layers:
+            layer.fix(columns)
+        self._inputs = Inputs(columns, cache.layers[0].keys.shape[2], model.module.dtype)
         self._replay: Callable[[], Tensor] | None = None
-        if captures(device):
-            self._place(self._ids[0].clone(), 0, None)
+        if captures(model.device):
+            self._inputs.place(self._inputs.ids[0].clone(), 0, None)
             self._replay = captured(self._forward, model.label)
 
     @property
@@ -59,53 +107,36 @@ class FixedPass:
 
         They are valid until the next pass, as is `hidden`. For `tree` see `CachedSequence.extend`.
         """
-        self._fix()
-        self._place(ids, length, tree)
+        for layer in self._cache.layers:
+            layer.fix(self._inputs.columns)
+        self._inputs.place(ids, length, tree)
         logits = self._forward() if self._replay is None else self._replay()
         return logits[: len(ids)]
-
-    def _fix(self) -> None:
-        for layer in self._cache.layers:
-            layer.fix(self._columns)
-
-    def _place(self, ids: Tensor, length: int, tree: TreePass | None) -> None:
-        """Put n tokens, their positions, their columns and what they see where the pass reads."""
-        n = len(ids)
-        if tree is None:
-            tree = TreePass(self._chain.bias[:n, :n], self._chain.offsets[:n])
-        bias, positions = tree.after(length)
-        rows = self._rows.clamp(max=n - 1)
-        self._ids.copy_(ids[rows])
-        self._positions.copy_(positions[:, rows])
-        self._columns.copy_(self._rows + length)
-        self._bias.fill_(MASKED)
-        self._bias[..., : length + n] = bias[:, :, rows]
 
     def _forward(self) -> Tensor:
         logits, self.hidden = run(  # the captured call is the last: replays write to its results
             self._model,
-            self._ids,
+            self._inputs.ids,
             self._cache,
             self._layers,
-            attention_mask=self._bias,
-            position_ids=self._positions,
+            attention_mask=self._inputs.bias,
+            position_ids=self._inputs.positions,
         )
         return logits
 
 
-class FixedPasses:
-    """The cache of one model and its passes, kept from one answer to the next.
+class Passes(Generic[Kept, Made]):
+    """What one model has read and its passes, kept from one answer to the next.
 
-    One sequence at a time reads with them: a new one takes the place of the one before.
+    One text at a time is read with them: a new one takes the place of the one before.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self) -> None:
         """Keep nothing yet."""
-        self._model = model
         self._expected = 0
-        self._cache: Cache | None = None
+        self._cache: Kept | None = None
         self._capacity = 0
-        self._passes: dict[tuple[int, tuple[int, ...]], FixedPass] = {}
+        self._passes: dict[tuple[int, tuple[int, ...]], Made] = {}
 
     @property
     def graph(self) -> bool:
@@ -116,19 +147,16 @@ class FixedPasses:
         """Let the first cache have room for so many tokens, drafts and padding included."""
         self._expected = columns
 
-    def cache(self, columns: int) -> Cache:
+    def cache(self, columns: int) -> Kept:
         """Return a cache of so many columns or more; a larger one takes the place of the kept."""
         if self._cache is None or columns > self._capacity:
             self._passes.clear()
             self._cache = None  # before there is another
             self._capacity = -(-max(columns, self._expected) // BLOCK) * BLOCK
-            cache = self._model.new_cache(self._capacity)
-            token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
-            run(self._model, token, cache, ())  # allocates the buffers
-            self._cache = cache
+            self._cache = self._new_cache(self._capacity)
         return self._cache
 
-    def of_width(self, width: int, layers: Tokens[int]) -> FixedPass:
+    def of_width(self, width: int, layers: Tokens[int] = ()) -> Made:
         """Return the pass over so many tokens that keeps hidden states after so many layers.
 
         It reads and writes what `cache` returned last; a new one overwrites its first columns.
@@ -136,8 +164,32 @@ class FixedPasses:
         key = width, tuple(layers)
         if key not in self._passes:
             assert self._cache is not None
-            self._passes[key] = FixedPass(self._model, self._cache, width, layers)
+            self._passes[key] = self._new_pass(self._cache, width, layers)
         return self._passes[key]
+
+    def _new_cache(self, columns: int) -> Kept:
+        raise NotImplementedError
+
+    def _new_pass(self, cache: Kept, width: int, layers: Tokens[int]) -> Made:
+        raise NotImplementedError
+
+
+class FixedPasses(Passes[Cache, FixedPass]):
+    """Those of a language model."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        """Keep nothing yet."""
+        super().__init__()
+        self._model = model
+
+    def _new_cache(self, columns: int) -> Cache:
+        cache = self._model.new_cache(columns)
+        token = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
+        run(self._model, token, cache, ())  # allocates the buffers
+        return cache
+
+    def _new_pass(self, cache: Cache, width: int, layers: Tokens[int]) -> FixedPass:
+        return FixedPass(self._model, cache, width, layers)
 
 
 class FixedSequence(CachedSequence):
@@ -204,16 +256,3 @@ def new_sequence(
     if passes is None:
         return CachedSequence(model, capacity, layers)
     return FixedSequence(model, capacity, layers, longest, passes)
-
-
-def fixed_passes(cache: str, model: LanguageModel) -> FixedPasses | None:
-    """Return the passes of a model for the configuration key device.cache; None where shapes grow.
-
-    Attention over true lengths takes one token a sequence: here varlen is static.
-
-    Raises:
-        PipelineError: static shapes are asked for and the model can't have them.
-    """
-    fixed = "varlen" if cache == "varlen" else "static"
-    kind = kind_of_cache(cache, model, {fixed: model.static_refusal})
-    return None if kind == "dynamic" else FixedPasses(model)

@@ -13,7 +13,7 @@ from analysis.trees.topology import Topology
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.language_model import LanguageModel, kind_of_cache
 from pipeline.models.pair import load_pair
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.drafting import Drafting
@@ -21,7 +21,8 @@ from pipeline.plan.methods import Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.decoding.choices import Noise
 from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter, room
-from pipeline.stages.decoding.fixed import FixedPasses, fixed_passes
+from pipeline.stages.decoding.fixed import FixedPasses
+from pipeline.stages.decoding.heads import HeadPasses
 from pipeline.stages.decoding.laws import laws
 from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.stages.decoding.loop import Answer, check_prompt, decode
@@ -44,7 +45,7 @@ class DecodingPair:
     seed: int
     lookup: int  # the most tokens that look-up matches
     stops: Mapping[Drafting, Threshold] = field(default_factory=dict)  # of drafters that stop
-    passes: Mapping[str, FixedPasses] = field(default_factory=dict)  # of target and drafter
+    passes: Mapping[str, Any] = field(default_factory=dict)  # of target and drafter, see passes_of
 
 
 def load_decoding_pair(
@@ -72,9 +73,8 @@ def load_decoding_pair(
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 check_trees(model)
     passes = {
-        name: fixed_passes(settings[name].get("cache", "auto"), model)
+        name: passes_of(settings[name].get("cache", "auto"), model)
         for name, model in (("target", target), ("drafter", drafter))
-        if isinstance(model, LanguageModel)
     }
     return DecodingPair(
         # reasons of failures are kept, and outlive the labels of today
@@ -87,6 +87,22 @@ def load_decoding_pair(
         stops_of(methods, drafts, decoded),
         {name: found for name, found in passes.items() if found is not None},
     )
+
+
+def passes_of(cache: str, model: LanguageModel | HiddenDrafter) -> FixedPasses | HeadPasses | None:
+    """Return the passes of a model for the configuration key device.cache; None where shapes grow.
+
+    Attention over true lengths takes one token a sequence: here varlen is static.
+
+    Raises:
+        PipelineError: static shapes are asked for and the model can't have them.
+    """
+    fixed = "varlen" if cache == "varlen" else "static"
+    if isinstance(model, HiddenDrafter):
+        grows = kind_of_cache(cache, model, {fixed: lambda: None}) == "dynamic"
+        return None if grows else HeadPasses(model)
+    grows = kind_of_cache(cache, model, {fixed: model.static_refusal}) == "dynamic"
+    return None if grows else FixedPasses(model)
 
 
 def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
@@ -157,7 +173,8 @@ def strategies(
     if method.drafter == "prompt_lookup":
         return lookup, verifier
     stop = None if method.drafting is None else pair.stops[method.drafting]
-    drafter = model_drafter(pair.drafter, choice, tree, stop, pair.passes.get("drafter"))
+    accepted = method.draft_length if tree is None else tree.depth
+    drafter = model_drafter(pair.drafter, choice, tree, stop, pair.passes.get("drafter"), accepted)
     if method.drafter == "lookup_first":
         drafter = LookupFirst(lookup, drafter, method.model_length)
     return drafter, verifier

@@ -155,7 +155,7 @@ def check_depths(depths: int, min_tokens: int) -> None:
 
 STAGE = Stage(
     name="drafts",
-    version=4,
+    version=5,
     upstream=("prompts", "distributions"),
     columns={
         "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS,

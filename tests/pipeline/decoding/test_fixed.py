@@ -5,6 +5,7 @@ Graphs are made up: one writes into the results of its capture, as CUDA's do.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,15 +17,19 @@ import torch
 from analysis.rules import Mars
 from analysis.trees.topology import Growth, Topology, batch
 from pipeline.errors import PipelineError
+from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import build_methods
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import compute, fixed, pair
+from pipeline.stages.decoding import heads as decoding_heads
 from pipeline.stages.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
 from pipeline.stages.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing
-from pipeline.stages.decoding.fixed import BLOCK, FixedPass, FixedPasses, fixed_passes
+from pipeline.stages.decoding.fixed import BLOCK, FixedPass, FixedPasses
+from pipeline.stages.decoding.heads import HeadPass, HeadPasses
 from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.stages.decoding.loop import Answer, decode
+from pipeline.stages.decoding.pair import passes_of
 from pipeline.stages.decoding.stopping import Threshold
 from pipeline.stages.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V
@@ -70,8 +75,25 @@ METHODS: dict[str, tuple[Any, Any]] = {
         lambda n: TreeSampling(0.8, n),
     ),
     "grown tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), Growth(3, 7, 4), None, p), strict),
-    "head": (lambda t, d, n, p: HeadDrafter(random_head(t), Greedy()), strict),
-    "head's tree": (lambda t, d, n, p: HeadDrafter(random_head(t), Greedy(), UNEVEN), strict),
+    "head": (lambda t, d, n, p: HeadDrafter(d, Greedy(), passes=p, draft_length=GAMMA), strict),
+    "head, short passes": (lambda t, d, n, p: HeadDrafter(d, Greedy(), passes=p), strict),
+    "head, sampling": (
+        lambda t, d, n, p: HeadDrafter(d, Inversion(0.8, n, DRAFT), None, None, p, GAMMA),
+        lambda n: SpeculativeSampling(0.8, n),
+    ),
+    "head, look-up first": (
+        lambda t, d, n, p: LookupFirst(LOOKUP, HeadDrafter(d, Greedy(), None, None, p, GAMMA), 2),
+        strict,
+    ),
+    "head's tree": (lambda t, d, n, p: HeadDrafter(d, Greedy(), UNEVEN, None, p, 5), strict),
+    "head's sampled tree": (
+        lambda t, d, n, p: HeadDrafter(d, DrawnRace(0.8, n), UNEVEN, None, p, 5),
+        lambda n: TreeSampling(0.8, n),
+    ),
+    "head's grown tree": (
+        lambda t, d, n, p: HeadDrafter(d, Greedy(), Growth(3, 7, 4), None, p, 4),
+        strict,
+    ),
 }
 
 
@@ -81,18 +103,20 @@ class Graphs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, works: bool = True) -> None:
         self.captured: list[tuple[str, int]] = []  # label of the model, tokens of the pass
         self._works = works
-        monkeypatch.setattr(fixed, "captures", lambda _: True)
-        monkeypatch.setattr(fixed, "captured", self._capture)
+        for module in (fixed, decoding_heads):
+            monkeypatch.setattr(module, "captures", lambda _: True)
+            monkeypatch.setattr(module, "captured", self._capture)
 
     def _capture(self, run: Any, label: str) -> Callable[[], torch.Tensor] | None:
         logits, owner = run(), run.__self__
         self.captured.append((label, len(logits)))
-        hidden = owner.hidden
+        beside = "outputs" if isinstance(owner, HeadPass) else "hidden"
+        kept = getattr(owner, beside)
 
         def replay() -> torch.Tensor:
             logits.copy_(run())
-            if hidden is not None:
-                owner.hidden = hidden.copy_(owner.hidden)
+            if kept is not None:
+                setattr(owner, beside, kept.copy_(getattr(owner, beside)))
             return logits
 
         return replay if self._works else None
@@ -105,10 +129,10 @@ def facts(answer: Answer) -> tuple[Any, ...]:
 
 def answers(
     target: LanguageModel,
-    drafter: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
     name: str,
     passes: FixedPasses | None = None,
-    drafts: FixedPasses | None = None,
+    drafts: FixedPasses | HeadPasses | None = None,
     limit: int = LIMIT,
 ) -> list[tuple[Any, ...]]:
     """The answers to all texts by one method, one after the other."""
@@ -134,23 +158,48 @@ def test_fixed_shapes_decode_what_growing_ones_do(
     name: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the columns hold that are not in use."""
-    real = FixedPass.__call__
-    lengths = []
+    real, real_head = FixedPass.__call__, HeadPass.__call__
+    lengths, of_head = [], []
+
+    def poison(keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        keys[:, :, length:] = 100.0
+        values[:, :, length:] = -1000.0
 
     def poisoned(self: FixedPass, ids: Any, length: int, tree: Any) -> torch.Tensor:
         for layer in self._cache.layers:
-            layer.keys[:, :, length:] = 100.0
-            layer.values[:, :, length:] = -1000.0
+            poison(layer.keys, layer.values, length)
         lengths.append(length)
         return real(self, ids, length, tree)
 
+    def poisoned_head(self: HeadPass, ids: Any, features: Any, length: int, tree: Any) -> Any:
+        poison(self._keys, self._values, length)
+        of_head.append(len(ids))
+        return real_head(self, ids, features, length, tree)
+
     monkeypatch.setattr(FixedPass, "__call__", poisoned)
-    passes, drafts = FixedPasses(target), FixedPasses(drafter)
-    found = answers(target, drafter, name, passes, drafts)
-    assert found == answers(target, drafter, name)
+    monkeypatch.setattr(HeadPass, "__call__", poisoned_head)
+    head = name.startswith("head")
+    drafts: Any = random_head(target) if head else drafter
+    fixed_drafts = passes_of("static", drafts)
+    found = answers(target, drafts, name, FixedPasses(target), fixed_drafts)
+    assert found == answers(target, drafts, name)
     assert len(lengths) > len(TEXTS)
+    assert bool(of_head) is head
+    if head and name != "head, short passes":
+        assert max(of_head) > 2
     if name not in ("alone", "look-up"):
         assert any(0 < call[3] < call[1] for _, _, calls in found for call in calls)
+
+
+def test_what_an_earlier_text_left_behind_is_not_read(target: LanguageModel) -> None:
+    """NaN would go through a mask."""
+    head = random_head(target)
+    passes, heads = FixedPasses(target), HeadPasses(head)
+    found = answers(target, head, "head", passes, heads)
+    with torch.inference_mode():
+        for states in (*heads.cache(1), *(s for la in passes.cache(1).layers for s in la._buffers)):
+            states.fill_(torch.nan)
+    assert answers(target, head, "head", passes, heads) == found
 
 
 @pytest.mark.parametrize("name", ["chain", "look-up", "tree"])
@@ -180,11 +229,14 @@ def test_a_pass_is_captured_once_for_all_answers(
             target, drafter, "chain"
         )
     assert graphs.captured == [("t", 1), ("t", 1 + GAMMA), ("d", 1), ("d", 2)]
-    answers(target, drafter, "head", passes)  # the target's hidden states are kept
-    assert graphs.captured[4:] == [("t", 1), ("t", 1 + GAMMA)]
+    head = random_head(target)
+    heads = HeadPasses(head)
+    assert not heads.graph
+    answers(target, head, "head", passes, heads)  # the target's hidden states are kept
+    assert graphs.captured[4:] == [("t", 1), ("t", 1 + GAMMA), ("head", 1), ("head", 1 + GAMMA)]
     answers(target, drafter, "grown tree", passes, drafts)
-    assert graphs.captured[6:] == [("t", 1 + 7), ("d", 3)]
-    assert passes.graph is drafts.graph is works
+    assert graphs.captured[8:] == [("t", 1 + 7), ("d", 3)]
+    assert passes.graph is drafts.graph is heads.graph is works
 
 
 @torch.inference_mode()
@@ -228,14 +280,15 @@ def test_nothing_is_captured_once_answers_are_timed(
         runs = [(method, row) for row in rows for method in one.runs]
         return [pair.decode_timed(one, method, row, 40)[0].tokens for method, row in runs]
 
-    of_drafter = kind == "model"
     growing, static = loaded("dynamic"), loaded("static")
     compute.warm_up(static, rows)
     made = len(graphs.captured)
-    assert made >= (5 if of_drafter else 3)
+    widths = Counter(width for _, width in graphs.captured)
+    expected = {"model": [1, 1, 2, 8, 9, 31], "head": [1, 1, 1, 8, 9, 9, 31]}[kind]
+    assert sorted(widths.elements()) == expected
     assert decoded(static) == decoded(growing)
     assert len(graphs.captured) == made
-    of_models = {"target": True, "drafter": of_drafter}
+    of_models = {"target": True, "drafter": True}
     assert pair.shape_facts(static) == {"static_shapes": of_models, "cuda_graph": of_models}
     none = {"target": False, "drafter": False}
     assert pair.shape_facts(growing) == {"static_shapes": none, "cuda_graph": none}
@@ -254,8 +307,8 @@ def test_device_cache_says_whether_shapes_are_fixed(target: LanguageModel) -> No
         ("cuda", "auto", True),
         ("cuda", "dynamic", False),
     ):
-        assert (fixed_passes(cache, model(device, None)) is not None) is made
-    assert fixed_passes("auto", model("cuda", "it has windows")) is None
-    assert fixed_passes("dynamic", model("cuda", "it has windows")) is None
+        assert (passes_of(cache, model(device, None)) is not None) is made
+    assert passes_of("auto", model("cuda", "it has windows")) is None
+    assert passes_of("dynamic", model("cuda", "it has windows")) is None
     with pytest.raises(PipelineError, match=r"device.cache=static: m can't decode so: it has wind"):
-        fixed_passes("static", model("cpu", "it has windows"))
+        passes_of("static", model("cpu", "it has windows"))

@@ -223,7 +223,7 @@ def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
     ids = torch.tensor(text)
     hidden = hidden_states(model.target.module(ids[None], output_hidden_states=True), model.layers)
-    entries = Entries(model.head, len(text))
+    entries = Entries(model.head, model.head.new_states(len(text)))
     outputs = entries.read(model.embed(ids[1:]), model.head.fuse(hidden[:, :-1])[0])
     return torch.cat([torch.zeros(1, V), model.logits(outputs)])
 
