@@ -54,8 +54,7 @@ class HiddenDrafter:
         if self.drafted is None:
             return given[..., : self.vocab_size]
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
-        logits[..., self.drafted] = given
-        return logits
+        return logits.scatter_(-1, self.drafted.expand_as(given), given)
 
     def memory_bytes(self) -> int:
         """Bytes of its own weights, and of the rows of the projection that it reads."""
