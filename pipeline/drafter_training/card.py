@@ -18,6 +18,7 @@ Trained by `python -m pipeline.drafter_training {name}` on text that the target 
 (`assets/smollm2/training_text/`): {conversations:,} conversations, {answer_tokens:,} answer
 tokens. Settings are in `conf/drafter_training.yaml`. Loss: cross-entropy to the target's
 distribution and distance to its last hidden state; {passes}.
+Optimizer: Muon, for norms AdamW; products in {products}.
 
 Its argmax, of the {vocabulary:,} tokens, is the target's at this share of the {held_out:,} answer
 tokens of conversations that were held out:
@@ -50,6 +51,7 @@ def write_card(
         layers=", ".join(map(str, settings.layers)),
         vocabulary=settings.vocabulary,
         passes=_passes(settings),
+        products="bfloat16" if settings.bfloat16 else "float32",
         depths=" | ".join(str(depth) for depth in range(1, len(agreement) + 1)),
         rules="|".join("---:" for _ in agreement),
         shares=" | ".join(f"{100 * share:.1f} %" for share in agreement),

@@ -231,6 +231,7 @@ def test_a_head_is_trained_written_and_drafts(
     assert "# drafter\n" in card
     assert "18 conversations" in card
     assert card.count(" %") == 4  # agreement by depth
+    assert "AdamW; products in float32." in card
     assert "last hidden state; 1 passes at depth 1 of a draft, then 1 passes at depths 1" in card
     config = {"head": {"vocabulary": "reduced", "depths": 2}}
     read = load_head(config, {"path": str(written), "label": "h"}, "drafter", target)
