@@ -28,13 +28,14 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     Returns:
         The rows of `acceptance` with seconds: `per_token` (whole answers, the prompt's pass
         included), `tokens_per_second`; `speedup` over the baseline with its interval over
-        prompts, `ci_low` and `ci_high`; `c_draft`, `c_verify` (the target's pass) and `c_other`
-        (the law, roll-back) of a call, means; `c_p` what a token costs the target alone, the
-        baseline's c_verify + c_other, and `c_q` what a drafted token costs, or a level of a
-        tree: pass and choice of the token in both; `rho` c_q / c_p; `verify_ratio`
+        prompts, `ci_low` and `ci_high`; `tpot` (time per output token after the first) and
+        `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`; `c_draft`, `c_verify` (the target's
+        pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a token costs the
+        target alone, the baseline's c_verify + c_other, and `c_q` what a drafted token costs, or a
+        level of a tree: pass and choice of the token in both; `rho` c_q / c_p; `verify_ratio`
         (c_verify + c_other) / c_p; `predicted` k / (1 + d rho), d the tokens drafted a call in a
-        row, and `predicted_costs`
-        k c_p / (c_draft + c_verify + c_other), k the measured tokens a call; `first_token`
+        row, and `predicted_costs` k c_p / (c_draft + c_verify + c_other), k the measured tokens a
+        call; `first_token`
         median; gaps between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that
         arrive with the token before them; `memory` bytes beside the target's at the longest
         answer; `prompts`, and `few_prompts` where they are too few for the intervals.
@@ -109,7 +110,9 @@ def speedups(
     """Return seconds a token and the speedup of every run, with its interval over prompts.
 
     The speedup is the baseline's seconds a token over the method's, all answers together; a
-    resample draws whole prompts with all their answers, so that the comparison stays paired.
+    resample draws whole prompts with all their answers, so that the comparison stays paired. Once
+    of whole answers, once without their first token and what it waited for; NaN where none has
+    another.
 
     Args:
         decoded: answers and their seconds.
@@ -120,20 +123,33 @@ def speedups(
     """
     keep = sorted(decoded.data["prompt_id"].unique()) if prompts is None else list(prompts)
     count = len(decoded.runs)
-    seconds = by_prompt(decoded.answers, "seconds", keep, count)
-    tokens = by_prompt(decoded.data, "n_tokens", keep, count)
     bootstrap = PromptBootstrap(np.arange(len(keep)), resamples, confidence, seed)
-    drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, runs)
-    cost = seconds.sum(0) / tokens.sum(0)
     alone = [decoded.baseline(run) for run in range(count)]
-    low, high = bootstrap.interval(drawn[:, alone] / drawn)
+    later = decoded.answers["seconds"] - decoded.answers["first_seconds"]
+    answers = decoded.answers.assign(later=later)
+    data = decoded.data.assign(later=decoded.data["n_tokens"] - 1)
+
+    def measured(of_answers: str, of_data: str) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return seconds a token and the speedup, with its ends, of every run."""
+        seconds = by_prompt(answers, of_answers, keep, count)
+        tokens = by_prompt(data, of_data, keep, count)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, runs)
+            cost = seconds.sum(0) / tokens.sum(0)
+            low, high = bootstrap.interval(drawn[:, alone] / drawn)
+            return cost, cost[alone] / cost, low, high
+
+    cost, *speedup = measured("seconds", "n_tokens")
+    after, *after_speedup = measured("later", "later")
+    names = ("speedup", "ci_low", "ci_high")
+    later_names = ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")
     return pd.DataFrame(
         {
             "per_token": cost,
             "tokens_per_second": 1 / cost,
-            "speedup": cost[alone] / cost,
-            "ci_low": low,
-            "ci_high": high,
+            **dict(zip(names, speedup, strict=True)),
+            "tpot": after,
+            **dict(zip(later_names, after_speedup, strict=True)),
         }
     )
 

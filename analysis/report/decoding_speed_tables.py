@@ -111,21 +111,26 @@ def latency_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) ->
             *setting_texts(row),
             number_text(row["tokens_per_second"], 1),
             _milliseconds(row["first_token"]),
+            _milliseconds(row["tpot"]),
+            f"{times(row['tpot_speedup'])} [{row['tpot_ci_low']:.2f}, {row['tpot_ci_high']:.2f}]",
             *(_milliseconds(row[f"itl_{level}"]) for level in (50, 95, 99)),
             share_text(row["itl_zero"]),
             number_text(row["memory"] / 2**20, 1),
         ]
 
+    gaps = ["50 %", "95 %", "99 %"]
     return Table(
         "decoding_latency",
         "Throughput, latency, memory",
-        "Throughput, time to the first token (median), the time between "
-        "tokens (percentiles), the share of tokens that arrive together with the one before, and "
-        "the memory needed beside the target: the drafter's weights and, on CUDA, the difference "
+        "Throughput, time to the first token (median), time per output token after it (TPOT) and "
+        "how many times as fast as the baseline that is, with its interval over prompts: what a "
+        "long answer gains, whatever its prompt takes. The time between tokens (percentiles), the "
+        "share of tokens that arrive together with the one before, and the memory needed beside "
+        "the target: the drafter's weights and, on CUDA, the difference "
         f"of the measured peaks, elsewhere its cache. {WALL_CLOCK}",
         "Method",
-        [("", 4), ("between tokens, ms", 3), ("", 2)],
-        ["γ", "T", "tokens/s", "first, ms", "50 %", "95 %", "99 %", "at once", "MiB"],
+        [("", 4), ("after the first", 2), ("between tokens, ms", 3), ("", 2)],
+        ["γ", "T", "tokens/s", "first, ms", "ms", "speedup", *gaps, "at once", "MiB"],
         method_sections(decoded, speeds, texts),
         together(decoded, speeds),
     )

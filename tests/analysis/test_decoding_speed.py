@@ -45,6 +45,11 @@ def test_speed_costs_and_predictions() -> None:
     assert table["speedup"].tolist()[:2] == pytest.approx([1.0, alone / drafted])
     assert table["ci_low"].iloc[1] <= table["speedup"].iloc[1] <= table["ci_high"].iloc[1]
     assert table["tokens_per_second"].iloc[0] == pytest.approx(10 / alone)
+    # eight tokens an all come after a first one, and 20 ms of each answer before it
+    assert table["tpot"].tolist()[:2] == pytest.approx([0.010, (5 * 0.012 + 7 * 0.001) / 8])
+    assert table["tpot_speedup"].tolist()[:2] == pytest.approx([1.0, 0.080 / 0.067])
+    ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
+    assert ends.is_monotonic_increasing
     assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["memory"].iloc[1] == 100 + 2 * 16
@@ -52,6 +57,18 @@ def test_speed_costs_and_predictions() -> None:
     assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
     assert speed.draft_lengths(made(), table[::-1])["tried"].tolist() == ["2, 3"]
+
+
+def test_answers_of_one_token_have_no_time_after_it() -> None:
+    made_up = made()
+    single = replace(
+        made_up,
+        answers=made_up.answers.assign(seconds=made_up.answers["first_seconds"]),
+        data=made_up.data.assign(n_tokens=1),
+    )
+    table = speed.speedups(single, 20, 0.9, 0)
+    assert table["speedup"].tolist() == [1.0] * 3
+    assert table.filter(like="tpot").isna().all(axis=None)
 
 
 def test_the_legend_of_draft_lengths_names_both_predictions() -> None:

@@ -63,7 +63,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=8,
+    version=9,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
