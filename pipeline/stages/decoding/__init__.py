@@ -71,13 +71,15 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     one = read_decoded(target, drafter, artifact)
     speeds = speed.speedups(one, *bootstrap)
     found = metrics.acceptance(one).join(metrics.acceptance_intervals(one, *bootstrap))
-    found = found.join(
-        speeds.rename(columns=dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True)))
-    )
+    ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
+    ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
+    found = found.join(speeds.rename(columns=ends))
     shown = ["method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]
-    shown += ["agreement", "given_up", "tokens_per_second", "speedup", *limits("speedup")]
+    shown += ["agreement", "given_up", "tokens_per_second"]
+    for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
+        shown += [name, *limits(name)]
     return [
         {"target": one.target, "prompts": one.prompts, **dict(zip(shown, row, strict=True))}
         for row in found[shown].itertuples(index=False)
