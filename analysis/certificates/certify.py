@@ -139,17 +139,17 @@ def _stored(
     All stored tokens are accepted at an open cell, and lower and upper are nan there.
     """
     check_k(rules, dist.k, dist.vocab_size)
-    table = _rules(dist, rules)
+    steps, table = _steps(dist), _rules(dist, rules)
     # A rule's column is contiguous. Columns of whole pages would share the same few cache sets.
     shape = (len(rules), len(dist) + SPACING)
     floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
     found = Found(floats[0], floats[1], ints[0], ints[1])
     edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int).tolist()
     if threads <= 1:
-        left = _run(dist, table, found, divergence, 0, len(dist))
+        left = _run(steps, table, found, divergence, 0, len(dist))
     else:
         with ThreadPoolExecutor(threads) as pool:
-            run = partial(_run, dist, table, found, divergence)
+            run = partial(_run, steps, table, found, divergence)
             left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
     lower, upper = floats[:, :, : len(dist)]
     active, accepted = ints[:, :, : len(dist)]
@@ -230,16 +230,24 @@ def _columns(
     )
 
 
-def _run(
-    dist: TopK, rules: Rules, found: Found, divergence: Divergence, first: int, last: int
-) -> NDArray[np.int64]:
-    values: Any = dist.stored_probs if dist.logits is None else dist.logits
+def _steps(dist: TopK) -> StoredSteps:
+    """Return what the kernel reads of `dist`: whole rows that are not written to.
+
+    Another layout, and what may be written, would be compiled for once more each.
+    """
+    values = np.ascontiguousarray(dist.stored_probs if dist.logits is None else dist.logits).view()
+    values.flags.writeable = False
     by_logit = dist.logits is not None
-    steps = StoredSteps(
+    return StoredSteps(
         values, by_logit, 1.0 / dist.temperature, dist.top_probability, dist.vocab_size
     )
+
+
+def _run(
+    steps: StoredSteps, rules: Rules, found: Found, divergence: Divergence, first: int, last: int
+) -> NDArray[np.int64]:
     left = np.zeros(len(rules.kind), dtype=np.int64)
-    block = _scratch(dist.k, divergence)
+    block = _scratch(steps.values.shape[1], divergence)
     bad = certify_rows(steps, rules, block, found, left, first, last)
     if bad >= 0:
         raise ValueError(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from analysis.certificates import reference
 from analysis.certificates.certify import Certificates, certify, certify_logits
+from analysis.certificates.kernel import certify_rows
 from analysis.rules import (
     NO_COUNT,
     AbsoluteThreshold,
@@ -376,3 +377,21 @@ def test_the_kernel_equals_a_plain_numpy_twin_on_logits_like_a_model_s() -> None
         np.testing.assert_allclose(found.lower[seen, index], value[seen], rtol=1e-9, atol=1e-13)
         np.testing.assert_array_equal(found.accepted_count[seen, index], count[seen])
         np.testing.assert_array_equal(found.active_size[seen, index], active[seen])
+
+
+def test_one_kernel_serves_every_layout() -> None:
+    """A compilation takes seconds, in a fresh clone for every kind of array."""
+    logits = np.random.default_rng(5).normal(size=(6, 40)).astype(np.float32)
+    whole = TopK.from_logits(logits, 12)
+    assert whole.logits is not None
+    expected = certify(whole, StrictGreedy())
+    compiled = len(certify_rows.signatures)
+    wide = np.zeros((6, 20), np.float32)
+    wide[:, :12] = whole.logits
+    frozen = whole.logits.copy()
+    frozen.flags.writeable = False
+    for values in (whole.logits, wide[:, :12], np.asfortranarray(whole.logits), frozen):
+        found = certify(replace(whole, logits=values), StrictGreedy())
+        np.testing.assert_array_equal(found.lower, expected.lower)
+        assert values.flags.writeable == (values is not frozen)
+    assert len(certify_rows.signatures) == compiled
