@@ -12,7 +12,7 @@ import pandas as pd
 from ..report.acceptance_tables import GREEDY, LENGTH
 from ..report.measured import Certified, Measured
 from ..report.pairs import Pairs
-from ..report.text import number_text, share_text
+from ..report.text import UNDEFINED, number_text, share_text
 from ..rules import Additive
 from ..statistics.bootstrap import PromptBootstrap, few
 from ..statistics.calls import calls_made
@@ -93,6 +93,7 @@ def of_pair(
     facts = [
         row("Accepted", "drafted tokens that the rule keeps", "acceptance"),
         row("Certified", "steps where any drafter as close is sure to be accepted", "certified"),
+        *by_any_divergence(pairs, target, rules),
         row("Tokens a call", "of the target, drafts of any length", LENGTH, percent=False),
         row("Departs", "steps whose token is not the target's first choice", "departure"),
         row("Given up", "target probability a step, in the mean", "given_up"),
@@ -111,6 +112,20 @@ def of_pair(
         _trust_pair(pairs, target, sound),
         best,
     )
+
+
+def by_any_divergence(pairs: Pairs, target: str, rules: Sequence[str]) -> list[Fact]:
+    """Return what KL or another divergence certifies, where more than KL was asked for."""
+    frame = pairs.divergences
+    if frame.empty:
+        return []
+    chosen = (frame["target"] == target) & (frame["statistic"] == "certified")
+    mine = frame[chosen & (frame["divergence"] == "union")].set_index("rule")
+    if mine.empty:
+        return []
+    texts = [_text(dict(mine.loc[r]), True) if r in mine.index else UNDEFINED for r in rules]
+    means = "as close in KL, total variation or another: whichever is sure"
+    return [Fact("Certified by any divergence", means, texts)]
 
 
 def fastest(speeds: pd.DataFrame, rule: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from analysis.page import explorer, rows, steps
-from analysis.page.answer import BUDGET, of_target, recommended
+from analysis.page.answer import BUDGET, by_any_divergence, of_target, recommended
 from analysis.page.charts import charts
 from analysis.page.packing import ALPHABET, LEVELS, pack_certificates, pack_counts, pack_flags
 from analysis.page.steps import Drafted, TargetSteps
@@ -183,6 +183,26 @@ def test_the_recommended_rule_accepts_most_within_its_budget(price: float, expec
     lengths = {"greedy": 2.0, "additive t=0.1": 3.0, "tree m=2": 9.0}  # a tree judges no tokens
     found = pairs({"greedy": 0.0, "additive t=0.1": price, "tree m=2": 0.0}, lengths)
     assert recommended(found, "a") == expected
+
+
+def test_what_another_divergence_certifies_is_said_where_there_is_one() -> None:
+    one = pairs({"greedy": 0.0}, {"greedy": 2.0})
+    assert by_any_divergence(one, "a", ["greedy"]) == []
+    rows = [
+        {"target": target, "rule": rule, "divergence": kind, "statistic": statistic}
+        | {"value": value, "ci_low": value - 0.01, "ci_high": value + 0.01}
+        for target, rule, kind, statistic, value in (
+            ("a", "greedy", "tv", "certified", 0.2),
+            ("a", "greedy", "union", "coverage", 0.5),
+            ("a", "greedy", "union", "certified", 0.26),
+            ("b", "greedy", "union", "certified", 0.9),
+        )
+    ]
+    some = replace(one, divergences=pd.DataFrame(rows[:2]))
+    assert by_any_divergence(some, "a", ["greedy"]) == []
+    some = replace(one, divergences=pd.DataFrame(rows))
+    (fact,) = by_any_divergence(some, "a", ["greedy", "tree m=2"])
+    assert list(fact.values) == ["26 % [25, 27 %]", "–"]
 
 
 @pytest.mark.parametrize(("share", "says"), [(0.95, "Additive (t = 0.2)"), (0.9, "none certifies")])

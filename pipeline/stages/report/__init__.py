@@ -63,7 +63,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=9,
+    version=10,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
