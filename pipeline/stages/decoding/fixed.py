@@ -7,33 +7,21 @@ places from one answer to the next.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import MASKED, Cache
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.language_model import LanguageModel, Placed
 from pipeline.models.tree_pass import TreePass, tree_pass
 from pipeline.stages.decoding.sequence import CachedSequence, run
 
 BLOCK = 256  # columns: a cache has whole blocks, so that few texts need a larger one
-
-
-class Pass(Protocol):
-    """A pass of a fixed shape."""
-
-    @property
-    def graph(self) -> bool:
-        """Whether it is replayed from a CUDA graph."""
-        ...
-
-
-Kept = TypeVar("Kept")
-Made = TypeVar("Made", bound=Pass)
 
 
 class Inputs:
@@ -77,8 +65,36 @@ class Inputs:
         return rows
 
 
-class FixedPass:
-    """A pass over `width` tokens, or fewer and padding: replayed from a graph, or run.
+class Replayed(ABC):
+    """A pass of a fixed shape: replayed from a graph, or run."""
+
+    def __init__(self, model: Placed, inputs: Inputs) -> None:
+        """On CUDA capture the pass, whose own attributes are all there; no cache is in use."""
+        self._inputs = inputs
+        self._replay: Callable[[], Tensor] | None = None
+        if captures(model.device):
+            inputs.place(inputs.ids[0].clone(), 0, None)
+            self._replay = captured(self._forward, model.label)
+
+    @property
+    def graph(self) -> bool:
+        """Whether it is replayed from a CUDA graph."""
+        return self._replay is not None
+
+    def _run(self) -> Tensor:
+        return self._forward() if self._replay is None else self._replay()
+
+    @abstractmethod
+    def _forward(self) -> Tensor:
+        """Return the logits (width, rows) of what the inputs hold."""
+
+
+Kept = TypeVar("Kept")
+Made = TypeVar("Made", bound=Replayed)
+
+
+class FixedPass(Replayed):
+    """A pass over `width` tokens, or fewer and padding.
 
     Attributes:
         hidden: (width, layers, d) hidden states of the latest pass; None where none are kept.
@@ -91,16 +107,8 @@ class FixedPass:
         columns = torch.arange(width, device=model.device)
         for layer in cache.layers:
             layer.fix(columns)
-        self._inputs = Inputs(columns, cache.layers[0].keys.shape[2], model.module.dtype)
-        self._replay: Callable[[], Tensor] | None = None
-        if captures(model.device):
-            self._inputs.place(self._inputs.ids[0].clone(), 0, None)
-            self._replay = captured(self._forward, model.label)
-
-    @property
-    def graph(self) -> bool:
-        """Whether it is replayed from a CUDA graph."""
-        return self._replay is not None
+        capacity = cache.layers[0].keys.shape[2]
+        super().__init__(model, Inputs(columns, capacity, model.module.dtype))
 
     def __call__(self, ids: Tensor, length: int, tree: TreePass | None) -> Tensor:
         """Return the logits (n, rows of the head) after n tokens that follow `length` others.
@@ -110,8 +118,7 @@ class FixedPass:
         for layer in self._cache.layers:
             layer.fix(self._inputs.columns)
         self._inputs.place(ids, length, tree)
-        logits = self._forward() if self._replay is None else self._replay()
-        return logits[: len(ids)]
+        return self._run()[: len(ids)]
 
     def _forward(self) -> Tensor:
         logits, self.hidden = run(  # the captured call is the last: replays write to its results
@@ -125,7 +132,7 @@ class FixedPass:
         return logits
 
 
-class Passes(Generic[Kept, Made]):
+class Passes(ABC, Generic[Kept, Made]):
     """What one model has read and its passes, kept from one answer to the next.
 
     One text at a time is read with them: a new one takes the place of the one before.
@@ -167,11 +174,11 @@ class Passes(Generic[Kept, Made]):
             self._passes[key] = self._new_pass(self._cache, width, layers)
         return self._passes[key]
 
-    def _new_cache(self, columns: int) -> Kept:
-        raise NotImplementedError
+    @abstractmethod
+    def _new_cache(self, columns: int) -> Kept: ...
 
-    def _new_pass(self, cache: Kept, width: int, layers: Tokens[int]) -> Made:
-        raise NotImplementedError
+    @abstractmethod
+    def _new_pass(self, cache: Kept, width: int, layers: Tokens[int]) -> Made: ...
 
 
 class FixedPasses(Passes[Cache, FixedPass]):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.execution.graphs import captured, captures
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.tree_pass import TreePass
-from pipeline.stages.decoding.fixed import Inputs, Passes
+from pipeline.stages.decoding.fixed import Inputs, Passes, Replayed
 
 States = tuple[Tensor, Tensor]  # keys and values of entries
 
@@ -50,8 +48,8 @@ class HeadText:
         self._entries.crop(length)
 
 
-class HeadPass:
-    """A pass over `width` entries, or fewer and padding: replayed from a graph, or run.
+class HeadPass(Replayed):
+    """A pass over `width` entries, or fewer and padding.
 
     Attributes:
         outputs: (width, d) of the latest pass.
@@ -63,17 +61,8 @@ class HeadPass:
         self._model, (self._keys, self._values) = model, states
         weight = model.head.fc.weight
         columns = torch.arange(width, device=model.device)
-        self._inputs = Inputs(columns, self._keys.shape[2], weight.dtype)
         self._features = weight.new_zeros((1, width, model.head.fc.out_features))
-        self._replay: Callable[[], Tensor] | None = None
-        if captures(model.device):
-            self._inputs.place(self._inputs.ids[0].clone(), 0, None)
-            self._replay = captured(self._forward, model.label)
-
-    @property
-    def graph(self) -> bool:
-        """Whether it is replayed from a CUDA graph."""
-        return self._replay is not None
+        super().__init__(model, Inputs(columns, self._keys.shape[2], weight.dtype))
 
     def __call__(
         self, ids: Tensor, features: Tensor, length: int, tree: TreePass | None
@@ -84,7 +73,7 @@ class HeadPass:
         """
         rows = self._inputs.place(ids, length, tree)
         self._features.copy_(features[rows])
-        logits = self._forward() if self._replay is None else self._replay()
+        logits = self._run()
         assert self.outputs is not None
         return self.outputs[: len(ids)], logits[: len(ids)]
 

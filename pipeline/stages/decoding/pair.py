@@ -98,11 +98,10 @@ def passes_of(cache: str, model: LanguageModel | HiddenDrafter) -> FixedPasses |
         PipelineError: static shapes are asked for and the model can't have them.
     """
     fixed = "varlen" if cache == "varlen" else "static"
-    if isinstance(model, HiddenDrafter):
-        grows = kind_of_cache(cache, model, {fixed: lambda: None}) == "dynamic"
-        return None if grows else HeadPasses(model)
-    grows = kind_of_cache(cache, model, {fixed: model.static_refusal}) == "dynamic"
-    return None if grows else FixedPasses(model)
+    refusal = (lambda: None) if isinstance(model, HiddenDrafter) else model.static_refusal
+    if kind_of_cache(cache, model, {fixed: refusal}) == "dynamic":
+        return None
+    return HeadPasses(model) if isinstance(model, HiddenDrafter) else FixedPasses(model)
 
 
 def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:

@@ -22,7 +22,6 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import build_methods
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import compute, fixed, pair
-from pipeline.stages.decoding import heads as decoding_heads
 from pipeline.stages.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
 from pipeline.stages.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing
 from pipeline.stages.decoding.fixed import BLOCK, FixedPass, FixedPasses
@@ -103,9 +102,8 @@ class Graphs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, works: bool = True) -> None:
         self.captured: list[tuple[str, int]] = []  # label of the model, tokens of the pass
         self._works = works
-        for module in (fixed, decoding_heads):
-            monkeypatch.setattr(module, "captures", lambda _: True)
-            monkeypatch.setattr(module, "captured", self._capture)
+        monkeypatch.setattr(fixed, "captures", lambda _: True)
+        monkeypatch.setattr(fixed, "captured", self._capture)
 
     def _capture(self, run: Any, label: str) -> Callable[[], torch.Tensor] | None:
         logits, owner = run(), run.__self__
