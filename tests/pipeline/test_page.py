@@ -185,13 +185,21 @@ def test_a_drafter_pays_where_the_literature_says(opened: Opened) -> None:
     assert opened.page.evaluate("breakEven(6.001, 5)") is None
 
 
-def test_dark_ground_and_a_narrow_screen(browser: Any, small_study: SmallStudy) -> None:
+@pytest.mark.parametrize("width", [320, 390])
+def test_nothing_is_wider_than_a_narrow_screen(
+    browser: Any, small_study: SmallStudy, width: int
+) -> None:
     path = small_study.outputs / "report/mini/index.html"
-    dark = Opened(browser, path, color_scheme="dark", viewport={"width": 390, "height": 800})
+    narrow = Opened(browser, path, viewport={"width": width, "height": 800})
+    narrow.chart("plane")
+    assert narrow.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_dark_ground(browser: Any, small_study: SmallStudy) -> None:
+    path = small_study.outputs / "report/mini/index.html"
+    dark = Opened(browser, path, color_scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     assert dark.page.evaluate(ground) == "rgb(20, 23, 28)"
-    # nothing is wider than the screen
-    assert dark.page.evaluate("document.documentElement.scrollWidth") <= 390
     dark.page.click("#theme")
     assert dark.page.evaluate(ground) == "rgb(255, 255, 255)"
     dark.chart("plane")

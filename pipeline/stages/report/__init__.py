@@ -63,7 +63,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=10,
+    version=11,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
