@@ -45,7 +45,10 @@ def main(state: str) -> None:
         print(f"{verb} .venv with Python {platform.python_version()}: a few minutes.", flush=True)
         if not reusable:
             venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(environment)
-        install(environment / "bin" / "python", lock)
+        python = environment / "bin" / "python"
+        install(python, lock)
+        # what cannot be compiled now is compiled, or complained of, when it is first run
+        subprocess.run([str(python), "-m", "tools.compile_kernel"], cwd=ROOT, check=False)
         written = environment / "ready.new"
         written.write_text(state + "\n")
         written.replace(ready)
