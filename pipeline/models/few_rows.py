@@ -1,11 +1,11 @@
 """Products of a weight with the few rows of a decoding step, at the speed of the memory.
 
-A pass over one token and a pass over four read the same weights, so on a CPU they should take
-about the same time; torch's linear takes twice as long for four. Here each row of the weight is
-read from memory once and multiplied with all tokens, up to five at a time, while it is at hand.
-Sums are taken in another order than torch's: results agree within float32 rounding. What is chosen depends on shapes
-and on the kind of processor alone, never on a measurement, so that two runs on a machine give the
-same bits; the number of threads does not change what is done here either.
+A pass over one token and a pass over four read the same weights, so on a CPU they should take about
+the same time; torch's linear takes twice as long for four. Here each row of the weight is read from
+memory once and multiplied with all tokens, up to five at a time, while it is at hand. Sums are
+taken in another order than torch's: results agree within float32 rounding. What is chosen depends
+on shapes and on the kind of processor alone, never on a measurement, so that two runs on a machine
+give the same bits; the number of threads does not change what is done here either.
 """
 
 from __future__ import annotations
