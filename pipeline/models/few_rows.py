@@ -208,26 +208,33 @@ def _five(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None
         out[0, j], out[1, j], out[2, j], out[3, j], out[4, j] = s0, s1, s2, s3, s4
 
 
+@numba.njit(**REORDERED)
+def _few(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+    if x.shape[0] == 1:
+        _one(weight, x, out, begin, end)
+    elif x.shape[0] == 2:
+        _two(weight, x, out, begin, end)
+    elif x.shape[0] == 3:
+        _three(weight, x, out, begin, end)
+    elif x.shape[0] == 4:
+        _four(weight, x, out, begin, end)
+    else:
+        _five(weight, x, out, begin, end)
+
+
 @numba.njit(nogil=True, **REORDERED)
 def _slab(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     """Multiply the rows begin to end of `weight`, one after the other: one stream from memory."""
     n = x.shape[0]
+    if n <= 5:
+        _few(weight, x, out, begin, end)
+        return
     for j in range(begin, end, ROWS):
-        to = min(j + ROWS, end)
-        i = 0
+        to, i = min(j + ROWS, end), 0
         while n - i > 5:
             _four(weight, x[i:], out[i:], j, to)
             i += 4
-        if n - i == 5:
-            _five(weight, x[i:], out[i:], j, to)
-        elif n - i == 4:
-            _four(weight, x[i:], out[i:], j, to)
-        elif n - i == 3:
-            _three(weight, x[i:], out[i:], j, to)
-        elif n - i == 2:
-            _two(weight, x[i:], out[i:], j, to)
-        else:
-            _one(weight, x[i:], out[i:], j, to)
+        _few(weight, x[i:], out[i:], j, to)
 
 
 @numba.njit(parallel=True, cache=True)
