@@ -116,14 +116,10 @@ def of_pair(
 
 def by_any_divergence(pairs: Pairs, target: str, rules: Sequence[str]) -> list[Fact]:
     """Return what KL or another divergence certifies, where more than KL was asked for."""
-    frame = pairs.divergences
-    if frame.empty:
+    mine = pairs.certified_by_any(target)
+    if not mine:
         return []
-    chosen = (frame["target"] == target) & (frame["statistic"] == "certified")
-    mine = frame[chosen & (frame["divergence"] == "union")].set_index("rule")
-    if mine.empty:
-        return []
-    texts = [_text(dict(mine.loc[r]), True) if r in mine.index else UNDEFINED for r in rules]
+    texts = [_text(mine[rule], True) if rule in mine else UNDEFINED for rule in rules]
     means = "as close in KL, total variation or another: whichever is sure"
     return [Fact("Certified by any divergence", means, texts)]
 
@@ -266,7 +262,7 @@ def _text(row: Mapping[Any, Any], percent: bool) -> str:
     """Return a statistic with its interval, as a share or as a number."""
     value, low, high = (row[name] for name in ("value", "ci_low", "ci_high"))
     if math.isnan(value):
-        return "–"
+        return UNDEFINED
     if percent:
         text = share_text(value)
         limits = (f"{100 * low:.3g}", f"{100 * high:.3g} %")

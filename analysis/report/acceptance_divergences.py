@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -11,7 +10,7 @@ from ..acceptance.coverage import UNION
 from .dots import dots
 from .figure import Figure
 from .notes import few_notes
-from .pairs import Pairs, rows_by
+from .pairs import Pairs
 from .style import percent, styled
 from .table import Cell, Section, Table
 from .text import range_text, share_text
@@ -23,12 +22,11 @@ PRINTED = {
     "reverse_kl": "reverse KL",
     UNION: "union",
 }
-Found = dict[tuple[Any, ...], dict[Any, Any]]
 
 
 def by_divergence(pairs: Pairs) -> Table:
     """Coverage of accepted steps by each divergence and by their union, rule by rule."""
-    frame, found = pairs.divergences, _found(pairs)
+    frame, found = pairs.divergences, pairs.divergence_rows
     names = _names(frame)
     rules = [rule for rule in pairs.labels("baseline", "criteria") if rule in set(frame["rule"])]
 
@@ -55,7 +53,7 @@ def by_divergence(pairs: Pairs) -> Table:
         [PRINTED[name] for name in names],
         [Section("", rows)],
         frame[frame["rule"].isin([*rules, ""])],
-        [*_infinite_notes(pairs, names, found), *few_notes(frame["prompts"])],
+        [*_infinite_notes(pairs, names), *few_notes(frame["prompts"])],
     )
 
 
@@ -67,7 +65,7 @@ def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
         pairs: the targets and what was measured.
         rules: labels of the rules drawn.
     """
-    frame, found = pairs.divergences, _found(pairs)
+    frame, found = pairs.divergences, pairs.divergence_rows
     names = {name: PRINTED[name] for name in _names(frame)}
     drawing, axes = dots(pairs, rules, names, lambda *key: found[(*key, "coverage")], last=UNION)
     for axis in axes:
@@ -84,20 +82,18 @@ def divergence_figure(pairs: Pairs, rules: Sequence[str]) -> Figure:
     )
 
 
-def _found(pairs: Pairs) -> Found:
-    return rows_by(pairs.divergences, "target", "rule", "divergence", "statistic")
-
-
 def _names(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame["divergence"].unique()]
 
 
-def _infinite_notes(pairs: Pairs, names: Sequence[str], found: Found) -> list[str]:
+def _infinite_notes(pairs: Pairs, names: Sequence[str]) -> list[str]:
     """Say which divergences are infinite somewhere, as under a reduced vocabulary."""
     parts = []
     for name in names:
         shares = [
-            found[target, "", name, "finite"]["value"] for target in pairs.targets if name != UNION
+            pairs.divergence_rows[target, "", name, "finite"]["value"]
+            for target in pairs.targets
+            if name != UNION
         ]
         if any(share < 1 for share in shares):
             parts.append(f"{PRINTED[name]} {' / '.join(map(share_text, shares))}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..acceptance.coverage import UNION
 from ..rules import Rule
 
 
@@ -69,6 +70,19 @@ class Pairs:
     @cached_property
     def _rows(self) -> dict[tuple[str, str, str], dict[Any, Any]]:
         return rows_by(self.statistics, "target", "rule", "statistic")
+
+    @cached_property
+    def divergence_rows(self) -> dict[tuple[Any, ...], dict[Any, Any]]:
+        """Rows of `divergences` by target, rule, divergence and statistic."""
+        return rows_by(self.divergences, "target", "rule", "divergence", "statistic")
+
+    def certified_by_any(self, target: str) -> dict[str, dict[Any, Any]]:
+        """Return the rows of the share that some divergence certifies, by rule; may be empty."""
+        return {
+            rule: row
+            for (whose, rule, name, statistic), row in self.divergence_rows.items()
+            if (whose, name, statistic) == (target, UNION, "certified")
+        }
 
     def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
         """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""

@@ -23,7 +23,6 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Row = NDArray[np.float32]
 Matrix = NDArray[np.float32]
 Weights = NDArray[np.float32] | NDArray[np.uint16]  # the latter: the upper halves of float32
 
@@ -34,6 +33,7 @@ MOST_TOKENS = 24  # beyond, torch's linear is as fast
 LEAST_BYTES = 2**24  # of weights; fewer stay in the cache, where torch's linear is cheaper to call
 REORDERED: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
 ZERO = np.float32(0)
+AT_ONCE = 5  # tokens: for each number up to it a loop, whose sums stay in registers
 ROWS = 64  # of the weight, which stay in the cache until all tokens are done
 HALF = 16  # bits
 THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # it has at most
@@ -226,12 +226,12 @@ def _few(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
 def _slab(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     """Multiply the rows begin to end of `weight`, one after the other: one stream from memory."""
     n = x.shape[0]
-    if n <= 5:
+    if n <= AT_ONCE:
         _few(weight, x, out, begin, end)
         return
     for j in range(begin, end, ROWS):
         to, i = min(j + ROWS, end), 0
-        while n - i > 5:
+        while n - i > AT_ONCE:
             _four(weight, x[i:], out[i:], j, to)
             i += 4
         _few(weight, x[i:], out[i:], j, to)

@@ -56,6 +56,10 @@ class HiddenDrafter:
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
         return logits.scatter_(-1, self.drafted.expand_as(given), given)
 
+    def static_refusal(self) -> str | None:
+        """Return why its passes can't have fixed shapes: they always can."""
+        return None
+
     def memory_bytes(self) -> int:
         """Bytes of its own weights, and of the rows of the projection that it reads."""
         own = () if self.embedding is None else self.embedding.parameters()

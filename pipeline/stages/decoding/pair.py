@@ -98,8 +98,7 @@ def passes_of(cache: str, model: LanguageModel | HiddenDrafter) -> FixedPasses |
         PipelineError: static shapes are asked for and the model can't have them.
     """
     fixed = "varlen" if cache == "varlen" else "static"
-    refusal = (lambda: None) if isinstance(model, HiddenDrafter) else model.static_refusal
-    if kind_of_cache(cache, model, {fixed: refusal}) == "dynamic":
+    if kind_of_cache(cache, model, {fixed: model.static_refusal}) == "dynamic":
         return None
     return HeadPasses(model) if isinstance(model, HiddenDrafter) else FixedPasses(model)
 
