@@ -20,16 +20,16 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from pipeline import cli
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import Drafter, Nothing, model_drafter
+from pipeline.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match
 from pipeline.execution import runner
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.pair import load_pair
 from pipeline.paths import CONF
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter
-from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import Match
 
 LENGTHS, RESAMPLES = (2, 3, 4, 5), 2000
 ALONE = "target alone, this project"

@@ -37,6 +37,11 @@ import torch
 from analysis.trees.topology import symmetric
 from benchmarks.gpu import REDUCED, synthetic_prompts
 from benchmarks.gpu_operations import operations, profile
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import model_drafter
+from pipeline.decoding.fixed import FixedPasses
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match
 from pipeline.execution import graphs
 from pipeline.execution.shards import Plan, at_most, compute_unfinished, join
 from pipeline.execution.stopwatch import Stopwatch
@@ -44,11 +49,6 @@ from pipeline.models import heads, varlen
 from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import model_drafter
-from pipeline.stages.decoding.fixed import FixedPasses
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import Match
 from pipeline.stages.distributions.compute import Decoder
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
 from pipeline.stages.distributions.running import (

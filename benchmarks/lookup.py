@@ -14,8 +14,8 @@ from collections import defaultdict
 import numpy as np
 
 from analysis.decoding.laws import leading
+from pipeline.decoding.lookup import continuation
 from pipeline.loader import Study
-from pipeline.stages.decoding.lookup import continuation
 
 STEPS, DRAFT, MATCHES = 40, 4, (1, 2, 3, 4)
 

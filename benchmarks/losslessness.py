@@ -18,11 +18,11 @@ from scipy import stats
 
 from analysis.trees.topology import Growth, symmetric
 from benchmarks.decoding import load
+from pipeline.decoding.choices import DRAFT, DrawnRace, Inversion, Noise, Race
+from pipeline.decoding.drafters import Drafter, Nothing, model_drafter
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding.choices import DRAFT, DrawnRace, Inversion, Noise, Race
-from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
 
 TEMPERATURE, LEAST = 0.7, 8.0
 DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens

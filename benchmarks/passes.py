@@ -18,14 +18,14 @@ from hydra import compose, initialize_config_dir
 
 from analysis.trees.optimal import optimal
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
+from pipeline.decoding.sequence import CachedSequence
+from pipeline.decoding.shapes import verification
 from pipeline.models import few_queries, few_rows
 from pipeline.models.load import load_model
 from pipeline.models.tree_pass import TreePass
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of
 from pipeline.plan.slices import run_settings
-from pipeline.stages.decoding.sequence import CachedSequence
-from pipeline.stages.decoding.shapes import verification
 
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 PROMPT, REPETITIONS, NODES = 160, 20, 60

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, TopMAdditive, Typical
-from pipeline.stages.decoding.choices import Greedy, Noise
-from pipeline.stages.decoding.drafters import Draft
-from pipeline.stages.decoding.verifiers import (
+from pipeline.decoding.choices import Greedy, Noise
+from pipeline.decoding.drafters import Draft
+from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
     Relaxed,

@@ -31,10 +31,10 @@ def evaluate(tasks: list[str], limit: int | None, overrides: list[str]) -> list[
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
+    from pipeline.decoding.pair import load_decoding_pair
     from pipeline.harness.model import DecodingModel
     from pipeline.loader import Study
     from pipeline.models.pair import pair_tokenizer
-    from pipeline.stages.decoding.pair import load_decoding_pair
 
     study = Study(*overrides, "stage=accuracy")
     nodes, include = study.nodes["accuracy"], study.config.accuracy.include

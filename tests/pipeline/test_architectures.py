@@ -13,14 +13,14 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import Draft, ModelDrafter
+from pipeline.decoding.lookup import PromptLookup
 from pipeline.errors import PipelineError
 from pipeline.execution import preflight
 from pipeline.models import compiled
 from pipeline.models.load import load_model, save_model, skeleton
 from pipeline.plan.graph import Node
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import Draft, ModelDrafter
-from pipeline.stages.decoding.lookup import PromptLookup
 from pipeline.stages.distributions.running import GrowingBatch, StaticBatch, VarlenBatch
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy

@@ -22,6 +22,10 @@ from torch.nn.functional import silu
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline import cli  # noqa: F401  registers the configuration's types
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import HeadDrafter, model_drafter
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
 from pipeline.models.head_files import load_head
@@ -29,10 +33,6 @@ from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import HeadDrafter, model_drafter
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import Match
 from pipeline.store.identity import Identities
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, plain_greedy
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.decoding.choices import TOKEN, Inversion, Noise
+from pipeline.decoding.drafters import Draft
+from pipeline.decoding.verifiers import SpeculativeSampling
 from pipeline.errors import PipelineError
 from pipeline.models.vocabulary import check_pair, read_tokens
-from pipeline.stages.decoding.choices import TOKEN, Inversion, Noise
-from pipeline.stages.decoding.drafters import Draft
-from pipeline.stages.decoding.verifiers import SpeculativeSampling
 from pipeline.stages.distributions.sampling import Sampling, choose
 from pipeline.store.identity import Identities
 

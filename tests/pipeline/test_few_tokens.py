@@ -10,16 +10,16 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from analysis.trees.topology import Topology
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import ModelDrafter, Nothing
+from pipeline.decoding.loop import decode
+from pipeline.decoding.sequence import CachedSequence
+from pipeline.decoding.shapes import verification
+from pipeline.decoding.verifiers import Match
 from pipeline.models import few_queries, few_rows
 from pipeline.models.few_rows import FewRows
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.paths import ROOT
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.sequence import CachedSequence
-from pipeline.stages.decoding.shapes import verification
-from pipeline.stages.decoding.verifiers import Match
 from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch, StaticBatch
 from tests.pipeline import tiny
 

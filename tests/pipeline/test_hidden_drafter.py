@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import HeadDrafter
+from pipeline.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import Depths, Entries
 from pipeline.models.head_files import check_head, load_head, read_head, save_head
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import HeadDrafter
-from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import Match
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, plain_greedy, tiny
 

@@ -13,14 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
-from pipeline.execution.stopwatch import describe_device
-from pipeline.models.pair import pair_tokenizer
-from pipeline.plan.methods import baseline
-from pipeline.plan.stage import Node
-from pipeline.stages.accuracy import STAGE
-from pipeline.stages.decoding.loop import Answer
-from pipeline.stages.decoding.pair import (
+from pipeline.decoding.loop import Answer
+from pipeline.decoding.pair import (
     DecodingPair,
     attempt,
     check_fits,
@@ -28,6 +22,12 @@ from pipeline.stages.decoding.pair import (
     load_decoding_pair,
     run_facts,
 )
+from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
+from pipeline.execution.stopwatch import describe_device
+from pipeline.models.pair import pair_tokenizer
+from pipeline.plan.methods import baseline
+from pipeline.plan.stage import Node
+from pipeline.stages.accuracy import STAGE
 from pipeline.stages.decoding.records import compared, log_likelihood, read_again
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.tasks.questions import Question, questions

@@ -15,8 +15,8 @@ from torch import Tensor
 from analysis.acceptance.divergences import compare
 from analysis.acceptance.realised import Steps, judge
 from analysis.topk import TopK
+from pipeline.decoding.loop import Answer
 from pipeline.plan.methods import Method
-from pipeline.stages.decoding.loop import Answer
 from pipeline.stages.decoding.records import Reader
 
 STORED = 256  # of the target's tokens: where they do not decide, a certificate is an interval

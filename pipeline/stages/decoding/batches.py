@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.decoding.pair import DecodingPair, attempt
 from pipeline.execution.stopwatch import mark, seconds_between
 from pipeline.models.feature_head import Depths
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.stages.decoding.pair import DecodingPair, attempt
 
 LONGEST = 8  # tokens of a text in a pass: drafts of up to 7
 PROMPT, REPETITIONS = 64, 4

@@ -17,6 +17,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.decoding.loop import Answer
+from pipeline.decoding.pair import (
+    DecodingPair,
+    attempt,
+    check_fits,
+    decode_timed,
+    expect_texts,
+    load_decoding_pair,
+    run_facts,
+    shape_facts,
+)
+from pipeline.decoding.stopping import stopping_facts
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, write_tables
 from pipeline.execution.stopwatch import describe_device
@@ -29,18 +41,6 @@ from pipeline.plan.stage import Node
 from pipeline.stages.decoding import PASSES, STAGE, records
 from pipeline.stages.decoding.along import along
 from pipeline.stages.decoding.batches import pass_rows
-from pipeline.stages.decoding.loop import Answer
-from pipeline.stages.decoding.pair import (
-    DecodingPair,
-    attempt,
-    check_fits,
-    decode_timed,
-    expect_texts,
-    load_decoding_pair,
-    run_facts,
-    shape_facts,
-)
-from pipeline.stages.decoding.stopping import stopping_facts
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import schema

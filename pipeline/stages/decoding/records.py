@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from analysis.rules import Rule, Tree
+from pipeline.decoding.choices import first
+from pipeline.decoding.judging import ranked, rule_accepts
+from pipeline.decoding.loop import Answer
+from pipeline.decoding.sequence import CachedSequence
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import Method, baseline
-from pipeline.stages.decoding.choices import first
-from pipeline.stages.decoding.judging import ranked, rule_accepts
-from pipeline.stages.decoding.loop import Answer
-from pipeline.stages.decoding.sequence import CachedSequence
 
 
 class Reader:

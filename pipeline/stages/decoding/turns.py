@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.stages.decoding.loop import Answer
+from pipeline.decoding.loop import Answer
 
 Decode = Callable[[int, dict[str, Any]], Answer]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.loop import Answer, decode
+from pipeline.decoding.verifiers import Match
 from pipeline.models import load as models
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.loop import Answer, decode
-from pipeline.stages.decoding.verifiers import Match
 
 V, LIMIT = 24, 24
 CPU = torch.device("cpu")

@@ -30,10 +30,10 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.stages.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Noise, Race, Truncation
-from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.verifiers import (
+from pipeline.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Noise, Race, Truncation
+from pipeline.decoding.drafters import ModelDrafter, Nothing
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
     SpeculativeSampling,

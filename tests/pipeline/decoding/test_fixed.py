@@ -16,21 +16,22 @@ import torch
 
 from analysis.rules import Mars
 from analysis.trees.topology import Growth, Topology, batch
+from pipeline.decoding import fixed, pair
+from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
+from pipeline.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing
+from pipeline.decoding.fixed import BLOCK, FixedPass, FixedPasses
+from pipeline.decoding.heads import HeadPass, HeadPasses
+from pipeline.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.decoding.loop import Answer, decode
+from pipeline.decoding.pair import passes_of
+from pipeline.decoding.stopping import Threshold
+from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
 from pipeline.errors import PipelineError
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.methods import build_methods
 from pipeline.plan.stage import Node
-from pipeline.stages.decoding import compute, fixed, pair
-from pipeline.stages.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
-from pipeline.stages.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing
-from pipeline.stages.decoding.fixed import BLOCK, FixedPass, FixedPasses
-from pipeline.stages.decoding.heads import HeadPass, HeadPasses
-from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
-from pipeline.stages.decoding.loop import Answer, decode
-from pipeline.stages.decoding.pair import passes_of
-from pipeline.stages.decoding.stopping import Threshold
-from pipeline.stages.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
+from pipeline.stages.decoding import compute
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V
 from tests.pipeline.heads import random_head
 

@@ -29,21 +29,21 @@ from analysis.rules import (
 from analysis.topk import TopK
 from analysis.trees.laws import speculative_sampling as on_trees
 from analysis.trees.topology import batch
-from pipeline.models import devices
-from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, invert
-from pipeline.stages.decoding.drafters import Draft, ModelDrafter
-from pipeline.stages.decoding.judging import STORED, Judge, ranked, rule_accepts
-from pipeline.stages.decoding.lookup import PromptLookup
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.residuals import Follow
-from pipeline.stages.decoding.verifiers import (
+from pipeline.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, invert
+from pipeline.decoding.drafters import Draft, ModelDrafter
+from pipeline.decoding.judging import STORED, Judge, ranked, rule_accepts
+from pipeline.decoding.lookup import PromptLookup
+from pipeline.decoding.loop import decode
+from pipeline.decoding.residuals import Follow
+from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
     SpeculativeSampling,
     TreeSampling,
     Verifier,
 )
+from pipeline.models import devices
+from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
 
 

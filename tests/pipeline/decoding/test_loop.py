@@ -13,18 +13,18 @@ import torch
 from analysis.decoding import laws as verification
 from analysis.rules import Additive
 from analysis.trees.topology import Topology
+from pipeline.decoding import loop
+from pipeline.decoding.choices import Greedy, Noise, Race
+from pipeline.decoding.drafters import ModelDrafter, Nothing
+from pipeline.decoding.lookup import PromptLookup, continuation
+from pipeline.decoding.loop import decode
+from pipeline.decoding.sequence import CachedSequence
+from pipeline.decoding.shapes import verification as verification_pass
+from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
 from pipeline.execution import stopwatch
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding import loop
-from pipeline.stages.decoding.choices import Greedy, Noise, Race
-from pipeline.stages.decoding.drafters import ModelDrafter, Nothing
-from pipeline.stages.decoding.lookup import PromptLookup, continuation
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.sequence import CachedSequence
-from pipeline.stages.decoding.shapes import verification as verification_pass
-from pipeline.stages.decoding.verifiers import Match, Relaxed
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
 

@@ -13,10 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.rules import Additive, Mars
 from analysis.trees.topology import Growth, Topology, symmetric
-from pipeline.models import devices
-from pipeline.models.load import LanguageModel
-from pipeline.stages.decoding import loop
-from pipeline.stages.decoding.choices import (
+from pipeline.decoding import loop
+from pipeline.decoding.choices import (
     DRAFT,
     DrawnRace,
     FreshInversion,
@@ -25,17 +23,19 @@ from pipeline.stages.decoding.choices import (
     Noise,
     Race,
 )
-from pipeline.stages.decoding.drafters import HeadDrafter, ModelDrafter, Nothing
-from pipeline.stages.decoding.lookup import PromptLookup
-from pipeline.stages.decoding.loop import decode
-from pipeline.stages.decoding.stopping import Threshold
-from pipeline.stages.decoding.verifiers import (
+from pipeline.decoding.drafters import HeadDrafter, ModelDrafter, Nothing
+from pipeline.decoding.lookup import PromptLookup
+from pipeline.decoding.loop import decode
+from pipeline.decoding.stopping import Threshold
+from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
     Relaxed,
     SpeculativeSampling,
     TreeSampling,
 )
+from pipeline.models import devices
+from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy
 from tests.pipeline.heads import random_head
 

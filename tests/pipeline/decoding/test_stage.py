@@ -15,6 +15,7 @@ import torch
 
 from analysis.rules import Tree
 from analysis.trees.topology import Topology
+from pipeline.decoding import pair
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.feature_head import Entries
@@ -24,7 +25,6 @@ from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
-from pipeline.stages.decoding import pair
 from pipeline.store.artifacts import Artifact, Pending, content_digest
 from pipeline.store.siblings import sibling_rates
 from tests.pipeline import heads

@@ -20,17 +20,18 @@ from analysis.report.text import number_text
 from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from analysis.trees.topology import Growth
+from pipeline.decoding import stopping
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import ModelDrafter
+from pipeline.decoding.stopping import Threshold, stop_of, stops_of
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
-from pipeline.stages.decoding import records, stopping
+from pipeline.stages.decoding import records
 from pipeline.stages.decoding.along import along
-from pipeline.stages.decoding.choices import Greedy
-from pipeline.stages.decoding.drafters import ModelDrafter
 from pipeline.stages.decoding.records import Reader
-from pipeline.stages.decoding.stopping import Threshold, stop_of, stops_of
 from tests.analysis.cases import dirichlet
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, greedy, logits, plain_greedy
 

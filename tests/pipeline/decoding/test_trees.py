@@ -25,16 +25,16 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
+from pipeline.decoding import loop
+from pipeline.decoding.choices import Choice, Greedy, Noise, Race, first
+from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
+from pipeline.decoding.loop import Answer, Level, decode, reach
+from pipeline.decoding.sequence import CachedSequence
+from pipeline.decoding.shapes import columns, levels, parents, verification
+from pipeline.decoding.stopping import Threshold, largest
+from pipeline.decoding.verifiers import Match
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.stages.decoding import loop
-from pipeline.stages.decoding.choices import Choice, Greedy, Noise, Race, first
-from pipeline.stages.decoding.drafters import ModelDrafter, Nothing, model_drafter
-from pipeline.stages.decoding.loop import Answer, Level, decode, reach
-from pipeline.stages.decoding.sequence import CachedSequence
-from pipeline.stages.decoding.shapes import columns, levels, parents, verification
-from pipeline.stages.decoding.stopping import Threshold, largest
-from pipeline.stages.decoding.verifiers import Match
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, logits, plain_greedy
 

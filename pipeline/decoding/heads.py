@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pipeline.decoding.fixed import Inputs, Passes, Replayed
 from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.tree_pass import TreePass
-from pipeline.stages.decoding.fixed import Inputs, Passes, Replayed
 
 States = tuple[Tensor, Tensor]  # keys and values of entries
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.decoding.drafters import Draft, Drafter, Shape
 from pipeline.models.devices import send
-from pipeline.stages.decoding.drafters import Draft, Drafter, Shape
 
 LEAST = 2  # tokens of a match, where longer ones are looked for: `python -m benchmarks.lookup`
 

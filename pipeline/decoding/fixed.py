@@ -15,11 +15,11 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from pipeline.decoding.sequence import CachedSequence, run
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import MASKED, Cache
 from pipeline.models.language_model import LanguageModel, Placed
 from pipeline.models.tree_pass import TreePass, tree_pass
-from pipeline.stages.decoding.sequence import CachedSequence, run
 
 BLOCK = 256  # columns: a cache has whole blocks, so that few texts need a larger one
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Growth, Topology
+from pipeline.decoding.choices import Greedy, Race, first
+from pipeline.decoding.shapes import Level
 from pipeline.models.devices import read, send
 from pipeline.models.tree_pass import tree_pass
-from pipeline.stages.decoding.choices import Greedy, Race, first
-from pipeline.stages.decoding.shapes import Level
 
 
 class Grown(NamedTuple):

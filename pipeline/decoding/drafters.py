@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
+from pipeline.decoding.choices import Choice, Greedy, Race
+from pipeline.decoding.fixed import FixedPasses, new_sequence
+from pipeline.decoding.growth import grow
+from pipeline.decoding.heads import HeadPasses, new_text
+from pipeline.decoding.shapes import Level, columns, levels, parents, readable, within
 from pipeline.models.devices import send
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.stages.decoding.choices import Choice, Greedy, Race
-from pipeline.stages.decoding.fixed import FixedPasses, new_sequence
-from pipeline.stages.decoding.growth import grow
-from pipeline.stages.decoding.heads import HeadPasses, new_text
-from pipeline.stages.decoding.shapes import Level, columns, levels, parents, readable, within
 
 
 class Stop(Protocol):

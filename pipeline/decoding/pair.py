@@ -10,6 +10,16 @@ import torch
 
 from analysis.rules import to_mapping
 from analysis.trees.topology import Topology
+from pipeline.decoding.choices import Noise
+from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room
+from pipeline.decoding.fixed import FixedPasses
+from pipeline.decoding.heads import HeadPasses
+from pipeline.decoding.laws import laws
+from pipeline.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.decoding.loop import Answer, check_prompt, decode
+from pipeline.decoding.sequence import check_trees
+from pipeline.decoding.stopping import Threshold, stops_of
+from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.hidden_drafter import HiddenDrafter
@@ -19,16 +29,6 @@ from pipeline.models.vocabulary import common_rows
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
-from pipeline.stages.decoding.choices import Noise
-from pipeline.stages.decoding.drafters import Drafter, Nothing, model_drafter, room
-from pipeline.stages.decoding.fixed import FixedPasses
-from pipeline.stages.decoding.heads import HeadPasses
-from pipeline.stages.decoding.laws import laws
-from pipeline.stages.decoding.lookup import LookupFirst, PromptLookup
-from pipeline.stages.decoding.loop import Answer, check_prompt, decode
-from pipeline.stages.decoding.sequence import check_trees
-from pipeline.stages.decoding.stopping import Threshold, stops_of
-from pipeline.stages.decoding.verifiers import Verifier
 from pipeline.store.artifacts import Artifact
 
 T = TypeVar("T")

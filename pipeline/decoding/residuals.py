@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from analysis.decoding.laws import Floats, pick
+from pipeline.decoding.choices import invert
+from pipeline.decoding.drafters import Draft
+from pipeline.decoding.judging import Numbers
 from pipeline.models import devices
 from pipeline.models.devices import read, send
-from pipeline.stages.decoding.choices import invert
-from pipeline.stages.decoding.drafters import Draft
-from pipeline.stages.decoding.judging import Numbers
 
 
 class Follow:

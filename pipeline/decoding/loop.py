@@ -13,16 +13,16 @@ from torch import Tensor
 
 from analysis.decoding.laws import leading
 from analysis.trees.topology import ROOT, Topology
+from pipeline.decoding.drafters import Draft, Drafter, room
+from pipeline.decoding.fixed import FixedPasses, new_sequence
+from pipeline.decoding.sequence import CachedSequence
+from pipeline.decoding.shapes import verification
+from pipeline.decoding.verifiers import NotFiniteError, Verification, Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Mark, mark, seconds_between
 from pipeline.models.devices import send
 from pipeline.models.load import LanguageModel
 from pipeline.models.tree_pass import TreePass
-from pipeline.stages.decoding.drafters import Draft, Drafter, room
-from pipeline.stages.decoding.fixed import FixedPasses, new_sequence
-from pipeline.stages.decoding.sequence import CachedSequence
-from pipeline.stages.decoding.shapes import verification
-from pipeline.stages.decoding.verifiers import NotFiniteError, Verification, Verifier
 
 
 class Level(NamedTuple):

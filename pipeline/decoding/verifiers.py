@@ -15,14 +15,14 @@ from analysis.rules import Rule
 from analysis.trees import laws as trees
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Topology
+from pipeline.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
+from pipeline.decoding.drafters import Draft
+from pipeline.decoding.judging import Flags, Judge, Numbers
+from pipeline.decoding.residuals import Follow, Siblings
+from pipeline.decoding.shapes import chain as chain_of
+from pipeline.decoding.shapes import parents
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import argmax
-from pipeline.stages.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
-from pipeline.stages.decoding.drafters import Draft
-from pipeline.stages.decoding.judging import Flags, Judge, Numbers
-from pipeline.stages.decoding.residuals import Follow, Siblings
-from pipeline.stages.decoding.shapes import chain as chain_of
-from pipeline.stages.decoding.shapes import parents
 
 
 class NotFiniteError(Exception):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.plan.methods import BLOCK, RACES, Method
-from pipeline.stages.decoding.choices import (
+from pipeline.decoding.choices import (
     DRAFT,
     TOKEN,
     Choice,
@@ -15,7 +14,7 @@ from pipeline.stages.decoding.choices import (
     Race,
     Truncation,
 )
-from pipeline.stages.decoding.verifiers import (
+from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
     Relaxed,
@@ -23,6 +22,7 @@ from pipeline.stages.decoding.verifiers import (
     TreeSampling,
     Verifier,
 )
+from pipeline.plan.methods import BLOCK, RACES, Method
 
 
 def laws(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
