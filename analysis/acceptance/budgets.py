@@ -3,7 +3,7 @@
 Three numbers at a level eps, for acceptance and for tokens a call with drafts of any length:
 
 - uniform: the KL is at most eps at every step;
-- budget: its mean over the steps is at most eps (`analysis.certificates.budget`);
+- budget: its mean over the steps is at most eps (`analysis.beyond.budget`);
 - realised: what this drafter, whose mean KL is eps, does.
 
 A budget is the weaker assumption, and certifies less than the uniform bound. What is realised is
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from ..certificates.budget import certified_share, rejections, tokens_per_call, uniform_share
+from ..beyond.budget import certified_share, rejections, tokens_per_call, uniform_share
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.calls import calls_made
 from ..statistics.trajectories import Trajectories

@@ -2,7 +2,7 @@
 
 Five measures from q alone, larger where more is promised:
 
-| certified | C(q) of `analysis.certificates.drafter_side`, nats |
+| certified | C(q) of `analysis.beyond.drafter_side`, nats |
 | certified_tv | the same of total variation, which is finite for a reduced vocabulary as well |
 | max_q | q0, the largest probability |
 | entropy | -H(q), nats |
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ..beyond.drafter_side import certify_draft
 from ..certificates.certify import certify
-from ..certificates.drafter_side import certify_draft
 from ..rules.builtin import StrictGreedy
 from ..rules.tree import Tree
 from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap

@@ -19,9 +19,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from ..certificates import probability
+from ..beyond import probability
+from ..beyond.coins import Hulls
 from ..certificates.certify import certify
-from ..certificates.coins import Hulls
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK

@@ -1,7 +1,7 @@
 """When a drafter should stop: certificates from its own side, calibrated over other prompts.
 
 A draft token is sure to be accepted if the drafter's KL there is below C(q)
-(`analysis.certificates.drafter_side`). Before the target is called the KL is not known; `level`
+(`analysis.beyond.drafter_side`). Before the target is called the KL is not known; `level`
 bounds it by split conformal prediction over prompts. `stopped_calls` says what a rule for stopping
 costs and gains: drafted, accepted and wasted tokens, and calls.
 """

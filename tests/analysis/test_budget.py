@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.certificates.budget import certified_share, rejections, tokens_per_call, uniform_share
+from analysis.beyond.budget import certified_share, rejections, tokens_per_call, uniform_share
 
 
 def calls(rejected: set[int], ends: list[int], length: int | None) -> int:

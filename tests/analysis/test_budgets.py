@@ -15,7 +15,7 @@ from analysis.acceptance.budgets import (
     resampled_rejections,
 )
 from analysis.acceptance.realised import Steps, judge
-from analysis.certificates.budget import rejections, tokens_per_call
+from analysis.beyond.budget import rejections, tokens_per_call
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.calls import calls_made

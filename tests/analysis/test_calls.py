@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.certificates.budget import tokens_per_call
+from analysis.beyond.budget import tokens_per_call
 from analysis.statistics.calls import calls_made, drafts_made, place_shares
 from analysis.statistics.trajectories import Trajectories
 

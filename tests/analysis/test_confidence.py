@@ -18,8 +18,8 @@ from analysis.acceptance.confidence import (
     stopping_statistics,
 )
 from analysis.acceptance.stopping import depths_tested, level, stopped_calls
+from analysis.beyond.drafter_side import certify_draft
 from analysis.certificates.certify import certify
-from analysis.certificates.drafter_side import certify_draft
 from analysis.report.acceptance_stopping import confidence_table, stopping_table
 from analysis.report.pairs import Pairs
 from analysis.report.text import number_text, share_text

@@ -8,9 +8,9 @@ import mpmath
 import numpy as np
 import pytest
 
+from analysis.beyond.probability import FirstRanks
 from analysis.certificates.certify import certify
 from analysis.certificates.divergences import Divergence
-from analysis.certificates.probability import FirstRanks
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
 from analysis.topk import Floats, TopK
 from benchmarks.soundness import targets

@@ -7,7 +7,7 @@ import cvxpy
 import numpy as np
 import pytest
 
-from analysis.certificates.drafter_side import certify_draft
+from analysis.beyond.drafter_side import certify_draft
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,

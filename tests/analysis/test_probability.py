@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from analysis.certificates import probability
+from analysis.beyond import probability
 from analysis.certificates.certify import certify
 from analysis.topk import Floats, TopK
 from tests.analysis.cases import dirichlet, kl

@@ -14,7 +14,7 @@ from analysis.acceptance.sampling import (
     accepted_mass,
     sampling_statistics,
 )
-from analysis.certificates import probability
+from analysis.beyond import probability
 from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.beyond.drafter_side import certify_draft
 from analysis.certificates.certify import certify
-from analysis.certificates.drafter_side import certify_draft
 from analysis.rules import Tree
 from analysis.trees.laws import NOTHING
 from analysis.trees.optimal import optimal

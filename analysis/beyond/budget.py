@@ -13,8 +13,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..certificates.kernel_types import Ints, apart
 from ..topk import Floats
-from .kernel_types import Ints, apart
 
 HALVINGS = 60
 SLACK = 1e-7  # of a call, for rounding

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..certificates.kernel_types import Ints, apart, compiled
 from ..topk import Floats
-from .kernel_types import Ints, apart, compiled
 
 HALVINGS = 80  # of Newton's steps at most
 STEP = 1e-15  # relative, by which the last of them moves at most

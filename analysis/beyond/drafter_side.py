@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..certificates.certify import certify
 from ..rules.builtin import Additive, Multiplicative, StrictGreedy, TopMAdditive, TopMMultiplicative
 from ..rules.rule import Rule
 from ..rules.tree import Tree
 from ..topk import Floats, TopK
-from .certify import certify
 from .probability import FirstRanks
 
 KNOWN = (StrictGreedy, Additive, Multiplicative, TopMAdditive, TopMMultiplicative, Tree)

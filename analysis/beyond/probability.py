@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..certificates.certify import certify
+from ..certificates.tails import TAIL_ERROR
 from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
-from .certify import certify
 from .coins import Hulls, coins, fill_least_modes, least_kept
-from .tails import TAIL_ERROR
 
 HALVINGS = 80
 PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
