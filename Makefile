@@ -12,6 +12,7 @@ $(error Windows is supported through WSL: run make in a WSL shell)
 endif
 
 PY := .venv/bin/python
+PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 STUDY = mini
 CODE = $(wildcard analysis conf pipeline benchmarks tools)
 
@@ -20,7 +21,7 @@ STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; p
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify gc test check bench bench-decoding robustness check-gpu bench-gpu mini-models notebooks docs clean distclean
+.PHONY: help install reproduce fetch verify gc test test-thorough test-all check bench bench-decoding robustness check-gpu bench-gpu mini-models notebooks docs clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -42,8 +43,14 @@ verify: install ## Check every artifact in outputs/ against its record, set asid
 gc: install ## List what no command refers to any more (ARGS=--delete removes it)
 	$(PY) -m pipeline.gc $(ARGS)
 
-test: install ## Run the tests, some side by side (ARGS=pytest's arguments)
-	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
+test: install ## Run the fast tests, some side by side (ARGS=pytest's arguments)
+	$(PYTEST) -m 'not thorough' $(ARGS)
+
+test-thorough: install ## Run the slow tests only
+	$(PYTEST) -m thorough $(ARGS)
+
+test-all: install ## Run all tests
+	$(PYTEST) $(ARGS)
 
 check: install ## Lint, check the formatting, check the types
 	$(PY) -m ruff check

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")  # to import
@@ -56,8 +58,45 @@ def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="session")
-def small_study(tmp_path_factory: pytest.TempPathFactory) -> SmallStudy:
-    """The artifacts of every stage for six prompts, sixteen steps."""
-    outputs = tmp_path_factory.mktemp("small") / "outputs"
+def small_study(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> SmallStudy:
+    """The artifacts of every stage for six prompts, sixteen steps.
+
+    The first worker of pytest that needs them makes them for all. Tests only read them.
+    """
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent  # the workers' folders lie beside it
+    outputs, printed = base / "small" / "outputs", base / "small" / "printed.txt"
     overrides = [*SMALL, f"outputs={outputs}"]
-    return SmallStudy(outputs, overrides, pipeline(*overrides).stdout)
+    with FileLock(base / "small.lock"):
+        if not printed.exists():
+            text = pipeline(*overrides).stdout
+            printed.write_text(text)
+    return SmallStudy(outputs, overrides, printed.read_text())
+
+
+LEFT_OUT = pytest.StashKey[int]()  # thorough tests that were not run
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the thorough tests that are left out."""
+    for item in items:
+        stash = item.config.stash
+        stash[LEFT_OUT] = stash.get(LEFT_OUT, 0) + bool(item.get_closest_marker("thorough"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the count from a worker of pytest to the process that prints it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the count of a worker; all workers collect the same tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print how many thorough tests were left out."""
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.line(f"{count} thorough tests were not run: make test-all")

@@ -44,6 +44,14 @@ def contents(outputs: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def small_study(small_study: SmallStudy, tmp_path_factory: pytest.TempPathFactory) -> SmallStudy:
+    """A copy: these tests count what is computed, and sweeps add to it."""
+    outputs = tmp_path_factory.mktemp("copied") / "outputs"
+    shutil.copytree(small_study.outputs, outputs)
+    return SmallStudy(outputs, [*SMALL, f"outputs={outputs}"], small_study.printed)
+
+
 def test_report_holds_every_table_and_figure(small_study: SmallStudy) -> None:
     report = small_study.outputs / "report" / "mini"
     index = (report / "index.md").read_text()
