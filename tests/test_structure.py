@@ -13,7 +13,7 @@ from conf import schema
 from pipeline.loader import Study
 from pipeline.plan.graph import MODULES, STAGES
 from tests.conftest import HEAVY
-from tests.imports import closure, imported, source
+from tests.imports import imported
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
@@ -62,15 +62,11 @@ def test_only_models_their_caches_and_attention_import_transformers() -> None:
 
 
 def test_stages_do_not_import_each_other() -> None:
-    for stage in MODULES:
-        others = {other for name, other in MODULES.items() if name != stage}
-        for used in closure(stage):
-            path = source(used)
-            assert path is not None
-            for name in imported(path):
-                assert not any(name == other or name.startswith(f"{other}.") for other in others), (
-                    f"{path} imports {name}"
-                )
+    rooms = {f"pipeline.stages.{name}." for name in MODULES}
+    for path in files("pipeline"):
+        others = tuple(room for room in rooms if not f"{module_of(path)}.".startswith(room))
+        for name in imported(path):  # outside their own folder they are found by name
+            assert not f"{name}.".startswith(others), f"{path} imports {name}"
 
 
 def test_the_graph_lists_the_stages_of_the_configuration_in_order() -> None:

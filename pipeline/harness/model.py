@@ -11,11 +11,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from pipeline.decoding.pair import DecodingPair, check_fits, decode_timed
+from pipeline.decoding.reading import read_again
 from pipeline.errors import PipelineError
 from pipeline.harness.prompts import chat_text, text_tokens
 from pipeline.harness.tasks import LONGEST, cut
 from pipeline.plan.methods import Method
-from pipeline.stages.decoding.records import read_again
 
 
 class DecodingModel(TemplateLM):

@@ -15,13 +15,12 @@ import numpy as np
 
 from analysis.acceptance.realised import Steps, judge
 from pipeline.decoding.pair import DecodingPair, load_decoding_pair
+from pipeline.decoding.reading import read_both, steps_of
 from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.models.pair import pair_tokenizer
 from pipeline.plan.methods import Method, baseline
 from pipeline.plan.stage import Node
 from pipeline.stages.account import STAGE
-from pipeline.stages.decoding.along import steps_of
-from pipeline.stages.decoding.records import read_both
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.tasks.questions import questions
 

@@ -22,13 +22,13 @@ from pipeline.decoding.pair import (
     load_decoding_pair,
     run_facts,
 )
+from pipeline.decoding.reading import compared, log_likelihood, read_again
 from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.pair import pair_tokenizer
 from pipeline.plan.methods import baseline
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import STAGE
-from pipeline.stages.decoding.records import compared, log_likelihood, read_again
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.tasks.questions import Question, questions
 

@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
-from analysis.acceptance.divergences import compare
 from analysis.acceptance.realised import Steps, judge
-from analysis.topk import TopK
 from pipeline.decoding.loop import Answer
+from pipeline.decoding.reading import Reader, steps_of
 from pipeline.plan.methods import Method
-from pipeline.stages.decoding.records import Reader
 
 STORED = 256  # of the target's tokens: where they do not decide, a certificate is an interval
 
@@ -61,17 +56,3 @@ def along(
                 for step in range(len(steps))
             ]
     return rows
-
-
-def steps_of(target: Tensor, drafts: Tensor, stored: int) -> Steps:
-    """Return the logits (n, V) of both models at n steps as those of one answer, so many stored."""
-    logits, others = (one.double().cpu().numpy() for one in (target, drafts))
-    found = compare(logits, others)
-    return Steps(
-        TopK.from_logits(logits, k=min(stored, logits.shape[1])),
-        np.arange(len(logits), dtype=np.int32),
-        found.kl,
-        found.draft_rank.astype(np.int32),
-        found.draft_log_prob,
-        found.argmax_rank.astype(np.int32),
-    )

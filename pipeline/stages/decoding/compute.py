@@ -28,6 +28,7 @@ from pipeline.decoding.pair import (
     run_facts,
     shape_facts,
 )
+from pipeline.decoding.reading import Reader
 from pipeline.decoding.stopping import stopping_facts
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, write_tables
@@ -187,7 +188,7 @@ def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[st
             index = (at + turn) % count
             answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
         ordered = [answers[index] for index in range(count)]
-        reader = records.Reader(pair.target, pair.drafter, row["token_ids"])
+        reader = Reader(pair.target, pair.drafter, row["token_ids"])
         certified = along(reader, row, pair.runs, [answer for answer, _ in ordered])
         return records.shard(reader, row, pair.runs, ordered) | {"along": certified}
 

@@ -6,41 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from analysis.rules import Rule, Tree
 from pipeline.decoding.choices import first
 from pipeline.decoding.judging import ranked, rule_accepts
 from pipeline.decoding.loop import Answer
-from pipeline.decoding.sequence import CachedSequence
-from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
-from pipeline.models.language_model import LanguageModel
+from pipeline.decoding.reading import Reader, compared
 from pipeline.plan.methods import Method, baseline
-
-
-class Reader:
-    """Both models reading the answers to one prompt again, each answer once."""
-
-    def __init__(
-        self, target: LanguageModel, drafter: LanguageModel | HiddenDrafter, prompt: Sequence[int]
-    ) -> None:
-        """Take the models and the tokens of the prompt."""
-        self._target, self._drafter, self._prompt = target, drafter, prompt
-        self._both: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-
-    def both(self, answer: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the logits (n, V) of both models at the n tokens of an answer."""
-        tokens = tuple(answer)
-        if tokens not in self._both:
-            self._both[tokens] = read_both(self._target, self._drafter, self._prompt, tokens)
-        return self._both[tokens]
-
-    def log_likelihood(self, answer: Sequence[int]) -> float:
-        """Return the log-likelihood of an answer under the target at temperature 1, in nats."""
-        if tuple(answer) in self._both:
-            return _sum_of_chosen(self._both[tuple(answer)][0], answer)
-        return log_likelihood(self._target, self._prompt, answer)
 
 
 def shard(
@@ -125,53 +98,6 @@ def shard(
     if greedy is not None:
         rows |= trajectory(reader, prompt, greedy, runs)
     return rows
-
-
-def compared(tokens: Sequence[int], baseline: Sequence[int]) -> dict[str, Any]:
-    """Return how far an answer agrees with the baseline's; lengths may differ."""
-    same = [a == b for a, b in zip(tokens, baseline, strict=False)]
-    return {
-        "agreement": sum(same) / max(len(tokens), len(baseline)),
-        "common_prefix": same.index(False) if False in same else len(same),
-    }
-
-
-@torch.inference_mode()
-def read_again(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    """Return the logits (n, V) from which the n tokens of an answer were chosen, in one pass."""
-    text = torch.tensor([*prompt, *answer[:-1]], device=model.device)
-    return CachedSequence(model, len(text)).read(text, keep=len(answer))
-
-
-@torch.inference_mode()
-def read_both(
-    target: LanguageModel,
-    drafter: LanguageModel | HiddenDrafter,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-) -> tuple[Tensor, Tensor]:
-    """Return the logits (n, V) of both models at the n tokens of an answer."""
-    if isinstance(drafter, LanguageModel):
-        return read_again(target, prompt, answer), read_again(drafter, prompt, answer)
-    text = torch.tensor([*prompt, *answer[:-1]], device=target.device)
-    sequence = CachedSequence(target, len(text), drafter.layers)
-    logits = sequence.read(text, keep=len(answer))
-    assert sequence.hidden is not None
-    at = torch.arange(len(text), device=target.device)[None]
-    outputs = GivenText(drafter, 1).read(text[None], sequence.hidden[None], at, at >= 0)[0]
-    return logits, drafter.logits(outputs[0, -len(answer) :])
-
-
-def log_likelihood(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Return the log-likelihood of an answer under a model at temperature 1, in nats."""
-    return _sum_of_chosen(read_again(model, prompt, answer), answer)
-
-
-def _sum_of_chosen(logits: Tensor, answer: Sequence[int]) -> float:
-    """Return the log-probability of the tokens of an answer, given the logits (n, V)."""
-    exact = logits.double()
-    chosen = torch.tensor(answer, device=logits.device)[:, None]
-    return float((exact.gather(1, chosen)[:, 0] - exact.logsumexp(1)).sum())
 
 
 def trajectory(

@@ -20,18 +20,17 @@ from analysis.report.text import number_text
 from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from analysis.trees.topology import Growth
-from pipeline.decoding import stopping
+from pipeline.decoding import reading, stopping
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import ModelDrafter
+from pipeline.decoding.reading import Reader
 from pipeline.decoding.stopping import Threshold, stop_of, stops_of
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
-from pipeline.stages.decoding import records
 from pipeline.stages.decoding.along import along
-from pipeline.stages.decoding.records import Reader
 from tests.analysis.cases import dirichlet
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, greedy, logits, plain_greedy
 
@@ -269,12 +268,12 @@ def test_an_answer_is_read_once_and_its_likelihood_is_that_of_a_pass_of_its_own(
     target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[0], 3).tokens
-    alone = records.log_likelihood(target, PROMPTS[0], answer)
-    reader, read = Reader(target, drafter, PROMPTS[0]), records.read_both
+    alone = reading.log_likelihood(target, PROMPTS[0], answer)
+    reader, read = Reader(target, drafter, PROMPTS[0]), reading.read_both
     passes: list[int] = []
-    monkeypatch.setattr(records, "read_both", lambda *given: passes.append(1) or read(*given))
+    monkeypatch.setattr(reading, "read_both", lambda *given: passes.append(1) or read(*given))
     assert reader.log_likelihood(answer) == alone  # nothing was read by both yet
     assert reader.both(answer) is reader.both(list(answer))
-    monkeypatch.setattr(records, "read_again", None)
+    monkeypatch.setattr(reading, "read_again", None)
     assert reader.log_likelihood(answer) == alone
     assert len(passes) == 1
