@@ -1,4 +1,4 @@
-"""What the pages name exists, and the tree of CONTRIBUTING.md is complete."""
+"""What the pages name exists, and CONTRIBUTING.md names every folder."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 TOP = "(?:analysis|pipeline|conf|tests|benchmarks|assets|tools)"
 
 
-def annotated() -> set[str]:
+def test_the_folders_are_those_of_the_tree() -> None:
     tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1].split("\n## ")[0]
-    found, above = set(), [""]
-    for indent, names in re.findall(r"^ {4}( *)((?:\S+ {1,2}(?=\S+/ )|\S+(?= ))+)", tree, re.M):
-        above = above[: len(indent) // 4 + 1]
-        found |= {above[-1] + name.strip("/") for name in names.split()}
-        above.append(above[-1] + names.split()[0])
-    return found
-
-
-def test_the_annotated_tree_is_the_tree() -> None:
-    assert not [path for path in annotated() if not (ROOT / path).exists()]
-    found = {path for top in ("analysis", "pipeline") for path in (ROOT / top).rglob("[!_]*.py")}
-    modules = {path.relative_to(ROOT) for path in found if "build" not in path.parts}
-    assert {path.as_posix() for path in modules} - annotated() == set()
+    named = re.findall(r"^ {4}( *)(\w+)/ ", tree, re.M)
+    found, top = set(), ""
+    for indent, name in named:
+        top = top if indent else name
+        found.add(f"{top}/{name}" if indent else name)
+    for top in ("analysis", "pipeline"):
+        folders = {path.parent for path in (ROOT / top).glob("*/*.py")}
+        assert {f"{top}/{path.name}" for path in folders} <= found
+    assert not [path for path in found if not (ROOT / path).is_dir()]
 
 
 def test_every_path_and_module_on_a_page_exists() -> None:
