@@ -21,7 +21,7 @@ STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; p
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify gc test test-thorough test-all check bench bench-decoding robustness check-gpu bench-gpu mini-models notebooks docs clean distclean
+.PHONY: help install reproduce fetch verify gc test test-thorough test-all check bench bench-decoding robustness check-gpu mini-models notebooks docs clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -67,10 +67,6 @@ robustness: install ## Kill, damage and crowd a small study, and look for what i
 	$(PY) -m benchmarks.robustness $(ARGS)
 
 check-gpu: install ## Check all that only a GPU can show, then time it (ARGS=--reduced: small, anywhere)
-	$(PY) -m benchmarks.gpu_checks $(ARGS)
-	$(PY) -m benchmarks.gpu $(ARGS)
-
-bench-gpu: install ## Time decoding against the memory-bandwidth bound
 	$(PY) -m benchmarks.gpu $(ARGS)
 
 mini-models: install ## Train the embedded models again (hours; resumes where it was stopped)

@@ -1,24 +1,31 @@
-"""Decoding speed of the paper's targets against the device's bound and `generate`.
+"""What only a GPU can show, as one command: ``make check-gpu``.
 
-Run it with ``make bench-gpu`` on a CUDA machine; ``make bench-gpu ARGS=--reduced`` runs the same
-code on small shapes, on the CPU where there is no GPU. The models have the paper's shapes and
-random weights: nothing is downloaded. The stage's code, with static shapes over true lengths and
-over all columns, with growing shapes, and with compiled parts, and transformers' `generate`, with
-its static cache and its growing one, take the same statistics of every step, each at several
-batches; seconds are wall-clock, of ours with writing the file. The
-bound is the time in which the device, at the bandwidth of a copy and the rate of a large product,
-both measured first, moves the weights once a step and the keys and values of real tokens, or does
-the operations, whichever takes longer. Rows are printed, and written to --out, as they come.
+First a line for every check, with status 1 at the end when one failed:
+
+- decoding with fixed shapes, with growing ones, and of each prompt alone emits the same tokens, in
+  float32 and bfloat16, and padding gives no NaN;
+- the head's product and the compiled statistics agree with their twins on the CPU;
+- memory that runs out halves one shard; a capture that fails is the last one tried;
+- the decoding loop emits the same tokens with fixed shapes (replayed graphs) and with growing ones.
+
+Then speeds: the paper's shapes with random weights (nothing is downloaded), 500 prompts, 128 steps.
+The stage's code and transformers' `generate` take the same statistics of every step; seconds are
+wall-clock, of ours with writing the file. The bound is the time in which the device, at the
+bandwidth of a copy and the rate of a large product, both measured first, moves the weights once a
+step and the keys and values of real tokens, or does the operations, whichever takes longer.
+
+``--reduced`` runs it all with small shapes, on the CPU too, where what needs CUDA is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,22 +33,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.errors import PipelineError
+from analysis.trees.topology import symmetric
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import model_drafter
+from pipeline.decoding.fixed import FixedPasses
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import Match
+from pipeline.execution import graphs
 from pipeline.execution.shards import Plan, at_most, compute_unfinished, join, out_of_memory
 from pipeline.execution.stopwatch import (
     Peaks,
+    Stopwatch,
     copy_bandwidth,
     describe_device,
     peak_memory,
     product_rate,
     throughput,
 )
-from pipeline.models.compiled import compile_parts
+from pipeline.models import heads
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.compute import Decoder
-from pipeline.stages.distributions.decode import DecodedBatch, Decoding
-from pipeline.stages.distributions.running import PaddedBatch, pad_left, running_batch
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
+from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch, StaticBatch, pad_left
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
@@ -61,13 +75,23 @@ REDUCED: dict[str, Any] = {
     "vocab_size": 2048, "head_dim": 32, "num_key_value_heads": 2, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
+GREEDY = Sampling(0.0, 1.0, 0, 0)
+STEPS = 24
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
+PARTINGS = {"float32": 0.0, "bfloat16": 0.02}  # a step: a close argmax may change with padding
+KINDS: dict[str, type[PaddedBatch]] = {"static": StaticBatch, "dynamic": GrowingBatch}
 
-ENGINES = (
-    "pipeline-varlen", "pipeline-static", "pipeline-dynamic", "generate-static", "generate-dynamic",
-    "pipeline-compiled",  # the last: a model stays compiled
-)  # fmt: skip
+Check = Callable[[torch.device], str]
 
-Engine = Callable[[dict[str, list[int]], int], dict[str, Any]]  # prompts, batch
+
+class LeftOutError(Exception):
+    """What is checked needs CUDA."""
+
+
+def expect(fact: bool, what: str) -> None:
+    """Let a check fail."""
+    if not fact:
+        raise AssertionError(what)
 
 
 def synthetic_prompts(count: int, longest: int, vocabulary: int) -> dict[str, list[int]]:
@@ -78,9 +102,171 @@ def synthetic_prompts(count: int, longest: int, vocabulary: int) -> dict[str, li
             for i, n in enumerate(lengths)}  # fmt: skip
 
 
+def small(device: torch.device, dtype: str) -> tuple[LanguageModel, dict[str, list[int]]]:
+    """Return a random model and prompts of very different lengths."""
+    torch.manual_seed(0)
+    model = random_qwen3(REDUCED, dtype, "float32", device, "small")
+    return model, synthetic_prompts(16, 300, model.vocab_size)
+
+
+def decoded(model: LanguageModel, prompts: dict[str, list[int]], kind: str) -> DecodedBatch:
+    """Decode greedily."""
+    decoding, watch = Decoding(STEPS, 64, [0.5], GREEDY), Stopwatch(model.device)
+    out = decode_batch(model, prompts, decoding, KINDS[kind], watch, lambda _: None)
+    watch.seconds()
+    return out.to_host()
+
+
+def partings(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return how often equal texts (B, n) part, as a share of the steps of equal texts."""
+    same = (one == other).cumprod(1)
+    parted = int((same[:, -1] == 0).sum())
+    return parted / (int(same.sum()) + parted)
+
+
+def same_tokens(device: torch.device, dtype: str) -> str:
+    """Check that both shapes, and each prompt alone, emit the same tokens."""
+    model, prompts = small(device, dtype)
+    static, dynamic = decoded(model, prompts, "static"), decoded(model, prompts, "dynamic")
+    alone = [decoded(model, {name: ids}, "dynamic").token_id for name, ids in prompts.items()]
+    shares = {
+        "alone": partings(torch.cat(alone), dynamic.token_id),
+        "static": partings(static.token_id, dynamic.token_id),
+    }
+    expect(bool(static.statistics.entropy.isfinite().all()), "an entropy is not finite")
+    expect(max(shares.values()) <= PARTINGS[dtype], f"texts part at {shares} of the steps")
+    # logits are comparable as long as the texts are the same
+    same = (static.token_id == dynamic.token_id).cumprod(1).bool()
+    same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1)
+    off = (static.statistics.logsumexp - dynamic.statistics.logsumexp).abs()[same]
+    apart = off.max().item()
+    expect(apart <= TOLERANCE[dtype], f"log-sum-exps are {apart:.3g} apart")
+    rounded = {name: round(share, 4) for name, share in shares.items()}
+    graph = "replayed from a graph" if static.graph else "without a graph"
+    return f"partings from dynamic {rounded}; apart {apart:.2g}, {graph}"
+
+
+def head_and_statistics(device: torch.device) -> str:
+    """Check the product in bfloat16 and the statistics by masks against the CPU's."""
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
+    here = heads.wide_product(hidden, weight)
+    there = heads.wide_product(hidden.to(device), weight.to(device)).cpu()
+    product = (here - there).abs().max().item()
+    expect(product <= 1e-3, f"logits are {product:.3g} apart")
+    here[0, :200] = here[0].max()  # ties
+    one, one_tempered = tempered_statistics(here.clone(), 64, [1.0, 0.5])
+    two, two_tempered = tempered_statistics(here.to(device), 64, [1.0, 0.5])
+    expect(bool((one.top_ids == two.top_ids.cpu()).all()), "other tokens are stored")
+    pairs = zip((*one[2:], *one_tempered), (*two[2:], *two_tempered), strict=True)
+    worst = max((a - b.cpu()).abs().max().item() for a, b in pairs)
+    expect(worst <= 1e-10, f"statistics are {worst:.3g} apart")
+    return f"logits {product:.2g} apart, statistics {worst:.2g}"
+
+
+def memory_runs_out(device: torch.device) -> str:
+    """Check that a shard that does not fit is halved, and no other."""
+    model, prompts = small(device, "bfloat16")
+    real = Decoder(model, prompts, Decoding(STEPS, 64, [], GREEDY), StaticBatch)
+    tried: list[int] = []
+
+    def compute(shard: Any, path: Path, progress: Any) -> Any:
+        tried.append(len(shard.prompts))
+        if len(tried) == 1 and device.type == "cuda":
+            torch.empty(1 << 50, dtype=torch.uint8, device=device)  # really runs out
+        elif len(tried) == 1:
+            raise MemoryError
+        return real.compute(shard, path, progress)
+
+    with tempfile.TemporaryDirectory() as folder:
+        pending = Pending(Path(folder), "distributions")
+        plan = Plan.open(pending, {name: len(ids) for name, ids in prompts.items()}, at_most(8))
+        compute_unfinished(plan, compute, steps=STEPS, label="small", device=device)
+        join(plan, list(prompts), pending, columns.schema("distributions", k=64))
+    expect(tried == [8, 4, 4, 8], f"shards of {tried} were tried")
+    return f"shards of {tried} prompts, {pending.rows['data']} steps written"
+
+
+def capture_fails(device: torch.device) -> str:
+    """Check that a failed capture is said, decoding goes on, and none is tried again."""
+    if device.type != "cuda":
+        raise LeftOutError("needs CUDA")
+    model, prompts = small(device, "bfloat16")
+    whole = decoded(model, prompts, "static")
+
+    @contextmanager
+    def broken(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+        raise RuntimeError("a capture that fails on purpose")
+
+    real = torch.cuda.graph
+    setattr(torch.cuda, "graph", broken)  # noqa: B010
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            without = decoded(model, prompts, "static")
+    finally:
+        setattr(torch.cuda, "graph", real)  # noqa: B010
+        failed = list(graphs._failed)
+        graphs._failed.clear()
+    expect(not without.graph and len(failed) == 1, f"failures: {failed}")
+    expect(any("without a CUDA graph" in str(one.message) for one in said), "nothing was said")
+    share = partings(whole.token_id, without.token_id)
+    expect(share <= PARTINGS["bfloat16"], f"texts part at {share:.1%} of the steps")
+    return f"went on without; texts part at {share:.1%} of the steps"
+
+
+def decoding_graphs(device: torch.device) -> str:
+    """Check that passes of fixed shapes decode what growing ones do, and are graphs on CUDA."""
+    model, prompts = small(device, "float32")
+
+    def answers(passes: list[FixedPasses] | list[None]) -> list[int]:
+        of_target, of_drafter = passes
+        found = []
+        for tree in (None, symmetric(2, 3).by_level()):
+            for prompt in prompts.values():
+                drafter = model_drafter(model, Greedy(), tree, None, of_drafter)
+                verifier = Match(Greedy())
+                found += decode(model, drafter, verifier, prompt, 3, STEPS, of_target).tokens
+        return found
+
+    fixed = [FixedPasses(model), FixedPasses(model)]
+    growing, same = answers([None, None]), answers(fixed)
+    expect(growing == same, "fixed shapes decode other tokens than growing ones")
+    graph = all(one.graph for one in fixed)
+    expect(graph or device.type != "cuda", "the passes were not captured")
+    return f"{len(same)} tokens as with growing shapes, {'with' if graph else 'without'} graphs"
+
+
+CHECKS: dict[str, Check] = {
+    "tokens, float32": partial(same_tokens, dtype="float32"),
+    "tokens, bfloat16": partial(same_tokens, dtype="bfloat16"),
+    "head and statistics": head_and_statistics,
+    "memory runs out": memory_runs_out,
+    "capture fails": capture_fails,
+    "decoding": decoding_graphs,
+}
+
+
+def checked(device: torch.device) -> int:
+    """Run every check, print a line each, and return how many failed."""
+    failed = 0
+    for name, check in CHECKS.items():
+        try:
+            print(f"{name}: ok: {check(device)}", flush=True)
+        except LeftOutError as why:
+            print(f"{name}: left out: {why}", flush=True)
+        except Exception as error:  # the other checks are worth their minutes
+            failed += 1
+            print(f"{name}: FAILED: {type(error).__name__}: {error}", flush=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return failed
+
+
 def ours(
     model: LanguageModel,
-    running: type[PaddedBatch],
+    kind: str,
     peaks: Peaks,
     decoding: Decoding,
     prompts: dict[str, list[int]],
@@ -89,10 +275,9 @@ def ours(
     """Time the stage's own code, from the plan to the joined data.parquet."""
     with tempfile.TemporaryDirectory() as folder:
         pending = Pending(Path(folder), "distributions")
-        lengths = {name: len(ids) for name, ids in prompts.items()}
-        plan = Plan.open(pending, lengths, at_most(batch))
+        plan = Plan.open(pending, {name: len(ids) for name, ids in prompts.items()}, at_most(batch))
         begun = time.perf_counter()
-        decode = Decoder(model, prompts, decoding, running).compute
+        decode = Decoder(model, prompts, decoding, KINDS[kind]).compute
         compute_unfinished(
             plan, decode, steps=decoding.steps, label=model.label, device=model.device
         )
@@ -102,151 +287,88 @@ def ours(
         if max(len(shard.prompts) for shard in plan.shards) < min(batch, len(prompts)):
             raise torch.OutOfMemoryError("the batch was halved")
         found = throughput((shard.measured for shard in plan.shards), model, peaks)
-        found["graph"] = all(shard.measured["graph"] for shard in plan.shards)
     return found | {"wall_seconds": whole}
 
 
 def with_generate(
-    model: LanguageModel,
-    cache: str | None,
-    decoding: Decoding,
-    prompts: dict[str, list[int]],
-    batch: int,
+    model: LanguageModel, decoding: Decoding, prompts: dict[str, list[int]], batch: int
 ) -> dict[str, Any]:
-    """Time transformers' `generate`; a logits processor takes the statistics and keeps them."""
+    """Time transformers' `generate`; a logits processor takes the same statistics."""
     ordered = sorted(prompts.values(), key=len, reverse=True)
-    settings = model.module.generation_config
+    settings, k = model.module.generation_config, min(decoding.k, model.vocab_size)
     settings.eos_token_id, settings.pad_token_id = None, 0
-    spent = 0.0
+    begun = time.perf_counter()
     for start in range(0, len(ordered), batch):
-        begun = time.perf_counter()
         ids, mask, _ = pad_left(ordered[start : start + batch], 0, model.device)
-        k = min(decoding.k, model.vocab_size)
         out = DecodedBatch.empty(len(ids), decoding.steps, k, 0, model.device)
         rows = torch.arange(len(ids), device=model.device)
-        width = ids.shape[1]
 
-        def take(
-            so_far: torch.Tensor,
-            scores: torch.Tensor,
-            out: DecodedBatch = out,
-            rows: torch.Tensor = rows,
-            width: int = width,
-            k: int = k,
-        ) -> torch.Tensor:
+        def take(so_far: Any, scores: Any, out: Any = out, rows: Any = rows, ids: Any = ids) -> Any:
             found, others = tempered_statistics(scores, k, [1.0])
-            out.store(rows, so_far.shape[1] - width, found.top_ids[:, 0], found, others)
+            step = so_far.shape[1] - ids.shape[1]
+            out.store(rows, step, found.top_ids[:, 0], found, others)
             return scores
 
         with torch.inference_mode():
             model.module.generate(ids, attention_mask=mask, max_new_tokens=decoding.steps,
                                   do_sample=False, logits_processor=[take],
-                                  cache_implementation=cache)  # fmt: skip
+                                  cache_implementation="static")  # fmt: skip
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
-        spent += time.perf_counter() - begun
-    return {"wall_seconds": spent}
+    return {"wall_seconds": time.perf_counter() - begun}
 
 
-def at_batch(
-    engine: Callable[[int], dict[str, Any]], batch: int, tokens: int, device: torch.device
-) -> dict[str, Any] | None:
-    """Return what `engine` reaches at a batch; None where it does not fit into the memory."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    try:
-        found = engine(batch)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        return None
-    finally:
-        torch.cuda.empty_cache()
-    speed = round(tokens / found["wall_seconds"], 1)
-    return found | {"batch": batch, "tokens_per_second": speed,
-                    "peak_memory_bytes": peak_memory(device)}  # fmt: skip
-
-
-def engine_of(name: str, model: LanguageModel, decoding: Decoding, peaks: Peaks) -> Engine:
-    """Return what is run under a name of ENGINES; of the compiled one device.cache is auto.
-
-    Raises:
-        PipelineError: the model can't be run so.
-    """
-    system, _, kind = name.partition("-")
-    if system == "generate":
-        return partial(with_generate, model, None if kind == "dynamic" else kind, decoding)
-    if kind == "compiled":
-        compile_parts(model)
-        kind = "auto"
-    return partial(ours, model, running_batch(kind, model), peaks, decoding)
-
-
-def table_row(found: dict[str, Any]) -> str:
-    """Return a row of the printed table."""
-    share = f"{found['fraction_of_bound']:.1%}" if "fraction_of_bound" in found else ""
-    cells = (found["target"], found["engine"], "yes" if found.get("graph") else "no",
-             found["batch"], round(found["tokens_per_second"]), f"{found['wall_seconds']:.1f}",
-             share, f"{found['peak_memory_bytes'] / 2**30:.1f}")  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def parsed() -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--reduced", action="store_true", help="small shapes, for a trial")
-    parser.add_argument("--batches", type=int, nargs="+", help="prompts decoded together")
-    parser.add_argument("--targets", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--out", type=Path, help="a file to which every row is added as JSON")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Run the comparison; print a Markdown table, a row as soon as it is known."""
-    arguments = parsed()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type != "cuda" and not arguments.reduced:
-        raise SystemExit("error: no CUDA device; add --reduced to run small shapes on the CPU")
-    if arguments.reduced:
+def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
+    """Yield what every way of decoding reaches at every batch; those that do not fit are said."""
+    shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
+    peaks = (partial(copy_bandwidth, device), partial(product_rate, device, torch.bfloat16))
+    if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
-        peaks = Peaks(copy_bandwidth(device, 64), product_rate(device, torch.bfloat16, 512))
-    else:
-        shapes = {name: SHAPES[name] for name in arguments.targets}
-        count, longest, steps, batches = 500, 1024, 128, [64, 128, 256, 500]
-        peaks = Peaks(copy_bandwidth(device, 4096), product_rate(device, torch.bfloat16))
-    decoding = Decoding(steps, 256, [], Sampling(0.0, 1.0, 0, 0))
-    machine = describe_device(device) | {
-        "torch": torch.__version__, "python": platform.python_version(), "prompts": count,
-        "steps": steps, "copy_bandwidth_GB_per_second": round(peaks.bandwidth / 1e9, 1),
-        "operations_T_per_second": round(peaks.operations / 1e12, 3),
-    }  # fmt: skip
-    print(json.dumps(machine))
-    print("\n| target | engine | CUDA graph | batch | tokens/s | wall (s) | share of bound | "
-          "GiB |\n|---|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
+        peaks = (partial(peaks[0], 64), partial(peaks[1], 512))
+    measured = Peaks(*(measure() for measure in peaks))
+    machine = describe_device(device) | {"torch": torch.__version__}
+    print(json.dumps(machine | measured._asdict() | {"prompts": count, "steps": steps}))
+    decoding = Decoding(steps, 256, [], GREEDY)
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", "float32", device, label)
         prompts = synthetic_prompts(count, longest, model.vocab_size)
         warm = dict(list(prompts.items())[:8])
-        for name in sorted(arguments.engines, key=ENGINES.index):
-            try:
-                engine = engine_of(name, model, decoding, peaks)
-            except PipelineError as why:
-                print(f"{label}, {name}: left out: {why}", flush=True)
-                continue
+        for name, engine in (
+            ("static", partial(ours, model, "static", measured, decoding)),
+            ("dynamic", partial(ours, model, "dynamic", measured, decoding)),
+            ("generate", partial(with_generate, model, decoding)),
+        ):
             engine(warm, 8)
-            for batch in arguments.batches or batches:
-                found = at_batch(partial(engine, prompts), batch, count * steps, device)
-                if found is None:
+            for batch in batches:
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(device)
+                try:
+                    found = engine(prompts, batch)
+                except (RuntimeError, MemoryError) as error:
+                    if not out_of_memory(error):
+                        raise
                     print(f"{label}, {name}: batch {batch} does not fit", flush=True)
                     continue
-                found = {"target": label, "engine": name} | found
-                print(table_row(found), flush=True)
-                if arguments.out:
-                    with arguments.out.open("a") as file:
-                        file.write(json.dumps(machine | found) + "\n")
-        del model
-        torch.cuda.empty_cache()
+                yield {"target": label, "engine": name, "batch": batch,
+                       "tokens_per_second": round(count * steps / found["wall_seconds"]),
+                       "share_of_bound": found.get("fraction_of_bound", ""),
+                       "peak_GiB": round(peak_memory(device) / 2**30, 1)}  # fmt: skip
+
+
+def main() -> None:
+    """Run the checks, then the speeds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reduced", action="store_true", help="small shapes, on the CPU as well")
+    reduced = parser.parse_args().reduced
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type != "cuda" and not reduced:
+        raise SystemExit("error: no CUDA device; add --reduced to run small shapes on the CPU")
+    if failed := checked(device):
+        raise SystemExit(f"{failed} of {len(CHECKS)} checks failed")
+    for at, row in enumerate(speeds(device, reduced=reduced)):
+        if at == 0:
+            print(f"\n| {' | '.join(row)} |\n|{'---|' * len(row)}")
+        print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -283,9 +283,7 @@ class Device:
     )
     threads: int | None = _optional_at_least(1)
     batch: int | None = _optional_at_least(1)
-    memory_share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
-    cache: str = _one_of("auto", "dynamic", "static", "varlen")
-    compile: bool = MISSING
+    cache: str = _one_of("auto", "dynamic", "static")
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.decoding.sequence import CachedSequence, run
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import MASKED, Cache
-from pipeline.models.language_model import LanguageModel, Placed
+from pipeline.models.language_model import LanguageModel, Model
 from pipeline.models.tree_pass import TreePass, tree_pass
 
 BLOCK = 256  # columns: a cache has whole blocks, so that few texts need a larger one
@@ -68,7 +68,7 @@ class Inputs:
 class Replayed(ABC):
     """A pass of a fixed shape: replayed from a graph, or run."""
 
-    def __init__(self, model: Placed, inputs: Inputs) -> None:
+    def __init__(self, model: Model, inputs: Inputs) -> None:
         """On CUDA capture the pass, whose own attributes are all there; no cache is in use."""
         self._inputs = inputs
         self._replay: Callable[[], Tensor] | None = None

@@ -23,7 +23,7 @@ from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel, kind_of_cache
+from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.pair import load_pair
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.drafting import Drafting
@@ -92,13 +92,10 @@ def load_decoding_pair(
 def passes_of(cache: str, model: LanguageModel | HiddenDrafter) -> FixedPasses | HeadPasses | None:
     """Return the passes of a model for the configuration key device.cache; None where shapes grow.
 
-    Attention over true lengths takes one token a sequence: here varlen is static.
-
     Raises:
         PipelineError: static shapes are asked for and the model can't have them.
     """
-    fixed = "varlen" if cache == "varlen" else "static"
-    if kind_of_cache(cache, model, {fixed: model.static_refusal}) == "dynamic":
+    if not fixed_shapes(cache, model):
         return None
     return HeadPasses(model) if isinstance(model, HiddenDrafter) else FixedPasses(model)
 

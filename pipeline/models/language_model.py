@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-from pipeline.models import caches, varlen
+from pipeline.models import caches
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -62,8 +62,7 @@ class LanguageModel:
         Args:
             ids: (B, n) tokens that are not in the cache yet.
             mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
-                what is added to the attention scores; or (B, 1, 1, 1) int32 how many columns are in
-                use, with the cache of `pipeline.models.varlen`.
+                what is added to the attention scores.
             positions: (B, n) positions of `ids` within their sequence, from 0.
             cache: keys and values of what came before; grown in place.
 
@@ -118,10 +117,6 @@ class LanguageModel:
     def static_refusal(self) -> str | None:
         """Return why decoding steps of this model can't all have the same shapes, or None."""
         return caches.static_refusal(self.module)
-
-    def varlen_refusal(self) -> str | None:
-        """Return why decoding steps can't attend to each sequence's true length, or None."""
-        return self.static_refusal() or varlen.refusal(self.module, self.device)
 
     def draft_refusal(self) -> str | None:
         """Return why drafted tokens can't be taken back from its cache, or None."""
@@ -187,7 +182,7 @@ class LanguageModel:
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
 
 
-class Placed(Protocol):
+class Model(Protocol):
     """A model of any kind."""
 
     @property
@@ -200,31 +195,27 @@ class Placed(Protocol):
         """As printed."""
         ...
 
+    def static_refusal(self) -> str | None:
+        """Return why its passes can't have fixed shapes, or None."""
+        ...
 
-def kind_of_cache(
-    asked: str, model: Placed, refusals: Mapping[str, Callable[[], str | None]]
-) -> str:
-    """Return what a value of device.cache means for a model: a kind of `refusals`, or dynamic.
+
+def fixed_shapes(cache: str, model: Model) -> bool:
+    """Whether passes of a model have fixed shapes, by the configuration key device.cache.
 
     Args:
-        asked: dynamic; a kind; or auto, on CUDA the first kind that the model can have.
+        cache: dynamic; static; or auto, which is static on CUDA where the model can have it.
         model: what decodes.
-        refusals: by kind, what says why the model can't have it, or None.
 
     Raises:
-        PipelineError: a kind is asked for and the model can't have it.
+        PipelineError: static shapes are asked for and the model can't have them.
     """
-    if asked == "auto" and model.device.type != "cuda":
-        return "dynamic"
-    for kind, refusal in refusals.items():
-        if asked not in ("auto", kind):
-            continue
-        why = refusal()
-        if not why:
-            return kind
-        if asked == kind:
-            raise PipelineError(
-                f"device.cache={asked}: {model.label} can't decode so: {why}. "
-                "Give device.cache=dynamic, or auto"
-            )
-    return "dynamic"
+    if cache == "dynamic" or (cache == "auto" and model.device.type != "cuda"):
+        return False
+    why = model.static_refusal()
+    if why and cache == "static":
+        raise PipelineError(
+            f"device.cache=static: {model.label} can't decode so: {why}. "
+            "Give device.cache=dynamic, or auto"
+        )
+    return not why

@@ -57,9 +57,7 @@ def run_settings(config: Config, model: Model) -> dict[str, Any]:
         "device": config.device.name,
         "threads": config.device.threads,
         "batch": config.device.batch,
-        "memory_share": config.device.memory_share,
         "cache": config.device.cache,
-        "compile": config.device.compile,
         "execution": asdict(config.execution),
     }
 

@@ -18,10 +18,9 @@ from pipeline.decoding.drafters import Draft, ModelDrafter
 from pipeline.decoding.lookup import PromptLookup
 from pipeline.errors import PipelineError
 from pipeline.execution import preflight
-from pipeline.models import compiled
 from pipeline.models.load import load_model, save_model, skeleton
 from pipeline.plan.graph import Node
-from pipeline.stages.distributions.running import GrowingBatch, StaticBatch, VarlenBatch
+from pipeline.stages.distributions.running import StaticBatch
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
 
@@ -116,9 +115,8 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
     made = load_model(tiny.MODEL | {"attention": attention}, settings(directory), "targets.made")
     model = replace(made, eos=())
     assert bool(model.static_refusal()) == (name in {"mistral", "gemma2", "gemma3", "bloom"})
-    refusals = {StaticBatch: model.static_refusal(), VarlenBatch: model.varlen_refusal()}
-    for kind in (kind for kind, refusal in refusals.items() if not refusal):  # what CUDA runs
-        batch = kind(model, [prompt for prompt, _, _ in texts.values()], 4)
+    if not model.static_refusal():  # what CUDA runs
+        batch = StaticBatch(model, [prompt for prompt, _, _ in texts.values()], 4)
         with torch.inference_mode():
             steps = [batch.prefill()]
             for step in range(3):
@@ -136,32 +134,6 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
             assert call.accepted == (
                 min(1, call.drafted) if call.position % 3 == 1 else call.drafted
             )
-
-
-@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gemma3"])
-@torch._dynamo.config.patch(recompile_limit=8)
-@torch.inference_mode()
-def test_compiled_parts_give_the_same_logits(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also with sliding windows, where no graph is captured: all parts are traced whole."""
-    attention = MADE[name][2]
-    directory = write(tmp_path / "model", *MADE[name])
-    model = load_model(tiny.MODEL | {"attention": attention}, settings(directory), "targets.made")
-
-    def steps_of(prompts: list[list[int]]) -> torch.Tensor:
-        batch = GrowingBatch(model, prompts, 9)
-        found = [batch.prefill()]
-        tokens = torch.arange(30, 30 + len(prompts))
-        found += [batch.step(tokens + step, step) for step in range(6)]  # beyond windows of 4
-        return torch.stack(found)
-
-    batches = [[5, 6, 7], [8], [9, 10]], [[5, 6, 7, 8, 9]]
-    plain = [steps_of(prompts) for prompts in batches]
-    monkeypatch.setattr(compiled, "has_triton", lambda: True)
-    compiled.compile_parts(replace(model, device=torch.device("cuda")), "aot_eager")
-    for prompts, wanted in zip(batches, plain, strict=True):
-        torch.testing.assert_close(steps_of(prompts), wanted, rtol=0, atol=1e-5)
 
 
 def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +19,7 @@ from pipeline.execution.shard_plan import at_most
 from pipeline.models import devices, heads, load, logit_statistics
 from pipeline.models.devices import set_up
 from pipeline.models.load import LanguageModel, load_model
-from pipeline.stages.distributions.batches import BALANCE, SET_UP, cut_of, least_traffic
 from pipeline.stages.distributions.compute import needed
-from pipeline.stages.distributions.decode import Decoding
-from pipeline.stages.distributions.sampling import Sampling
 from tests.pipeline import tiny
 
 
@@ -32,84 +28,6 @@ from tests.pipeline import tiny
 )
 def test_cuts_of_a_fixed_size(prompts: int, sizes: list[int]) -> None:
     assert at_most(4)([9] * prompts) == sizes
-
-
-def traffic(
-    cut: list[int], lengths: list[int], weights: int, cache: int, steps: int, *, padded: bool
-) -> float:
-    """Bytes that the shards of a cut read, step for step, and bytes read while prompts are."""
-    total, at = 0.0, 0
-    for size in cut:
-        shard, longest = lengths[at : at + size], lengths[at]
-        total += SET_UP * weights + size * longest * weights / BALANCE
-        for step in range(steps):
-            total += weights
-            total += cache * sum((longest if padded else own) + step + 1 for own in shard)
-        at += size
-    return total
-
-
-def all_cuts(count: int, fits: Any) -> Any:
-    for borders in itertools.product([False, True], repeat=count - 1):
-        ends = [at + 1 for at, ends in enumerate(borders) if ends] + [count]
-        yield [end - begin for begin, end in itertools.pairwise([0, *ends])]
-
-
-@pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("weights", [0, 300, 20_000])
-@pytest.mark.parametrize("most", [1, 3, 9])
-def test_no_cut_reads_less(weights: int, most: int, *, padded: bool) -> None:
-    rng = np.random.default_rng(weights + most)
-    lengths = sorted(rng.integers(1, 60, 9).tolist(), reverse=True)
-
-    def fits(longest: int) -> int:
-        return most if longest < 30 else max(1, most - 1)
-
-    def fitting(cut: list[int]) -> bool:
-        begins = np.cumsum([0, *cut])
-        return all(size <= fits(lengths[at]) for size, at in zip(cut, begins, strict=False))
-
-    cost = partial(traffic, lengths=lengths, weights=weights, cache=7, steps=5, padded=padded)
-    found = least_traffic(lengths, fits, weights, 7, 5, padded=padded)
-    assert sum(found) == len(lengths)
-    assert fitting(found)
-    best = min(cost(cut) for cut in all_cuts(9, fits) if fitting(cut))
-    assert cost(found) == pytest.approx(best, rel=1e-12)
-
-
-def test_the_papers_prompts_are_not_one_shard() -> None:
-    """With the weights and cache of Qwen3-1.7B; padding costs more than reading weights again."""
-    rng = np.random.default_rng(0)
-    drawn = np.clip(64 + rng.lognormal(4.5, 1.0, 500), 64, 1024).astype(int)
-    lengths = sorted(drawn.tolist(), reverse=True)
-    model = 3_440_000_000, 114_688, 128
-    cut = least_traffic(lengths, lambda _: 512, *model, padded=True)
-    assert 2 <= len(cut) <= 10
-    one, chosen = (traffic(c, lengths, *model, padded=True) for c in ([500], cut))
-    assert chosen < 0.6 * one
-    assert 2 <= len(least_traffic(lengths, lambda _: 512, *model, padded=False)) < len(cut)
-    assert least_traffic([], lambda _: 512, 1, 1, 1, padded=True) == []
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(64, [64]), (65, [33, 32]), (500, [250, 250])])
-def test_prompts_of_one_length_are_not_one_shard_of_a_gpu(
-    count: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of them fit, and a cut in two reads the weights once more."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (140 << 30, 140 << 30))
-    config = SimpleNamespace(hidden_size=2048, intermediate_size=6144)
-    model: Any = SimpleNamespace(
-        device=torch.device("cuda"),
-        weight_bytes=lambda: 3_440_000_000,
-        cache_bytes=lambda: 114_688,
-        vocab_size=151_936,
-        module=SimpleNamespace(
-            dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: config)
-        ),
-    )
-    decoding = Decoding(128, 256, [], Sampling(0.0, 1.0, 0, 0))
-    assert cut_of(model, None, 0.8, decoding, padded=False)([64] * count) == sizes
-    assert cut_of(model, 500, 0.8, decoding, padded=False)([64] * count) == [count]  # as it says
 
 
 @pytest.mark.parametrize("shape", [(3, 16), (2, 5, 16)])

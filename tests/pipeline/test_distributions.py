@@ -22,7 +22,7 @@ from pipeline.models import load as models
 from pipeline.models.load import load_model
 from pipeline.models.logit_statistics import logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
-from pipeline.stages.distributions.running import StaticBatch, VarlenBatch
+from pipeline.stages.distributions.running import StaticBatch
 from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
 from pipeline.store import distributions as stored
 from pipeline.store.artifacts import Artifact
@@ -110,12 +110,11 @@ def test_static_shapes_give_the_same_tokens(source: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose(grown[1]["entropy"], static[1]["entropy"], atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [StaticBatch, VarlenBatch])
-def test_static_steps_are_what_a_cuda_graph_needs(model: Path, kind: type[StaticBatch]) -> None:
+def test_static_steps_are_what_a_cuda_graph_needs(model: Path) -> None:
     """A replay reads and writes the places of the captured step, and capturing repeats a step:
     nothing may move, and a step run again must give the same bits."""
     settings = {"path": str(model), "label": "tiny", "device": "cpu", "threads": 1}
-    batch = kind(load_model(tiny.MODEL, settings, "targets.tiny"), [[5, 6, 7], [8]], 6)
+    batch = StaticBatch(load_model(tiny.MODEL, settings, "targets.tiny"), [[5, 6, 7], [8]], 6)
     places = set()
     with torch.inference_mode():
         batch.prefill()

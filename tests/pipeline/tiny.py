@@ -93,7 +93,7 @@ def dump_node(
     return Node("distributions", "tiny", {"model": slice_} | DECODING | changes,
                 {"prompts": (prompts,)}, settings={
         "path": str(model), "revision": None, "label": "tiny", "device": "cpu", "threads": 1,
-        "batch": batch, "memory_share": 0.8, "cache": cache, "compile": False})  # fmt: skip
+        "batch": batch, "cache": cache})  # fmt: skip
 
 
 def built(node: Node, root: Path) -> Artifact:

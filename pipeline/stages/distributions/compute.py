@@ -15,24 +15,19 @@ import pyarrow as pa
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, ShardMeasured, join, write_groups
+from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, join, write_groups
 from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
-from pipeline.models.compiled import compile_parts
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
-from pipeline.stages.distributions.batches import cut_of
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
-from pipeline.stages.distributions.running import (
-    PaddedBatch,
-    StaticBatch,
-    VarlenBatch,
-    running_batch,
-)
+from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
 from pipeline.stages.distributions.sampling import Sampling
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+
+BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -111,16 +106,12 @@ class NodeDecoder(Decoder):
         """Load it."""
         model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
         running = running_batch(node.settings["cache"], model)
-        if node.settings["compile"]:
-            compile_parts(model)
         super().__init__(model, prompts, decoding_of(node.config), running)
         self._node = node
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        batch, share = (self._node.settings[name] for name in ("batch", "memory_share"))
-        padded = self._running is not VarlenBatch
-        return cut_of(self.model, batch, share, self._decoding, padded=padded)(lengths)
+        return at_most(self._node.settings["batch"] or BATCH[self.device.type])(lengths)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the model, the run and its throughput."""
@@ -222,8 +213,6 @@ def distribution_facts(
         "eos": list(model.eos),
         **describe_device(model.device),
         "static_shapes": issubclass(running, StaticBatch),
-        "varlen_attention": running is VarlenBatch,
-        "compiled": node.settings["compile"],
         "cuda_graph": all(shard["graph"] for shard in measured),
         "peak_memory_bytes": peak_memory(model.device),
         **throughput(measured, model, Peaks.of(model.device, model.module.dtype) if cuda else None),

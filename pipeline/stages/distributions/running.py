@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import ALIGNED, MASKED, select
-from pipeline.models.language_model import LanguageModel, kind_of_cache
-from pipeline.models.varlen import SlotLayer, over_true_lengths
+from pipeline.models.language_model import LanguageModel, fixed_shapes
 
 
 def pad_left(
@@ -123,36 +122,10 @@ class StaticBatch(PaddedBatch):
         return self.model.forward(self._token, self._bias, self._position, self.cache)
 
 
-class VarlenBatch(StaticBatch):
-    """As the static batch, but every sequence attends to as many columns as it has tokens.
-
-    Prompts are read with padding, then moved to the beginning of their slots: the column of a token
-    is its position.
-    """
-
-    def _fix(self) -> None:
-        self._used = torch.zeros((len(self.lengths), 1, 1, 1), dtype=torch.int32,
-                                 device=self.model.device)  # fmt: skip
-        padding, column = self.width - self.lengths, self._position[:, 0]
-        layers = self.cache.layers
-        for at, layer in enumerate(layers):  # one by one: memory for one layer more is enough
-            layers[at] = SlotLayer(layer, self.capacity, padding, column)
-
-    def _use_column(self, step: int) -> None:
-        self._used[:, 0, 0, 0] = self.lengths + step + 1
-
-    def _forward(self) -> Tensor:
-        with over_true_lengths(self.model.module):
-            return self.model.forward(self._token, self._used, self._position, self.cache)
-
-
 def running_batch(cache: str, model: LanguageModel) -> type[PaddedBatch]:
     """Return how batches are run for the configuration key device.cache.
 
     Raises:
-        PipelineError: static shapes, or attention over true lengths, are asked for and the model
-            can't have them.
+        PipelineError: static shapes are asked for and the model can't have them.
     """
-    kinds = {"varlen": VarlenBatch, "static": StaticBatch, "dynamic": GrowingBatch}
-    refusals = {"varlen": model.varlen_refusal, "static": model.static_refusal}
-    return kinds[kind_of_cache(cache, model, refusals)]
+    return StaticBatch if fixed_shapes(cache, model) else GrowingBatch

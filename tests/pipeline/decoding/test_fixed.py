@@ -302,7 +302,6 @@ def test_device_cache_says_whether_shapes_are_fixed(target: LanguageModel) -> No
     for device, cache, made in (
         ("cpu", "auto", False),
         ("cpu", "static", True),
-        ("cpu", "varlen", True),
         ("cuda", "auto", True),
         ("cuda", "dynamic", False),
     ):
