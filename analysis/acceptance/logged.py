@@ -233,22 +233,25 @@ def _above(a: Floats, b: Floats) -> Floats:
 def _kl(
     groups: list[tuple[Range, Range]], p: Range, of_p: Range, where: NDArray[np.intp], tail: Range
 ) -> Range:
-    """Bound KL(p || q), the sum of f(p, q) = p log(p / q) - p + q, which is never below 0.
+    """Bound KL(p || q), the sum of p log(p / q), and of f(p, q) = p log(p / q) - p + q as well.
 
-    f rises as p and q part, so it is least at the ends that are next to each other; joined tokens
-    have no larger sum (f is convex and homogeneous).
+    f is never below 0 and rises as p and q part, so it is least at the ends that are next to each
+    other; joined tokens have no larger sum (f is convex and homogeneous). p log(p / q) falls in q
+    and is convex in p, so it is largest at q's lower end and an end of p. That sum has no term
+    where p = 0, so it is known where every token with p > 0 is listed by both.
     """
     least = np.zeros(len(where))
     for a, b in groups:
         least += np.sum(_divergence(a.low, b.high, a.low > b.high), axis=-1)
         least += np.sum(_divergence(a.high, b.low, b.low > a.high), axis=-1)
-    corners = [_divergence(x, y, True) for x in p for y in of_p]
-    known = (where >= 0).all(axis=1) & (tail.high <= 0.0)
+    corners = [_divergence(x, of_p.low, True, masses=False) for x in p]
+    known = ((where >= 0) | (p.high <= 0.0)).all(axis=1) & (tail.high <= 0.0)
     most = np.where(known, np.max(corners, axis=0).sum(axis=1), np.inf)
     return Range(np.minimum(least, most), most)
 
 
-def _divergence(p: Floats, q: Floats, where: Flags | bool) -> Floats:
+def _divergence(p: Floats, q: Floats, where: Flags | bool, masses: bool = True) -> Floats:
+    """Return p log(p / q), with `masses` less p - q and so at least 0; 0 elsewhere."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = np.where(p > 0, p * (np.log(p) - np.log(q)) - p, 0.0) + q
-    return np.where(where, np.maximum(value, 0.0), 0.0)
+        value = np.where(p > 0, p * (np.log(p) - np.log(q)), 0.0)
+    return np.where(where, np.maximum(value - p + q, 0.0) if masses else value, 0.0)

@@ -110,3 +110,27 @@ def test_made_up_step() -> None:
     assert (other.draft_rank[0], other.argmax_rank[0]) == (0, 0)
     assert (other.draft_prob.low[0], other.draft_prob.high[0]) == (0.0, pytest.approx(0.1))
     assert other.tv.low[0] == pytest.approx(0.5)  # 0.6 - 0.1, and q's rest is at most 0.1
+
+
+@pytest.mark.parametrize("q_k", [5, 2])
+@pytest.mark.parametrize("near", [False, True])
+def test_the_kl_counts_what_the_drafter_has_elsewhere(q_k: int, near: bool) -> None:
+    """p lists a token of probability 0, so its tail is 0 too; q has its mass beyond p's list."""
+    p = np.array([[0.999, 0.001, 0.0, 0.0, 0.0]])
+    q = np.array([[0.4, 0.0005, 0.0005, 0.59, 0.009]])
+    if near:
+        p, q = np.array([[0.7, 0.3, 0, 0, 0]]), np.array([[0.699, 0.3, 0.0005, 0.0003, 0.0002]])
+    pair = compare_logged(exact(p, 3), exact(q, q_k))
+    true = float(np.sum(p * np.log(np.maximum(p, 1e-300) / q)))
+    assert pair.kl.low[0] <= true * (1 + 1e-12)
+    whole = q_k == 5 or near
+    assert pair.kl.high[0] == pytest.approx(true if whole else np.inf, abs=1e-12)
+    verdict = judge_logged(pair, [StrictGreedy()])[0]
+    assert verdict.certified_kl[0][0] == (near and verdict.accepted[0][0])
+    assert len(verdict.violations) == 0
+
+
+def exact(p: np.ndarray, k: int) -> TopK:
+    full = TopK.from_probabilities(p, k)
+    with np.errstate(divide="ignore"):
+        return TopK.from_log_probs(full.ids, np.log(full.probs), 0.0, p.shape[1])
