@@ -60,7 +60,6 @@ def is_name(value: str) -> bool:
     )
 
 
-IN_UNIT = "a list of numbers in [0, 1)"
 A_NAME = (
     "a name that begins with a letter or digit, on one line, without / and of at most "
     f"{LONGEST_NAME} bytes"
@@ -174,31 +173,12 @@ class RunLengths:
 
 
 @dataclass
-class Stopping:
-    """Thresholds at which a drafter stops, compared by the stage acceptance."""
-
-    draft_length: int = _at_least(1)
-    shares: list[float] = _ranged(
-        "a list of different numbers in (0, 1]",
-        lambda values: len(values) == len(set(values)) and all(0 < v <= 1 for v in values),
-    )
-    confidence: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
-    max_q: list[float] = _ranged(IN_UNIT, lambda values: all(0 <= v < 1 for v in values))
-    calibrated: list[float] = _ranged(IN_UNIT, lambda values: all(0 <= v < 1 for v in values))
-
-
-@dataclass
 class Acceptance:
     """What is asked of a target and a drafter besides the rules of `criteria`."""
 
     presets: dict[str, Any] = MISSING  # rules as inference engines ship them, by printed name
     dials: list[Any] = MISSING  # rules with lists of values: what each relaxation costs and gains
-    wanted_length: float = _ranged("a number of at least 1", lambda value: value >= 1)
-    stopping: Stopping = field(default_factory=Stopping)
-    fractions: list[float] = _ranged(
-        "a non-empty list of numbers in (0, 1)",
-        lambda values: len(values) > 0 and all(0 < value < 1 for value in values),
-    )
+    draft_length: int = _at_least(1)  # of the calls that a mean KL certifies
     divergences: list[str] = _ranged(
         f"a non-empty list of different ones of {', '.join(MEASURED)}",
         lambda values: 0 < len(values) == len(set(values)) and set(values) <= set(MEASURED),
@@ -268,7 +248,7 @@ class Accuracy:
 class Statistics:
     """The bootstrap over prompts."""
 
-    resamples: int = _at_least(1)
+    resamples: int = _ranged("an integer from 1 to 100000", lambda value: 1 <= value <= 100_000)
     confidence: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
     seed: int = _at_least(0)
 

@@ -1,16 +1,18 @@
-"""Which setting of a rule certifies what is wanted: the strictest, and its interval over prompts.
+"""Which setting of a rule reaches what is wanted: the strictest, and its interval over prompts.
 
-The certificates of a step grow as a rule is relaxed. So the share of certified steps and the
-certified tokens a call grow with the parameter, in the sample as in every resample of its prompts,
-and each question is a search: the first setting at which a ratio of sums over prompts is reached.
-The limits of the interval are quantiles of the resamples' own answers. A resample's answer is not
-beyond a setting iff the resample reaches what is wanted there, so they are found by the same
-search, each for another number of resamples.
+A more relaxed rule certifies, and accepts, a superset of the steps. So the share of steps and the
+tokens a call grow with the parameter, in the sample as in every resample of its prompts, and each
+question is a search: the first setting at which a ratio of sums over prompts is reached. Settings
+lie on a grid: `RESOLUTION` apart, whole numbers of an integer. The limits of the interval are
+quantiles of the resamples' own answers. A resample's answer is not beyond a setting iff the
+resample reaches what is wanted there, so they are found by the same search, each for another number
+of resamples.
 
-How many tokens have to be accepted at a step is found once, for all rules that go by ranks
-(`certificates.needed`). A setting then is one comparison a step. The other steps are certified
-setting by setting: those of trees and of rounded log-probabilities, and the few whose stored tokens
-do not suffice.
+What a rule certifies is a matter of ranks. The certificate of a rule that accepts n tokens is M of
+rank n + 1, the first one that is rejected, and M grows with the rank. So one number a step says
+which rules certify eps there: all that accept at least so many tokens (`least_counts`). A setting
+then is one comparison a step. The other steps are certified setting by setting: those of rounded
+log-probabilities and of rules without a threshold, and the few whose stored tokens do not suffice.
 """
 
 from __future__ import annotations
@@ -19,29 +21,33 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
+from ..beyond.probability import FirstRanks
 from ..certificates.certify import certify
-from ..certificates.needed import Needed, least_counts
 from ..rules.dials import Dial
-from ..rules.rule import Rule
-from ..statistics.bootstrap import Flags, Numbers, PromptBootstrap
+from ..rules.rule import Counts, Cut, Rule
+from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
 from ..statistics.calls import calls_made
 from ..statistics.trajectories import Trajectories
 from ..topk import TopK
+from .realised import Steps
 
 RESOLUTION = 1e-4  # to which a continuous parameter is found
 CHUNK = 8192  # steps certified at once
 ROUNDING = 1e-9  # of a sum, by which it may miss what is wanted
+AT_ONCE = (2, 6, 24, 96)  # counts tried in one pass, over the steps that are still open
+Passing = Callable[[Rule, Flags, Flags], Flags]  # which steps pass, of those surely and possibly
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted of a rule: a share of certified steps, or certified tokens a call.
+    """What is wanted of a rule: a share of the steps, or tokens a call.
 
     Attributes:
-        share: in (0, 1], of the steps; or None.
+        share: in (0, 1]; or None.
         tokens: a verification call, at least 1; or None.
         draft_length: of the calls, None for drafts of any length.
     """
@@ -68,14 +74,12 @@ class Goal:
         """The number that is to be reached."""
         return float(self.tokens if self.share is None else self.share)  # type: ignore[arg-type]
 
-    def sums(self, certain: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
-        """Return what is above and below the ratio, (P, G) each, of (N, G) certain steps."""
-        steps = np.bincount(trajectories.prompts)[:, None]
+    def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
+        """Return what is above and below the ratio, (P,) each, of (N,) steps that pass."""
+        steps = np.bincount(trajectories.prompts)
         if self.share is None:
-            calls = calls_made(certain, trajectories, self.draft_length)
-            return np.broadcast_to(steps, calls.shape), calls
-        count = np.add.reduceat(certain, trajectories.starts, axis=0, dtype=np.intp)
-        return count, np.broadcast_to(steps, count.shape)
+            return steps, calls_made(passed[:, None], trajectories, self.draft_length)[:, 0]
+        return np.bincount(trajectories.prompts, weights=passed), steps
 
 
 @dataclass(frozen=True)
@@ -155,71 +159,131 @@ class Solver:
             raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
         self._dist, self._eps, self._divergence = dist, eps, divergence
         self._bootstrap, self._trajectories = bootstrap, trajectories
-        rounded = dist.log_prob_error is not None
-        self._needed = None if rounded else Needed(dist, least_counts(dist, eps, divergence))
+        self._counts: Counts | None = None
+        if dist.log_prob_error is None:
+            self._counts = least_counts(dist, eps, divergence)
+            self._p = probability_at(dist, self._counts)
 
     def solve(self, dial: Dial, goals: Sequence[Goal]) -> list[Solution]:
         """Find the strictest setting of a rule for each goal; args and errors as of `solve`."""
-        settings = _Settings(self._dist, dial, self._eps, self._divergence, self._needed)
-        return [
-            _answer(settings, _Reached(settings, goal, self._bootstrap, self._trajectories))
-            for goal in goals
-        ]
+        certify(self._dist[:1], dial.rules, divergence=self._divergence)  # refuses what it can't
+        return _answers(self._certified, dial, goals, self._bootstrap, self._trajectories)
+
+    def _certified(self, rule: Rule, sure: Flags, possible: Flags) -> Flags:
+        """Return at which steps a rule certifies eps, (N,)."""
+        passed, open_ = sure.copy(), possible & ~sure
+        if self._counts is not None:
+            enough = accepts_rank(self._dist, self._counts, self._p, rule)
+            if enough is not None:
+                known = self._counts <= self._dist.k
+                passed |= known & enough
+                open_ &= ~known
+        at = np.flatnonzero(open_)
+        for start in range(0, len(at), CHUNK):
+            part = at[start : start + CHUNK]
+            found = certify(self._dist[part], rule, divergence=self._divergence)
+            passed[part] = found.lower[:, 0] > self._eps
+        return passed
 
 
-def _answer(settings: _Settings, reached: _Reached) -> Solution:
-    """Find the setting of one goal, and the limits of its interval."""
-    resamples, confidence = reached.resamples, reached.confidence
-    cut = max(1, math.ceil((1 - confidence) / 2 * resamples - ROUNDING))
-    at, strict, relaxed = (
-        _first(settings.last, test)
-        for test in (
-            reached.overall,
-            lambda i: reached.in_resamples(i) >= cut,
-            lambda i: reached.in_resamples(i) >= resamples - cut + 1,
-        )
-    )
-    ends = [strict, relaxed] if settings.grows else [relaxed, strict]
-    value, low, high = (math.nan if i is None else settings.value(i) for i in (at, *ends))
-    rule = None if at is None else settings.rule(at)
-    ratio = reached.ratio(settings.last if at is None else at)
-    return Solution(settings.parameter, rule, value, low, high, ratio)
+def solve_accepted(
+    steps: Steps, dial: Dial, goals: Sequence[Goal], bootstrap: PromptBootstrap
+) -> list[Solution]:
+    """Find the strictest settings with which a drafter is accepted as often as is wanted."""
+    known = np.minimum(steps.draft_rank, steps.target.k)
+    stored = probability_at(steps.target, known)
+    p = np.where(steps.draft_rank > steps.target.k, np.exp(steps.draft_log_prob), stored)
+    drafted = steps.drafted(slice(None))
+
+    def accepted(rule: Rule, _sure: Flags, _possible: Flags) -> Flags:
+        passed = accepts_rank(steps.target, steps.draft_rank, p, rule)
+        return rule.accepts(steps.target, drafted) if passed is None else passed
+
+    return _answers(accepted, dial, goals, bootstrap, steps.trajectories)
 
 
-def _first(last: int, test: Callable[[int], bool]) -> int | None:
-    """Return the first of the places 0 to `last` at which a test holds, None where none does.
+def least_counts(dist: TopK, eps: float, divergence: str = "kl") -> Counts:
+    """Return the least number of accepted tokens that certifies eps at each of N steps.
 
-    A test that holds holds at all places behind.
+    Args:
+        dist: N steps, of which all stored numbers are exact.
+        eps: at least 0; certified is what exceeds it.
+        divergence: as `certify` names it.
+
+    Returns:
+        (N,), at least 1, at most K; K + 1 where even the K stored tokens are too few, or where
+        that can't be told from them: the certificate of a rule that accepts them all, and may
+        accept more, is then to be asked for.
+
+    Example:
+        >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
+        >>> least_counts(dist, 0.06).tolist()
+        [2, 2]
     """
-    return bisect_left(range(last), True, key=test) if test(last) else None
+    whole = dist.k == dist.vocab_size  # then a rule that accepts all rejects nothing
+    counts = np.full(len(dist), dist.k if whole else dist.k + 1, dtype=np.int32)
+    open_, tried = np.arange(len(dist)), 0
+    for most in (*AT_ONCE, dist.k - 1):
+        last = min(most, dist.k - 1)
+        if last <= tried or not len(open_):
+            continue
+        rules = [FirstRanks(n) for n in range(tried + 1, last + 1)]
+        part = dist if len(open_) == len(dist) else dist[open_]
+        certified = certify(part, rules, divergence=divergence).lower > eps
+        found = certified.any(axis=1)
+        counts[open_[found]] = tried + 1 + certified[found].argmax(axis=1)
+        open_, tried = open_[~found], last
+    return counts
+
+
+def probability_at(dist: TopK, ranks: Counts) -> Floats:
+    """Return the (N,) probabilities of stored ranks, to the bit as `dist.probs` has them."""
+    at = np.arange(len(dist)), np.minimum(ranks, dist.k) - 1
+    if dist.logits is None:
+        assert dist.stored_probs is not None
+        return np.asarray(dist.stored_probs[at])
+    below = dist.logits[at] - dist.logits[:, 0].astype(np.float64)
+    return np.asarray(np.exp(below / dist.temperature - dist.top_surprisal))
+
+
+def accepts_rank(dist: TopK, ranks: Counts, p: Floats, rule: Rule) -> Flags | None:
+    """Return at which steps a rule accepts the token of a rank, (N,); None if it has no threshold.
+
+    Args:
+        dist: N steps.
+        ranks: (N,) of the tokens, from 1.
+        p: (N,) their probabilities.
+        rule: the rule.
+
+    Raises:
+        ValueError: the rule says nothing, or needs raw logits that are not known.
+    """
+    form = rule.form(dist)
+    if not isinstance(form, Cut):
+        return None
+    passes = p > form.threshold(dist)
+    if form.max_rank is not None:
+        passes &= ranks <= form.max_rank
+    return np.asarray(passes | (ranks == 1))
 
 
 class _Settings:
-    """The settings of a dial on a grid, from 0 (strict) to `last` (relaxed), and what they certify.
+    """The settings of a dial on a grid, from 0 (strict) to `last` (relaxed), and what passes there.
 
     Attributes:
         last: the place of the dial's last setting.
         grows: whether the parameter grows as the rule is relaxed.
-        parameter: its name.
     """
 
-    def __init__(
-        self, dist: TopK, dial: Dial, eps: float, divergence: str, needed: Needed | None
-    ) -> None:
-        certify(dist[:1], dial.rules, divergence=divergence)  # what it refuses, is refused here
-        self._dist, self._dial, self._eps, self._divergence = dist, dial, eps, divergence
-        by_rank = needed is not None and needed.met(dial.rules[0]) is not None
-        self._needed = needed if by_rank else None
-        self._open = np.arange(len(dist))  # steps that are certified setting by setting
-        if self._needed is not None:
-            self._open = np.flatnonzero(self._needed.counts > dist.k)
+    def __init__(self, dial: Dial, passing: Passing, size: int) -> None:
+        self._dial, self._passing = dial, passing
         self._strict, self._relaxed = dial.value(dial.rules[0]), dial.value(dial.rules[-1])
-        self.parameter, self.grows = dial.parameter, self._relaxed >= self._strict
+        self.grows = self._relaxed >= self._strict
         self._whole = isinstance(dial.rules[0].parameters[dial.parameter], int)
         step = 1.0 if self._whole else RESOLUTION
         self.last = max(1, math.ceil(abs(self._relaxed - self._strict) / step - ROUNDING))
         self._step = math.copysign(step, self._relaxed - self._strict)
-        self._certain: dict[int, Flags] = {}
+        self._known = {-1: np.zeros(size, dtype=bool), self.last + 1: np.ones(size, dtype=bool)}
 
     def value(self, i: int) -> float:
         """Return the parameter at a place."""
@@ -230,71 +294,69 @@ class _Settings:
         kind = int if self._whole else float
         return replace(self._dial.rules[0], **{self._dial.parameter: kind(self.value(i))})
 
-    def certain(self, i: int) -> Flags:
-        """Return the (N,) steps that are certified at a place."""
-        if i not in self._certain:
-            self._certain[i] = self._certify(i)
-        return self._certain[i]
-
-    def _certify(self, i: int) -> Flags:
-        """Certify the steps, but for those that a place looked at before decides."""
-        rule = self.rule(i)
-        certain = None if self._needed is None else self._needed.met(rule)
-        if certain is None:
-            certain = np.zeros(len(self._dist), dtype=bool)
-        at = self._open
-        stricter = max((place for place in self._certain if place < i), default=None)
-        if stricter is not None:
-            sure = self._certain[stricter][at]
-            certain[at[sure]] = True
-            at = at[~sure]
-        relaxed = min((place for place in self._certain if place > i), default=None)
-        if relaxed is not None:
-            at = at[self._certain[relaxed][at]]
-        for start in range(0, len(at), CHUNK):
-            part = at[start : start + CHUNK]
-            found = certify(self._dist[part], rule, divergence=self._divergence)
-            certain[part] = found.lower[:, 0] > self._eps
-        return certain
-
-
-class _Reached:
-    """How far settings come towards one goal, overall and in the resamples."""
-
-    def __init__(
-        self,
-        settings: _Settings,
-        goal: Goal,
-        bootstrap: PromptBootstrap,
-        trajectories: Trajectories,
-    ) -> None:
-        self._settings, self._goal = settings, goal
-        self._bootstrap, self._trajectories = bootstrap, trajectories
-        self.resamples, self.confidence = len(bootstrap.weights), bootstrap.confidence
-        self._known: dict[int, tuple[Numbers, Numbers]] = {}
-        self._enough: dict[int, int] = {}
-
-    def overall(self, i: int) -> bool:
-        """Whether the steps at hand reach what is wanted at a place."""
-        above, below = self._sums(i)
-        return bool(above.sum() >= (self._goal.wanted - ROUNDING) * below.sum())
-
-    def in_resamples(self, i: int) -> int:
-        """Return how many resamples reach it."""
-        if i not in self._enough:
-            above, below = map(self._bootstrap.sums, self._sums(i))
-            self._enough[i] = int(np.sum(above >= (self._goal.wanted - ROUNDING) * below))
-        return self._enough[i]
-
-    def ratio(self, i: int) -> float:
-        """Return what the steps at hand reach."""
-        above, below = self._sums(i)
-        return float(above.sum() / below.sum())
-
-    def _sums(self, i: int) -> tuple[Numbers, Numbers]:
-        """Return what is above and below the ratio, (P,) each."""
+    def passed(self, i: int) -> Flags:
+        """Return the (N,) steps that pass at a place; places looked at before decide most."""
         if i not in self._known:
-            certain = self._settings.certain(i)[:, None]
-            above, below = self._goal.sums(certain, self._trajectories)
-            self._known[i] = above[:, 0], below[:, 0]
+            sure = self._known[max(place for place in self._known if place < i)]
+            possible = self._known[min(place for place in self._known if place > i)]
+            self._known[i] = self._passing(self.rule(i), sure, possible)
         return self._known[i]
+
+
+def _answers(
+    passing: Passing,
+    dial: Dial,
+    goals: Sequence[Goal],
+    bootstrap: PromptBootstrap,
+    trajectories: Trajectories,
+) -> list[Solution]:
+    settings = _Settings(dial, passing, len(trajectories.prompts))
+    return [_answer(settings, dial.parameter, goal, bootstrap, trajectories) for goal in goals]
+
+
+def _answer(
+    settings: _Settings,
+    parameter: str,
+    goal: Goal,
+    bootstrap: PromptBootstrap,
+    trajectories: Trajectories,
+) -> Solution:
+    """Find the setting of one goal, and the limits of its interval."""
+    wanted = goal.wanted - ROUNDING
+
+    @cache
+    def sums(i: int) -> tuple[Numbers, Numbers]:
+        return goal.sums(settings.passed(i), trajectories)
+
+    def overall(i: int) -> bool:
+        above, below = sums(i)
+        return bool(above.sum() >= wanted * below.sum())
+
+    @cache
+    def resamples(i: int) -> int:
+        above, below = map(bootstrap.sums, sums(i))
+        return int(np.sum(above >= wanted * below))
+
+    size = len(bootstrap.weights)
+    cut = max(1, math.ceil((1 - bootstrap.confidence) / 2 * size - ROUNDING))
+    at, strict, relaxed = (
+        _first(settings.last, test)
+        for test in (
+            overall,
+            lambda i: resamples(i) >= cut,
+            lambda i: resamples(i) >= size - cut + 1,
+        )
+    )
+    ends = [strict, relaxed] if settings.grows else [relaxed, strict]
+    value, low, high = (math.nan if i is None else settings.value(i) for i in (at, *ends))
+    rule = None if at is None else settings.rule(at)
+    above, below = sums(settings.last if at is None else at)
+    return Solution(parameter, rule, value, low, high, float(above.sum() / below.sum()))
+
+
+def _first(last: int, test: Callable[[int], bool]) -> int | None:
+    """Return the first of the places 0 to `last` at which a test holds, None where none does.
+
+    A test that holds holds at all places behind.
+    """
+    return bisect_left(range(last), True, key=test) if test(last) else None

@@ -7,7 +7,7 @@ certain and at the other one, which differ only then.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from .realised import Steps, Verdict
 
 Row = dict[str, str | float]
 Weights = Floats | Flags
+UNION = "union"  # of divergences: the steps that at least one of them certifies
 LENGTH_COLUMNS = ["value", "optimistic", "ci_low", "ci_high", "cut", "cut_optimistic"]
 
 
@@ -170,33 +171,73 @@ def depth_statistics(
     return pd.DataFrame(rows).assign(depth=depth)
 
 
-def kl_needed(
-    verdict: Verdict, fractions: Sequence[float], bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Return the KL below which a drafter is certified on a fraction of the steps.
+def coverage(found: Mapping[str, Verdict], bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return what one rule's certificates cover, by divergence and by their union.
 
-    For a fraction f of N steps it is the ceil(f N)-th largest certificate R: at least f N steps
+    No divergence is stronger than the others, so the steps that at least one of them certifies are
+    more than those of any one. Each certifies accepted steps only.
+
+    Args:
+        found: the rule's verdict by the name of the divergence; at least one.
+        bootstrap: over prompts.
+
+    Returns:
+        Rows with rule, divergence (the name, or union), statistic, value, optimistic, ci_low and
+        ci_high. certified: share of all steps; coverage: certified among accepted. value takes the
+        lower ends of certificates, optimistic the upper ones.
+    """
+    verdicts = list(found.values())
+    accepted, everywhere = verdicts[0].accepted, np.ones(len(verdicts[0].accepted), dtype=bool)
+    ends = {name: (one.certified, one.certifiable) for name, one in found.items()}
+    ends[UNION] = (
+        np.any([one.certified for one in verdicts], axis=0),
+        np.any([one.certifiable for one in verdicts], axis=0),
+    )
+    rows: list[Row] = [
+        {"rule": verdicts[0].rule.label, "divergence": name, **row}
+        for name, (sure, maybe) in ends.items()
+        for row in (
+            between_row("certified", sure, maybe, everywhere, bootstrap),
+            between_row("coverage", sure, maybe & accepted, accepted, bootstrap),
+        )
+    ]
+    return pd.DataFrame(rows)
+
+
+def finite_shares(distances: Mapping[str, Floats], bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return the share of steps at which each divergence is finite, in rows of no rule.
+
+    A drafter with a reduced vocabulary has an infinite KL(p || q) wherever p has other tokens.
+    """
+    rows: list[Row] = []
+    for name, values in distances.items():
+        everywhere = np.ones(len(values), dtype=bool)
+        row = share_row("finite", np.isfinite(values), everywhere, bootstrap)
+        rows.append({"rule": "", "divergence": name, **row})
+    return pd.DataFrame(rows)
+
+
+def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBootstrap) -> Row:
+    """Return the KL below which a drafter is certified on a share of the steps, nats.
+
+    For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): at least n steps
     have an R of at least this value, so that a drafter whose KL stays below it at every step is
     certified there, and no larger value has as many. At the value itself nothing is promised.
 
+    Args:
+        lower: (N,) lower ends of the certificates.
+        upper: (N,) upper ends.
+        share: in (0, 1].
+        bootstrap: over prompts.
+
     Returns:
-        One row a fraction: `value` from the lower ends of the certificates, `optimistic` from
-        the upper ends, the limits `ci_low` of value and `ci_high` of optimistic; nats, +inf
-        where so many regions are empty.
+        `value` from the lower ends, `optimistic` from the upper ends, the limits `ci_low` of value
+        and `ci_high` of optimistic; +inf where so many regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
-    negated = _quantiles(-verdict.upper, -verdict.lower, fractions, bootstrap)
-    optimistic, value, high, low = (-column for column in negated)
-    return pd.DataFrame(
-        {
-            "rule": verdict.rule.label,
-            "fraction": list(fractions),
-            "value": value,
-            "optimistic": optimistic,
-            "ci_low": low,
-            "ci_high": high,
-        }
-    )
+    negated = _quantiles(-upper, -lower, [share], bootstrap)
+    optimistic, value, high, low = (-column[0] for column in negated)
+    return _row("kl_needed", value, optimistic, low, high)
 
 
 def _row(statistic: str, value: float, optimistic: float, low: float, high: float) -> Row:

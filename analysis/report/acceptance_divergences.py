@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..acceptance.coverage import UNION
+from ..acceptance.summary import UNION
 from .dots import dots
 from .figure import Figure
 from .notes import few_notes

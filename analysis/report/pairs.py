@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..acceptance.coverage import UNION
+from ..acceptance.summary import UNION
 from ..rules import Rule
 
 
@@ -25,9 +25,6 @@ class Pairs:
         listing: group, name, parameter, setting, rule; the same for all targets.
         statistics: target, rule, statistic, value, optimistic, ci_low, ci_high, cut, cut_optimistic
             (NaN where it is no length), prompts, few_prompts.
-        needed: target, rule, fraction, value, optimistic, ci_low, ci_high, prompts, few_prompts.
-        reached: target, dial, parameter, kind, wanted, value, length, optimistic,
-            optimistic_length, empty.
         sampled: temperature at which the targets' answers were sampled; None where they were not,
             or not from the whole distribution.
         depths: target, depth, rule, statistic, value, optimistic, ci_low, ci_high, prompts,
@@ -38,12 +35,8 @@ class Pairs:
             statistic, value, ci_low, ci_high, prompts, few_prompts.
         sampling: target, law, at (curve or drafter), kind (step, uniform, budget, measured), eps,
             value, ci_low, ci_high, prompts, few_prompts; empty where no answers were sampled.
-        ranking: target, rule, over (uncertified or all), score, steps, accepted, value, ci_low,
-            ci_high, prompts, few_prompts; may be empty.
         frontier: target, rule, cost (departure or nats), nodes, tokens, tokens_low, tokens_high,
             cut, value, ci_low, ci_high, frontier, better, prompts, few_prompts.
-        stopping: target, measure, setting, at, depth, statistic, value, ci_low, ci_high, prompts,
-            few_prompts; may be empty.
     """
 
     drafter: str
@@ -51,16 +44,12 @@ class Pairs:
     rules: Mapping[str, Rule]
     listing: pd.DataFrame
     statistics: pd.DataFrame
-    needed: pd.DataFrame
-    reached: pd.DataFrame
     sampled: float | None = None
     depths: pd.DataFrame = field(default_factory=pd.DataFrame)
     divergences: pd.DataFrame = field(default_factory=pd.DataFrame)
     budgets: pd.DataFrame = field(default_factory=pd.DataFrame)
     sampling: pd.DataFrame = field(default_factory=pd.DataFrame)
-    ranking: pd.DataFrame = field(default_factory=pd.DataFrame)
     frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
-    stopping: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def names(self) -> dict[str, str]:

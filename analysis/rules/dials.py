@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .build import expand
 from .rule import Rule
-
-RESOLUTION = 1e-3  # to which a continuous parameter is found
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,6 @@ class Dial:
     def value(self, rule: Rule) -> float:
         """Return the parameter of a rule of this dial."""
         return float(rule.parameters[self.parameter])
-
-    def between(self, strict: Rule, relaxed: Rule) -> Rule | None:
-        """Return the rule half-way, or None when the two are next to each other."""
-        low, high = self.value(strict), self.value(relaxed)
-        whole = isinstance(strict.parameters[self.parameter], int)
-        if abs(high - low) <= (1 if whole else RESOLUTION):
-            return None
-        middle = (low + high) / 2
-        return replace(strict, **{self.parameter: int(middle) if whole else middle})
 
 
 def build_dial(mapping: Mapping[str, Any]) -> Dial:

@@ -8,6 +8,8 @@ from typing import Any
 from analysis.report.escape import macro
 from analysis.rules import Rule, expand
 from analysis.rules.dials import Dial, build_dial
+from analysis.rules.rule import Coverage, Cut
+from analysis.topk import TopK
 from pipeline.errors import PipelineError
 
 
@@ -36,6 +38,16 @@ def build_rules(config: Any, key: str = "criteria") -> list[Rule]:
     if twice:
         raise PipelineError(f"{key}: {', '.join(twice)} is given twice")
     return rules
+
+
+def judged_by_logs(rule: Rule) -> bool:
+    """Whether a rule can be judged by rounded log-probabilities: no raw logits, no own counts."""
+    tokens = range(rule.minimum_k)
+    probe = TopK.from_log_probs([tokens], [[-99.0] * rule.minimum_k], 0.0, 2**31)
+    try:
+        return isinstance(rule.form(probe), Cut | Coverage)
+    except ValueError:
+        return False
 
 
 def check_names(targets: Sequence[str], rules: Sequence[Rule]) -> None:

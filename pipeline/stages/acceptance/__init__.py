@@ -5,7 +5,6 @@ Run it with ``python -m pipeline stage=acceptance drafter=...``.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
@@ -74,10 +73,8 @@ def nodes(request: Request) -> list[Node]:
         "rules": [rule_slice(rule) for rule in request.rules],
         "presets": {name: rule_slice(rule) for name, rule in presets.items()},
         "dials": [rule_slice(rule) for rule in turned],
-        "fractions": list(asked.fractions),
         "divergences": list(asked.divergences),
-        "wanted_length": asked.wanted_length,
-        "stopping": asdict(asked.stopping),
+        "draft_length": asked.draft_length,
         "window": config.run_lengths.window,
         **statistics_slice(config),
     }
@@ -149,7 +146,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=6,
+    version=7,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -167,8 +164,10 @@ STAGE = Stage(
             "setting": "float64",  # its value, else null
             "rule": "string",
         },
-        "statistics": {  # analysis.acceptance.summary.rule_statistics
-            "rule": "string",
+        "statistics": {  # analysis.acceptance.summary
+            "rule": "string",  # empty: of the drafter alone
+            "divergence": "string",  # of the certificates, or union; empty: kl
+            "depth": "int32",  # of the draft, of a head; 0: the first, with all that is known of it
             "statistic": "string",
             "value": "float64",
             "optimistic": "float64",
@@ -178,64 +177,13 @@ STAGE = Stage(
             "cut_optimistic": "float64",
             **COUNTED,
         },
-        "profile": {
-            "rule": "string",
-            "by": "string",  # position or margin
-            "bin": "int32",
-            "begin": "float64",
-            "end": "float64",
-            "steps": "int64",
-            "accepted": "float64",
-            "certified": "float64",
-        },
-        "depths": {  # of a head: analysis.acceptance.summary.depth_statistics
-            "depth": "int32",
-            "rule": "string",  # empty: of the drafter alone
-            "statistic": "string",
-            "value": "float64",
-            "optimistic": "float64",
-            "ci_low": "float64",
-            "ci_high": "float64",
-            **COUNTED,
-        },
-        "divergences": {  # analysis.acceptance.coverage
-            "rule": "string",  # empty: of the drafter alone
-            "divergence": "string",  # or union
-            "statistic": "string",
-            "value": "float64",
-            "optimistic": "float64",
-            "ci_low": "float64",
-            "ci_high": "float64",
-            **COUNTED,
-        },
-        "budgets": {  # analysis.acceptance.budgets
-            "rule": "string",
+        "levels": {  # what a KL of eps certifies: analysis.acceptance.budgets and sampling
+            "rule": "string",  # or the law of an acceptance that is sampled
             "at": "string",  # curve, or drafter: its mean KL
-            "kind": "string",  # uniform, budget or realised
+            "kind": "string",  # uniform, budget, step, realised or measured
             "eps": "float64",  # nats
-            "statistic": "string",
+            "statistic": "string",  # acceptance, tokens, tokens_<draft length> or probability
             "value": "float64",
-            "ci_low": "float64",
-            "ci_high": "float64",
-            **COUNTED,
-        },
-        "sampling": {  # analysis.acceptance.sampling, at the temperature of the answers
-            "law": "string",
-            "at": "string",  # curve, or drafter: its mean KL there
-            "kind": "string",  # step, uniform, budget or measured
-            "eps": "float64",  # nats
-            "value": "float64",  # probability
-            "ci_low": "float64",
-            "ci_high": "float64",
-            **COUNTED,
-        },
-        "ranking": {  # analysis.acceptance.ranking
-            "rule": "string",
-            "over": "string",  # uncertified or all
-            "score": "string",
-            "steps": "int64",
-            "accepted": "float64",
-            "value": "float64",  # area under the curve
             "ci_low": "float64",
             "ci_high": "float64",
             **COUNTED,
@@ -255,36 +203,15 @@ STAGE = Stage(
             "better": "string",  # the rule that is, empty: none
             **COUNTED,
         },
-        "stopping": {  # analysis.acceptance.confidence
-            "measure": "string",  # certified, max_q, entropy, calibrated or whole
-            "setting": "string",  # whole, share, as often or threshold; empty: the measure
-            "at": "float64",  # the setting's value, else null
-            "depth": "int32",  # of the tested tokens; 0: all
-            "statistic": "string",
-            "value": "float64",
-            "ci_low": "float64",
-            "ci_high": "float64",
-            **COUNTED,
-        },
-        "needed": {
+        "profile": {
             "rule": "string",
-            "fraction": "float64",  # of steps certified
-            "value": "float64",  # a KL below it suffices, nats; from lower
-            "optimistic": "float64",  # from upper
-            "ci_low": "float64",
-            "ci_high": "float64",
-            **COUNTED,
-        },
-        "reached": {  # the strictest setting of a dial with the wanted length
-            "dial": "string",
-            "parameter": "string",
-            "kind": "string",  # realised or certified
-            "wanted": "float64",
-            "value": "float64",  # null where no setting reaches it
-            "length": "float64",  # estimator long_run
-            "optimistic": "float64",  # from upper
-            "optimistic_length": "float64",
-            "empty": "float64",  # share of steps that reject nothing, at value
+            "by": "string",  # position or margin
+            "bin": "int32",
+            "begin": "float64",
+            "end": "float64",
+            "steps": "int64",
+            "accepted": "float64",
+            "certified": "float64",
         },
     },
     nodes=nodes,

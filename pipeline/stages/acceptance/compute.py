@@ -1,24 +1,26 @@
 """Judges every rule on every step, and compares with what the certificates promised.
 
-Certificates are computed from
-the drafts artifact's own columns: they must belong to the same p as its ranks and KL.
+Certificates are computed from the drafts artifact's own columns: they must belong to the same p as
+its ranks and KL. Where target and drafter were logged by engines, all is known between two ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from analysis.acceptance.budgets import budget_curves, budget_of_drafter, exceeds_budget
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
-from analysis.acceptance.relaxation import smallest_relaxation
+from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
 from analysis.acceptance.summary import (
+    coverage,
     depth_statistics,
-    kl_needed,
+    finite_shares,
     rule_statistics,
     stochastic_statistics,
 )
@@ -29,33 +31,27 @@ from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node
 from pipeline.plan.summaries import bootstrap_settings
-from pipeline.stages.acceptance.beyond import (
-    budget_rows,
-    divergence_rows,
-    judge_by_divergence,
-    ranking_rows,
-    read_distances,
-    sampling_rows,
-    stopping_rows,
-)
 from pipeline.store import columns, distributions
 from pipeline.store.artifacts import Artifact, Pending
 
 POSITIONS = 16  # of a bin of the profile
 DECILES = 10
-STEP_COLUMNS = (
+LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
+FEWER_LEVELS = LEVELS[::6]  # of certified probabilities, whose mean budgets take longer
+STEP_COLUMNS = (  # as Steps has them
     "position",
     "kl",
     "draft_rank",
     "draft_log_prob",
     "argmax_rank",
-)  # as Steps has them
+)
 SAMPLED_COLUMNS = (  # what stochastic_statistics takes
     "sampled_tv",
     "sampled_erss_acceptance",
     "sampled_harmonic_mean",
     "sampled_draft_prob",
 )
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -71,91 +67,48 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         judge_logs(node, drafts, pending)
         return
     steps, table = read_steps(drafts)
-    per_step = unique([StrictGreedy(), *settings["rules"], *settings["presets"].values()])
+    per_step = _by_label([StrictGreedy(), *settings["rules"], *settings["presets"].values()])
     turned = [rule for dial in settings["dials"] for rule in dial.rules]
-    rules = unique([*per_step.values(), *turned])
+    rules = _by_label([*per_step.values(), *turned])
     verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
-    distances = read_distances(drafts, config["divergences"])
-    judged = judge_by_divergence(steps, per_step, verdicts, distances)
-    for name, by_rule in judged.items():
-        check_sound(by_rule.values(), steps, table["prompt_id"], settings, name, distances[name])
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
-    by_depth = []
-    for depth, deep in enumerate(read_depths(drafts, steps.target), start=1):
-        found = judge(deep, list(per_step.values()))
-        check_sound(found, deep, table["prompt_id"], settings)
-        by_depth.append(depth_statistics(depth, deep, found, bootstrap))
+    chosen = [verdicts[label] for label in per_step]
+    statistics = pd.concat(
+        [
+            *(rule_statistics(steps, x, bootstrap, config["window"]) for x in verdicts.values()),
+            _stochastic(drafts, table, steps, bootstrap),
+            _by_divergence(drafts, config["divergences"], steps, chosen, settings, bootstrap),
+            _by_depth(drafts, steps, chosen, settings, bootstrap),
+        ]
+    )
+    statistics = statistics.reindex(columns=columns.schema("acceptance", "statistics").names)
+    statistics = statistics.fillna({"divergence": "", "depth": 0})
     frames = {
         "listing": rule_listing(settings),
-        "statistics": pd.concat(
+        "statistics": statistics.assign(**bootstrap.counted),
+        "levels": pd.concat(
             [
-                *[
-                    rule_statistics(steps, verdict, bootstrap, config["window"])
-                    for verdict in verdicts.values()
-                ],
-                *sampled_statistics(drafts, table, steps, bootstrap),
+                _budgets(steps, chosen, bootstrap, config["draft_length"]),
+                _sampling(drafts, table, steps, [one.rule for one in chosen], bootstrap),
             ]
         ).assign(**bootstrap.counted),
-        "profile": pd.concat(
-            [profile(steps, verdicts[label], POSITIONS, DECILES) for label in per_step]
-        ),
-        "depths": pd.DataFrame(
-            pd.concat(by_depth) if by_depth else [],
-            columns=columns.schema("acceptance", "depths").names,
-        ).assign(**bootstrap.counted),
-        "divergences": divergence_rows(judged, distances, bootstrap).assign(**bootstrap.counted),
-        "budgets": budget_rows(
-            steps,
-            [verdicts[label] for label in per_step],
-            bootstrap,
-            config["stopping"]["draft_length"],
-        ).assign(**bootstrap.counted),
-        "sampling": sampling_rows(drafts, steps, list(per_step.values()), bootstrap).assign(
-            **bootstrap.counted
-        ),
-        "ranking": ranking_rows(steps, judged, distances, bootstrap).assign(**bootstrap.counted),
         "frontier": frontier(steps, list(verdicts.values()), bootstrap).assign(**bootstrap.counted),
-        "stopping": stopping_rows(drafts, steps, config["stopping"], bootstrap).assign(
-            **bootstrap.counted
-        ),
-        "needed": pd.concat(
-            [kl_needed(verdicts[label], config["fractions"], bootstrap) for label in per_step]
-        ).assign(**bootstrap.counted),
-        "reached": pd.DataFrame(
-            [
-                smallest_relaxation(dial, steps, config["wanted_length"], kind)
-                for dial in settings["dials"]
-                for kind in ("realised", "certified")
-            ],
-            columns=columns.schema("acceptance", "reached").names,  # without dials as well
-        ),
+        "profile": pd.concat([profile(steps, one, POSITIONS, DECILES) for one in chosen]),
     }
     for name, frame in frames.items():
         schema = columns.schema("acceptance", name)
-        if frame.empty:  # a frame of nothing has no columns
-            frame = pd.DataFrame(columns=schema.names)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
     with pending.writer("data", schema) as writer:
-        for label in per_step:
-            writer.write_table(step_rows(table, verdicts[label], schema))
-    pending.facts |= soundness_facts(settings, steps, frames["statistics"], frames["listing"])
+        for one in chosen:
+            writer.write_table(step_rows(table, one, schema))
+    pending.facts |= soundness_facts(settings, steps, list(verdicts.values()))
     pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
     print_soundness(pending.facts)
 
 
-def sampled_statistics(
-    drafts: Artifact, table: pa.Table, steps: Steps, bootstrap: PromptBootstrap
-) -> list[pd.DataFrame]:
-    """Return the statistics of stochastic verification; none where the answers were not sampled."""
-    if drafts.record["facts"]["sampled_temperature"] is None:
-        return []
-    tv, races, harmonic, argmax = (table[name].to_numpy() for name in SAMPLED_COLUMNS)
-    return [stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap)]
-
-
-def unique(rules: Sequence[Rule]) -> dict[str, Rule]:
+def _by_label(rules: Iterable[Rule]) -> dict[str, Rule]:
     """Return rules by label, each once, in order."""
     return {rule.label: rule for rule in rules}
 
@@ -167,28 +120,131 @@ def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
     return Steps(target, **{name: table[name].to_numpy() for name in STEP_COLUMNS}), table
 
 
-def read_depths(drafts: Artifact, target: TopK) -> list[Steps]:
-    """Read what the drafter says at each depth; nothing where there is one: `read_steps` has it."""
-    table = drafts.read(columns=["position", *(f"depth_{name}" for name in STEP_COLUMNS[1:])])
-    position = table["position"].to_numpy()
+def _stochastic(
+    drafts: Artifact, table: pa.Table, steps: Steps, bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Return the statistics of stochastic verification; none where the answers were not sampled."""
+    if drafts.record["facts"]["sampled_temperature"] is None:
+        return pd.DataFrame()
+    tv, races, harmonic, argmax = (table[name].to_numpy() for name in SAMPLED_COLUMNS)
+    return stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap)
+
+
+def _by_divergence(
+    drafts: Artifact,
+    divergences: Sequence[str],
+    steps: Steps,
+    by_kl: Sequence[Verdict],
+    settings: Any,
+    bootstrap: PromptBootstrap,
+) -> pd.DataFrame:
+    """Return what the certificates of each divergence, and their union, cover of each rule."""
+    table = drafts.read(columns=["prompt_id", *divergences])
+    distances = {name: table[name].to_numpy() for name in divergences}
+    judged = {}
+    for name, distance in distances.items():
+        rules = [one.rule for one in by_kl]
+        judged[name] = by_kl if name == "kl" else judge(steps, rules, name, distance)
+        check_sound(judged[name], steps, table["prompt_id"], settings, name, distance)
+    covered = [
+        coverage(dict(zip(judged, found, strict=True)), bootstrap)
+        for found in zip(*judged.values(), strict=True)
+    ]
+    return pd.concat([finite_shares(distances, bootstrap), *covered])
+
+
+def _by_depth(
+    drafts: Artifact,
+    steps: Steps,
+    verdicts: Sequence[Verdict],
+    settings: Any,
+    bootstrap: PromptBootstrap,
+) -> pd.DataFrame:
+    """Return the statistics at each depth of a draft; none where there is one: it is the first."""
+    table = drafts.read(columns=["prompt_id", *(f"depth_{name}" for name in STEP_COLUMNS[1:])])
     lists = {
         name: table[f"depth_{name}"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
         for name in STEP_COLUMNS[1:]
     }
     depths = lists["kl"].shape[1]
-    return [
-        Steps(target, position, **{name: values[:, d] for name, values in lists.items()})
-        for d in range(depths if depths > 1 else 0)
-    ]
+    frames = []
+    for depth in range(1, depths + 1 if depths > 1 else 1):
+        deep = Steps(
+            steps.target, steps.position, **{name: x[:, depth - 1] for name, x in lists.items()}
+        )
+        found = judge(deep, [one.rule for one in verdicts])
+        check_sound(found, deep, table["prompt_id"], settings)
+        frames.append(depth_statistics(depth, deep, found, bootstrap))
+    return pd.concat(frames) if frames else pd.DataFrame()
+
+
+def _budgets(
+    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap, draft_length: int
+) -> pd.DataFrame:
+    """Return what a mean KL certifies of each rule, along the KL and at the drafter's own.
+
+    There also of drafts of at most `draft_length` tokens.
+
+    Raises:
+        PipelineError: the drafter is rejected more often than its mean KL allows.
+    """
+    frames = []
+    for verdict in verdicts:
+        if exceeds_budget(steps, verdict):
+            raise PipelineError(
+                f"rule {verdict.rule.label}: {int(np.sum(~verdict.accepted))} steps are rejected, "
+                f"more than a mean KL of {float(steps.kl.mean())!r} can reject, which cannot be. "
+                "Please report it"
+            )
+        frames += [
+            budget_curves(verdict, LEVELS, steps.trajectories),
+            budget_of_drafter(steps, verdict, bootstrap, draft_length),
+        ]
+    return pd.concat(frames)
+
+
+def _sampling(
+    drafts: Artifact,
+    table: pa.Table,
+    steps: Steps,
+    rules: Sequence[Rule],
+    bootstrap: PromptBootstrap,
+) -> pd.DataFrame:
+    """Return certified probabilities beside the measured; none where no answers were sampled.
+
+    Raises:
+        PipelineError: a step accepts with a smaller probability than certified.
+    """
+    temperature = drafts.record["facts"]["sampled_temperature"]
+    if temperature is None:
+        return pd.DataFrame()
+    names = ("top_surprisal", "log_tail", "entropy", "kl")
+    own = drafts.read(columns=[f"sampled_{name}" for name in names])
+    moments = {name: own[f"sampled_{name}"].to_numpy() for name in names}
+    kl, dist = moments.pop("kl"), steps.target
+    assert dist.logits is not None
+    dist = TopK.from_columns(
+        dist.ids, dist.logits, **moments, vocab_size=dist.vocab_size, temperature=temperature
+    )
+    tv, _, _, argmax = (table[name].to_numpy() for name in SAMPLED_COLUMNS)
+    measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
+    for law, count in violations(dist, kl, measured).items():
+        if count:
+            raise PipelineError(
+                f"{law}: {count} steps accept with a smaller probability than their certificates "
+                "say, which cannot be. Please report it"
+            )
+    frame = sampling_statistics(dist, kl, measured, rules, FEWER_LEVELS, bootstrap)
+    return frame.assign(statistic="probability")
 
 
 def check_sound(
-    verdicts: Any,
+    verdicts: Iterable[Verdict],
     steps: Steps,
     prompts: pa.ChunkedArray,
     settings: Any,
     divergence: str = "KL",
-    distance: np.ndarray | None = None,
+    distance: Floats | None = None,
 ) -> None:
     """Check that no certified step is rejected, under any rule.
 
@@ -256,6 +312,42 @@ def step_rows(table: pa.Table, verdict: Verdict, schema: pa.Schema) -> pa.Table:
     )
 
 
+def soundness_facts(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return what the record says of soundness; `check_sound` has passed.
+
+    Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
+    tightest_rejected is the least KL - R of a rejected step, tightest_certified the least R - KL
+    of a certified one, over all rules, in nats, R the lower end: how near the steps come to
+    contradicting the theory, and to losing its promise.
+    """
+    different: dict[tuple[bytes, bytes], Verdict] = {}
+    for one in verdicts:
+        different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
+    found: dict[str, Any] = {
+        "target": settings["target"],
+        "drafter": settings["drafter"],
+        "steps": len(steps),
+        "prompts": len(steps.trajectories.starts),
+        "rules": len(different),
+        "checked": len(steps) * len(different),
+        "certified": sum(int(one.certified.sum()) for one in different.values()),
+        "violations": sum(len(one.violations) for one in different.values()),
+    }
+    slack = [(one.rule.label, steps.slack(one.lower), one) for one in verdicts]
+    ends: Mapping[str, list[tuple[float, str]]] = {
+        "tightest_rejected": [
+            (float(-x[~one.accepted].max(initial=-np.inf)), rule) for rule, x, one in slack
+        ],
+        "tightest_certified": [
+            (float(x[one.certified].min(initial=np.inf)), rule) for rule, x, one in slack
+        ],
+    }
+    for name, values in ends.items():
+        nats, rule = min(values, key=lambda pair: pair[0])
+        found[name] = {"nats": nats, "rule": rule} if np.isfinite(nats) else None
+    return found | {"mean_kl": float(steps.kl.mean()), "median_kl": float(np.median(steps.kl))}
+
+
 def print_soundness(found: dict[str, Any]) -> None:
     """Print the count of violations and the tightest slacks."""
     near = "".join(
@@ -269,33 +361,6 @@ def print_soundness(found: dict[str, Any]) -> None:
     print(
         f"{found['drafter']} for {found['target']}: {found['violations']} of "
         f"{found['certified']} certified decisions rejected, over {found['steps']} steps and "
-        f"{found['rules']} rules{near}",
+        f"{found['rules']} rules that decide differently{near}",
         flush=True,
     )
-
-
-def soundness_facts(
-    settings: Any, steps: Steps, statistics: pd.DataFrame, listed: pd.DataFrame
-) -> dict[str, Any]:
-    """Return what the record says of soundness; `check_sound` has passed.
-
-    tightest_rejected is the least KL - R of a rejected step, tightest_certified the least R - KL
-    of a certified one, over all rules, in nats, R the lower end: how near the steps come to
-    contradicting the theory, and to losing its promise.
-    """
-    table = statistics.pivot(index="rule", columns="statistic", values="value")
-    table = table.loc[listed["rule"].unique()]
-    found = {
-        "target": settings["target"],
-        "drafter": settings["drafter"],
-        "steps": len(steps),
-        "prompts": len(steps.trajectories.starts),
-        "rules": len(table),
-        "checked": len(steps) * len(table),
-        "certified": round(float(table["certified"].sum() * len(steps))),
-        "violations": int(table["violations"].sum()),
-    }
-    for name in ("tightest_rejected", "tightest_certified"):
-        value = float(table[name].min())
-        found[name] = {"nats": value, "rule": table[name].idxmin()} if np.isfinite(value) else None
-    return found | {"mean_kl": float(steps.kl.mean()), "median_kl": float(np.median(steps.kl))}

@@ -5,10 +5,9 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
-from analysis.rules.rule import Coverage, Cut
-from analysis.topk import TopK
 from conf.schema import Config
 from pipeline.errors import PipelineError
+from pipeline.plan.rules import judged_by_logs
 from pipeline.plan.slices import check_stored_tokens, log_slice, model_slice, run_settings
 from pipeline.plan.stage import Node, Request, Stage, UsedModel
 from pipeline.store.columns import STEP, TARGET, TEMPERED
@@ -35,12 +34,7 @@ def check(request: Request) -> None:
             "distributions.source=logs: a log has no distribution at another temperature than 1"
         )
     for rule in request.rules:
-        probe = TopK.from_log_probs([range(rule.minimum_k)], [[-99.0] * rule.minimum_k], 0.0, 2**31)
-        try:
-            form = rule.form(probe)
-        except ValueError:
-            form = None
-        if not isinstance(form, Cut | Coverage):
+        if not judged_by_logs(rule):
             raise PipelineError(
                 f"{rule.label} can't be judged with distributions.source=logs: it takes raw logits "
                 "or counts of its own, and a log has rounded log-probabilities"

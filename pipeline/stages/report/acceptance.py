@@ -8,18 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.report.acceptance_along import along_figure
-from analysis.report.acceptance_budgets import budget_figure, budget_table
+from analysis.report.acceptance_budgets import budget_table
 from analysis.report.acceptance_depths import by_depth
-from analysis.report.acceptance_dials import dial_figure, dials, reached
 from analysis.report.acceptance_divergences import by_divergence, divergence_figure
-from analysis.report.acceptance_figures import profile_figure, rules_figure
+from analysis.report.acceptance_figures import rules_figure
 from analysis.report.acceptance_frontier import frontier_figure, frontier_table
-from analysis.report.acceptance_ranking import ranking_figure, ranking_table
-from analysis.report.acceptance_sampling import sampling_figure, sampling_table
-from analysis.report.acceptance_stopping import confidence_table, stopping_table
-from analysis.report.acceptance_tables import accepted, gain, needed, stochastic
-from analysis.report.figure import Figure
+from analysis.report.acceptance_sampling import sampling_table
+from analysis.report.acceptance_tables import accepted
 from analysis.report.pairs import Pairs
 from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import (
@@ -70,12 +65,11 @@ def acceptance_part(
     node: Node, upstream: Mapping[str, list[Artifact]], drafter: Drafter | None
 ) -> Part | None:
     """Return the part on the drafter, or None in a study without one."""
-    drafts, found = upstream.get("drafts", []), upstream.get("acceptance", [])
+    found = upstream.get("acceptance", [])
     if not found:
         return None
     if drafter is None:
         return logged_part(node, found)
-    targets = node.config["targets"]
     pairs, profile = drafter
     measured = list(profile["rule"].unique())
     own = [rule for rule in pairs.rules.values() if rule.own]
@@ -91,46 +85,34 @@ def acceptance_part(
             by_divergence(pairs),
             divergence_figure(pairs, chosen),
             budget_table(pairs),
-            budget_figure(pairs, chosen),
-            gain(pairs),
             frontier_table(pairs),
             frontier_figure(pairs),
-            ranking_table(pairs),
-            ranking_figure(pairs, chosen),
-            confidence_table(pairs),
-            stopping_table(pairs),
-            stochastic(pairs),
             sampling_table(pairs),
-            sampling_figure(pairs),
-            dial_figure(pairs),
-            dials(pairs),
-            reached(pairs),
-            needed(pairs),
             by_depth(pairs, chosen),
-            profile_figure(pairs, profile, chosen),
-            along(targets[0], pairs, chosen, drafts[0], found[0]),
         ],
     )
 
 
 def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) -> Pairs:
     """Read the statistics of every pair."""
+    statistics = drafters_together(targets, found, "statistics")
+    main = statistics[(statistics["divergence"] == "") & (statistics["depth"] == 0)]
+    main = main.drop(columns=["divergence", "depth"])
+    cuts = ["cut", "cut_optimistic"]
+    levels = drafters_together(targets, found, "levels")
+    sampled = levels["statistic"] == "probability"
     return Pairs(
         drafter=drafter,
         targets=targets,
         rules={rule.label: rule for rule in rules_of(found[0])},
         listing=found[0].read("listing").to_pandas(),
-        statistics=drafters_together(targets, found, "statistics"),
-        needed=drafters_together(targets, found, "needed"),
-        reached=drafters_together(targets, found, "reached"),
+        statistics=main,
         sampled=found[0].record["facts"]["sampled_temperature"],
-        depths=drafters_together(targets, found, "depths"),
-        divergences=drafters_together(targets, found, "divergences"),
-        budgets=drafters_together(targets, found, "budgets"),
-        sampling=drafters_together(targets, found, "sampling"),
-        ranking=drafters_together(targets, found, "ranking"),
+        depths=statistics[statistics["depth"] > 0].drop(columns=[*cuts, "divergence"]),
+        divergences=statistics[statistics["divergence"] != ""].drop(columns=[*cuts, "depth"]),
+        budgets=levels[~sampled],
+        sampling=levels[sampled].rename(columns={"rule": "law"}).drop(columns="statistic"),
         frontier=drafters_together(targets, found, "frontier"),
-        stopping=drafters_together(targets, found, "stopping"),
     )
 
 
@@ -150,29 +132,6 @@ def drafters_together(targets: Sequence[str], found: Sequence[Artifact], name: s
     ]
     table = pd.concat(frames, ignore_index=True)
     return table[["target", *(column for column in table if column != "target")]]
-
-
-def along(
-    target: str, pairs: Pairs, rules: Sequence[str], drafts: Artifact, acceptance: Artifact
-) -> Figure:
-    """Draw the answer whose acceptance under the first rule is nearest to the mean."""
-    steps = acceptance.read(columns=["prompt_id", "position", "rule", "accepted", "certified"])
-    table = steps.to_pandas()
-    table = table[table["rule"].isin(rules)]
-    first = table[table["rule"] == rules[0]]
-    rates = first.groupby("prompt_id", sort=False)["accepted"].mean()
-    prompt = (rates - first["accepted"].mean()).abs().idxmin()
-    mine = table[table["prompt_id"] == prompt]
-    verdicts = {}
-    for rule in rules:
-        part = mine[mine["rule"] == rule]
-        verdicts[pairs.names[rule]] = np.where(
-            part["certified"], 0, np.where(part["accepted"], 1, 2)
-        )
-    emitted = drafts.read(columns=["prompt_id", "token_id"]).to_pandas()
-    words = dict(zip(*drafts.read("tokens").to_pydict().values(), strict=True))
-    tokens = [words[token] for token in emitted.loc[emitted["prompt_id"] == prompt, "token_id"]]
-    return along_figure(verdicts, tokens, f"{pairs.drafter} for {target}, prompt {prompt[:12]}")
 
 
 def left_out(sampling: Mapping[str, Any]) -> str:
