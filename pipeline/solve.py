@@ -98,24 +98,12 @@ def _tables(
 
 
 def _dials(settings: Any) -> list[Dial]:
-    """Return the dials that are solved: those of `solve.dials`, or that of the engine asked for.
-
-    Without those that a log of an engine can't decide, and says so.
-    """
+    """Return the dials that are solved: those of `solve.dials`, or that of the engine asked for."""
     engine = settings.solve.engine
-    given, key = settings.solve.dials, "solve.dials"
-    if engine is not None:
-        given, key = (
-            [ENGINES[engine].dial] * (ENGINES[engine].dial is not None),
-            f"solve.{engine=!s}",
-        )
-    dials = build_dials(given, key)
-    if settings.distributions.source == "model":
-        return dials
-    for dial in dials:
-        if not judged_by_logs(dial.rules[0]):
-            print(f"{dial.name} is left out: it takes raw logits, which a log does not have")
-    return [dial for dial in dials if judged_by_logs(dial.rules[0])]
+    if engine is None:
+        return build_dials(settings.solve.dials, "solve.dials")
+    given = ENGINES[engine].dial
+    return [] if given is None else build_dials([given], f"solve.engine={engine}")
 
 
 def _write_settings(settings: Any, read: Sequence[_Target]) -> None:
@@ -175,6 +163,9 @@ class _Target:
         from analysis.acceptance.solve import solve_accepted
 
         for dial in dials:
+            if missing := self._missing(dial):
+                print(f"{self.label}: {dial.name} is left out: it takes {missing}")
+                continue
             kinds = {"certified": self._certified(dial)}
             if self._drafted is not None:
                 kinds["realised"] = solve_accepted(
@@ -193,6 +184,15 @@ class _Target:
                         "reached": one.reached,
                         "prompts": self._bootstrap.count,
                     }
+
+    def _missing(self, dial: Dial) -> str:
+        """Return what a dial needs and a log of an engine does not have; empty where it has all."""
+        if self._settings.distributions.source == "model":
+            return ""
+        most = max(rule.minimum_k for rule in dial.rules)
+        if most > self._dist.k:
+            return f"{most} log-probabilities a step, and the log has {self._dist.k}"
+        return "" if judged_by_logs(dial.rules[0]) else "raw logits, which a log does not have"
 
     def _certified(self, dial: Dial) -> list[Solution]:
         """Return the answers of a dial, found once."""

@@ -352,6 +352,12 @@ def test_certificates_of_another_divergence_are_artifacts_of_their_own(tmp_path:
         planned("certificates.divergence=tv", "stage=report")
 
 
+@pytest.mark.parametrize("count", [0, 10**12])
+def test_resamples_that_no_machine_holds_are_refused(count: int) -> None:
+    with pytest.raises(FieldError, match=r"statistics\.resamples=.*an integer from 1 to 100000"):
+        check(settings(f"statistics.resamples={count}"))
+
+
 @pytest.mark.parametrize("names", ["[]", "[tv,tv]", "[js]"])
 def test_divergences_that_are_not_measured_are_refused(names: str) -> None:
     with pytest.raises(FieldError, match=r"acceptance\.divergences=.*different ones of kl, tv"):

@@ -17,22 +17,19 @@ those it is measured on: those of even number serve those of odd number, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from ..beyond.drafter_side import certify_draft
 from ..certificates.certify import certify
 from ..rules.builtin import StrictGreedy
 from ..rules.tree import Tree
-from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
+from ..statistics.bootstrap import Flags, Floats
 from ..statistics.trajectories import Trajectories
 from ..topk import TopK
-from .ranking import areas
-from .stopping import depths_tested, level, stopped_calls
-from .summary import Row, share_row
+from .stopping import level
 
 CERTIFIED = ("certified", "certified_tv")
 OFTEN = ("max_q", "entropy")  # with thresholds that draft as often as the certified ones
@@ -200,144 +197,3 @@ def _exceeded(values: Floats, share: float) -> float:
     ordered = np.sort(values)[::-1]
     count = round(share * len(values))
     return float(ordered[count]) if count < len(values) else -math.inf
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Thresholds that are compared.
-
-    Attributes:
-        draft_length: the most tokens of a draft.
-        shares: of a prompt's steps, for certified levels.
-        confidence: over prompts, of these.
-        max_q: thresholds of the largest probability.
-        calibrated: thresholds of the calibrated probability.
-    """
-
-    draft_length: int
-    shares: Sequence[float]
-    confidence: float
-    max_q: Sequence[float]
-    calibrated: Sequence[float]
-
-
-def stopping_statistics(
-    steps: DraftedSteps, asked: Asked, bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Compare what tells a drafter to stop.
-
-    Args:
-        steps: of at least two prompts.
-        asked: the thresholds.
-        bootstrap: over prompts.
-
-    Returns:
-        Rows with measure, setting, at (its value), depth, statistic, value, ci_low, ci_high.
-        Of a measure (setting empty, at NaN), over the drafted tokens that are tested at each depth
-        of drafts of the whole length, depth 0 all of them: auc, and brier of its probability. Of a
-        setting (depth 0; `whole`: drafts of the whole length): kept, the share of steps at which a
-        token is drafted, precision, the accepted among them, recall, the kept among accepted,
-        tokens, drafted and wasted (not accepted) a call, and of a certified level covered, the
-        share of prompts that keep what it promises.
-    """
-    fold = np.arange(bootstrap.count) % 2 == 0
-    learned = [
-        Calibrated.on(steps.part(~mine), asked.shares, asked.confidence) for mine in (fold, ~fold)
-    ]
-    of = np.where(fold[steps.trajectories.prompts], 0, 1)  # whose calibration serves a step
-    found = steps.measures()
-    both = [each.probabilities(found) for each in learned]
-    sure = {name: np.where(of == 0, both[0][name], both[1][name]) for name in MEASURES}
-    depths = depths_tested(steps.accepted, steps.trajectories, asked.draft_length)
-    rows = list(_known(steps.accepted, found, sure, depths, bootstrap))
-    whole = np.ones(len(of), dtype=bool)
-    rows += _stopped(steps, whole, "whole", "whole", math.nan, asked.draft_length, bootstrap)
-    for measure, setting, value, kept in _settings(asked, learned, of, found, sure):
-        rows += _stopped(steps, kept, measure, setting, value, asked.draft_length, bootstrap)
-        if measure in CERTIFIED:
-            eps = np.array([each.levels[measure][value] for each in learned])[of]
-            rows.append(_covered(measure, steps, eps, value, bootstrap))
-    return pd.DataFrame(rows)
-
-
-def _settings(
-    asked: Asked,
-    learned: Sequence[Calibrated],
-    of: Integers,
-    found: Mapping[str, Floats],
-    sure: Mapping[str, Floats],
-) -> Iterator[tuple[str, str, float, Flags]]:
-    """Yield measure, setting, its value and the steps at which it drafts."""
-    for share in asked.shares:
-        for name in CERTIFIED:
-            eps = np.array([each.levels[name][share] for each in learned])[of]
-            yield name, "share", share, found[name] > eps
-        for name in OFTEN:
-            limit = np.array([each.often[name][share] for each in learned])[of]
-            yield name, "as often", share, found[name] > limit
-    for threshold in asked.max_q:
-        yield "max_q", "threshold", threshold, found["max_q"] > threshold
-    for threshold in asked.calibrated:
-        yield "calibrated", "threshold", threshold, sure["calibrated"] > threshold
-
-
-def _known(
-    accepted: Flags,
-    found: Mapping[str, Floats],
-    sure: Mapping[str, Floats],
-    depths: Integers,
-    bootstrap: PromptBootstrap,
-) -> Iterator[Row]:
-    """Yield area and Brier score of every measure, over all tested tokens and by depth."""
-    for depth in range(int(depths.max()) + 1):
-        chosen = depths == depth if depth else depths > 0
-        for name in MEASURES:
-            draws = areas(found.get(name, sure[name]), accepted, chosen, bootstrap)
-            low, high = bootstrap.interval(draws[1:])
-            limits = {"ci_low": float(low), "ci_high": float(high)}
-            row: Row = {"statistic": "auc", "value": float(draws[0]), **limits}
-            off = np.where(chosen, (sure[name] - accepted) ** 2, 0.0)
-            brier = share_row("brier", off, chosen, bootstrap)
-            for one in (row, {key: brier[key] for key in row}):
-                yield {"measure": name, "setting": "", "at": math.nan, "depth": depth, **one}
-
-
-def _stopped(
-    steps: DraftedSteps,
-    kept: Flags,
-    measure: str,
-    setting: str,
-    value: float,
-    draft_length: int,
-    bootstrap: PromptBootstrap,
-) -> Iterator[Row]:
-    """Yield what a setting drafts, wastes and gains."""
-    every = np.ones(len(kept), dtype=bool)
-    both = kept & steps.accepted
-    calls, drafted, hits = stopped_calls(steps.accepted, kept, steps.trajectories, draft_length)
-    sums = {"tokens": bootstrap.steps, "drafted": drafted, "wasted": drafted - hits}
-    rows = [
-        share_row("kept", kept, every, bootstrap),
-        share_row("precision", both, kept, bootstrap),
-        share_row("recall", both, steps.accepted, bootstrap),
-    ]
-    for name, amount in sums.items():
-        low, high = bootstrap.interval(bootstrap.sums(amount) / bootstrap.sums(calls))
-        limits = {"ci_low": float(low), "ci_high": float(high)}
-        rows.append({"statistic": name, "value": float(amount.sum() / calls.sum()), **limits})
-    for row in rows:
-        found = {key: row[key] for key in ("statistic", "value", "ci_low", "ci_high")}
-        yield {"measure": measure, "setting": setting, "at": value, "depth": 0, **found}
-
-
-def _covered(
-    measure: str, steps: DraftedSteps, eps: Floats, share: float, bootstrap: PromptBootstrap
-) -> Row:
-    """Return the share of prompts of which so many steps stay within their level."""
-    below = np.bincount(bootstrap.prompts, weights=steps.distance(measure) <= eps)
-    kept = below >= share * bootstrap.steps - 1e-9
-    draws = bootstrap.sums(kept.astype(np.float64)) / bootstrap.count
-    low, high = bootstrap.interval(draws)
-    limits = {"ci_low": float(low), "ci_high": float(high)}
-    row: Row = {"statistic": "covered", "value": float(kept.mean()), **limits}
-    return {"measure": measure, "setting": "share", "at": share, "depth": 0, **row}

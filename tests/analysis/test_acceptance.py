@@ -11,10 +11,8 @@ import pytest
 
 from analysis.acceptance import divergences
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
-from analysis.acceptance.relaxation import smallest_relaxation
 from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
 from analysis.rules import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
-from analysis.rules.dials import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import failure_free_bound
 from analysis.topk import TopK
@@ -145,22 +143,6 @@ def test_lengths_and_shares_by_hand() -> None:
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 
-@pytest.mark.parametrize("fraction", [0.5, 0.9, 0.95, 0.991, 1.0])  # of 300 steps: whole or not
-def test_kl_needed_certifies_its_fraction_and_no_larger_kl_does(fraction: float) -> None:
-    steps = pair(0.3)
-    rule = Additive(t=0.1)
-    row = kl_needed(judge(steps, [rule])[0], [fraction], bootstrap(steps)).iloc[0]
-    assert 0 < row["value"] < math.inf
-    assert row["ci_low"] <= row["value"] <= row["ci_high"]
-
-    def certified(kl: float) -> float:
-        drafted = replace(steps, kl=np.full(len(steps), kl))
-        return float(judge(drafted, [rule])[0].certified.mean())
-
-    assert certified(row["value"] * (1 - 1e-6)) >= fraction
-    assert certified(row["value"]) < fraction  # at the value itself nothing is promised
-
-
 def opened(seed: int, grid: float) -> tuple[Steps, Verdict]:
     """Steps with certificates that are exact, intervals, open above, or +inf, on a grid.
 
@@ -192,7 +174,7 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
     steps, verdict = opened(seed, grid)
     sampled, rng = bootstrap(steps), np.random.default_rng(seed)
     found = rule_statistics(steps, verdict, sampled, 8).set_index("statistic").drop([*OF_ENDS])
-    needed = kl_needed(verdict, [0.5, 0.9], sampled)
+    needed = [kl_needed(verdict.lower, verdict.upper, share, sampled) for share in (0.5, 0.9)]
     names = ["ordered", "rank_correlation", "certified_per_call", "empty"]
     assert (found.loc[names, "value"] < found.loc[names, "optimistic"]).all()
     for share in (0.0, 0.1, 0.5, 0.9, 1.0) * 3:  # of the steps at their upper ends
@@ -208,9 +190,10 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
             value, error = exact.loc[name, "value"], np.nan_to_num(rounding[name], posinf=0)
             assert low <= value + error, name
             assert value <= high + error, name
-        exactly = kl_needed(truth, [0.5, 0.9], sampled)["value"]
-        assert ((needed["value"] <= exactly) & (exactly <= needed["optimistic"])).all()
-    assert (needed["value"] < needed["optimistic"]).any() or grid > 1e-6
+        for share, ends in zip((0.5, 0.9), needed, strict=True):
+            exactly = kl_needed(truth.lower, truth.upper, share, sampled)["value"]
+            assert ends["value"] <= exactly <= ends["optimistic"]
+    assert any(ends["value"] < ends["optimistic"] for ends in needed) or grid > 1e-6
 
 
 def test_the_rank_correlation_of_exact_certificates_is_spearmans() -> None:
@@ -285,66 +268,3 @@ def test_expected_lengths_of_stochastic_verification() -> None:
     expected = LENGTH / (LENGTH / 2 + 1 / 2)
     lengths = table.loc[table["statistic"] == "realised_per_call", "value"]
     assert lengths.tolist() == pytest.approx([expected] * 4)
-
-
-@pytest.mark.parametrize("kind", ["realised", "certified"])
-@pytest.mark.parametrize(
-    "mapping",
-    [
-        {"rule": "additive", "t": [0.01, 0.2, 0.9]},
-        {"rule": "tree", "m": [1, 8]},
-        {"rule": "multiplicative", "alpha": [0.99, 0.5, 0.01]},
-    ],
-)
-def test_the_smallest_relaxation_reaches_and_a_smaller_one_does_not(
-    mapping: dict[str, object], kind: str
-) -> None:
-    steps, dial = pair(0.8), build_dial(mapping)
-    statistic = f"{kind}_long_run"
-    ends = [statistics(steps, rule)[statistic] for rule in (dial.rules[0], dial.rules[-1])]
-    assert ends[0] < ends[1]
-    wanted = 2 / (1 / ends[0] + 1 / ends[1])  # the long run may have no end
-    found = smallest_relaxation(dial, steps, wanted, kind)
-    value = float(found["value"])
-    whole = dial.parameter == "m"
-    step = 1 if whole else 2e-3
-    strict = value + step if dial.parameter == "alpha" else value - step
-    reached, missed = (
-        replace(dial.rules[0], **{dial.parameter: int(x) if whole else x}) for x in (value, strict)
-    )
-    assert statistics(steps, reached)[statistic] == pytest.approx(found["length"])
-    assert (found["optimistic"], found["optimistic_length"]) == (value, found["length"])
-    assert found["empty"] == pytest.approx(statistics(steps, reached)["empty"])
-    assert found["length"] >= wanted > statistics(steps, missed)[statistic]
-    most = smallest_relaxation(dial, steps, 1e9, kind)  # endless, or out of reach
-    assert math.isnan(float(most["value"])) == (ends[1] < math.inf)
-    assert most["length"] == pytest.approx(ends[1])
-
-
-def test_a_relaxation_certified_by_upper_ends_is_not_larger() -> None:
-    """Three of 12 tokens are stored, so that absolute thresholds leave certificates open."""
-    steps = pair(0.3, k=3)
-    dial = build_dial({"rule": "absolute", "theta": [0.2, 0.1, 0.05, 0.02, 0.01, 0.005]})
-    rule = AbsoluteThreshold(theta=0.1)
-    sure, maybe = (
-        statistics(steps, rule, name)["certified_long_run"] for name in ("value", "optimistic")
-    )
-    assert sure < maybe
-    found = smallest_relaxation(dial, steps, 2 / (1 / sure + 1 / maybe), "certified")
-    assert float(found["optimistic"]) > float(found["value"])  # theta: the larger is the stricter
-    there = AbsoluteThreshold(theta=float(found["optimistic"]))
-    assert statistics(steps, there, "optimistic")["certified_long_run"] == pytest.approx(
-        found["optimistic_length"]
-    )
-
-
-def test_a_dial_turns_one_parameter() -> None:
-    dial = build_dial({"rule": "topm_additive", "m": 3, "t": [0.1, 0.2]})
-    assert dial.name == "topm_additive m=3"
-    for wrong in (
-        {"rule": "additive", "t": 0.1},
-        {"rule": "additive", "t": [0.1]},
-        {"rule": "topm_additive", "m": [2, 3], "t": [0.1, 0.2]},
-    ):
-        with pytest.raises(ValueError, match="give one key a list"):
-            build_dial(wrong)

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance import divergences
-from analysis.acceptance.coverage import coverage, finite_shares
 from analysis.acceptance.realised import Steps, Verdict, judge
+from analysis.acceptance.summary import coverage, finite_shares
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import Floats, TopK

@@ -9,14 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve
+from analysis.acceptance.realised import judge
+from analysis.acceptance.solve import (
+    RESOLUTION,
+    Goal,
+    Solution,
+    accepts_rank,
+    least_counts,
+    probability_at,
+    solve,
+    solve_accepted,
+)
+from analysis.acceptance.summary import kl_needed
+from analysis.beyond.probability import FirstRanks
 from analysis.certificates.certify import certify
-from analysis.rules import Rule
+from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree, Typical
+from analysis.rules.builtin import AbsoluteThreshold, TopMAdditive
 from analysis.rules.dials import Dial, build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.calls import calls_made
 from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
+from tests.analysis.test_acceptance import bootstrap, pair, statistics
 
 LENGTHS = (20, 7, 1, 30, 12)
 STEPS = Trajectories.from_positions(np.concatenate([np.arange(n) for n in LENGTHS]))
@@ -55,6 +69,15 @@ def answer(dist: TopK, dial: Dial, goal: Goal) -> Solution:
     return solve(dist, dial, EPS, goal, BOOTSTRAP, STEPS)
 
 
+def stricter(dial: Dial, value: float) -> Rule:
+    """The rule one place of the grid before a value."""
+    kind = type(dial.rules[0].parameters[dial.parameter])
+    sign = math.copysign(
+        1 if kind is int else RESOLUTION, dial.value(dial.rules[-1]) - dial.value(dial.rules[0])
+    )
+    return replace(dial.rules[0], **{dial.parameter: kind(round(value - sign, 10))})
+
+
 @pytest.mark.parametrize("goal", GOALS, ids=str)
 @pytest.mark.parametrize("mapping", DIALS, ids=lambda mapping: str(mapping["rule"]))
 def test_the_answer_agrees_with_certificates_of_its_neighbours(
@@ -71,12 +94,35 @@ def test_the_answer_agrees_with_certificates_of_its_neighbours(
     assert reached(dist, found.rule, goal)[0] == pytest.approx(found.reached)
     assert found.reached >= goal.wanted - 1e-9
     if found.value != dial.value(dial.rules[0]):
-        step = 1 if isinstance(found.rule.parameters[dial.parameter], int) else RESOLUTION
-        sign = math.copysign(step, dial.value(dial.rules[-1]) - dial.value(dial.rules[0]))
-        stricter = round(found.value - sign, 10)
-        kind = type(found.rule.parameters[dial.parameter])
-        rule = replace(found.rule, **{dial.parameter: kind(stricter)})
-        assert reached(dist, rule, goal)[0] < goal.wanted
+        assert reached(dist, stricter(dial, found.value), goal)[0] < goal.wanted
+
+
+@pytest.mark.parametrize(
+    ("k", "mapping"),
+    [*((12, DIALS[at]) for at in (0, 1, 4, 5)), *((3, dial) for dial in DIALS[:3])],
+    ids=str,
+)
+def test_a_drafter_reaches_a_length_and_not_one_place_before(
+    k: int, mapping: dict[str, Any]
+) -> None:
+    """Found to the grid's 1e-4, where it was to 1e-3; of tokens beyond the stored ones as well."""
+    steps, dial = pair(0.8, k=k), build_dial(mapping)
+    ends = [statistics(steps, r)["realised_long_run"] for r in (dial.rules[0], dial.rules[-1])]
+    calls = steps.trajectories
+    for wanted in (1.2, 2 / (1 / ends[0] + 1 / ends[1])):
+        (found,) = solve_accepted(steps, dial, [Goal(tokens=wanted)], bootstrap(steps))
+
+        def tokens(rule: Rule) -> float:
+            flags = judge(steps, [rule])[0].accepted[:, None]
+            return len(steps) / float(calls_made(flags, calls, None).sum())
+
+        if found.rule is None:
+            assert tokens(dial.rules[-1]) < wanted
+            continue
+        assert tokens(found.rule) == pytest.approx(found.reached)
+        assert found.reached >= wanted - 1e-9
+        if found.value != dial.value(dial.rules[0]):
+            assert tokens(stricter(dial, found.value)) < wanted
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
@@ -137,3 +183,66 @@ def test_impossible_goals(given: dict[str, float], said: str) -> None:
 def test_eps_is_not_negative(dist: TopK) -> None:
     with pytest.raises(ValueError, match="eps=-1 is not allowed"):
         solve(dist, build_dial(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
+
+
+BY_RANK = [
+    StrictGreedy(),
+    *(Additive(t) for t in (0.0, 0.05, 0.3, 1.0)),
+    *(Multiplicative(alpha) for alpha in (1.0, 0.5, 0.001)),
+    *(AbsoluteThreshold(theta) for theta in (0.3, 0.01, 0.0)),
+    *(TopMAdditive(m, 0.2, way) for m in (2, 6) for way in ("rank", "paper")),
+    Typical(0.1, 0.09),
+]
+
+
+def tied(k: int, scale: float) -> TopK:
+    logits = scale * np.random.default_rng(k).standard_normal((60, 20)) + 4
+    logits[:5, 1:4] = logits[:5, :1]
+    logits[5:9, 6:] = -np.inf
+    return TopK.from_logits(logits.astype(np.float32), k=k)
+
+
+@pytest.mark.parametrize("divergence", ["kl", "tv", "renyi:2"])
+@pytest.mark.parametrize("eps", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize(("k", "scale"), [(12, 0.3), (12, 2.0), (20, 2.0)])
+def test_a_rule_certifies_where_it_accepts_as_many_as_are_needed(
+    k: int, scale: float, eps: float, divergence: str
+) -> None:
+    dist = tied(k, scale)
+    counts = least_counts(dist, eps, divergence)
+    known, p = counts <= k, probability_at(dist, counts)
+    assert k < 20 or known.all()
+    for rule in BY_RANK:
+        certified = certify(dist, rule, divergence=divergence).lower[:, 0] > eps
+        enough = accepts_rank(dist, counts, p, rule)
+        assert enough is not None
+        np.testing.assert_array_equal(enough[known], certified[known], rule.label)
+    for n in range(1, 12):
+        certified = certify(dist, FirstRanks(n), divergence=divergence).lower[:, 0] > eps
+        np.testing.assert_array_equal(certified, counts <= n)
+    for rule in (Tree(2), Mars(0.9)):  # without a threshold
+        assert accepts_rank(dist, counts, p, rule) is None
+
+
+def test_given_probabilities_count_as_well() -> None:
+    dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [1.0, 0.0, 0.0]])
+    counts = least_counts(dist, 0.06)
+    assert counts.tolist() == [2, 1]
+    assert least_counts(dist, 0.7).tolist() == [3, 3]  # above log 2 only if nothing is rejected
+    for t, expected in ((0.3, [False, True]), (0.31, [True, True])):
+        enough = accepts_rank(dist, counts, probability_at(dist, counts), Additive(t))
+        assert enough is not None
+        assert enough.tolist() == expected
+
+
+@pytest.mark.parametrize("noise", [0.3, 2.0])
+def test_the_kl_needed_certifies_the_share_and_no_more(noise: float) -> None:
+    steps = pair(noise, k=4)
+    for rule in (StrictGreedy(), AbsoluteThreshold(0.05)):
+        verdict = judge(steps, [rule])[0]
+        for share in (0.5, 0.9, 1.0):
+            found = kl_needed(verdict.lower, verdict.upper, share, bootstrap(steps))
+            for name, ends in (("value", verdict.lower), ("optimistic", verdict.upper)):
+                assert np.mean(ends >= found[name]) >= share
+                assert np.mean(ends > found[name]) < share or math.isinf(float(found[name]))
+            assert found["ci_low"] <= found["value"] <= found["optimistic"] <= found["ci_high"]

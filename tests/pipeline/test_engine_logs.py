@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.bootstrap import FEW_PROMPTS
 from benchmarks import engine_logs
 from benchmarks.engine_logs import ENGINES, answers, contained, read_back
+from pipeline import solve
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_logs import EngineLog, check_tails, read_log
 from pipeline.store.artifacts import Artifact
@@ -329,7 +331,9 @@ def scored(path: Path, digits: int = 7, k: int = 8) -> tuple[Path, np.ndarray]:
     return path, q
 
 
-def test_a_drafter_that_scored_the_answers(tmp_path: Path) -> None:
+def test_a_drafter_that_scored_the_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path / "answers.jsonl", "vllm completions", k=9)
     other, q = scored(tmp_path / "scored.jsonl")
     dist, _ = stored()
@@ -355,6 +359,15 @@ def test_a_drafter_that_scored_the_answers(tmp_path: Path) -> None:
     share = np.mean(q.argmax(axis=1) == p.argmax(axis=1))
     assert greedy["value"] == greedy["optimistic"] == pytest.approx(share)
     assert 0 < rows["greedy", "certified_tv"]["value"] <= share
+    solve.main([*command, "solve.eps=0.01", "solve.tokens=1.1", "solve.engine=vllm"])
+    said = capsys.readouterr().out
+    assert "vllm serve m --speculative-config" in said  # what the log names, not its path
+    assert '"model": "small"' in said
+    solve.main([*command, "solve.eps=0.01", "solve.tokens=1.1"])
+    said = capsys.readouterr().out
+    assert "log: mars is left out: it takes raw logits, which a log does not have" in said
+    assert "log: tree is left out: it takes 33 log-probabilities a step, and the log has 9" in said
+    assert re.search(r"absolute +certified +1.1 tokens, drafts of any length +theta +0\.\d", said)
     page = page_text(tmp_path / "out/report/pair")
     assert "Will log-drafter be accepted?" in page
     assert "scored.jsonl" in page

@@ -165,9 +165,7 @@ STAGE = Stage(
             "rule": "string",
         },
         "statistics": {  # analysis.acceptance.summary
-            "rule": "string",  # empty: of the drafter alone
-            "divergence": "string",  # of the certificates, or union; empty: kl
-            "depth": "int32",  # of the draft, of a head; 0: the first, with all that is known of it
+            "rule": "string",
             "statistic": "string",
             "value": "float64",
             "optimistic": "float64",
@@ -175,6 +173,17 @@ STAGE = Stage(
             "ci_high": "float64",
             "cut": "float64",  # of lengths: share of segments that trajectories' ends cut
             "cut_optimistic": "float64",
+            **COUNTED,
+        },
+        "breakdown": {  # the same by divergence of the certificates, or by depth of a head's draft
+            "rule": "string",  # empty: of the drafter alone
+            "divergence": "string",  # or union; empty: kl
+            "depth": "int32",  # 0: the first
+            "statistic": "string",
+            "value": "float64",
+            "optimistic": "float64",
+            "ci_low": "float64",
+            "ci_high": "float64",
             **COUNTED,
         },
         "levels": {  # what a KL of eps certifies: analysis.acceptance.budgets and sampling

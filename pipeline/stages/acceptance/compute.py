@@ -74,19 +74,20 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     check_sound(verdicts.values(), steps, table["prompt_id"], settings)
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     chosen = [verdicts[label] for label in per_step]
-    statistics = pd.concat(
+    window = config["window"]
+    measured = [rule_statistics(steps, one, bootstrap, window) for one in verdicts.values()]
+    breakdown = pd.concat(
         [
-            *(rule_statistics(steps, x, bootstrap, config["window"]) for x in verdicts.values()),
-            _stochastic(drafts, table, steps, bootstrap),
             _by_divergence(drafts, config["divergences"], steps, chosen, settings, bootstrap),
             _by_depth(drafts, steps, chosen, settings, bootstrap),
         ]
     )
-    statistics = statistics.reindex(columns=columns.schema("acceptance", "statistics").names)
-    statistics = statistics.fillna({"divergence": "", "depth": 0})
     frames = {
         "listing": rule_listing(settings),
-        "statistics": statistics.assign(**bootstrap.counted),
+        "statistics": pd.concat([*measured, _stochastic(drafts, table, steps, bootstrap)]).assign(
+            **bootstrap.counted
+        ),
+        "breakdown": breakdown.assign(**bootstrap.counted),
         "levels": pd.concat(
             [
                 _budgets(steps, chosen, bootstrap, config["draft_length"]),
@@ -150,7 +151,7 @@ def _by_divergence(
         coverage(dict(zip(judged, found, strict=True)), bootstrap)
         for found in zip(*judged.values(), strict=True)
     ]
-    return pd.concat([finite_shares(distances, bootstrap), *covered])
+    return pd.concat([finite_shares(distances, bootstrap), *covered]).assign(depth=0)
 
 
 def _by_depth(
@@ -175,7 +176,7 @@ def _by_depth(
         found = judge(deep, [one.rule for one in verdicts])
         check_sound(found, deep, table["prompt_id"], settings)
         frames.append(depth_statistics(depth, deep, found, bootstrap))
-    return pd.concat(frames) if frames else pd.DataFrame()
+    return pd.concat(frames).assign(divergence="") if frames else pd.DataFrame()
 
 
 def _budgets(

@@ -95,10 +95,7 @@ def acceptance_part(
 
 def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) -> Pairs:
     """Read the statistics of every pair."""
-    statistics = drafters_together(targets, found, "statistics")
-    main = statistics[(statistics["divergence"] == "") & (statistics["depth"] == 0)]
-    main = main.drop(columns=["divergence", "depth"])
-    cuts = ["cut", "cut_optimistic"]
+    breakdown = drafters_together(targets, found, "breakdown")
     levels = drafters_together(targets, found, "levels")
     sampled = levels["statistic"] == "probability"
     return Pairs(
@@ -106,10 +103,10 @@ def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) 
         targets=targets,
         rules={rule.label: rule for rule in rules_of(found[0])},
         listing=found[0].read("listing").to_pandas(),
-        statistics=main,
+        statistics=drafters_together(targets, found, "statistics"),
         sampled=found[0].record["facts"]["sampled_temperature"],
-        depths=statistics[statistics["depth"] > 0].drop(columns=[*cuts, "divergence"]),
-        divergences=statistics[statistics["divergence"] != ""].drop(columns=[*cuts, "depth"]),
+        depths=breakdown[breakdown["depth"] > 0].drop(columns="divergence"),
+        divergences=breakdown[breakdown["depth"] == 0].drop(columns="depth"),
         budgets=levels[~sampled],
         sampling=levels[sampled].rename(columns={"rule": "law"}).drop(columns="statistic"),
         frontier=drafters_together(targets, found, "frontier"),
