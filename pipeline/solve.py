@@ -31,7 +31,7 @@ from pipeline.plan.rules import build_dials, judged_by_logs
 from pipeline.plan.stage import Node, SummaryRow
 from pipeline.store.artifacts import Artifact, Store, slug
 from pipeline.store.columns import numbers
-from pipeline.store.distributions import read_distributions
+from pipeline.store.distributions import read_distributions, read_steps
 
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
@@ -146,9 +146,7 @@ class _Target:
             self._path = _named(dump, "model", self.label)
             self._drafter = drafts and _named(drafts, "drafter", settings.drafter.label)
         elif drafts is not None:
-            from pipeline.stages.acceptance.compute import read_steps
-
-            self._drafted = read_steps(drafts)[0]
+            self._drafted = read_steps(drafts)
         self._solver = Solver(self._dist, asked.eps, self._bootstrap, self._steps, self._divergence)
         self._goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
         self._goals += [
@@ -208,7 +206,8 @@ class _Target:
         """
         from analysis.rules import StrictGreedy
 
-        settings, rule = self._settings, StrictGreedy()
+        settings = self._settings
+        rule: Rule = StrictGreedy()
         measured = [
             f"{self.label}: {len(self._dist)} steps of {self._bootstrap.count} prompts; a drafter "
             f"with a divergence ({self._divergence}) of at most {self._asked.eps:g} at every step."
@@ -222,7 +221,7 @@ class _Target:
             if not found:
                 return None
             goal, one = found.get(length) or found[None]
-            rule = one.rule
+            rule = one.rule or rule
             low, high = one.ci_low, one.ci_high
             interval = f" [{low:.3g}, {high:.3g}]" if low < high else ""
             measured.append(
@@ -290,7 +289,9 @@ class _Target:
         share = self._asked.share
         for at, rule in enumerate(rules):
             row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (float(floor_text(row[name], 4)) for name in ("value", "optimistic"))
+            value, most = (
+                float(floor_text(float(row[name]), 4)) for name in ("value", "optimistic")
+            )
             yield {
                 "target": self.label,
                 "rule": rule.label,

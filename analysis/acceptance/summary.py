@@ -42,9 +42,6 @@ def rule_statistics(
         acceptance over steps; ordered: how often an accepted step has a larger R - KL than a
         rejected one (ties half). realised_<estimator>, certified_<estimator>: acceptance
         lengths with `cut` and `cut_optimistic`, NaN elsewhere, see analysis.statistics.run_lengths.
-        tightest_certified, tightest_rejected: the least
-        R - KL on certified and KL - R on rejected steps, nats, R the lower end. violations:
-        certified and rejected steps.
     """
     accepted, certified = verdict.accepted, verdict.certified
     departs = accepted & (steps.draft_rank > 1) & verdict.rule.judges_tokens
@@ -65,11 +62,7 @@ def rule_statistics(
     )
     for at, name in enumerate(("slack_median", "slack_p5")):
         rows.append(_row(name, *(column[at] for column in slack)))
-    for name, value, optimistic in (
-        *_association(steps, verdict),
-        *_tightest(steps, verdict),
-        ("violations", float(len(verdict.violations)), float(len(verdict.violations))),
-    ):
+    for name, value, optimistic in _association(steps, verdict):
         rows.append(_row(name, value, optimistic, np.nan, np.nan))
     for kind, sure, maybe in (
         ("realised", accepted, accepted),
@@ -348,11 +341,3 @@ def _spreads(slack: Floats, exact: Flags) -> Floats:
     joined[-1] += size - tied.sum()
     variance = [size**3 - size - np.sum(t**3 - t) for t in (joined, tied)]
     return np.sqrt(np.array(variance) / (12 * size))
-
-
-def _tightest(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
-    """Return how near the lower ends, which soundness is checked with, come to the KL."""
-    slack = steps.slack(verdict.lower)
-    certified = float(slack[verdict.certified].min(initial=np.inf))
-    rejected = float(-slack[~verdict.accepted].max(initial=-np.inf))
-    return [("tightest_certified", certified, certified), ("tightest_rejected", rejected, rejected)]

@@ -8,7 +8,7 @@ was read from an engine's log has log-probabilities in the place of raw logits, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,13 @@ from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED, numbers
 
+if TYPE_CHECKING:
+    from analysis.acceptance.realised import Steps
+
 ROWS = 8192  # of a chunk
 FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
+DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # as Steps has them
 MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
 
@@ -64,6 +68,15 @@ def read_drafter(artifact: Artifact) -> TopK:
         vocab_size=facts["vocab_size"],
         temperature=facts["temperature"],
     )
+
+
+def read_steps(artifact: Artifact) -> Steps:
+    """Read a drafter beside its target, of an artifact of stage drafts."""
+    from analysis.acceptance.realised import Steps
+
+    target = read_distributions(artifact, artifact.record["facts"]["temperature"])
+    table = artifact.read(columns=["position", *DRAFTED])
+    return Steps(target, **{name: table[name].to_numpy() for name in ("position", *DRAFTED)})
 
 
 def read_logged(artifact: Artifact) -> TopK:

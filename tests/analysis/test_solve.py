@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.acceptance.needed import accepts_rank, least_counts, probability_at
 from analysis.acceptance.realised import judge
-from analysis.acceptance.solve import (
-    RESOLUTION,
-    Goal,
-    Solution,
-    accepts_rank,
-    least_counts,
-    probability_at,
-    solve,
-    solve_accepted,
-)
+from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.beyond.probability import FirstRanks
 from analysis.certificates.certify import certify

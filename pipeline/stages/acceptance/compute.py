@@ -25,26 +25,19 @@ from analysis.acceptance.summary import (
     stochastic_statistics,
 )
 from analysis.rules import Rule, StrictGreedy
-from analysis.rules.dials import Dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node
 from pipeline.plan.summaries import bootstrap_settings
-from pipeline.store import columns, distributions
+from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.distributions import DRAFTED, read_steps
 
 POSITIONS = 16  # of a bin of the profile
 DECILES = 10
 LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
 FEWER_LEVELS = LEVELS[::6]  # of certified probabilities, whose mean budgets take longer
-STEP_COLUMNS = (  # as Steps has them
-    "position",
-    "kl",
-    "draft_rank",
-    "draft_log_prob",
-    "argmax_rank",
-)
 SAMPLED_COLUMNS = (  # what stochastic_statistics takes
     "sampled_tv",
     "sampled_erss_acceptance",
@@ -66,7 +59,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 
         judge_logs(node, drafts, pending)
         return
-    steps, table = read_steps(drafts)
+    steps = read_steps(drafts)
+    table = drafts.read(columns=["prompt_id", "position", *SAMPLED_COLUMNS])
     per_step = _by_label([StrictGreedy(), *settings["rules"], *settings["presets"].values()])
     turned = [rule for dial in settings["dials"] for rule in dial.rules]
     rules = _by_label([*per_step.values(), *turned])
@@ -103,7 +97,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     schema = columns.schema("acceptance")
     with pending.writer("data", schema) as writer:
         for one in chosen:
-            writer.write_table(step_rows(table, one, schema))
+            label = pa.repeat(one.rule.label, len(steps))
+            own = [label, one.lower, one.upper, one.accepted, one.certified]
+            writer.write_table(pa.table([table["prompt_id"], table["position"], *own], schema))
     pending.facts |= soundness_facts(settings, steps, list(verdicts.values()))
     pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
     print_soundness(pending.facts)
@@ -112,13 +108,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 def _by_label(rules: Iterable[Rule]) -> dict[str, Rule]:
     """Return rules by label, each once, in order."""
     return {rule.label: rule for rule in rules}
-
-
-def read_steps(drafts: Artifact) -> tuple[Steps, pa.Table]:
-    """Read a drafts artifact: what the rules need, and its plain columns."""
-    table = drafts.read(columns=["prompt_id", *STEP_COLUMNS, *SAMPLED_COLUMNS])
-    target = distributions.read_distributions(drafts, drafts.record["facts"]["temperature"])
-    return Steps(target, **{name: table[name].to_numpy() for name in STEP_COLUMNS}), table
 
 
 def _stochastic(
@@ -162,10 +151,10 @@ def _by_depth(
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Return the statistics at each depth of a draft; none where there is one: it is the first."""
-    table = drafts.read(columns=["prompt_id", *(f"depth_{name}" for name in STEP_COLUMNS[1:])])
+    table = drafts.read(columns=["prompt_id", *(f"depth_{name}" for name in DRAFTED)])
     lists = {
         name: table[f"depth_{name}"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
-        for name in STEP_COLUMNS[1:]
+        for name in DRAFTED
     }
     depths = lists["kl"].shape[1]
     frames = []
@@ -273,44 +262,18 @@ def check_sound(
 
 def rule_listing(settings: Any) -> pd.DataFrame:
     """Say what each rule is there for."""
-
-    def row(group: str, rule: Rule, name: str = "", dial: Dial | None = None) -> dict[str, Any]:
-        return {
-            "group": group,
-            "name": name,
-            "parameter": dial.parameter if dial else "",
-            "setting": dial.value(rule) if dial else None,
-            "rule": rule.label,
-        }
-
-    return pd.DataFrame(
-        [
-            row("baseline", StrictGreedy()),
-            *(row("criteria", rule) for rule in settings["rules"]),
-            *(row("preset", rule, name) for name, rule in settings["presets"].items()),
-            *(
-                row("dial", rule, dial.name, dial)
-                for dial in settings["dials"]
-                for rule in dial.rules
-            ),
-        ]
-    )
-
-
-def step_rows(table: pa.Table, verdict: Verdict, schema: pa.Schema) -> pa.Table:
-    """Return the rows of data.parquet of one rule."""
-    return pa.table(
-        [
-            table["prompt_id"],
-            table["position"],
-            pa.repeat(verdict.rule.label, len(table)),
-            verdict.lower,
-            verdict.upper,
-            verdict.accepted,
-            verdict.certified,
-        ],
-        schema=schema,
-    )
+    rows: list[tuple[str, str, str, float | None, Rule]] = [
+        ("baseline", "", "", None, StrictGreedy()),
+        *(("criteria", "", "", None, rule) for rule in settings["rules"]),
+        *(("preset", name, "", None, rule) for name, rule in settings["presets"].items()),
+        *(
+            ("dial", dial.name, dial.parameter, dial.value(rule), rule)
+            for dial in settings["dials"]
+            for rule in dial.rules
+        ),
+    ]
+    frame = pd.DataFrame(rows, columns=columns.schema("acceptance", "listing").names)
+    return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
 def soundness_facts(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[str, Any]:
