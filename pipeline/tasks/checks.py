@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 import unicodedata
 from collections.abc import Callable
 from decimal import Decimal
-from itertools import dropwhile, takewhile
 
 from pipeline.tasks import constraints
 from pipeline.tasks.items import Item
 from pipeline.tasks.sandbox import passes
 
-NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?|(?<=[-.])\d[\d,]*(?:\.\d+)?")
-UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-UNITS += ["eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen"]
-UNITS += ["eighteen", "nineteen"]
-TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-NAMED = {name: at for at, name in enumerate(UNITS)} | {
-    name: 10 * at for at, name in enumerate(TENS, start=2)
+UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+UNITS += " fifteen sixteen seventeen eighteen nineteen"
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+NAMED = {name: at for at, name in enumerate(UNITS.split())} | {
+    name: 10 * at for at, name in enumerate(TENS.split(), start=2)
 }
+DIGITS = r"\d{1,2}:\d\d(?!\d)|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?"
+NUMBER = re.compile(rf"(?<![\w.])-?(?:{DIGITS})|(?<=[-.])(?:{DIGITS})")
+NOT_NUMBER = re.compile(rf"\bnot\s+(?:[a-z]+\s+){{0,2}}(?:{DIGITS})")
+NEGATED = re.compile(  # what stands before a phrase that is denied
+    r"(?:\b(?:not(?! only)|never|neither|nor|unlike|except|cannot|(?:rather|other) than|instead of)"
+    r"|n['’]t)\s+(?:(?!but\b|is\b|it['’]s\b)[\w'’-]+\s+){0,4}$"
+)
+RESTATED = 5  # words that a sentence has at least which repeats one of the prompt
 
-DEFINES = re.compile(r"(?:def|class|import|from)\b|@")
-BELONGS = re.compile(r"(?:def|class|import|from)\b|[@)\]}\s]|$")
+CONTINUES = re.compile(r"[)\]}\s]|$|(?:else|elif|except|finally)\b")
+CONSTANT = {*("set", "frozenset", "dict", "list", "tuple", "range", "sorted", "math", "string")}
 
 
 def folded(text: str) -> str:
@@ -32,41 +39,99 @@ def folded(text: str) -> str:
 
 
 def mentions(text: str, phrase: str) -> bool:
-    """Whether a phrase stands in a text as whole words; a number, as a whole number.
+    """Whether a text says a phrase, as whole words or a whole number, and does not deny it.
 
     >>> mentions("It is Paris.", "paris"), mentions("Parisian", "Paris"), mentions("2.5", "2")
     (True, False, False)
+    >>> mentions("I'd go", "D"), mentions("a frog, not a toad", "toad")
+    (False, False)
     """
-    pattern = rf"(?<!\w)(?<!\d[.,:]){re.escape(folded(phrase))}(?!\w)(?![.,:]\d)"
-    return re.search(pattern, folded(text)) is not None
+    text = folded(text)
+    pattern = rf"(?<!\w)(?<!\w['’])(?<!\d[.,:]){re.escape(folded(phrase))}(?!\w)(?![.,:]\d)"
+    return any(not NEGATED.search(text, 0, one.start()) for one in re.finditer(pattern, text))
 
 
-def last_number(text: str) -> Decimal | None:
-    """Return the last number of a text, in digits or, where it has no digits, in words.
+def numbers(text: str) -> list[Decimal]:
+    """Return the numbers of a text in digits; hours and minutes as hours.
 
-    >>> last_number("4 + 5 = 9 apples."), last_number("He pays 1,200."), last_number("Twenty-one!")
-    (Decimal('9'), Decimal('1200'), Decimal('21'))
+    >>> [str(one) for one in numbers("4 + 5 = 9 apples for 1,200, at 9:30")]
+    ['4', '5', '9', '1200', '9.5']
     """
-    digits = NUMBER.findall(text)
-    if digits:
-        return Decimal(digits[-1].replace(",", ""))
-    named = [word for word in re.findall("[a-z]+", text.lower()) if word in NAMED]
-    if not named:
-        return None
-    last = NAMED[named[-1]]
-    tens = len(named) > 1 and named[-2] in TENS and 0 < last < 10
-    return Decimal(last + (NAMED[named[-2]] if tens else 0))
+    found = []
+    for one in NUMBER.findall(text):
+        hours, _, minutes = one.replace(",", "").partition(":")
+        found.append(Decimal(hours) + Decimal(minutes or 0) / 60)
+    return found
+
+
+def numbers_in_words(text: str) -> list[Decimal]:
+    """Return the numbers of a text in words.
+
+    >>> [str(one) for one in numbers_in_words("Twenty-one of one hundred and five")]
+    ['21', '105']
+    """
+    found: list[int] = []
+    goes_on = ""  # what may follow: after tens a unit, after hundreds all
+    for word in re.findall("[a-z]+", text.lower()):
+        value = NAMED.get(word)
+        if value is not None:
+            joined = goes_on == "all" or (goes_on == "unit" and 0 < value < 10)
+            if joined:
+                found[-1] += value
+            else:
+                found.append(value)
+            goes_on = "unit" if value >= 20 else "hundred"
+        elif word == "hundred" and goes_on:
+            found[-1] *= 100
+            goes_on = "all"
+        elif word != "and" or goes_on != "all":
+            goes_on = ""
+    return [Decimal(one) for one in found]
 
 
 def answered(item: Item, answer: str) -> bool:
-    """Whether an answer has an accepted phrase, and none that is wrong."""
-    right = any(mentions(answer, phrase) for phrase in item.expected)
-    return right and not any(mentions(answer, phrase) for phrase in item.wrong)
+    """Whether an answer has an accepted phrase, and none that is wrong.
+
+    A sentence that repeats one of the prompt, words left out, and has an accepted phrase may name
+    wrong ones: "It was moved from Tuesday to Thursday."
+    """
+
+    def says(text: str, phrases: tuple[str, ...]) -> bool:
+        return any(mentions(text, phrase) for phrase in phrases)
+
+    own = [
+        sentence
+        for sentence in sentences(answer)
+        if not (says(sentence, item.expected) and restates(sentence, item.prompt))
+    ]
+    return says(answer, item.expected) and not any(says(one, item.wrong) for one in own)
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text; a line ends one too."""
+    return re.split(r"(?<=[.!?;])\s+|\n+", text.strip())
+
+
+def restates(sentence: str, prompt: str) -> bool:
+    """Whether the words of a sentence stand in this order in a sentence that the prompt states."""
+    said = constraints.words(folded(sentence))
+    for stated in sentences(prompt):
+        words = iter(constraints.words(folded(stated)))
+        if not stated.endswith("?") and len(said) >= RESTATED and all(one in words for one in said):
+            return True
+    return False
 
 
 def numbered(item: Item, answer: str) -> bool:
-    """Whether the last number of an answer is the expected one."""
-    return last_number(answer) == Decimal(item.expected[0])
+    """Whether the last number of an answer is the expected one, or the last that is new.
+
+    New is what the prompt does not have: "9 of the 12 are left". Words count where no digits are.
+    """
+    text = NOT_NUMBER.sub("", answer)
+    found = numbers(text) or numbers_in_words(text)
+    known = numbers(item.prompt) + numbers_in_words(item.prompt)
+    new = [one for one in found if one not in known]
+    return Decimal(item.expected[0]) in found[-1:] + new[-1:]
 
 
 def copied(item: Item, answer: str) -> bool:
@@ -85,11 +150,10 @@ def constrained(item: Item, answer: str) -> bool:
 def code_of(answer: str) -> str:
     r"""Return the code of an answer: of its first fenced block, or of all of it.
 
-    It begins with the first definition or import and ends before the first line after it that is
-    neither, nor indented: examples and explanations follow there, often cut short.
+    Definitions, imports and constants; examples and explanations, often cut short, are left out.
 
-    >>> code_of("Sure:\n```python\ndef f():\n    return 1\n\nprint(f())\n```\nThis is f.")
-    'def f():\n    return 1\n\n'
+    >>> code_of("Sure:\n```python\ndef f():\n    return A\n\nA = 1\nprint(f())\n```\nThis is f.")
+    'def f():\n    return A\n\nA = 1\n'
     """
     block = re.search(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
     fenced = definitions(block.group(1)) if block else ""
@@ -97,10 +161,32 @@ def code_of(answer: str) -> str:
 
 
 def definitions(text: str) -> str:
-    """Return the lines from the first definition or import to the first that is none."""
-    lines = text.splitlines(keepends=True)
-    from_first = dropwhile(lambda line: not DEFINES.match(line), lines)
-    return "".join(takewhile(BELONGS.match, from_first))
+    """Return the definitions, imports and constants of a text."""
+    parts: list[str] = []
+    decorated = False
+    for line in textwrap.dedent(text).splitlines(keepends=True):
+        if parts and (decorated or CONTINUES.match(line)):
+            parts[-1] += line
+        else:
+            parts.append(line)
+        decorated = line.startswith("@")
+    return "".join(filter(_defines, parts))
+
+
+def _defines(part: str) -> bool:
+    try:
+        body = ast.parse(part).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    defining = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.AsyncFunctionDef)
+    return bool(body) and all(isinstance(one, defining) or _is_constant(one) for one in body)
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+        return False
+    names = [one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)]
+    return set(names) <= CONSTANT
 
 
 def passed(item: Item, answer: str) -> bool:

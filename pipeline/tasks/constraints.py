@@ -80,6 +80,12 @@ def marked(text: str, argument: str) -> bool:
     return sum(line.lstrip().startswith(f"{mark} ") for line in lines(text)) == int(number)
 
 
+def in_order(text: str, number: str) -> bool:
+    """Whether exactly so many lines begin with a number: 1, 2, 3, ..."""
+    found = re.findall(r"^\s*(\d+)[.):]\s+\S", text, re.MULTILINE)
+    return found == [str(at) for at in range(1, int(number) + 1)]
+
+
 NUMBERS: dict[str, Check] = {  # whose argument is a number
     "words": lambda text, n: len(words(text)) == int(n),
     "max_words": lambda text, n: 0 < len(words(text)) <= int(n),
@@ -88,6 +94,7 @@ NUMBERS: dict[str, Check] = {  # whose argument is a number
     "max_sentences": lambda text, n: 0 < sentences(text) <= int(n),
     "lines": lambda text, n: len(lines(text)) == int(n),
     "list_items": lambda text, n: sum(bool(ITEM.match(line)) for line in lines(text)) == int(n),
+    "numbered": in_order,
     "comma_items": lambda text, n: [bool(words(x)) for x in text.split(",")] == [True] * int(n),
 }
 TEXTS: dict[str, Check] = {  # whose argument is a text

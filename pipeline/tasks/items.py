@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
 from pipeline.tasks import constraints
+from pipeline.tasks.sandbox import parse_test
 
 FOLDER = ROOT / "assets" / "tasks"
 KINDS = ("answer", "number", "copy", "constraints", "python")
@@ -26,7 +27,8 @@ class Item:
         id: unique within its task.
         kind: how an answer is scored, one of `KINDS`.
         prompt: what the model is asked.
-        expected: by kind: accepted phrases, a number, the text to copy, constraints, or tests.
+        expected: by kind: accepted phrases, a number, the text to copy, constraints, or tests
+            (`pipeline.tasks.sandbox.parse_test`).
         wrong: phrases that an answer of kind `answer` must not have.
         max_tokens: the most tokens an answer may have.
     """
@@ -76,7 +78,11 @@ def read_items(path: Path) -> list[Item]:
     """
     items: list[Item] = []
     names = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{path} is no UTF-8: save it as UTF-8") from error
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -100,17 +106,18 @@ def _item(row: Any) -> Item:
         if not isinstance(row[name], str) or not row[name].strip():
             raise ValueError(f"{name} is a text that is not empty")
     for name in ("expected", "wrong"):
-        if not isinstance(row[name], list) or not all(isinstance(x, str) for x in row[name]):
-            raise ValueError(f"{name} is a list of texts")
+        texts = isinstance(row[name], list) and all(isinstance(x, str) for x in row[name])
+        if not texts or not all(x.strip() for x in row[name]):
+            raise ValueError(f"{name} is a list of texts that are not empty")
     if row["kind"] not in KINDS:
         raise ValueError(f"kind={row['kind']} is not allowed: give one of {', '.join(KINDS)}")
     if not row["expected"] or (row["kind"] in ("number", "copy") and len(row["expected"]) > 1):
         raise ValueError(f"expected={row['expected']} is not what kind {row['kind']} takes")
     if type(row["max_tokens"]) is not int or row["max_tokens"] < 3:
         raise ValueError(f"max_tokens={row['max_tokens']} is not an integer of at least 3")
-    if row["kind"] == "constraints":
-        for text in row["expected"]:
-            constraints.parse(text)
+    parse = {"constraints": constraints.parse, "python": parse_test}.get(row["kind"], str)
+    for text in row["expected"]:
+        parse(text)
     if row["kind"] == "number":
         float(row["expected"][0])
     return Item(**{**row, "expected": tuple(row["expected"]), "wrong": tuple(row["wrong"])})

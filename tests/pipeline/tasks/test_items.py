@@ -65,6 +65,9 @@ def test_tasks_are_found_by_name_or_path(tmp_path: Path) -> None:
         ({"id": " "}, "id is a text that is not empty"),
         ({"prompt": 3}, "prompt is a text"),
         ({"expected": "me"}, "expected is a list of texts"),
+        ({"expected": [""]}, "expected is a list of texts that are not empty"),
+        ({"wrong": [" "]}, "wrong is a list of texts that are not empty"),
+        ({"kind": "python", "expected": ["f(2) < 3"]}, "give EXPRESSION == LITERAL"),
         ({"expected": []}, "is not what kind answer takes"),
         ({"kind": "essay"}, "kind=essay is not allowed: give one of answer, "),
         ({"kind": "copy", "expected": ["a", "b"]}, "is not what kind copy takes"),
@@ -94,6 +97,9 @@ def test_a_file_without_items_or_with_one_twice_is_refused(tmp_path: Path) -> No
         read_items(path)
     path.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW) + "\n")
     with pytest.raises(PipelineError, match="line 2: the id a occurs twice"):
+        read_items(path)
+    path.write_bytes(json.dumps(ROW, ensure_ascii=False).replace("Who", "Où").encode("latin-1"))
+    with pytest.raises(PipelineError, match=r"own\.jsonl is no UTF-8: save it as UTF-8"):
         read_items(path)
     path.write_text("{")
     with pytest.raises(PipelineError, match=r"own\.jsonl, line 1: "):

@@ -1,33 +1,69 @@
-"""Code of a model runs apart, within limits, and a pass can't be printed."""
+"""Code of a model runs apart, within limits, and can't give itself a verdict."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.tasks import sandbox
-from pipeline.tasks.checks import score
-from pipeline.tasks.items import Item
 
 DOUBLE = "def f(x):\n    return 2 * x\n"
+WRONG = "def f(x):\n    return 2 * x + 1\n"
 TESTS = ("f(2) == 4", "f(0) == 0")
+LEVELS = ["limits"] + ["namespaces"] * (sandbox.level() == "namespaces")
 
 
-def test_right_code_passes_and_wrong_code_does_not() -> None:
+@pytest.fixture(params=LEVELS)
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each level that this machine grants."""
+    monkeypatch.setattr(sandbox, "level", lambda: request.param)
+    return str(request.param)
+
+
+def test_right_code_passes_and_wrong_code_does_not(kept: str) -> None:
     modules = "import math, re\nfrom typing import List\nfrom collections import Counter\n"
-    assert sandbox.passes(f"{modules}print('hello')\n{DOUBLE}", TESTS)
-    assert not sandbox.passes("def f(x):\n    return x + 2\n", TESTS)  # one test of two
-    assert not sandbox.passes("def f(x", TESTS)
-    assert not sandbox.passes("", TESTS)
+    assert sandbox.passes(f"{modules}print('hello' * (1 << 17))\n{DOUBLE}", TESTS)
+    for code in ("def f(x):\n    return x + 2\n", "def f(x", "", WRONG):
+        assert not sandbox.passes(code, TESTS), code
 
 
-def test_an_answer_is_scored_by_its_tests() -> None:
-    item = Item("a", "python", "?", TESTS, (), 8)
-    assert score(item, f"```python\n{DOUBLE}```")
-    assert not score(item, f"```python\n{DOUBLE.replace('2', '3')}```")
+@pytest.mark.parametrize(
+    "value", ["[1, (2, 'a')]", "{1: {2, 3}}", "None", "True", "0.1", "-1.5e300"]
+)
+def test_plain_values_come_back_as_they_are(value: str) -> None:
+    code = f"def f():\n    return {value}\n"
+    assert sandbox.passes(code, [f"f() == {value}"])
+    assert not sandbox.passes(code, ["f() == 'other'"])
+    assert sandbox.passes(code, ["f() is True"]) == (value == "True")
+
+
+CHEATS = {
+    "an object that equals all": "class A:\n    __eq__ = lambda *_: True\nf = lambda x: A()",
+    "a number that does": "class A(int):\n    __eq__ = lambda *_: True\nf = lambda x: A(7)",
+    "all replaced": f"import builtins\nbuiltins.all = lambda _: True\n{WRONG}",
+    "eval replaced": f"import builtins\nbuiltins.eval = lambda *_: True\n{WRONG}",
+    "stdout replaced": f"import sys, io\nsys.stdout = io.StringIO()\n{WRONG}",
+    "a verdict printed": f"import sys\nsys.__stdout__.write('passed')\n{WRONG}",
+    "constants of the caller": (
+        "import sys\ndef f(x):\n"
+        "    found = [c for c in sys._getframe(1).f_code.co_consts if isinstance(c, int)]\n"
+        "    frame = sys._getframe(1)\n"
+        "    while frame.f_back: frame = frame.f_back\n"
+        "    texts = (str(frame.f_locals) + str(frame.f_globals)).split(' == ')[1:]\n"
+        "    found += [int(text[0]) for text in texts]\n"
+        "    return (found[-1:] or [-1])[0]\n"
+    ),
+    "leaving with success": f"{WRONG}import sys\nraise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_what_the_code_replaces_makes_no_wrong_answer_right(cheat: str, kept: str) -> None:
+    assert not sandbox.passes(CHEATS[cheat], TESTS)
 
 
 @pytest.mark.parametrize(
@@ -38,105 +74,142 @@ def test_an_answer_is_scored_by_its_tests() -> None:
         "import socket\nsocket.socket()",
         "import os\nos.system('true')",
         "import sys\nsys.modules['random']._os.mkdir('made')",
+        "import sys\nsys.modules['random']._os.mkfifo('/tmp/made')",
+        "import sys\nsys.modules['random']._os.setpriority(0, 0, 19)",
         "import sys\nsys.modules['random']._os.fork()",
         "import subprocess\nsubprocess.run(['true'])",
         "import ctypes",
-        "import resource",
-        "import time\ntime.sleep(100)",
         "import pipeline",
         "input()",
         "x = bytearray(1 << 30)",
-        "print('x' * (1 << 17))",
-        "raise SystemExit(0)",
     ],
 )
-def test_what_is_not_allowed_fails(code: str) -> None:
+def test_what_is_not_allowed_fails(code: str, kept: str) -> None:
     assert not sandbox.passes(f"{code}\n{DOUBLE}", TESTS)
 
 
-def test_what_is_refused_is_seen_by_the_code() -> None:
-    """The same code passes where the refusal is expected: it is what made the others fail."""
-    refused = "try:\n    open('/etc/hostname')\n    opened = True\n"
-    refused += "except (PermissionError, OSError):\n    opened = False\n"
-    assert sandbox.passes(refused, ["opened is False"])
-    assert not sandbox.passes(refused, ["opened is True"])
-
-
-def test_the_kernel_refuses_files_and_sockets_without_the_hook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = tmp_path / "run_code.py"
+def without_hook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the kernel alone: take the hook away, and keep the modules of system calls."""
     text = sandbox.CHILD.read_text()
-    assert text.count("    sys.addaudithook(refuse)\n") == 1
-    child.write_text(
-        text.replace("    sys.addaudithook(refuse)\n", "").replace("import heapq", "import _socket")
-    )
-    monkeypatch.setattr(sandbox, "CHILD", child)
-    tried = "found = []\nfor what in (lambda: open('/etc/hostname'), lambda: _socket.socket()):\n"
-    tried += "    try:\n        what()\n    except OSError as error:\n"
-    tried += "        found.append(error.errno)\n"
-    assert sandbox.passes(f"import _socket\n{tried}", ["found == [24, 24]"])  # EMFILE
-
-
-def test_endless_code_is_stopped_and_a_pass_can_not_be_claimed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", 1)
-    monkeypatch.setattr(sandbox, "ATTEMPTS", 1)
-    assert not sandbox.passes("while True:\n    pass\n", TESTS)
-    leave = "import sys\nsys.modules['random']._os._exit(0)\n"
-    assert not sandbox.passes(f"{DOUBLE}print('passed')\n{leave}", TESTS)
-
-
-def test_a_process_that_is_killed_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = [None, True]
-    monkeypatch.setattr(sandbox, "_run", lambda *_: verdicts.pop(0))
-    assert sandbox.passes(DOUBLE, TESTS)
-    assert verdicts == []
-
-
-def child(folder: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
-    """Let the process do something before it reads what it is to run."""
-    path, text = folder / "run_code.py", sandbox.CHILD.read_text()
-    assert text.count("    job = json.loads(") == 1
-    path.write_text(text.replace("    job = json.loads(", f"    {before}\n    job = json.loads("))
+    for line in ("    sys.addaudithook(refuse)\n", "    forget()\n"):
+        assert text.count(line) == 1
+        text = text.replace(line, "")
+    path = folder / "run_code.py"
+    path.write_text(text.replace("import heapq", "import _socket"))
     monkeypatch.setattr(sandbox, "CHILD", path)
 
 
-BURN = "while sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) < 1.2: pass"
+TRY = """
+import os, _socket
+def errno(act, *given):
+    try:
+        act(*given)
+    except OSError as error:
+        return error.errno
+    return 0
+"""
+
+
+def test_the_kernel_refuses_files_and_sockets_without_the_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    without_hook(tmp_path, monkeypatch)
+    tests = ["errno(open, '/') == 24", "errno(_socket.socket) == 24"]  # EMFILE
+    assert sandbox.passes(TRY, tests)
+
+
+@pytest.mark.skipif(sandbox.level() != "namespaces", reason="the kernel grants no namespaces")
+def test_in_namespaces_nothing_outside_can_be_made_seen_or_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_hook(tmp_path, monkeypatch)
+    before = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
+    read_only, not_permitted = 30, 1
+    tests = [
+        f"errno(os.{made}, '{path}/made') == {read_only}"
+        for made in ("mkdir", "mkfifo", "mknod")
+        for path in ("", ".")
+    ]
+    tests += [
+        f"errno(os.mkdir, {str(tmp_path / 'made')!r}) == 2",
+        f"errno(os.chroot, '/') == {not_permitted}",
+        "os.getppid() == 0",
+        "errno(os.setpriority, os.PRIO_USER, 0, 19) == 0",  # of its own namespace: itself
+        "errno(os.sched_setaffinity, os.getppid(), {0}) == 0",
+        f"errno(os.kill, {os.getpid()}, 0) == 3",
+    ]
+    for test in tests:
+        assert sandbox.passes(TRY, [test]), test
+    assert (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)) == before
+    assert list(tmp_path.iterdir()) == [tmp_path / "run_code.py"]
+
+
+@pytest.mark.thorough
+def test_code_that_computes_or_waits_without_end_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    monkeypatch.setattr(sandbox, "SECONDS", 1)
+    monkeypatch.setattr(sandbox, "PATIENCE", 4)
+    for code in (
+        "while True: pass",
+        "sum(range(10 ** 12))",  # one call, which no signal handler interrupts
+        "import sys\nlock = sys.modules['_thread'].allocate_lock()\nlock.acquire()\nlock.acquire()",
+    ):
+        begun = time.monotonic()
+        assert not sandbox.passes(f"{code}\n{DOUBLE}", TESTS)
+        assert time.monotonic() - begun < 2 * sandbox.PATIENCE, code
+
+
+def test_children_end_with_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a pipe that only they hold: it ends when the last of them is gone."""
+    without_hook(tmp_path, monkeypatch)
+    monkeypatch.setattr(sandbox, "PATIENCE", 2)
+    monkeypatch.setattr(sandbox, "ATTEMPTS", 1)
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    popen = sandbox.subprocess.Popen
+    monkeypatch.setattr(
+        sandbox.subprocess, "Popen", lambda *a, **k: popen(*a, **k, pass_fds=[writer])
+    )
+    code = "import os\nwhile not os.fork(): pass\nimport signal\nsignal.pause()\n"
+    assert not sandbox.passes(code if os.getuid() == 0 else "while True: pass", TESTS)
+    os.close(writer)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_a_process_that_is_killed_or_never_begins_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = (b"\n[4, 0]", 0)
+    for first in ((b"\n", -9), (b"", -9), (b"", None)):
+        runs = [first, right]
+        monkeypatch.setattr(sandbox, "_run", lambda *_, runs=runs: runs.pop(0))
+        assert sandbox.passes(DOUBLE, TESTS)
+    monkeypatch.setattr(sandbox, "_run", lambda *_: (b"", None))
+    with pytest.raises(PipelineError, match="not begun within 10 seconds"):
+        sandbox.passes(DOUBLE, TESTS)
+    for printed in (b"\n[4]", b"\n{", b'\n[{"tuple": 3}, 0]', b"\n" + b"[" * 30000, b"\n5"):
+        monkeypatch.setattr(sandbox, "_run", lambda *_, printed=printed: (printed, 0))
+        assert not sandbox.passes(DOUBLE, TESTS)
 
 
 def test_what_a_busy_machine_takes_is_not_the_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither seconds by the clock nor processor time before the code begins decides."""
+    """Processor time before the code begins does not decide."""
     monkeypatch.setattr(sandbox, "SECONDS", 1)
-    child(tmp_path, monkeypatch, f"__import__('time').sleep(1.5)\n    {BURN}")
+    text = sandbox.CHILD.read_text()
+    burn = "while sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) < 1.2: pass"
+    path = tmp_path / "run_code.py"
+    path.write_text(text.replace("    job = json.loads(", f"    {burn}\n    job = json.loads("))
+    monkeypatch.setattr(sandbox, "CHILD", path)
     assert sandbox.passes(DOUBLE, TESTS)
-    burns = "def f(x):\n    for _ in range(1 << 40): pass\n"
-    run, verdicts = sandbox._run, list[bool | None]()
-
-    def noting(*given: Any) -> bool | None:
-        verdicts.append(run(*given))
-        return verdicts[-1]
-
-    monkeypatch.setattr(sandbox, "_run", noting)
-    assert not sandbox.passes(burns, TESTS)
-    assert verdicts == [False]  # what used up its processor time would do so again
 
 
-def test_code_within_its_processor_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel counts by its ticks, so how much more than SECONDS is too much is its own."""
-    monkeypatch.setattr(sandbox, "SECONDS", 1)
-    used = "used = lambda: sum(sys.modules['__main__'].resource.getrusage(0)[:2])\n"
-    burn = "begun = used()\ndef f(x):\n    while used() < begun + 0.4: pass\n    return 2 * x\n"
-    assert sandbox.passes(f"import sys\n{used}{burn}", TESTS)
-
-
-def test_no_verdict_by_the_clock_is_no_wrong_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sandbox, "PATIENCE", 0.5)
-    child(tmp_path, monkeypatch, "__import__('time').sleep(60)")
-    with pytest.raises(PipelineError, match=r"not done in 0\.5 seconds by the clock, nor in 5 of"):
-        sandbox.passes(DOUBLE, TESTS)
+@pytest.mark.parametrize(
+    "test", ["f(2) < 5", "f(2)", "f(2) == x", "f(2) is 4", "1 < f(2) == 4", "("]
+)
+def test_a_test_compares_with_a_literal(test: str) -> None:
+    with pytest.raises(ValueError, match="give EXPRESSION == LITERAL"):
+        sandbox.parse_test(test)
