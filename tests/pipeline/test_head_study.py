@@ -98,7 +98,7 @@ def made(request: pytest.FixtureRequest, overrides: list[str]) -> Made:
 def test_depths_are_what_the_drafts_say(made: Made) -> None:
     """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
     drafts = made.artifact("drafts").read().to_pandas()
-    table = made.artifact("acceptance").read("depths").to_pandas()
+    table = made.artifact("acceptance").read("breakdown").to_pandas()
     table = table.set_index(["depth", "rule", "statistic"])["value"]
     kl, rank = (np.stack(drafts[f"depth_{name}"].to_list()) for name in ("kl", "draft_rank"))
     assert kl.shape == (36, DEPTHS)
