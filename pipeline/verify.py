@@ -5,10 +5,12 @@ What is damaged is named and set aside; the next run that needs it makes it anew
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 from pipeline.errors import PipelineError
+from pipeline.gguf_models.source import damaged_models
 from pipeline.paths import OUTPUTS
 from pipeline.plan.graph import VERSIONS
 from pipeline.store.artifacts import Artifact, Store
@@ -67,6 +69,10 @@ def main(arguments: list[str]) -> int:
         Store(root).set_aside(damaged)
     except OSError as error:
         print(f"not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
+    models = damaged_models(root.parent / "models")
+    for place, why in models.items():
+        print(f"{place} {why}: removed, the next use converts it again", file=sys.stderr)
+        shutil.rmtree(place, ignore_errors=True)
     partials = [path for path in directories if path.name.endswith(PARTIAL)]
     shards = [problem for partial in partials for problem in damaged_shards(partial)]
     for problem in shards:
@@ -75,7 +81,7 @@ def main(arguments: list[str]) -> int:
         f"{len(artifacts)} artifacts verified, {len(damaged) + failed} damaged; "
         f"{len(partials)} unfinished, {len(shards)} of their shards and plans damaged"
     )
-    return 1 if damaged or failed or shards else 0
+    return 1 if damaged or failed or shards or models else 0
 
 
 if __name__ == "__main__":

