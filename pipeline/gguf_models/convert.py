@@ -9,7 +9,8 @@ one token. What the file counts is held against what it has before anything is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.gguf_models.source import write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -323,3 +323,8 @@ def byte_pairs(file: GGUF, names: list[str]) -> Tokenizer:
     )
     made.decoder = decoders.ByteLevel()
     return made
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` for people to read."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

