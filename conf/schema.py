@@ -23,7 +23,6 @@ STAGES = (  # each behind those it is made from
     "acceptance",
     "decoding",
     "accuracy",
-    "account",
     "report",
 )
 

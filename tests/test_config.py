@@ -379,7 +379,7 @@ def test_a_foreign_tokenizer_is_refused_only_where_a_drafter_is_needed(tmp_path:
     for stage in ("prompts", "distributions", "certificates", "run_lengths"):
         assert cli.prepare(compose("config", [*wanted, f"stage={stage}"]))[1][stage]
     message = r"^targets.local.path=.* and drafter.path=.*: their tokenizers .*drafter=none$"
-    for stage in ("drafts", "acceptance", "decoding", "accuracy", "account", "report"):
+    for stage in ("drafts", "acceptance", "decoding", "accuracy", "report"):
         with pytest.raises(PipelineError, match=message):
             cli.prepare(compose("config", [*wanted, f"stage={stage}"]))
     assert cli.prepare(compose("config", [*wanted, "stage=report", "drafter=none"]))[1]["report"]

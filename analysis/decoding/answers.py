@@ -1,16 +1,25 @@
 """Answers to tasks under every method: accuracy, what a method loses, and tokens a call.
 
 A method is compared with the target alone at the same temperature and noise, item by item.
+
+How far a rule may be relaxed: a margin is fixed before anything is measured, the loss of accuracy
+that matters. A threshold *excludes* it where the one-sided lower bound of the paired difference of
+accuracies lies above minus the margin. Accuracy *falls* where the upper bound lies below 0. The
+thresholds of one rule are tested in a fixed order, each only if those before it passed: from strict
+to relaxed for the margin, from relaxed to strict for a fall. So each claim holds at the confidence
+of one test, however many thresholds there are (Maurer, Hothorn and Lehmacher 1995).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.paired import difference, mcnemar, proportion
 
@@ -28,10 +37,8 @@ class Answered:
             exact, whether it gives the baseline's answers token by token; rule, its acceptance
             rule or None; the index is the run.
         data: one row an item and run: task, item_id, run, answer, correct, n_tokens,
-            log_likelihood, common_prefix, gap, calls, emitted, ...
+            log_likelihood, departures, certified, common_prefix, gap, calls, emitted, ...
         seconds: task, item_id, run, seconds.
-        account: of each answer what both models say of it when they read it again: task, item_id,
-            run, departures, conceded, kl, certified, certified_alone, ... None where they did not.
     """
 
     target: str
@@ -39,7 +46,6 @@ class Answered:
     runs: pd.DataFrame
     data: pd.DataFrame
     seconds: pd.DataFrame
-    account: pd.DataFrame | None = None
 
 
 def accuracy(
@@ -60,7 +66,9 @@ def accuracy(
         difference of accuracy, its interval (Agresti and Min) and McNemar's exact p_value; within,
         whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's;
         changed, the share of answers that differ from the baseline's in a token; given_up, the
-        baseline's log-likelihood of a token less this one's, nats; tokens_per_call with its
+        baseline's log-likelihood of a token less this one's, nats; departures, the share of tokens
+        that are not the target's first choice; certified, the share of those that the run's
+        certificates cover, NaN without; tokens_per_call with its
         interval over items; speedup, the baseline's seconds a token over this run's.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
@@ -106,6 +114,8 @@ def _counted(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dict
         "recovery": float(right.sum() / before.sum()) if before.any() else np.nan,
         "changed": float(changed),
         "given_up": float(likelihood[1] / tokens[1] - likelihood[0] / tokens[0]),
+        "departures": float(mine["departures"].sum() / tokens[0]),
+        "certified": float(mine["certified"].sum(min_count=1) / tokens[0]),
         "speedup": float((seconds[1] / tokens[1]) / (seconds[0] / tokens[0])),
     }
 
@@ -131,24 +141,12 @@ def differing(answered: Answered) -> pd.DataFrame:
     """Return the answers that differ from the baseline's, side by side.
 
     Returns:
-        task, item_id, method, draft_length, temperature, alone and answer (texts), alone_correct
-        and correct, common_prefix and gap (the target's two largest logits where the answers
-        part): a row an item and run, in the order of the items.
+        task, item_id, method, draft_length, temperature, alone_correct and correct, common_prefix
+        and gap (of the target's two largest logits where the answers part), alone and answer
+        (texts), exact: a row an item and run, in the order of the items. An exact method, which is
+        to leave every answer as it is, parts at near-ties only: a pass over several tokens rounds
+        otherwise than a pass over one.
     """
-    return _parted(answered).drop(columns="exact")
-
-
-def partings(answered: Answered) -> pd.DataFrame:
-    """Return those of `differing` whose method is to leave every answer as it is.
-
-    They part at near-ties of the target, where a pass over several tokens rounds otherwise than a
-    pass over one: their `gap` says how near.
-    """
-    found = _parted(answered)
-    return found[found["exact"]].drop(columns="exact").reset_index(drop=True)
-
-
-def _parted(answered: Answered) -> pd.DataFrame:
     data, runs = answered.data, answered.runs
     alone = data.assign(baseline=data["run"])[
         ["task", "item_id", "baseline", "answer", "correct", "n_tokens"]
@@ -161,3 +159,128 @@ def _parted(answered: Answered) -> pd.DataFrame:
     shown = ["task", "item_id", "method", "draft_length", "temperature", "alone_correct"]
     shown += ["correct", "common_prefix", "gap", "alone", "answer", "exact"]
     return pairs.loc[parts, shown].reset_index(drop=True)
+
+
+def families(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the relaxed rules of runs, each with its thresholds from strict to relaxed.
+
+    Args:
+        runs: as of `Answered`, with rule (or None) and exact.
+
+    Returns:
+        One row a relaxed run: family (the rule with the parameters that stay), parameter (that is
+        turned; empty where the rule has none), value, run and group, the number of the family:
+        rules of other drafters, draft lengths or temperatures are other families.
+    """
+    chosen = runs[runs["rule"].notna() & ~runs["exact"]]
+    groups: dict[tuple[object, ...], list[tuple[float, int]]] = {}
+    for run, rule, *setting in chosen[
+        ["rule", "drafter", "draft_length", "temperature"]
+    ].itertuples(name=None):
+        parameter = _turned(rule, chosen["rule"].tolist())
+        fixed = {key: value for key, value in rule.parameters.items() if key != parameter}
+        shown = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+                 for key, value in fixed.items()]  # fmt: skip
+        key = (" ".join([rule.name, *shown]), parameter, rule.relaxes.get(parameter, 1), *setting)
+        value = float(rule.parameters[parameter]) if parameter else 0.0
+        groups.setdefault(key, []).append((value, run))
+    rows = [
+        (name, parameter, value, run, group)
+        for group, ((name, parameter, sign, *_), members) in enumerate(groups.items())
+        for value, run in sorted(members, key=lambda member: sign * member[0])  # type: ignore[operator]
+    ]
+    return pd.DataFrame(rows, columns=["family", "parameter", "value", "run", "group"])
+
+
+def _turned(rule: Rule, others: Sequence[Rule]) -> str:
+    """Return the parameter in which a rule differs from others alone, else its first."""
+    dials = [key for key in rule.relaxes if key in rule.parameters]
+    for key in dials:
+        rest = [{**other.parameters, key: None} for other in others if other.name == rule.name]
+        if rest.count({**rule.parameters, key: None}) > 1:
+            return key
+    return dials[0] if dials else ""
+
+
+def decide(
+    table: pd.DataFrame, runs: pd.DataFrame, margin: float, confidence: float
+) -> pd.DataFrame:
+    """Decide of every threshold whether a loss above the margin is excluded, or accuracy falls.
+
+    Args:
+        table: of `accuracy`; the rows of all tasks together are taken.
+        runs: of the same answers.
+        margin: the loss of accuracy that matters, fixed beforehand.
+        confidence: of each one-sided bound.
+
+    Returns:
+        One row a relaxed run, families one after the other and each from strict to relaxed:
+        family, parameter, value, run, items, lost, won, difference, worst and best (the one-sided
+        bounds of the difference), excluded and falls (this threshold alone), up_to and down_to
+        (with all that are stricter, with all that are more relaxed).
+    """
+    totals = table[table["task"] == ALL].set_index("run")
+    rows = []
+    for _, family in families(runs).groupby("group", sort=False):
+        tested: list[dict[str, Any]] = []
+        for values in family.itertuples(index=False, name=None):
+            threshold: dict[str, Any] = dict(zip(list(family), values, strict=True))
+            del threshold["group"]
+            counted: Any = totals.loc[threshold["run"]]
+            lost, won, items = (int(counted[name]) for name in ("lost", "won", "items"))
+            worst, best = difference(lost, won, items, 2 * confidence - 1)
+            tested.append(
+                {
+                    **threshold,
+                    "method": counted["method"],
+                    "draft_length": counted["draft_length"],
+                    "temperature": counted["temperature"],
+                    "items": items,
+                    "lost": lost,
+                    "won": won,
+                    "difference": (won - lost) / items,
+                    "worst": worst,
+                    "best": best,
+                    "excluded": worst > -margin,
+                    "falls": best < 0,
+                }
+            )
+        for at, row in enumerate(tested):
+            row["up_to"] = all(one["excluded"] for one in tested[: at + 1])
+            row["down_to"] = all(one["falls"] for one in tested[at:])
+        rows += tested
+    names = ["family", "parameter", "value", "run", "method", "draft_length", "temperature"]
+    names += ["items", "lost", "won", "difference", "worst", "best", "excluded", "falls"]
+    return pd.DataFrame(rows, columns=[*names, "up_to", "down_to"])
+
+
+def limits(decided: pd.DataFrame) -> pd.DataFrame:
+    """Return of every family the run of the largest excluded threshold, and of the first fall.
+
+    Returns:
+        One row a family: family, parameter, draft_length, temperature, largest and its worst, first
+        and its best: values of the parameter and bounds, NaN where there is none.
+    """
+    keys = ["family", "parameter", "draft_length", "temperature"]
+    rows = []
+    for key, part in decided.groupby(keys, sort=False):
+        safe, falling = part[part["up_to"]], part[part["down_to"]]
+        rows.append(
+            {
+                **dict(zip(keys, key, strict=True)),
+                "largest": float(safe["value"].iloc[-1]) if len(safe) else float("nan"),
+                "worst": float(safe["worst"].iloc[-1]) if len(safe) else float("nan"),
+                "first": float(falling["value"].iloc[0]) if len(falling) else float("nan"),
+                "best": float(falling["best"].iloc[0]) if len(falling) else float("nan"),
+            }
+        )
+    return pd.DataFrame(rows, columns=[*keys, "largest", "worst", "first", "best"])
+
+
+def verdicts(decided: pd.DataFrame) -> dict[int, str]:
+    """Return of every run what was decided, in a word or two."""
+    found = {}
+    for run, up_to, down_to in decided[["run", "up_to", "down_to"]].to_numpy().tolist():
+        words = ["excluded"] * bool(up_to) + ["falls"] * bool(down_to)
+        found[int(run)] = " and ".join(words) or "open"
+    return found

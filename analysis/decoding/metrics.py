@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
-from . import closed_form as speed_laws
+from . import speed_laws
 
 Floats = NDArray[np.float64]
 ALONG = ["prompt_id", "position", "run", "own", "kl", "lower", "upper", "accepted", "certified"]
 PASSES = ["model", "batch", "tokens", "seconds"]
+PARTINGS = ["run", "method", "draft_length", "prompt_id", "position", "gap"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -267,6 +269,47 @@ def forced(decoded: Decoded) -> pd.DataFrame:
 
 def _judges_levels(rule: object) -> bool:
     return isinstance(rule, Rule) and not rule.judges_tokens
+
+
+def partings(decoded: Decoded) -> pd.DataFrame:
+    """Return the first token at which each greedy answer differs from that of the target alone.
+
+    Two passes over different numbers of tokens round differently. Where the two largest logits are
+    equal up to that, either may come first; from there on both answers are the target's own.
+
+    Returns:
+        run, method, draft_length, prompt_id, position (of the token in the answer) and gap, the
+        difference of the target's two largest logits there; a row an answer that differs.
+    """
+    runs, rows = decoded.runs, list[dict[str, Any]]()
+    trajectory = decoded.trajectory.set_index(["prompt_id", "position"])
+    gaps = (trajectory["z1"] - trajectory["z2"]).to_dict()
+    for run in greedy_runs(decoded):
+        answers = decoded.data[decoded.data["run"] == run]
+        alone = decoded.data[decoded.data["run"] == decoded.baseline(run)]
+        lengths = alone.set_index("prompt_id")["n_tokens"]
+        for answer in answers.to_dict("records"):
+            prompt, position = answer["prompt_id"], answer["common_prefix"]
+            if position < max(answer["n_tokens"], lengths[prompt]):
+                row = runs.iloc[run]
+                rows.append(
+                    {
+                        "run": run,
+                        "method": row["method"],
+                        "draft_length": int(row["draft_length"]),
+                        "prompt_id": prompt,
+                        "position": int(position),
+                        "gap": gaps.get((prompt, position), np.nan),
+                    }
+                )
+    return pd.DataFrame(rows, columns=PARTINGS)
+
+
+def greedy_runs(decoded: Decoded) -> list[int]:
+    """Return the runs that draft and verify by strict greedy."""
+    runs = decoded.runs
+    strict = (runs["rule"] == "greedy") & (runs["temperature"] == 0) & (runs["drafter"] != "none")
+    return np.flatnonzero(strict).tolist()
 
 
 def by_prompt(table: pd.DataFrame, column: str, prompts: Sequence[str], runs: int) -> Floats:

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..statistics.bootstrap import PromptBootstrap, few
-from . import closed_form as speed_laws
 from .metrics import Decoded, acceptance, by_prompt
+from .speed_laws import break_even, least_acceptance, optimal_draft_length
 
 Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
@@ -19,6 +19,10 @@ LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that on
 LENGTH_COLUMNS = [
     *("method", "temperature", "rate"),
     *("predicted", "predicted_speedup", "found", "found_speedup", "tried"),
+]
+BREAK_EVEN_COLUMNS = [
+    *("method", "temperature", "draft_length", "cost", "break_even", "tried"),
+    *("rho", "rate", "speedup", "ci_low", "ci_high"),
 ]
 
 
@@ -202,13 +206,11 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
         method, temperature, rate, predicted, predicted_speedup, found, found_speedup, tried.
     """
     rows: list[dict[str, Any]] = []
-    of_trees = decoded.of_trees.reindex(speeds.index, fill_value=False)
-    mine = speeds[(speeds["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
-    for (method, temperature), group in mine.groupby(["method", "temperature"], sort=False):
+    for (method, temperature), group in _chains(decoded, speeds):
         if len(group) < 2 or not group["tested"].sum():
             continue
         rate = group["accepted"].sum() / group["tested"].sum()
-        best, gain = speed_laws.optimal_draft_length(rate, call_costs(decoded, group))
+        best, gain = optimal_draft_length(rate, call_costs(decoded, group))
         tried = group.sort_values("draft_length")
         lengths, speedups = [0, *tried["draft_length"]], [1.0, *tried["speedup"]]
         found = int(np.argmax(speedups))
@@ -225,6 +227,13 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows, columns=LENGTH_COLUMNS)
+
+
+def _chains(decoded: Decoded, speeds: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    """Return the runs of a model's drafts without trees, by method and temperature."""
+    of_trees = decoded.of_trees.reindex(speeds.index, fill_value=False)
+    mine = speeds[(speeds["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
+    return list(mine.groupby(["method", "temperature"], sort=False))
 
 
 def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
@@ -246,3 +255,81 @@ def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
     measured = sorted(seconds)
     lengths = np.arange(measured[-1] + 1)
     return np.interp(lengths, measured, [seconds[gamma] for gamma in measured]).tolist()
+
+
+def break_even_by_length(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
+    """Return break-even and measured acceptance at each draft length, from the measured costs.
+
+    Args:
+        decoded: calls and their seconds, of batch size 1.
+        speeds: its table of `speed`.
+
+    Returns:
+        For methods that drafted chains with the model, at each length from 1 to the longest full
+        draft: `cost` of a call over c_p (`call_costs`) and `break_even`, the least acceptance rate;
+        where this length was `tried` also `rho`, `rate` and `speedup` with its interval `ci_low`,
+        `ci_high` as measured, NaN elsewhere.
+    """
+    rows: list[dict[str, Any]] = []
+    for (method, temperature), group in _chains(decoded, speeds):
+        costs = call_costs(decoded, group)
+        tried = group.set_index("draft_length")[BREAK_EVEN_COLUMNS[6:]]
+        for gamma in range(1, len(costs)):
+            found = gamma in tried.index
+            measured: dict[Any, Any] = tried.loc[gamma].to_dict() if found else {}
+            rows.append(
+                {
+                    "method": method,
+                    "temperature": temperature,
+                    "draft_length": gamma,
+                    "cost": costs[gamma] / costs[0],
+                    "break_even": least_acceptance(costs, gamma),
+                    "tried": found,
+                    **measured,
+                }
+            )
+    return pd.DataFrame(rows, columns=BREAK_EVEN_COLUMNS)
+
+
+def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
+    """Return where drafting pays at each batch size, from the seconds of passes over batches.
+
+    A call of gamma drafted tokens is predicted to cost a pass of the target over gamma + 1 tokens
+    of each text and gamma of the drafter over one: choosing tokens, roll-back, and texts of a
+    batch that wait for each other are not in it.
+
+    Args:
+        decoded: its passes.
+        rate: the acceptance rate for which a best length is wanted.
+
+    Returns:
+        One row a batch size: batch, `seconds` of the target's pass over one token of each text,
+        `rho` the drafter's over it, `verify_ratio` of the longest pass over it and `longest` its
+        tokens of a text, `break_even` the least acceptance rate at which any length pays and
+        `at_length` the one that needs it, `rate`, `draft_length` the best one at this rate (0:
+        drafting does not pay) and `speedup`, that predicted for it.
+    """
+    rows = []
+    for batch in sorted(decoded.passes["batch"].unique()):
+        passes = decoded.passes[decoded.passes["batch"] == batch]
+        seconds = {model: one.sort_values("tokens") for model, one in passes.groupby("model")}
+        verify = seconds["target"]["seconds"].to_numpy()
+        draft = float(seconds["drafter"]["seconds"].iloc[0])
+        costs = [float(one) + gamma * draft for gamma, one in enumerate(verify)]
+        length, least = break_even(costs)
+        best, speedup = optimal_draft_length(rate, costs)
+        rows.append(
+            {
+                "batch": int(batch),
+                "seconds": costs[0],
+                "rho": draft / costs[0],
+                "verify_ratio": verify[-1] / costs[0],
+                "longest": len(verify),
+                "break_even": least,
+                "at_length": length,
+                "rate": rate,
+                "draft_length": best,
+                "speedup": speedup,
+            }
+        )
+    return pd.DataFrame(rows)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..decoding.answers import Answered
-from ..decoding.margins import decide, limits
+from ..decoding.answers import Answered, decide, limits
 from .table import Cell, Section, Table
 from .text import number_text, symbol
 

@@ -52,7 +52,7 @@ def losses_table(
         ["γ", "T", "accuracy", "lost and won", "difference", "p", "excluded", "recovery", "changed",
          "given up", "τ"],
         _sections(answered, totals, texts),
-        _together(answered, tables),
+        _together(answered, [table.drop(columns="speedup") for table in tables]),
         ["The CSV file has every task apart, with intervals of accuracy (Wilson) and τ."],
     )  # fmt: skip
 
@@ -90,7 +90,9 @@ def differing_table(answered: Sequence[Answered]) -> Table | None:
 
     Of temperature 0 only: drawn answers differ in any case.
     """
-    frames = [found[found["temperature"] == 0] for found in map(differing, answered)]
+    frames = [
+        found[found["temperature"] == 0].drop(columns="exact") for found in map(differing, answered)
+    ]
     if not sum(map(len, frames)):
         return None
 

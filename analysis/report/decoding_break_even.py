@@ -11,8 +11,8 @@ from itertools import cycle
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from ..decoding.break_even import by_batch, by_length
 from ..decoding.metrics import Decoded
+from ..decoding.speed import break_even_by_batch, break_even_by_length
 from .decoding_speed_tables import WALL_CLOCK, times
 from .decoding_tables import method_sections, together
 from .figure import Figure
@@ -23,7 +23,7 @@ from .text import UNDEFINED, number_text
 
 def break_even_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Table | None:
     """At the draft lengths tried: what a call costs, the acceptance it needs, and the speedup."""
-    frames = [by_length(one, table) for one, table in zip(decoded, speeds, strict=True)]
+    frames = [break_even_by_length(one, table) for one, table in zip(decoded, speeds, strict=True)]
     frames = [frame[frame["tried"]] for frame in frames]
     if all(frame.empty for frame in frames):
         return None
@@ -68,7 +68,7 @@ def batches_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) ->
         first = chains[chains["method"] == chains["method"].iloc[0]]
         longest = first.sort_values("draft_length").iloc[-1]
         frames.append(
-            by_batch(one, float(longest["rate"])).assign(
+            break_even_by_batch(one, float(longest["rate"])).assign(
                 method=longest["method"], temperature=longest["temperature"]
             )
         )
@@ -114,7 +114,7 @@ def batches_table(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) ->
 @styled
 def break_even_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
     """Draw the break-even acceptance over the draft length, and what was measured as points."""
-    frames = [by_length(one, table) for one, table in zip(decoded, speeds, strict=True)]
+    frames = [break_even_by_length(one, table) for one, table in zip(decoded, speeds, strict=True)]
     if any(frame.empty for frame in frames):
         return None
     drawing, axes = grid(1, [one.target for one in decoded])

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..decoding.metrics import Decoded
-from ..decoding.partings import greedy_runs, partings
+from ..decoding.metrics import Decoded, greedy_runs, partings
 from .decoding_tables import together
 from .table import Cell, Section, Table
 from .text import UNDEFINED, number_text

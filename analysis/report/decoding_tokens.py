@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..decoding import closed_form as speed_laws
 from ..decoding import metrics as decoding
+from ..decoding import speed_laws
 from ..decoding.metrics import Decoded
 from .decoding_tables import together
 from .table import Cell, Section, Table

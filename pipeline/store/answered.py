@@ -10,8 +10,8 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import printed
 
 
-def read_answered(target: str, artifact: Artifact, account: Artifact | None = None) -> Answered:
-    """Read what a target, given by its printed name, answered, and its account if there is one."""
+def read_answered(target: str, artifact: Artifact) -> Answered:
+    """Read what a target, given by its printed name, answered."""
     facts = artifact.record["facts"]
     runs = pd.DataFrame(
         [
@@ -34,5 +34,4 @@ def read_answered(target: str, artifact: Artifact, account: Artifact | None = No
         runs,
         data.drop(columns=["token_ids", "method", "drafter"]),
         artifact.read("timings/runs").to_pandas(),
-        None if account is None else account.read().to_pandas(),
     )

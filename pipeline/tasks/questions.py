@@ -29,6 +29,7 @@ class Question:
         max_tokens: the most tokens of an answer.
         said: what of a decoded text is the answer.
         right: whether an answer is right.
+        runs_code: whether that runs code in the sandbox.
     """
 
     task: str
@@ -37,6 +38,7 @@ class Question:
     max_tokens: int
     said: Callable[[str], str]
     right: Callable[[str], bool]
+    runs_code: bool = False
 
     @property
     def key(self) -> str:
@@ -114,6 +116,7 @@ def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -
             item.max_tokens,
             str,
             partial(score, item),
+            item.kind == "python",
         )
         for item in read_items(path)[: config["items"]]
     ]

@@ -1,14 +1,27 @@
-"""Accuracy of methods by hand-made answers."""
+"""Accuracy of methods by hand-made answers; where a loss is excluded, and where accuracy falls."""
 
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.decoding.answers import ALL, Answered, accuracy, differing
+from analysis.decoding.answers import (
+    ALL,
+    Answered,
+    accuracy,
+    decide,
+    differing,
+    families,
+    limits,
+    verdicts,
+)
+from analysis.rules import Additive, Mars, StrictGreedy
+from analysis.rules.rule import Rule
+from analysis.statistics.paired import difference
 
 RUNS = pd.DataFrame(
     {
@@ -43,6 +56,8 @@ def answered() -> Answered:
                     "temperature": 0.0,
                     "n_tokens": 10,
                     "log_likelihood": -4.0 - changed,
+                    "departures": 5 * changed,
+                    "certified": 6.0 if run else math.nan,
                     "common_prefix": 2 if changed else 10,
                     "gap": 0.5 if changed else math.nan,
                     "calls": 9 if run == 0 else 3,
@@ -67,6 +82,9 @@ def test_counts_by_task_and_of_all() -> None:
     assert relaxed["recovery"] == 0.5
     assert relaxed["changed"] == 0.75
     assert relaxed["given_up"] == pytest.approx(3 / 40)
+    assert relaxed["departures"] == pytest.approx(15 / 40)
+    assert relaxed["certified"] == pytest.approx(0.6)
+    assert math.isnan(row(table, "a", 0)["certified"])
     assert relaxed["tokens_per_call"] == 3.0
     assert relaxed["speedup"] == pytest.approx(3.0)
     assert row(table, ALL, 2)["right"] == 2
@@ -117,3 +135,96 @@ def test_differing_answers_stand_side_by_side() -> None:
     assert found["alone_correct"].tolist() == [True, True, False]
     assert found["correct"].tolist() == [False, False, True]
     assert np.allclose(found["gap"], 0.5)
+
+
+RULES: list[Rule | None] = [None, StrictGreedy(), Additive(0.4), Additive(0.1), Additive(0.2),
+                            Mars(0.8), Mars(0.95)]  # fmt: skip
+
+
+def runs(rules: list[Rule | None] = RULES) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "method": ["alone" if rule is None else rule.label for rule in rules],
+            "rule": rules,
+            "exact": [rule is None or isinstance(rule, StrictGreedy) for rule in rules],
+            "drafter": ["none" if rule is None else "model" for rule in rules],
+            "draft_length": 4,
+            "temperature": 0.0,
+        }
+    )
+
+
+def table(counts: dict[int, tuple[int, int]], items: int = 300) -> pd.DataFrame:
+    frame = runs().assign(task=ALL, run=range(len(RULES)), items=items)
+    frame["lost"] = [counts.get(run, (0, 0))[0] for run in range(len(RULES))]
+    frame["won"] = [counts.get(run, (0, 0))[1] for run in range(len(RULES))]
+    other = frame.assign(task="facts", lost=items, won=0)  # of one task: not looked at
+    return pd.concat([other, frame])
+
+
+def test_thresholds_go_from_strict_to_relaxed() -> None:
+    found = families(runs())
+    assert found["family"].tolist() == ["additive"] * 3 + ["mars"] * 2
+    assert found["parameter"].tolist() == ["t"] * 3 + ["theta"] * 2
+    assert found["value"].tolist() == [0.1, 0.2, 0.4, 0.95, 0.8]
+    assert found["run"].tolist() == [3, 4, 2, 6, 5]
+    other = runs()
+    other.loc[2, "draft_length"] = 8  # another family
+    assert families(other).groupby("group")["run"].apply(list).tolist() == [[2], [3, 4], [6, 5]]
+    assert families(runs([None, StrictGreedy()])).empty
+
+
+def test_the_largest_excluded_threshold_and_the_first_fall() -> None:
+    found = decide(table({3: (5, 5), 4: (10, 8), 2: (40, 2), 6: (3, 3), 5: (20, 16)}), runs(), 0.05,
+                   0.95)  # fmt: skip
+    assert found["excluded"].tolist() == [True, True, False, True, True]
+    assert found["falls"].tolist() == [False, False, True, False, False]
+    one, other = limits(found).to_dict("records")
+    assert (one["family"], one["largest"], one["first"]) == ("additive", 0.2, 0.4)
+    assert (other["largest"], math.isnan(other["first"])) == (0.8, True)
+    assert verdicts(found) == {3: "excluded", 4: "excluded", 2: "falls", 6: "excluded",
+                               5: "excluded"}  # fmt: skip
+
+
+def test_a_threshold_behind_one_that_failed_is_not_counted() -> None:
+    """Fixed order: t = 0.2 is not excluded, so t = 0.4 does not count though it is."""
+    found = decide(table({3: (2, 2), 4: (30, 5), 2: (4, 4)}), runs(), 0.05, 0.95)
+    part = found[found["family"] == "additive"]
+    assert part["excluded"].tolist() == [True, False, True]
+    assert part["up_to"].tolist() == [True, False, False]
+    assert limits(found)["largest"].iloc[0] == 0.1
+    assert part["falls"].tolist() == [False, True, False]
+    assert part["down_to"].tolist() == [False, False, False]  # a fall that heals is no fall
+    assert math.isnan(limits(found)["first"].iloc[0])
+    assert verdicts(found)[4] == verdicts(found)[2] == "open"
+
+
+def test_nothing_is_excluded_where_the_strictest_is_not() -> None:
+    found = decide(table({3: (30, 5), 4: (31, 5), 2: (32, 5)}), runs(), 0.05, 0.95)
+    first = limits(found).iloc[0]
+    assert math.isnan(first["largest"])
+    assert first["first"] == 0.1  # all fall: the first is the strictest
+
+
+def test_bounds_are_one_sided() -> None:
+    found = decide(table({3: (12, 4)}), runs(), 0.05, 0.95).set_index("run").loc[3]
+    z = NormalDist().inv_cdf(0.95)
+    mean, size = (4 - 12) / 302, 302
+    spread = math.sqrt((16 + 1) / size - mean * mean)
+    assert found["worst"] == pytest.approx(mean - z * spread / math.sqrt(size), abs=1e-12)
+    assert found["best"] == pytest.approx(mean + z * spread / math.sqrt(size), abs=1e-12)
+    assert found["worst"] > difference(12, 4, 300, 0.95)[0]  # than the two-sided end
+
+
+@pytest.mark.parametrize(("step", "excluded"), [(-1e-9, False), (0.0, False), (1e-9, True)])
+def test_the_margin_itself_is_not_excluded(step: float, excluded: bool) -> None:
+    worst, _ = difference(12, 4, 300, 2 * 0.95 - 1)
+    found = decide(table({3: (12, 4)}), runs(), -worst + step, 0.95).set_index("run")
+    assert found.loc[3, "excluded"] == excluded
+
+
+def test_three_hundred_items_resolve_about_four_points() -> None:
+    """One answer in eight changes its verdict, as many won as lost: 3.5 points and no less."""
+    counts = table({3: (19, 19)})
+    assert decide(counts, runs(), 0.035, 0.95).set_index("run").loc[3, "excluded"]
+    assert not decide(counts, runs(), 0.033, 0.95).set_index("run").loc[3, "excluded"]

@@ -11,9 +11,13 @@ import pandas as pd
 import pytest
 
 from analysis.decoding import speed
-from analysis.decoding.break_even import break_even, by_batch, by_length, least_acceptance
-from analysis.decoding.closed_form import optimal_draft_length, tokens_per_call
 from analysis.decoding.metrics import Decoded
+from analysis.decoding.speed_laws import (
+    break_even,
+    least_acceptance,
+    optimal_draft_length,
+    tokens_per_call,
+)
 from analysis.report.decoding_break_even import batches_table, break_even_figure, break_even_table
 from tests.analysis.test_decoding_metrics import made
 
@@ -74,7 +78,7 @@ def batched() -> Decoded:
 
 
 def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
-    tables = [by_batch(batched(), rate) for rate in (0.5, 0.8)]
+    tables = [speed.break_even_by_batch(batched(), rate) for rate in (0.5, 0.8)]
     table: Any = pd.concat(tables).set_index(["batch", "rate"]).sort_index()
     assert table.loc[(1, 0.8), "rho"] == pytest.approx(0.1)
     assert table.loc[(1, 0.8), "verify_ratio"] == pytest.approx(1.15)
@@ -106,7 +110,7 @@ def test_measured_costs_give_break_even_beside_measured_speed() -> None:
     """A call of 0, 2 and 3 drafted tokens takes 10, 14 and 15 ms (`test_decoding_metrics`)."""
     decoded = made()
     speeds = speed.speed(decoded, 20, 0.9, 0)
-    found = by_length(decoded, speeds)
+    found = speed.break_even_by_length(decoded, speeds)
     assert found["draft_length"].tolist() == [1, 2, 3]
     assert found["tried"].tolist() == [False, True, True]
     assert found["cost"].tolist() == pytest.approx([1.2, 1.4, 1.5])
@@ -124,5 +128,5 @@ def test_measured_costs_give_break_even_beside_measured_speed() -> None:
     assert break_even_table([decoded], [alone]) is None
     assert break_even_figure([decoded], [alone]) is None
     trees = speeds.assign(drafter="prompt_lookup")
-    assert by_length(decoded, trees).empty
-    assert isinstance(by_length(decoded, trees), pd.DataFrame)
+    assert speed.break_even_by_length(decoded, trees).empty
+    assert isinstance(speed.break_even_by_length(decoded, trees), pd.DataFrame)

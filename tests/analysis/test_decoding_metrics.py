@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from analysis.decoding import closed_form as speed_laws
 from analysis.decoding import metrics as decoding
-from analysis.decoding import speed
+from analysis.decoding import speed, speed_laws
 from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
 from analysis.report.decoding_break_even import break_even_table

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from analysis.decoding import closed_form as speed_laws
+from analysis.decoding import speed_laws
 
 # Seed table: expected tokens a call, to two digits
 PUBLISHED = {

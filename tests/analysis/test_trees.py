@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from analysis.decoding.closed_form import optimal_draft_length
-from analysis.decoding.closed_form import tokens_per_call as chain_tokens
+from analysis.decoding.speed_laws import optimal_draft_length
+from analysis.decoding.speed_laws import tokens_per_call as chain_tokens
 from analysis.trees.optimal import best_trees, optimal, optimal_by_cost
 from analysis.trees.topology import (
     Topology,

@@ -6,20 +6,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from analysis.certificates.reference import certificate_of
 from analysis.decoding import answers
 from analysis.report.table import Table
+from analysis.rules import Additive, StrictGreedy
+from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.harness import tasks as harness
+from pipeline.models.load import load_tokenizer
+from pipeline.models.prompt_tokens import encode
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import summary
 from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed, measure_accuracy
 from pipeline.stages.report.shown import Part
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
-from tests.pipeline.answering import note_asked, rows, study, write, write_place
+from pipeline.tasks.items import read_items
+from pipeline.tasks.sandbox import level
+from tests.pipeline.answering import METHODS, note_asked, rows, study, write, write_place
 from tests.results.models import WORDS
 
 
@@ -135,7 +144,7 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
 
 
 def test_a_foreign_task_runs_no_code_unless_it_is_allowed(place: Path) -> None:
-    path = write(place / "code.jsonl", rows("python"))
+    path = write(place / "code.jsonl", [one | {"expected": ["f() == 1"]} for one in rows("python")])
     with pytest.raises(PipelineError, match=r"give accuracy\.foreign_code=true"):
         study(place, f"accuracy.tasks=['{path}']")
     study(place, f"accuracy.tasks=['{path}']", "accuracy.foreign_code=true")
@@ -200,12 +209,9 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
         "accuracy_tasks",
         "accuracy_by_task",
         "accuracy_recovery",
-        "accuracy_prediction",
-        "accuracy_prediction",
         "accuracy_differing",
         "accuracy_beside",
     ]
-    assert "Departures and certificates: run stage=account first." in page
     assert files["figures/accuracy_recovery.png"][:4] == b"\x89PNG"
     assert "excludes a loss of 5 points" in page
     greedy, relaxed = (
@@ -222,24 +228,75 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert all(text in csv for text in whole)
 
 
-def test_the_account_is_shown_once_it_is_there(place: Path, made: tuple[Node, Artifact]) -> None:
-    store = Store(place / "outputs" / "artifacts")
-    (before,) = study(place, stage="report").nodes["report"]
-    assert "account" not in before.upstream
-    (account,) = runner.ensure(study(place, stage="account").nodes["account"], store)
+def test_what_depends_on_the_clock_is_apart(place: Path, made: tuple[Node, Artifact]) -> None:
     (node,) = study(place, stage="report").nodes["report"]
-    assert node.upstream["accuracy"] == (made[0],)
-    assert len(node.upstream["account"]) == 1
-    found = measure_accuracy(node, {"accuracy": [made[1]], "account": [account]})
-    part = accuracy_part(node, found)
+    found = measure_accuracy(node, {"accuracy": [made[1]]})
+    part, timed = accuracy_part(node, found), accuracy_timed(found)
     assert part is not None
-    page = _page(part)
-    assert "tokens that are not the target's first choice" in page
-    assert "run stage=account first" not in page
-    timed = accuracy_timed(measure_accuracy(node, {"accuracy": [made[1]]}))
     assert timed is not None
     assert "×" in _page(timed)
-    assert "×" not in page
+    assert "×" not in _page(part)
+    for name, content in part.files().items():
+        if name.endswith(".csv"):
+            assert "speedup" not in content.decode(), name
+
+
+def read(place: Path, name: str, ids: list[int], answer: list[int]) -> np.ndarray:
+    """Return log-probabilities (n, V) of a model at the steps of an answer, by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(place / name, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids + answer])).logits[0, len(ids) - 1 : -1]
+    return logits.double().log_softmax(-1).numpy()
+
+
+def test_answers_are_read_again_by_both_models(place: Path, made: tuple[Node, Artifact]) -> None:
+    """Beside transformers, and the certificates computed plainly."""
+    tokenizer = load_tokenizer(str(place / "wide"), None, "test")
+    item = read_items(place / "own.jsonl")[2]
+    ids = encode(tokenizer, [item.prompt], "chat", enable_thinking=False)
+    table = made[1].read().to_pandas()
+    mine: Any = table.query("task == 'own'")[lambda one: one["item_id"] == item.id].set_index("run")
+    for run, rule in ((2, StrictGreedy()), (3, Additive(0.6))):
+        answer = list(mine["token_ids"][run])
+        log_p, log_q = (read(place, name, ids, answer) for name in ("wide", "narrow"))
+        kl = (np.exp(log_p) * (log_p - log_q)).sum(1)
+        bounds = np.array(
+            [certificate_of(TopK.from_probabilities(row), rule) for row in np.exp(log_p)]
+        )
+        chosen = log_p[np.arange(len(answer)), answer]
+        assert mine["certified"][run] == (kl < bounds).sum()
+        mean = np.minimum(bounds, rule.ceiling).mean()
+        assert mine["certificate"][run] == pytest.approx(mean, abs=1e-4)
+        assert mine["departures"][run] == (log_p.argmax(1) != answer).sum()
+        assert mine["conceded"][run] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-4)
+        assert mine["kl"][run] == pytest.approx(kl.mean(), abs=1e-4)
+        assert mine["log_likelihood"][run] == pytest.approx(chosen.sum(), abs=1e-3)
+
+
+def test_what_is_lossless_departs_nowhere_and_what_has_no_rule_has_no_certificate(
+    made: tuple[Node, Artifact],
+) -> None:
+    by_run: dict[Any, Any] = dict(list(made[1].read().to_pandas().groupby("run")))
+    for run, facts in enumerate(made[1].record["facts"]["runs"]):
+        greedy = facts["temperature"] == 0
+        ruled = greedy and facts["rule"] is not None and facts["drafter"] == "model"
+        assert by_run[run]["certified"].notna().all() == ruled
+        assert by_run[run]["certified"].isna().all() != ruled
+        exact = greedy and facts["lossless"]
+        assert (by_run[run]["departures"].sum() == 0) == exact
+        assert (by_run[run]["conceded"].sum() == 0) == exact
+
+
+def test_code_of_answers_names_its_level(place: Path) -> None:
+    item = rows()[0] | {"kind": "python", "expected": ["f(1) == 1"], "wrong": []}
+    path = write(place / "python.jsonl", [item])
+    allowed = ("accuracy.foreign_code=true", f"accuracy.methods=[{METHODS[0]}]")
+    (node,) = study(place, f"accuracy.tasks=['{path}']", *allowed).nodes["accuracy"]
+    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    assert artifact.record["facts"]["sandbox"] == level()
+    assert not any(artifact.read().to_pandas()["correct"])
 
 
 def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact]) -> None:

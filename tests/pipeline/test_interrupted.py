@@ -46,7 +46,7 @@ def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dic
 def whole(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Everything but the report, undisturbed."""
     store = Store(tmp_path_factory.mktemp("whole"))
-    ends = ("acceptance", "run_lengths", "decoding", "account")
+    ends = ("acceptance", "run_lengths", "decoding", "accuracy")
     runner.ensure([nodes[stage] for stage in ends], store)
     return store
 

@@ -33,7 +33,6 @@ TOLERANCES = {
     "acceptance": (1e-11, 1e-14),
     "decoding": (1e-4, 1e-5),
     "accuracy": (1e-4, 1e-5),
-    "account": (1e-4, 1e-5),
     "report": (1e-3, 1e-5),
 }
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)

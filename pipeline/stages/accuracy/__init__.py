@@ -15,6 +15,7 @@ from pipeline.store.columns import Columns
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
+STORED = 256  # of the target's tokens: where they do not decide, a certificate is an interval
 RUN: Columns = {"task": "string", "item_id": "string", "run": "int32"}  # run: index in facts
 
 
@@ -32,7 +33,7 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    wanted = request.asked & {"accuracy", "account", "report"}
+    wanted = request.asked & {"accuracy", "report"}
     if not wanted and not all(map(is_ours_or_file, asked.tasks)):
         return []  # documents of the harness come from the hub: not for a stage without answers
     methods = build_methods(asked.methods, key="accuracy.methods")
@@ -88,8 +89,7 @@ def check(request: Request) -> None:
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
-    from analysis.decoding.answers import ALL
-    from analysis.decoding.margins import decide, verdicts
+    from analysis.decoding.answers import ALL, decide, verdicts
     from pipeline.store.answered import read_answered
 
     one = read_answered(node.settings["target"]["label"], artifact)
@@ -109,7 +109,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=2,
+    version=3,
     upstream=(),
     columns={
         "data": RUN
@@ -124,6 +124,13 @@ STAGE = Stage(
             "n_tokens": "int32",
             "ended": "bool",  # by the model, not by the limit
             "log_likelihood": "float64",  # of the answer under the target at temperature 1
+            # both models read the answer again
+            "departures": "int32",  # tokens that are not the target's first choice at their place
+            "conceded": "float64",  # log-probability of these choices less the tokens', nats
+            "kl": "float64",  # mean of KL(p||q) along the answer, nats
+            # by the certificates of the run's rule; null without one, and above temperature 0
+            "certified": "int32",  # steps of the answer whose KL lies below the certificate
+            "certificate": "float64",  # mean along the answer, the rule's ceiling for +inf, nats
             "common_prefix": "int32",  # tokens before the first that differs from the baseline's
             "gap": "float64",  # of the target's two largest logits there; null where none differs
             "calls": "int32",  # of the target, after the prompt's

@@ -1,7 +1,8 @@
 """Lets every method answer the items of tasks, beside the target alone, and scores the answers.
 
 A shard is one item: all methods answer it one after the other, so what is compared was asked in
-the same minute. The items of the tasks take turns.
+the same minute. The items of the tasks take turns. Both models read every answer again: what it
+departs from the target's choices, and what of it was certified.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from analysis.acceptance.realised import Steps, judge
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
@@ -22,14 +26,15 @@ from pipeline.decoding.pair import (
     load_decoding_pair,
     run_facts,
 )
-from pipeline.decoding.reading import compared, log_likelihood, read_again
+from pipeline.decoding.reading import Reader, compared, steps_of
 from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.pair import pair_tokenizer
-from pipeline.plan.methods import baseline
+from pipeline.plan.methods import Method, baseline
 from pipeline.plan.stage import Node
-from pipeline.stages.accuracy import STAGE
+from pipeline.stages.accuracy import STAGE, STORED
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.tasks import sandbox
 from pipeline.tasks.questions import Question, questions
 
 
@@ -49,6 +54,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
             run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
             for method in pair.runs
         ],
+        **({"sandbox": sandbox.level()} if any(one.runs_code for one in asked) else {}),
         **describe_device(pair.target.device),
     }
 
@@ -88,32 +94,29 @@ def answer(
     limit = one.max_tokens
     check_fits(replace(pair, steps=limit), one.row())
     answers = [decode_timed(pair, method, one.row(), limit)[0] for method in pair.runs]
-    known: dict[tuple[int, ...], dict[str, Any]] = {}
+    reader = Reader(pair.target, pair.drafter, one.token_ids)
+    known: dict[tuple[int, ...], tuple[Steps, dict[str, Any]]] = {}
     rows: dict[str, list[dict[str, Any]]] = {"data": [], "timings/runs": []}
     for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(found.tokens)
         if tokens not in known:
             said = one.said(text(found.tokens))
-            likelihood = log_likelihood(pair.target, one.token_ids, found.tokens)
-            known[tokens] = {
-                "answer": said,
-                "correct": one.right(said),
-                "token_ids": found.tokens,
-                "n_tokens": len(tokens),
-                "ended": found.ended,
-                "log_likelihood": likelihood,
-            }
+            steps, counted = read(reader, found.tokens)
+            scored = {"answer": said, "correct": one.right(said), "ended": found.ended}
+            known[tokens] = steps, scored | counted
+        steps, counted = known[tokens]
         alone = answers[pair.runs.index(baseline(method))]
         key = {"task": one.task, "item_id": one.item_id, "run": run}
         rows["data"].append(
             key
-            | known[tokens]
+            | counted
             | {
                 "method": method.name,
                 "drafter": method.drafter,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
-                **parting(pair, one, found, alone),
+                **certified(method, steps),
+                **parting(reader, found, alone),
                 **totals(found),
             }
         )
@@ -121,13 +124,38 @@ def answer(
     return rows
 
 
-def parting(pair: DecodingPair, one: Question, found: Answer, alone: Answer) -> dict[str, Any]:
+def read(reader: Reader, answer: list[int]) -> tuple[Steps, dict[str, Any]]:
+    """Return both models at the steps of an answer, and what does not depend on a rule."""
+    logits, drafts = reader.both(answer)
+    exact = logits.double()
+    below = exact.amax(1) - exact.gather(1, logits.new_tensor(answer).long()[:, None])[:, 0]
+    steps = steps_of(logits, drafts, STORED)
+    return steps, {
+        "token_ids": answer,
+        "n_tokens": len(answer),
+        "log_likelihood": reader.log_likelihood(answer),
+        "departures": int((below > 0).sum()),
+        "conceded": float(below.sum()),
+        "kl": float(np.mean(steps.kl)),
+    }
+
+
+def certified(method: Method, steps: Steps) -> dict[str, Any]:
+    """Return how many steps the method's rule certifies, and its mean certificate."""
+    if method.rule is None or not method.uses_model or method.temperature > 0:
+        return {"certified": None, "certificate": None}
+    verdict = judge(steps, [method.rule])[0]
+    capped = np.minimum(verdict.lower, method.rule.ceiling)
+    return {"certified": int(verdict.certified.sum()), "certificate": float(capped.mean())}
+
+
+def parting(reader: Reader, found: Answer, alone: Answer) -> dict[str, Any]:
     """Return where an answer parts from the baseline's, and how near a tie the target was there."""
     prefix = compared(found.tokens, alone.tokens)["common_prefix"]
     if found.tokens == alone.tokens:
         return {"common_prefix": prefix, "gap": None}
-    logits = read_again(pair.target, one.token_ids, alone.tokens[: prefix + 1])
-    first, second = logits[-1].double().topk(2).values.tolist()
+    at = min(prefix, len(alone.tokens) - 1)  # one answer may be the beginning of the other
+    first, second = reader.both(alone.tokens)[0][at].double().topk(2).values.tolist()
     return {"common_prefix": prefix, "gap": first - second}
 
 

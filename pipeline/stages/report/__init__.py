@@ -18,7 +18,6 @@ UPSTREAM = (
     "acceptance",
     "decoding",
     "accuracy",
-    "account",
 )
 
 
@@ -42,8 +41,6 @@ def nodes(request: Request) -> list[Node]:
     shown = bool(answered) and all(map(request.made, answered))
     if not shown:
         left_out.add("accuracy")  # which takes hours, and is not computed for the report's sake
-    if not (shown and all(map(request.made, request.nodes["account"]))):
-        left_out.add("account")  # likewise
     return [
         Node(
             STAGE.name,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.decoding.answers import Answered, accuracy, partings
+from analysis.decoding.answers import Answered, accuracy, differing
 from analysis.report.accuracy_beside import beside_table
 from analysis.report.accuracy_decisions import decisions_table
 from analysis.report.accuracy_layouts import recovery_figure, speed_table, tokens_table
-from analysis.report.accuracy_prediction import prediction_figure, prediction_table, predictions
 from analysis.report.accuracy_tables import accuracy_table, differing_table, losses_table
 from pipeline.plan.stage import Node
 from pipeline.stages.report.shown import Part
@@ -32,10 +31,9 @@ def measure_accuracy(node: Node, upstream: Mapping[str, list[Artifact]]) -> Meas
     if not found:
         return None
     config = node.config
-    accounts: Sequence[Artifact | None] = upstream.get("account") or [None] * len(found)
     answered = [
-        read_answered(target, artifact, account)
-        for target, artifact, account in zip(config["targets"], found, accounts, strict=True)
+        read_answered(target, artifact)
+        for target, artifact in zip(config["targets"], found, strict=True)
     ]
     settings = config["resamples"], config["confidence"], config["statistics_seed"]
     return MeasuredAnswers(
@@ -49,7 +47,6 @@ def accuracy_part(node: Node, found: MeasuredAnswers | None) -> Part | None:
         return None
     config, (answered, tables) = node.config, found
     margin, confidence = config["margin"], config["confidence"]
-    foretold = predictions(answered, config["resamples"], confidence, config["statistics_seed"])
     return Part.of(
         f"What it costs in answers to decode with {config['drafter']}",
         [f"{_facts(one)}." for one in answered],
@@ -59,8 +56,6 @@ def accuracy_part(node: Node, found: MeasuredAnswers | None) -> Part | None:
             accuracy_table(answered, tables),
             tokens_table(answered, tables),
             recovery_figure(answered, tables),
-            prediction_table(answered, foretold),
-            prediction_figure(answered, foretold),
             differing_table(answered),
             beside_table(answered),
         ],
@@ -73,7 +68,7 @@ def _facts(one: Answered) -> str:
     text = f"{one.target}: {items} items of the tasks {', '.join(one.tasks)}"
     if not one.runs["exact"].sum() > (one.runs["drafter"] == "none").sum():
         return text
-    parted = partings(one)
+    parted = differing(one).query("exact")
     if parted.empty:
         return f"{text}; methods that are to leave every answer left every one"
     where = ", ".join(

@@ -1,0 +1,128 @@
+"""How fast speculative decoding should be: tokens per call, best draft length, break-even.
+
+Symbols: a is the acceptance rate of a drafted token, gamma the draft length, rho = c_q / c_p the
+cost of a drafted token over that of a token of the target alone, both with the pass and the choice
+of the token. The formulas take every test to succeed independently with the same probability a.
+
+Drafting pays where tokens_per_call(a, gamma) > costs[gamma] / costs[0], a call of gamma drafted
+tokens taking costs[gamma] and one of the target alone costs[0]. The left side grows with a, so
+there is a least acceptance. In a batch all texts draft as many tokens and are verified in one
+pass: the same holds with the costs of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+PRECISION = 1e-12  # of an acceptance rate
+
+
+def tokens_per_call(a: float, gamma: int) -> float:
+    """Return the expected tokens of a target call, (1 - a^(gamma+1)) / (1 - a).
+
+    They are the accepted ones and the corrected or bonus token (Leviathan et al. 2023, eq. 1).
+
+    Args:
+        a: in [0, 1]; at 1 the limit gamma + 1 is returned.
+        gamma: drafted tokens a call, at least 0.
+
+    Raises:
+        ValueError: a or gamma is out of range.
+
+    Example:
+        >>> round(tokens_per_call(0.8, 5), 2)
+        3.69
+    """
+    if not 0 <= a <= 1:
+        raise ValueError(f"a={a} is not allowed: an acceptance rate is in [0, 1]")
+    if gamma < 0:
+        raise ValueError(f"gamma={gamma} is not allowed: give an integer of at least 0")
+    return math.fsum(a**power for power in range(gamma + 1))
+
+
+def optimal_draft_length(a: float, costs: Sequence[float]) -> tuple[int, float]:
+    """Return the draft length with the largest speedup, and this speedup.
+
+    The speedup at gamma is `tokens_per_call`(a, gamma) / (costs[gamma] / costs[0]): costs as
+    measured, since a verification of more tokens costs more. Of equal ones the shortest is taken.
+
+    Args:
+        a: acceptance rate.
+        costs: seconds of a call with 0, 1, 2, ... drafted tokens; of 0, the target alone.
+
+    Returns:
+        A draft length below len(costs), and its speedup; 0 and 1 say that drafting does not pay.
+
+    Example:
+        >>> optimal_draft_length(0.8, [1 + 0.05 * gamma for gamma in range(65)])[0]
+        8
+    """
+    tokens = [tokens_per_call(a, gamma) for gamma in range(len(costs))]
+    speedups = np.array(tokens) * costs[0] / np.asarray(costs)
+    best = int(np.argmax(speedups))
+    return best, float(speedups[best])
+
+
+def least_acceptance(costs: Sequence[float], gamma: int) -> float:
+    """Return the least acceptance rate at which drafts of gamma tokens are no slower than none.
+
+    Args:
+        costs: seconds of a call with 0, 1, 2, ... drafted tokens; of 0, the target alone.
+        gamma: from 1, below len(costs).
+
+    Returns:
+        In [0, 1]; NaN where drafts of this length do not pay even if all of them are accepted.
+
+    Raises:
+        ValueError: gamma is out of range, or a cost is not above 0.
+
+    Example:
+        >>> least_acceptance([1.0, 1.25], 1)  # 1 + a = 1.25
+        0.25
+        >>> least_acceptance([1.0, 2.5], 1)
+        nan
+    """
+    if not 1 <= gamma < len(costs):
+        raise ValueError(f"gamma={gamma} is not allowed: give 1 to {len(costs) - 1}")
+    if not min(costs) > 0:
+        raise ValueError(f"costs={list(costs)} are not allowed: give numbers above 0")
+    wanted = costs[gamma] / costs[0]
+    if wanted > gamma + 1:
+        return math.nan
+    if wanted <= 1:
+        return 0.0
+    if gamma == 1:
+        return wanted - 1
+    low, high = 0.0, 1.0
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        if tokens_per_call(middle, gamma) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def break_even(costs: Sequence[float]) -> tuple[int, float]:
+    """Return the draft length that needs the least acceptance to pay, and this acceptance.
+
+    Args:
+        costs: as of `least_acceptance`.
+
+    Returns:
+        0 and NaN where no length pays. Of equal ones the shortest.
+
+    Example:
+        >>> gamma, a = break_even([1.0, 1.4, 1.5])  # 1 + a + a^2 = 1.5
+        >>> gamma, round(a, 4)
+        (2, 0.366)
+    """
+    found = [least_acceptance(costs, gamma) for gamma in range(1, len(costs))]
+    paying = [(a, gamma) for gamma, a in enumerate(found, start=1) if not math.isnan(a)]
+    if not paying:
+        return 0, math.nan
+    a, gamma = min(paying)
+    return gamma, a
