@@ -8,8 +8,9 @@ known between two ends, which contain the truth for every pair of distributions 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,8 @@ from ..topk_ranges import Range, probability_range, tail_range
 
 Ranks = NDArray[np.int32]
 
+STATISTICS = ("acceptance", "certified_tv", "certified_kl")  # of a rule
+Judged = Mapping[str, tuple[Flags, Flags]]  # by statistic, the (N,) steps surely and possibly
 ENTRIES = 2**22  # comparisons held at a time
 
 
@@ -53,29 +56,6 @@ class LoggedPair:
 
     def __len__(self) -> int:
         return len(self.target)
-
-
-@dataclass(frozen=True, eq=False)
-class LoggedVerdict:
-    """One rule on every step: what is sure, and what is not excluded; (N,) each.
-
-    Attributes:
-        rule: the rule.
-        accepted: whether the drafter's first token is accepted, surely, and possibly.
-        certified: whether the total variation lies below its certificate.
-        certified_kl: the same of KL; surely only where the whole of q is known.
-    """
-
-    rule: Rule
-    accepted: tuple[Flags, Flags]
-    certified: tuple[Flags, Flags]
-    certified_kl: tuple[Flags, Flags]
-
-    @property
-    def violations(self) -> NDArray[np.intp]:
-        """Steps that are surely certified and surely rejected: none, unless something is wrong."""
-        sure = self.certified[0] | self.certified_kl[0]
-        return np.flatnonzero(sure & ~self.accepted[1])
 
 
 def compare_logged(target: TopK, draft: TopK) -> LoggedPair:
@@ -125,52 +105,58 @@ def compare_logged(target: TopK, draft: TopK) -> LoggedPair:
     )
 
 
-def judge_logged(pair: LoggedPair, rules: Sequence[Rule]) -> list[LoggedVerdict]:
-    """Apply rules to all steps; both ends of each verdict allow for all that is not known."""
+def judge_logged(pair: LoggedPair, rules: Sequence[Rule]) -> dict[str, Judged]:
+    """Apply rules to all steps; both ends allow for all that is not known.
+
+    Returns:
+        By the label of each rule: acceptance, whether the drafter's first token is accepted;
+        certified_tv, whether the total variation lies below its certificate; certified_kl, the same
+        of KL, surely only where the whole of q is known.
+    """
     by_tv = certify(pair.target, rules, divergence="tv")
     by_kl = certify(pair.target, rules)
-    verdicts = []
+    found: dict[str, Judged] = {}
     for at, rule in enumerate(rules):
-        ends = [
+        certified = [
             (
-                np.isinf(found.lower[:, at]) | (distance.high < found.lower[:, at]),
-                np.isinf(found.upper[:, at]) | (distance.low < found.upper[:, at]),
+                np.isinf(ends.lower[:, at]) | (distance.high < ends.lower[:, at]),
+                np.isinf(ends.upper[:, at]) | (distance.low < ends.upper[:, at]),
             )
-            for found, distance in ((by_tv, pair.tv), (by_kl, pair.kl))
+            for ends, distance in ((by_tv, pair.tv), (by_kl, pair.kl))
         ]
-        verdicts.append(LoggedVerdict(rule, _accepted(pair, rule), *ends))
-    return verdicts
+        found[rule.label] = dict(zip(STATISTICS, (_accepted(pair, rule), *certified), strict=True))
+    return found
+
+
+def violations(judged: Judged) -> NDArray[np.intp]:
+    """Return the steps that are surely certified and surely rejected: none, or a log is wrong."""
+    sure = judged["certified_tv"][0] | judged["certified_kl"][0]
+    return np.flatnonzero(sure & ~judged["acceptance"][1])
 
 
 def logged_statistics(
-    pair: LoggedPair, verdicts: Sequence[LoggedVerdict], bootstrap: PromptBootstrap
+    pair: LoggedPair, judged: Mapping[str, Judged], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
     """Sum up all steps.
 
     Returns:
         One row a statistic: rule, statistic, value, optimistic, ci_low of value and ci_high of
-        optimistic: the least and the most that the logs allow. Of a rule: acceptance,
-        certified_tv, certified_kl, shares of all steps. Of the pair (rule empty): means of kl in
-        nats and tv, and the acceptance of speculative sampling, at temperature 1.
+        optimistic: the least and the most that the logs allow. Of a rule the shares of all steps
+        that `judge_logged` names. Of the pair (rule empty): means of kl in nats and tv, and the
+        acceptance of speculative sampling, at temperature 1.
     """
-    rows = []
-    for verdict in verdicts:
-        for name, ends in (
-            ("acceptance", verdict.accepted),
-            ("certified_tv", verdict.certified),
-            ("certified_kl", verdict.certified_kl),
-        ):
-            rows.append(_ends(verdict.rule.label, name, *ends, bootstrap))
-    rows += [
-        _ends("", "kl", *pair.kl, bootstrap),
-        _ends("", "tv", *pair.tv, bootstrap),
-        _ends("", "acceptance", 1.0 - pair.tv.high, 1.0 - pair.tv.low, bootstrap),
-    ]
-    return pd.DataFrame(rows)
+    of_pair = {"kl": pair.kl, "tv": pair.tv, "acceptance": (1.0 - pair.tv.high, 1.0 - pair.tv.low)}
+    return pd.DataFrame(
+        [
+            _ends(rule, name, *ends, bootstrap)
+            for rule, found in [*judged.items(), ("", of_pair)]
+            for name, ends in found.items()
+        ]
+    )
 
 
 def _ends(
-    rule: str, statistic: str, low: Floats | Flags, high: Floats | Flags, bootstrap: PromptBootstrap
+    rule: str, statistic: str, low: NDArray[Any], high: NDArray[Any], bootstrap: PromptBootstrap
 ) -> dict[str, str | float]:
     (least, first), (most, last) = (bootstrap.mean(ends.astype(np.float64)) for ends in (low, high))
     return {

@@ -7,7 +7,7 @@ import pytest
 
 from analysis import TopK
 from analysis.acceptance.divergences import kl, total_variation
-from analysis.acceptance.logged import LoggedPair, compare_logged, judge_logged
+from analysis.acceptance.logged import LoggedPair, compare_logged, judge_logged, violations
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
@@ -57,18 +57,17 @@ def test_ends_contain_the_truth(k: int, draft_k: int, digits: int, noise: float)
     listed = pair.draft_rank > 0
     assert np.array_equal(listed, rank <= k)
     assert np.array_equal(pair.draft_rank[listed], rank[listed])
-    verdicts = judge_logged(pair, [rule for rule in RULES if rule.minimum_k <= k])
+    rules = [rule for rule in RULES if rule.minimum_k <= k]
+    judged = judge_logged(pair, rules)
     target = TopK.from_probabilities(p)
     own = 1 + np.argmax(np.argsort(-q, axis=1, kind="stable") == p.argmax(axis=1)[:, None], axis=1)
-    for verdict in verdicts:
-        if isinstance(verdict.rule, Tree):
-            accepted = own <= verdict.rule.m
-        else:
-            accepted = rank <= verdict.rule.accepted_count(target)
-        assert np.all(verdict.accepted[0] <= accepted), verdict.rule
-        assert np.all(accepted <= verdict.accepted[1]), verdict.rule
-        assert len(verdict.violations) == 0
-        assert np.all(verdict.certified[0] <= accepted)
+    for rule in rules:
+        found = judged[rule.label]
+        inside = own <= rule.m if isinstance(rule, Tree) else rank <= rule.accepted_count(target)
+        assert np.all(found["acceptance"][0] <= inside), rule
+        assert np.all(inside <= found["acceptance"][1]), rule
+        assert len(violations(found)) == 0
+        assert np.all(found["certified_tv"][0] <= inside)
 
 
 def test_many_digits_and_tokens_say_nearly_all() -> None:
@@ -76,8 +75,8 @@ def test_many_digits_and_tokens_say_nearly_all() -> None:
     pair = compare_logged(printed(p, V, 9), printed(q, V, 9))
     assert np.max(pair.tv.high - pair.tv.low) < 1e-6
     assert np.median(pair.kl.high - pair.kl.low) < 1e-4
-    strict = judge_logged(pair, [StrictGreedy()])[0]
-    assert 0.1 < np.mean(strict.certified[0]) <= np.mean(strict.accepted[0])
+    strict = judge_logged(pair, [StrictGreedy()])["greedy"]
+    assert 0.1 < np.mean(strict["certified_tv"][0]) <= np.mean(strict["acceptance"][0])
 
 
 def test_a_tail_leaves_the_kl_without_a_bound() -> None:
@@ -125,9 +124,9 @@ def test_the_kl_counts_what_the_drafter_has_elsewhere(q_k: int, near: bool) -> N
     assert pair.kl.low[0] <= true * (1 + 1e-12)
     whole = q_k == 5 or near
     assert pair.kl.high[0] == pytest.approx(true if whole else np.inf, abs=1e-12)
-    verdict = judge_logged(pair, [StrictGreedy()])[0]
-    assert verdict.certified_kl[0][0] == (near and verdict.accepted[0][0])
-    assert len(verdict.violations) == 0
+    found = judge_logged(pair, [StrictGreedy()])["greedy"]
+    assert found["certified_kl"][0][0] == (near and found["acceptance"][0][0])
+    assert len(violations(found)) == 0
 
 
 def exact(p: np.ndarray, k: int) -> TopK:

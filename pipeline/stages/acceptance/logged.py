@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance.logged import LoggedPair, LoggedVerdict, judge_logged, logged_statistics
+from analysis.acceptance.logged import LoggedPair, judge_logged, logged_statistics, violations
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
 from analysis.topk_ranges import Range
@@ -42,11 +41,18 @@ def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:
         column["argmax_rank"],
         facts["draft_k"],
     )
-    verdicts = judge_logged(pair, rules)
-    check_sound(verdicts, table)
+    judged = judge_logged(pair, rules)
+    for rule, found in judged.items():
+        if len(wrong := violations(found)):
+            step = int(wrong[0])
+            raise PipelineError(
+                f"{len(wrong)} steps are certified and rejected, which cannot be; the first: rule "
+                f"{rule}, prompt {table['prompt_id'][step]}, position {table['position'][step]}: "
+                "are both logs of the same texts, with raw values?"
+            )
     prompts = Trajectories.from_positions(column["position"]).prompts
     bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.config))
-    frame = logged_statistics(pair, verdicts, bootstrap).assign(**bootstrap.counted)
+    frame = logged_statistics(pair, judged, bootstrap).assign(**bootstrap.counted)
     schema = columns.schema("acceptance", "statistics")
     frame = frame.reindex(columns=schema.names)
     pending.write("statistics", pa.Table.from_pandas(frame, schema, preserve_index=False))
@@ -57,30 +63,10 @@ def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:
         "prompts": bootstrap.count,
         "excluded": facts["excluded"],
     }
-    show = frame[frame["rule"] == ""].set_index("statistic")
-    print(_said(node, show), flush=True)
-
-
-def check_sound(verdicts: list[LoggedVerdict], table: pa.Table) -> None:
-    """Check that no step is surely certified and surely rejected.
-
-    Raises:
-        PipelineError: one is: the logs are of other steps, or a computation is wrong.
-    """
-    for verdict in verdicts:
-        if len(verdict.violations):
-            step = int(verdict.violations[0])
-            raise PipelineError(
-                f"{len(verdict.violations)} steps are certified and rejected, which cannot be; the "
-                f"first: rule {verdict.rule.label}, prompt {table['prompt_id'][step]}, position "
-                f"{table['position'][step]}: are both logs of the same texts, with raw values?"
-            )
-
-
-def _said(node: Node, show: pd.DataFrame) -> str:
-    rows = show[["value", "optimistic"]].astype(float)
-    ends = {str(name): f"{low:.4g} to {high:.4g}" for name, low, high in rows.itertuples()}
-    return (
+    of_pair = frame[frame["rule"] == ""].set_index("statistic")[["value", "optimistic"]]
+    ends = {str(name): f"{low:.4g} to {high:.4g}" for name, low, high in of_pair.itertuples()}
+    print(
         f"{node.settings['drafter']} for {node.settings['target']}: mean KL {ends['kl']} nats, "
-        f"mean total variation {ends['tv']}; speculative sampling accepts {ends['acceptance']}"
+        f"mean total variation {ends['tv']}; speculative sampling accepts {ends['acceptance']}",
+        flush=True,
     )
