@@ -51,8 +51,8 @@ def main(overrides: Sequence[str]) -> None:
         settings, nodes, store = cli.prepare(config)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
-            read = list(_targets(settings, nodes, store, overrides))
-        for rows in _tables(settings, nodes, read):
+            read = list(read_targets(settings, nodes, store, overrides))
+        for rows in tables(settings, nodes, read):
             sweeps.print_table(rows)
             print()
         if settings.solve.engine is not None:
@@ -61,32 +61,27 @@ def main(overrides: Sequence[str]) -> None:
         raise SystemExit(f"error: {explain(error)}") from None
 
 
-def answers(
-    settings: Any, nodes: dict[str, list[Node]], store: Store, overrides: Sequence[str] = ()
-) -> Iterator[list[SummaryRow]]:
-    """Yield the rows of three tables: solved settings, promises and the KL needed of `criteria`.
+def read_targets(
+    settings: Any, nodes: dict[str, list[Node]], store: Store, overrides: Sequence[str]
+) -> Iterator[Target]:
+    """Yield every target with what was stored of it.
 
     Raises:
-        PipelineError: the stage distributions was not computed; a dial, or a rule, is wrong.
+        PipelineError: the stage distributions was not computed.
     """
-    yield from _tables(settings, nodes, list(_targets(settings, nodes, store, overrides)))
-
-
-def _targets(
-    settings: Any, nodes: dict[str, list[Node]], store: Store, overrides: Sequence[str]
-) -> Iterator[_Target]:
     for at, node in enumerate(nodes["distributions"]):
         dump = store.find(node)
         if dump is None:
             command = " ".join(["python -m pipeline", *overrides, "stage=distributions"])
             raise PipelineError(f"distributions {node.label} was not made yet: run `{command}`")
         made = nodes["drafts"][at : at + 1]
-        yield _Target(settings, node, dump, store.find(made[0]) if made else None)
+        yield Target(settings, node, dump, store.find(made[0]) if made else None)
 
 
-def _tables(
-    settings: Any, nodes: dict[str, list[Node]], read: Sequence[_Target]
+def tables(
+    settings: Any, nodes: dict[str, list[Node]], read: Sequence[Target]
 ) -> Iterator[list[SummaryRow]]:
+    """Yield the rows of three tables: solved settings, promises and the KL needed of `criteria`."""
     dials = _dials(settings)
     if dials:
         yield [row for target in read for row in target.solved(dials)]
@@ -106,7 +101,7 @@ def _dials(settings: Any) -> list[Dial]:
     return [] if given is None else build_dials([given], f"solve.engine={engine}")
 
 
-def _write_settings(settings: Any, read: Sequence[_Target]) -> None:
+def _write_settings(settings: Any, read: Sequence[Target]) -> None:
     """Write and print a file for every answer that was found, of the engine asked for."""
     name, directory = settings.solve.engine, Path(settings.outputs) / "engine_settings"
     directory.mkdir(parents=True, exist_ok=True)
@@ -123,7 +118,7 @@ def _write_settings(settings: Any, read: Sequence[_Target]) -> None:
             print(f"{shown(path)}:\n{text}")
 
 
-class _Target:
+class Target:
     """The stored steps of a target, and what was drafted there."""
 
     def __init__(self, settings: Any, node: Node, dump: Artifact, drafts: Artifact | None) -> None:
@@ -171,17 +166,14 @@ class _Target:
                 )
             for kind, found in kinds.items():
                 for goal, one in zip(self._goals, found, strict=True):
-                    yield {
-                        "target": self.label,
-                        "rule": dial.name,
-                        "kind": kind,
-                        "wanted": _wanted(goal),
-                        "parameter": one.parameter,
-                        "value": one.value,
-                        **dict(zip(limits("value"), (one.ci_low, one.ci_high), strict=True)),
-                        "reached": one.reached,
-                        "prompts": self._bootstrap.count,
-                    }
+                    yield self._row(
+                        dial.name,
+                        kind=kind,
+                        wanted=_wanted(goal),
+                        parameter=one.parameter,
+                        **_interval("value", one.value, one.ci_low, one.ci_high),
+                        reached=one.reached,
+                    )
 
     def _missing(self, dial: Dial) -> str:
         """Return what a dial needs and a log of an engine does not have; empty where it has all."""
@@ -270,15 +262,14 @@ class _Target:
         each = np.sort(bootstrap.steps[:, None] / calls, axis=0)
         ranks = {q: max(1, int(np.ceil(q * len(each) - 1e-9))) for q in PROMISED}
         for at, rule in enumerate(rules):
-            yield {
-                "target": self.label,
-                "rule": rule.label,
+            quantiles = {f"{100 * q:g} % of prompts": each[n - 1, at] for q, n in ranks.items()}
+            tokens = bootstrap.steps.sum() / calls[:, at].sum()
+            yield self._row(
+                rule.label,
                 **said,
-                "tokens": float(bootstrap.steps.sum() / calls[:, at].sum()),
-                **dict(zip(limits("tokens"), (float(low[at]), float(high[at])), strict=True)),
-                **{f"{100 * q:g} % of prompts": float(each[n - 1, at]) for q, n in ranks.items()},
-                "prompts": bootstrap.count,
-            }
+                **_interval("tokens", tokens, low[at], high[at]),
+                **{name: float(value) for name, value in quantiles.items()},
+            )
 
     def needed(self, rules: Sequence[Rule]) -> Iterator[SummaryRow]:
         """Yield a row a rule: below which divergence a drafter is certified on the wanted share."""
@@ -292,15 +283,19 @@ class _Target:
             value, most = (
                 float(floor_text(float(row[name]), 4)) for name in ("value", "optimistic")
             )
-            yield {
-                "target": self.label,
-                "rule": rule.label,
-                "certified": f"{100 * share:g} % of steps",
-                "below": value,
-                upper_end("below"): most,
-                **dict(zip(limits("below"), (row["ci_low"], row["ci_high"]), strict=True)),
-                "prompts": self._bootstrap.count,
-            }
+            yield self._row(
+                rule.label,
+                certified=f"{100 * share:g} % of steps",
+                **_interval("below", value, row["ci_low"], row["ci_high"]),
+                **{upper_end("below"): most},
+            )
+
+    def _row(self, rule: str, **columns: Any) -> SummaryRow:
+        return {"target": self.label, "rule": rule, **columns, "prompts": self._bootstrap.count}
+
+
+def _interval(name: str, value: Any, low: Any, high: Any) -> dict[str, float]:
+    return dict(zip((name, *limits(name)), (float(value), float(low), float(high)), strict=True))
 
 
 def _wanted(goal: Goal) -> str:
