@@ -5,7 +5,7 @@ Run it with ``python -m pipeline stage=acceptance drafter=...``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.report.text import limits, upper_end
 from pipeline.plan.slices import check_stored_tokens, rule_slice, statistics_slice
@@ -29,6 +29,8 @@ SUMMARY = {  # statistic: its column in a sweep's table
 }
 PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
 RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
+INTERVAL = dict.fromkeys(("value", "ci_low", "ci_high"), "float64")
+ENDS = {"value": "float64", "optimistic": "float64", **INTERVAL}  # of certificates, as intervals
 
 
 def nodes(request: Request) -> list[Node]:
@@ -42,55 +44,35 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
+    slice_: dict[str, Any] = {"rules": [rule_slice(rule) for rule in request.rules]}
+    settings: dict[str, Any] = {"rules": request.rules}
     if config.distributions.source == "logs":
-        return [
-            Node(
-                STAGE.name,
-                drafts.label,
-                {
-                    "rules": [rule_slice(rule) for rule in request.rules],
-                    "logged": True,
-                    **statistics_slice(config),
-                },
-                {"drafts": (drafts,)},
-                settings={
-                    "rules": request.rules,
-                    "target": drafts.settings["target"]["label"],
-                    "drafter": drafts.settings["drafter"]["label"],
-                },
-            )
-            for drafts in request.nodes["drafts"]
-        ]
-    presets = {
-        name: build_rules(preset, f"acceptance.presets.{name}")[0]
-        for name, preset in asked.presets.items()
-    }
-    dials = build_dials(asked.dials)
-    turned = [rule for dial in dials for rule in dial.rules]
-    if STAGE.name in request.asked:
-        check_stored_tokens([*presets.values(), *turned], config.distributions.k)
-    slice_ = {
-        "rules": [rule_slice(rule) for rule in request.rules],
-        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-        "dials": [rule_slice(rule) for rule in turned],
-        "divergences": list(asked.divergences),
-        "draft_length": asked.draft_length,
-        "window": config.run_lengths.window,
-        **statistics_slice(config),
-    }
+        slice_["logged"] = True
+    else:
+        presets = {
+            name: build_rules(preset, f"acceptance.presets.{name}")[0]
+            for name, preset in asked.presets.items()
+        }
+        dials = build_dials(asked.dials)
+        turned = [rule for dial in dials for rule in dial.rules]
+        if STAGE.name in request.asked:
+            check_stored_tokens([*presets.values(), *turned], config.distributions.k)
+        slice_ |= {
+            "presets": {name: rule_slice(rule) for name, rule in presets.items()},
+            "dials": [rule_slice(rule) for rule in turned],
+            "divergences": list(asked.divergences),
+            "draft_length": asked.draft_length,
+            "window": config.run_lengths.window,
+        }
+        settings |= {"presets": presets, "dials": dials}
     return [
         Node(
             STAGE.name,
             drafts.label,
-            slice_,
+            slice_ | statistics_slice(config),
             {"drafts": (drafts,)},
-            settings={
-                "rules": request.rules,
-                "presets": presets,
-                "dials": dials,
-                "target": drafts.settings["target"]["label"],
-                "drafter": drafts.settings["drafter"]["label"],
-            },
+            settings=settings
+            | {model: drafts.settings[model]["label"] for model in ("target", "drafter")},
         )
         for drafts in request.nodes["drafts"]
     ]
@@ -167,10 +149,7 @@ STAGE = Stage(
         "statistics": {  # analysis.acceptance.summary
             "rule": "string",
             "statistic": "string",
-            "value": "float64",
-            "optimistic": "float64",
-            "ci_low": "float64",
-            "ci_high": "float64",
+            **ENDS,
             "cut": "float64",  # of lengths: share of segments that trajectories' ends cut
             "cut_optimistic": "float64",
             **COUNTED,
@@ -180,10 +159,7 @@ STAGE = Stage(
             "divergence": "string",  # or union; empty: kl
             "depth": "int32",  # 0: the first
             "statistic": "string",
-            "value": "float64",
-            "optimistic": "float64",
-            "ci_low": "float64",
-            "ci_high": "float64",
+            **ENDS,
             **COUNTED,
         },
         "levels": {  # what a KL of eps certifies: analysis.acceptance.budgets and sampling
@@ -192,9 +168,7 @@ STAGE = Stage(
             "kind": "string",  # uniform, budget, step, realised or measured
             "eps": "float64",  # nats
             "statistic": "string",  # acceptance, tokens, tokens_<draft length> or probability
-            "value": "float64",
-            "ci_low": "float64",
-            "ci_high": "float64",
+            **INTERVAL,
             **COUNTED,
         },
         "frontier": {  # analysis.acceptance.frontier
