@@ -20,17 +20,7 @@ from pipeline.models.devices import send
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 
-
-class Stop(Protocol):
-    """Says from the logits of a drafter alone where a draft ends, or how wide a tree is."""
-
-    def __call__(self, logits: Tensor) -> bool:
-        """Return whether a chain ends before the token with these logits (1, V)."""
-        ...
-
-    def widths(self, logits: Tensor, widest: int) -> Tensor:
-        """Return how many children (r,) nodes with these logits (r, V) have, `widest` at most."""
-        ...
+Stop = Callable[[Tensor], bool]  # whether a chain ends before the token with logits (1, V)
 
 
 @dataclass(frozen=True)
@@ -310,8 +300,7 @@ def drafted(
         return draft_levels(None, [Level()] * count, read, choice, position, stop), None
     if isinstance(tree, Growth):
         assert isinstance(choice, Greedy | Race)  # others are refused: they need a fixed shape
-        widths = None if stop is None else stop.widths
-        grown = grow(tree, count, read, choice, position, like[1], widths)
+        grown = grow(tree, count, read, choice, position, like[1])
         return Draft(grown.tokens, None, grown.tree), grown.columns
     cut = within(tree, count)
     passes = levels(cut, *like)

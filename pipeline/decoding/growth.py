@@ -59,7 +59,6 @@ def grow(
     choice: Greedy | Race,
     position: int,
     dtype: torch.dtype,
-    widths: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Grown:
     """Grow a tree of at most `count` levels.
 
@@ -70,12 +69,10 @@ def grow(
         choice: of the children.
         position: of the first proposed token in the answer.
         dtype: of the drafter's attention.
-        widths: gives from logits (r, V) and the width how many children (r,) each node has; None
-            is as many as the tree is wide.
     """
     width = growth.width
     logits = read(Level(width), None)
-    level = children(logits, choice, position, 0, width, widths)
+    level = children(logits, choice, position, 0, width)
     device = logits.device
     found = [level._replace(parents=torch.full_like(level.tokens, ROOT))]
     seen = torch.zeros((0, 0), dtype=torch.bool, device=device)  # of the nodes read so far
@@ -83,8 +80,6 @@ def grow(
     for depth in range(1, min(count, growth.depth)):
         last, start = found[-1], sum(len(one.tokens) for one in found[:-1])
         inner = best(last.values, width)
-        if widths is not None:  # which waits for the device anyway
-            inner = inner[last.values[inner].isfinite()]
         above = torch.zeros_like(inner)
         if depth > 1:
             above = (before[None] == last.parents[inner][:, None]).long().argmax(1)
@@ -98,7 +93,7 @@ def grow(
         offsets = torch.full((rows,), depth - 1, device=device)
         pass_ = Level(width, None, inner, above, tree_pass(seen[read_before:], offsets, dtype))
         before = start + inner
-        level = children(read(pass_, last.tokens), choice, position, depth, width, widths)
+        level = children(read(pass_, last.tokens), choice, position, depth, width)
         values = level.values + last.values[inner].repeat_interleave(width)
         parents = before.repeat_interleave(width)
         found.append(level._replace(values=values, parents=parents))
@@ -106,21 +101,13 @@ def grow(
 
 
 def children(
-    logits: Tensor,
-    choice: Greedy | Race,
-    position: int,
-    depth: int,
-    width: int,
-    widths: Callable[[Tensor, int], Tensor] | None = None,
+    logits: Tensor, choice: Greedy | Race, position: int, depth: int, width: int
 ) -> Candidates:
     """Return the r x width children of nodes from the logits (r, V) after them, without parents."""
     keys = choice.keys(logits, position, depth)
     tokens = first(keys, width)
     values = torch.log_softmax(keys, 1).gather(1, tokens.clamp(min=0))
-    missing = tokens == NOTHING
-    if widths is not None:
-        missing |= torch.arange(width, device=logits.device) >= widths(logits, width)[:, None]
-    values = values.masked_fill(missing, -torch.inf).flatten()
+    values = values.masked_fill(tokens == NOTHING, -torch.inf).flatten()
     flat = tokens.flatten()
     return Candidates(flat, values, flat, torch.full_like(flat, -1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from pipeline.decoding.laws import laws
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.sequence import check_trees
-from pipeline.decoding.stopping import Threshold, stops_of
+from pipeline.decoding.stopping import Threshold
 from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
@@ -26,10 +26,8 @@ from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.pair import load_pair
 from pipeline.models.vocabulary import common_rows
-from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import Method, with_baselines
 from pipeline.plan.stage import Node, pair_label
-from pipeline.store.artifacts import Artifact
 
 T = TypeVar("T")
 
@@ -44,25 +42,16 @@ class DecodingPair:
     steps: int
     seed: int
     lookup: int  # the most tokens that look-up matches
-    stops: Mapping[Drafting, Threshold] = field(default_factory=dict)  # of drafters that stop
     passes: Mapping[str, Any] = field(default_factory=dict)  # of target and drafter, see passes_of
 
 
-def load_decoding_pair(
-    node: Node,
-    tokens: int,
-    steps: int,
-    drafts: Sequence[Artifact] = (),
-    decoded: Sequence[str] = (),
-) -> DecodingPair:
+def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have.
 
     Args:
         node: target, drafter, seed and lookup; in its settings, methods.
         tokens: the size of the tokenizer's vocabulary.
         steps: the most tokens of an answer.
-        drafts: what drafting is calibrated on, where it is.
-        decoded: ids of the prompts that are decoded.
     """
     config, settings = node.config, node.settings
     target, drafter = load_pair(config, settings, f"targets.{node.label}")
@@ -84,7 +73,6 @@ def load_decoding_pair(
         steps,
         config["seed"],
         config["lookup"],
-        stops_of(methods, drafts, decoded),
         {name: found for name, found in passes.items() if found is not None},
     )
 
@@ -167,7 +155,7 @@ def strategies(
     lookup = PromptLookup(pair.lookup, device)
     if method.drafter == "prompt_lookup":
         return lookup, verifier
-    stop = None if method.drafting is None else pair.stops[method.drafting]
+    stop = None if method.drafting is None else Threshold(method.drafting)
     accepted = method.draft_length if tree is None else tree.depth
     drafter = model_drafter(pair.drafter, choice, tree, stop, pair.passes.get("drafter"), accepted)
     if method.drafter == "lookup_first":

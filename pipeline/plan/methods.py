@@ -13,7 +13,7 @@ from analysis.trees.topology import Growth, Topology
 from pipeline.errors import PipelineError
 from pipeline.plan import drafting
 from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
-from pipeline.plan.drafting import WIDENS, Drafting, build_drafting
+from pipeline.plan.drafting import Drafting, build_drafting
 
 DRAFTERS = {
     "model": "",
@@ -248,17 +248,10 @@ def _check_drafting(method: Method) -> None:
     if method.drafting is None:
         return
     where = f"decoding.methods, drafting: {method.drafting.measure}"
-    if method.tree is not None and method.tree.name == DYNAMIC and method.drafter == "model":
-        if method.drafting.measure not in WIDENS:
-            raise PipelineError(
-                f"{where}: a tree is as wide as a certificate says: give drafting: "
-                f"{' or '.join(WIDENS)}"
-            )
-        return
     if method.drafter == "prompt_lookup" or method.tree is not None:
         raise PipelineError(
             f"{where}: a model that drafts a chain can stop: give drafter: model or lookup_first, "
-            f"and no tree but tree: {DYNAMIC}"
+            "and no tree"
         )
     if method.sampling == BLOCK:
         raise PipelineError(f"{where}: sampling=block tests drafts of a length that is given")

@@ -57,19 +57,6 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
     return as_top_k(table.to_batches()[0], columns, at, facts, temperature)
 
 
-def read_drafter(artifact: Artifact) -> TopK:
-    """Read the drafter's distributions of all steps of an artifact of stage drafts."""
-    columns = [f"draft_{name}" for name in (*TOKENS, *MOMENTS)]
-    batch = artifact.read(columns=columns).combine_chunks().to_batches()[0]
-    facts = artifact.record["facts"]
-    return TopK.from_columns(
-        **{name: numbers(batch.column(f"draft_{name}")) for name in TOKENS},
-        **{name: _column(batch, f"draft_{name}", None) for name in MOMENTS},
-        vocab_size=facts["vocab_size"],
-        temperature=facts["temperature"],
-    )
-
-
 def read_steps(artifact: Artifact) -> Steps:
     """Read a drafter beside its target, of an artifact of stage drafts."""
     from analysis.acceptance.realised import Steps

@@ -25,7 +25,6 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: there is no such task, or a method is not defined.
     """
-    from pipeline.errors import PipelineError
     from pipeline.plan.methods import build_methods
     from pipeline.tasks.items import is_ours_or_file
     from pipeline.tasks.questions import task_identity
@@ -37,11 +36,6 @@ def nodes(request: Request) -> list[Node]:
     if not wanted and not all(map(is_ours_or_file, asked.tasks)):
         return []  # documents of the harness come from the hub: not for a stage without answers
     methods = build_methods(asked.methods, key="accuracy.methods")
-    if any(one.drafting is not None and one.drafting.calibrated for one in methods):
-        raise PipelineError(
-            "accuracy.methods: drafting is calibrated on prompts of the study, which tasks have "
-            "none of: give drafting: max_q or entropy, with a threshold"
-        )
     tasks = [task_identity(name, asked.include, asked.items) for name in asked.tasks]
     return [
         Node(

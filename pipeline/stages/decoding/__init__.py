@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.errors import PipelineError
 from pipeline.plan.slices import method_slice, statistics_slice
 from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
 from pipeline.plan.summaries import bootstrap_settings
@@ -33,13 +32,7 @@ def nodes(request: Request) -> list[Node]:
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     methods = build_methods(asked.methods, asked.draft_length, measured=True)
-    calibrated = any(one.drafting is not None and one.drafting.calibrated for one in methods)
-    if calibrated and asked.prompts >= config.prompts.count:
-        raise PipelineError(
-            f"decoding.prompts={asked.prompts} is not allowed: drafting is calibrated on prompts "
-            f"that are not decoded, give fewer than prompts.count={config.prompts.count}"
-        )
-    measured = calibrated or any(method.needs_drafts for method in methods)
+    measured = any(method.needs_drafts for method in methods)
     return [
         Node(
             STAGE.name,

@@ -29,7 +29,6 @@ from pipeline.decoding.pair import (
     shape_facts,
 )
 from pipeline.decoding.reading import Reader
-from pipeline.decoding.stopping import stopping_facts
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, write_tables
 from pipeline.execution.stopwatch import describe_device
@@ -99,8 +98,6 @@ class Decoder:
             with_measured_trees(node, drafts),
             1 + max(self._tokenizer.get_vocab().values()),
             node.config["steps"],
-            drafts,
-            list(self._turns),
         )
         self._batches = node.config["batches"]
         self.device = self._pair.target.device
@@ -124,7 +121,7 @@ class Decoder:
     def facts(self, _: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the runs and the models, and the seconds of passes."""
         passes = pass_rows(self._pair, self._batches)
-        return decoding_facts(self._pair) | stopping_facts(self._pair.stops) | {"passes": passes}
+        return decoding_facts(self._pair) | {"passes": passes}
 
 
 def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> Decoder:

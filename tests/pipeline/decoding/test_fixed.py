@@ -29,6 +29,7 @@ from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Tre
 from pipeline.errors import PipelineError
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import compute
@@ -61,7 +62,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
         strict,
     ),
     "stops": (
-        lambda t, d, n, p: ModelDrafter(d, Greedy(), None, Threshold("max_q", 0.2), p),
+        lambda t, d, n, p: ModelDrafter(d, Greedy(), None, Threshold(Drafting("max_q", 0.2)), p),
         strict,
     ),
     "tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), UNEVEN, None, p), strict),

@@ -36,6 +36,7 @@ from pipeline.decoding.verifiers import (
 )
 from pipeline.models import devices
 from pipeline.models.load import LanguageModel
+from pipeline.plan.drafting import Drafting
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy
 from tests.pipeline.heads import random_head
 
@@ -177,7 +178,7 @@ def test_drafting_with_a_head_reads_nothing(
 def test_a_drafter_that_stops_is_asked_before_every_token(
     target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = ModelDrafter(drafter, Greedy(), None, Threshold("max_q", 0.2))
+    source = ModelDrafter(drafter, Greedy(), None, Threshold(Drafting("max_q", 0.2)))
     with counted(monkeypatch) as seen:
         calls = greedy(target, source, PROMPTS[0], 3).calls
     longest = [min(3, LIMIT - call.position - 1) for call in calls]

@@ -8,34 +8,27 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 
-from analysis.acceptance.confidence import Calibrated, measures
-from analysis.acceptance.stopping import level
 from analysis.report.decoding_along import along_table
 from analysis.report.decoding_drafting import drafting_table
 from analysis.report.text import number_text
-from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
-from analysis.trees.topology import Growth
-from pipeline.decoding import reading, stopping
+from pipeline.decoding import reading
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.reading import Reader
-from pipeline.decoding.stopping import Threshold, stop_of, stops_of
+from pipeline.decoding.stopping import Threshold, measured
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding.along import along
-from tests.analysis.cases import dirichlet
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, greedy, logits, plain_greedy
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
-CERTIFIED = GOOD | {"drafting": "certified", "share": 0.5, "confidence": 0.9}
 
 
 @pytest.mark.parametrize("threshold", [-1.0, 0.3, 0.6, 1.0])
@@ -44,7 +37,7 @@ def test_what_is_emitted_stays(
 ) -> None:
     for prompt in PROMPTS:
         wanted = plain_greedy(target, prompt)
-        stop = Threshold("max_q", threshold)
+        stop = Threshold(Drafting("max_q", threshold))
         answer = greedy(target, ModelDrafter(drafter, Greedy(), stop=stop), prompt, 4)
         assert answer.tokens == wanted
         sure = logits(drafter, prompt + wanted).softmax(1).max(1).values[len(prompt) :]
@@ -60,53 +53,39 @@ def test_what_is_emitted_stays(
 
 def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
     row = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
-    q = TopK.from_logits(row.float(), k=2)
-    for measure in ("certified", "certified_tv", "max_q", "entropy"):
-        value = float(measures(q, (measure,))[measure][0])
-        assert Threshold(measure, value)(row)
-        assert not Threshold(measure, np.nextafter(value, -math.inf))(row)
-        assert Threshold(measure, np.nextafter(value, math.inf))(row)
-    assert Threshold("certified", math.inf)(row)
+    for measure, sure in (("max_q", -math.inf), ("entropy", math.inf)):
+        (value,) = measured(measure, row)
+        assert Threshold(Drafting(measure, value))(row)
+        assert not Threshold(Drafting(measure, float(np.nextafter(value, sure))))(row)
+        assert Threshold(Drafting(measure, float(np.nextafter(value, -sure))))(row)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 9])
-def test_a_measure_sees_what_a_full_sort_sees(k: int) -> None:
+def test_a_measure_sees_what_a_full_sort_sees() -> None:
     given = torch.randn((3, 9), generator=torch.Generator().manual_seed(0))
     given[0, 4:] = -torch.inf  # of a reduced vocabulary
     given[1] = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])  # ties
     given[2, 0] = 800.0  # the others underflow
-    found, wanted = stopping.largest(given, k), TopK.from_logits(given, k)
-    assert found.ids.tolist() == wanted.ids.tolist()
-    assert found.logits is not None
-    assert wanted.logits is not None
-    assert found.logits.tolist() == wanted.logits.tolist()
-    for name in ("top_surprisal", "log_tail", "entropy"):
-        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), 1e-12, 1e-15)
+    wanted = TopK.from_logits(given)
+    assert measured("max_q", given) == pytest.approx(np.minimum(wanted.top_probability, 1.0))
+    assert measured("entropy", given) == pytest.approx(wanted.entropy, 1e-12, 1e-15)
 
 
 def test_methods_say_when_to_stop() -> None:
-    [method] = build_methods([CERTIFIED])
-    assert method.drafting == Drafting("certified", share=0.5, confidence=0.9)
-    assert method.name == "greedy (drafting certified share=0.5 confidence=0.9)"
-    assert method.lossless
-    assert method_slice(method)["drafting"] == {
-        "drafting": "certified",
-        "share": 0.5,
-        "confidence": 0.9,
-    }
+    one, other = build_methods([GOOD | {"drafting": "max_q", "threshold": [0.4, 0.75]}])
+    assert (one.drafting, other.drafting) == (Drafting("max_q", 0.4), Drafting("max_q", 0.75))
+    assert one.name == "greedy (drafting max_q threshold=0.4)"
+    assert one.lossless
+    assert method_slice(one)["drafting"] == {"drafting": "max_q", "threshold": 0.4}
     assert "drafting" not in method_slice(build_methods([GOOD])[0])
-    assert len(build_methods([GOOD | {"drafting": "max_q", "threshold": [0.4, 0.75]}])) == 2
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give one of certified"),
+        ({"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give one of max_q"),
         ({"drafting": "max_q"}, "threshold=None is not allowed: give a number: drafting: max_q"),
         ({"drafting": "max_q", "threshold": -1}, "threshold=-1 is not allowed"),
-        ({"drafting": "max_q", "share": 0.5}, "the key 'share' is not known: drafting: max_q"),
-        ({"drafting": "certified", "share": 0.0, "confidence": 0.9}, "share=0.0 is not allowed"),
-        ({"drafting": "certified", "share": 0.5}, "confidence=None is not allowed"),
+        ({"drafting": "max_q", "share": 0.5}, "the key 'share' is not known"),
         (
             {"drafting": "max_q", "threshold": 0.5, "drafter": "prompt_lookup"},
             "drafting: max_q: a model that drafts a chain can stop",
@@ -117,7 +96,7 @@ def test_methods_say_when_to_stop() -> None:
         ),
         (
             {"drafting": "max_q", "threshold": 0.5, "tree": "dynamic", "width": 2, "nodes": 4},
-            "a tree is as wide as a certificate says: give drafting: certified or certified_tv",
+            "a model that drafts a chain can stop",
         ),
     ],
 )
@@ -126,62 +105,10 @@ def test_what_cannot_stop_is_refused(change: dict[str, Any], message: str) -> No
         build_methods([GOOD | change])
 
 
-def test_a_tree_that_grows_is_as_wide_as_a_certificate_says() -> None:
-    [method] = build_methods([CERTIFIED | {"tree": "dynamic", "width": 2, "nodes": 4}])
-    assert method.drafting == Drafting("certified", share=0.5, confidence=0.9)
-    assert isinstance(method.topology, Growth)
-
-
 def test_blocks_do_not_stop() -> None:
     block = {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0}
     with pytest.raises(PipelineError, match="sampling=block tests drafts of a length"):
         build_methods([block | {"drafting": "max_q", "threshold": 0.5}])
-
-
-def test_thresholds_come_from_the_prompts_that_are_not_decoded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(0)
-    prompts = np.repeat([str(i) for i in range(12)], 5)
-    table = pa.Table.from_pydict(
-        {
-            "prompt_id": prompts,
-            "position": np.tile(np.arange(5, dtype=np.int32), 12),
-            "kl": rng.exponential(size=60),
-            "tv": rng.random(60),
-            "draft_rank": rng.integers(1, 3, 60),
-        }
-    )
-    q = TopK.from_probabilities(dirichlet(0, 60, 5, 0.7))
-    monkeypatch.setattr(stopping, "read_drafter", lambda _: q)
-    drafts: Any = SimpleNamespace(read=lambda columns: table.select(columns))
-    methods = build_methods(
-        [
-            CERTIFIED | {"confidence": 0.8},
-            GOOD | {"drafting": "calibrated", "threshold": 0.5},
-            GOOD | {"drafting": "entropy", "threshold": 1.5},
-        ]
-    )
-    decoded = ["0", "5"]
-    certified, calibrated, entropy = stops_of(methods, [drafts], decoded).values()
-    others = ~np.isin(prompts, decoded)
-    kl = table["kl"].to_numpy()[others]
-    steps = Trajectories.from_positions(np.tile(np.arange(5), 10))
-    assert certified.threshold == level(kl, steps, 0.5, 0.8)
-    assert certified.measure == "certified"
-    assert calibrated.measure == "max_q"
-    assert (entropy.measure, entropy.threshold) == ("entropy", -1.5)
-    with pytest.raises(PipelineError, match="none is left: lower"):
-        stops_of(methods, [drafts], [str(i) for i in range(12)])
-    plain = build_methods([GOOD | {"drafting": "max_q", "threshold": 0.4}])
-    assert [one.threshold for one in stops_of(plain, [], []).values()] == [0.4]
-
-
-def test_a_level_is_that_of_its_share() -> None:
-    learned = Calibrated({"certified": {0.5: 0.25, 0.9: 1.0}}, {}, {"calibrated": (0.0, 1.0)})
-    assert stop_of(Drafting("certified", share=0.9, confidence=0.5), learned).threshold == 1.0
-    half = stop_of(Drafting("calibrated", threshold=0.5), learned)
-    assert half.threshold == pytest.approx(0.5)
 
 
 def test_both_models_read_again_what_was_emitted(

@@ -6,13 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from analysis.beyond.drafter_side import certify_draft
-from analysis.certificates.certify import certify
-from analysis.rules import Tree
 from analysis.trees.laws import NOTHING
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
@@ -31,7 +27,6 @@ from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
 from pipeline.decoding.loop import Answer, Level, decode, reach
 from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import columns, levels, parents, verification
-from pipeline.decoding.stopping import Threshold, largest
 from pipeline.decoding.verifiers import Match
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -173,12 +168,7 @@ GROWN = [Growth(1, 1, 1), Growth(3, 5, 3), Growth(2, 3, 4), Growth(4, 30, 4), Gr
 
 
 def grown_plainly(
-    model: LanguageModel,
-    text: list[int],
-    growth: Growth,
-    race: Race | None,
-    position: int,
-    stop: Threshold | None,
+    model: LanguageModel, text: list[int], growth: Growth, race: Race | None, position: int
 ) -> tuple[list[int], tuple[int, ...]]:
     """Tokens and parents of a grown tree, each node's children from one pass over its branch."""
     values, paths, parents_ = [0.0], [[]], [ROOT]  # the text first
@@ -188,11 +178,10 @@ def grown_plainly(
         read, level = level, []
         for at in read:
             row = logits(model, text + paths[at])[-1].double()
-            width = growth.width if stop is None else int(stop.widths(row[None], growth.width)[0])
             if race is not None:
                 row = row / race.temperature
                 row -= race._noise.log_times(position + depth, position + depth + 1, V)[0]
-            order = row.sort(descending=True, stable=True).indices[:width].tolist()
+            order = row.sort(descending=True, stable=True).indices[: growth.width].tolist()
             for token in order:
                 level.append(len(values))
                 values.append(values[at] + float(row.log_softmax(0)[token]))
@@ -205,13 +194,12 @@ def grown_plainly(
 
 @pytest.mark.parametrize("growth", GROWN, ids=str)
 @pytest.mark.parametrize("raced", [False, True])
-@pytest.mark.parametrize("stop", [None, Threshold("certified", 0.01)], ids=["full", "certified"])
 @torch.inference_mode()
 def test_grown_trees_hold_the_nodes_of_most_value(
-    drafter: LanguageModel, growth: Growth, raced: bool, stop: Threshold | None
+    drafter: LanguageModel, growth: Growth, raced: bool
 ) -> None:
     race = Race(0.9, Noise(5, "a", 60, CPU, growth.depth))
-    own = ModelDrafter(drafter, race if raced else Greedy(), growth, stop)
+    own = ModelDrafter(drafter, race if raced else Greedy(), growth)
     text = list(PROMPTS[1])
     own.begin(torch.tensor(text[:-1]), 80, None)
     shapes = set()
@@ -220,10 +208,9 @@ def test_grown_trees_hold_the_nodes_of_most_value(
         draft = own.propose(text, growth.depth, known)
         found = draft.tokens.tolist()
         assert draft.tree is not None
-        wanted = grown_plainly(drafter, text, growth, race if raced else None, known, stop)
+        wanted = grown_plainly(drafter, text, growth, race if raced else None, known)
         assert (found, draft.tree.parents) == wanted
-        assert 0 < len(found) <= len(growth)
-        assert stop is not None or len(found) == len(growth)
+        assert len(found) == len(growth)
         shapes.add(draft.tree)
         deep = [node for node in range(len(found)) if draft.tree.depths[node] <= accepted]
         path = [deep[-1]] if deep else []
@@ -235,20 +222,16 @@ def test_grown_trees_hold_the_nodes_of_most_value(
 
 
 @pytest.mark.parametrize("growth", GROWN[1:4], ids=str)
-@pytest.mark.parametrize("stop", [None, Threshold("certified_tv", 0.05)], ids=["full", "certified"])
 def test_grown_trees_decode_what_the_target_alone_does(
-    target: LanguageModel,
-    source: LanguageModel | HiddenDrafter,
-    growth: Growth,
-    stop: Threshold | None,
+    target: LanguageModel, source: LanguageModel | HiddenDrafter, growth: Growth
 ) -> None:
     for prompt in PROMPTS:
-        own = model_drafter(source, Greedy(), growth, stop)
+        own = model_drafter(source, Greedy(), growth)
         answer = decode(target, own, Match(Greedy()), prompt, growth.depth, LIMIT)
         assert answer.tokens == plain_greedy(target, prompt)
         race = Race(0.8, Noise(3, "a", LIMIT, CPU, growth.depth))
         alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
-        own = model_drafter(source, race, growth, stop)
+        own = model_drafter(source, race, growth)
         both = decode(target, own, Match(race), prompt, growth.depth, LIMIT)
         assert both.tokens == alone.tokens
         for call in [*answer.calls, *both.calls]:
@@ -256,21 +239,6 @@ def test_grown_trees_decode_what_the_target_alone_does(
             assert call.depth <= min(left, growth.depth)
             assert call.drafted <= growth.nodes
             assert call.tested == len(call.levels)
-
-
-@torch.inference_mode()
-def test_a_certified_tree_is_as_wide_as_its_certificate_says(drafter: LanguageModel) -> None:
-    row = logits(drafter, PROMPTS[1])[-1:]
-    q = largest(row, 4)  # what is read of them
-    values = {m: float(certify_draft(q, Tree(m))[0]) for m in (1, 2, 3)}
-    assert 0 < values[1] < values[2] < values[3]
-    for m, value in values.items():
-        at = [Threshold("certified", level) for level in (np.nextafter(value, 0), value)]
-        assert [int(one.widths(row, 4)[0]) for one in at] == [m, m + 1]
-    half = Threshold("certified_tv", float(certify(q, Tree(2), divergence="tv").lower[0, 0]))
-    assert int(half.widths(row, 4)[0]) == 3
-    never = Threshold("certified_tv", 1.0)
-    assert [int(never.widths(row[:, :n], 4)[0]) for n in (2, V)] == [2, 4]  # no more than tokens
 
 
 def test_a_grown_tree_drafts_nothing_where_the_drafter_has_no_token(target: LanguageModel) -> None:
