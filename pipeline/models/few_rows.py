@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import numba
@@ -36,6 +37,7 @@ ZERO = np.float32(0)
 AT_ONCE = 5  # tokens: for each number up to it a loop, whose sums stay in registers
 ROWS = 64  # of the weight, which stay in the cache until all tokens are done
 HALF = 16  # bits
+_threads_of_numba = Lock()  # one thread of Python at a time: numba's own layer aborts with two
 THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # it has at most
 
 
@@ -53,19 +55,32 @@ class FewRows(nn.Linear):
         nn.Module.__init__(self)
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        kept = upper_halves(self.weight) if halves else None
-        self._read: Weights = self.weight.numpy() if kept is None else kept
+        self._halves = halves
+        self._take()
+
+    def _take(self) -> None:
+        """Note what is read for few rows, and of which weight."""
+        kept = upper_halves(self.weight) if self._halves else None
+        self._read: Weights = self.weight.detach().numpy() if kept is None else kept
+        self._of = _version(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in_features) to (..., out_features)."""
         tokens = x.numel() // self.in_features
-        if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
+        if not FEWEST_TOKENS <= tokens <= MOST_TOKENS or x.dtype != torch.float32:
             return nn.functional.linear(x, self.weight, self.bias)
+        if _version(self.weight) != self._of:  # changed in place, or another
+            self._take()
         rows = x.reshape(tokens, self.in_features).contiguous()
         out = torch.empty(tokens, self.out_features)
         multiply(self._read, rows.numpy(), out.numpy(), torch.get_num_threads())
         made = out.view(*x.shape[:-1], self.out_features)
         return made if self.bias is None else made + self.bias
+
+
+def _version(weight: Tensor) -> tuple[int, int]:
+    """Return what changes when `weight` is changed or replaced; tensors of inference are not."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def upper_halves(weight: Tensor) -> NDArray[np.uint16] | None:
@@ -116,13 +131,15 @@ def multiply(weight: Weights, x: Matrix, out: Matrix, threads: int) -> None:
         out: (n, m).
         threads: how many may work.
     """
-    if threads == 1:
+    if threads > 1 and _threads_of_numba.acquire(blocking=False):
+        try:
+            _launch()
+            numba.set_num_threads(min(threads, THREADS))
+            _slabs(weight, x, out, min(threads, THREADS))
+        finally:
+            _threads_of_numba.release()
+    else:
         _slab(weight, x, out, 0, len(weight))
-        return
-    threads = min(threads, THREADS)
-    _launch()
-    numba.set_num_threads(threads)
-    _slabs(weight, x, out, threads)
 
 
 @cache

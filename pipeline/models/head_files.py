@@ -167,6 +167,11 @@ def _check_vocabulary(
         raise PipelineError(
             f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({DRAFTED}): give full"
         )
+    if offsets.dtype.is_floating_point or offsets.ndim != 1:
+        raise PipelineError(
+            f"{key}.path={files.folder}: {DRAFTED} holds {str(offsets.dtype)[6:]} of shape "
+            f"{tuple(offsets.shape)}, a list of integers is expected: its files are damaged"
+        )
     ids = drafted_ids(offsets)
     rows = target.module.config.get_text_config().vocab_size
     allowed = target.vocab_size
@@ -245,7 +250,13 @@ def load_head(
     parts[0].to(target.device, target.module.dtype)
     use_few_rows(parts, halves=True)
     label, size = settings["label"], target.vocab_size
-    return HiddenDrafter(target, head, parts[1], layers, label, drafted, size, own)
+    made = HiddenDrafter(target, head, parts[1], layers, label, drafted, size, own)
+    if not made.gives_numbers():
+        raise PipelineError(
+            f"{key}: {label} gives NaN or infinite logits behind {target.label}: its weights are "
+            "finite and too large, or of another target. Fetch or export the head again"
+        )
+    return made
 
 
 def _read(files: HeadFiles, head: FeatureHead) -> dict[str, Tensor]:

@@ -11,6 +11,8 @@ from pipeline.models.feature_head import Depths, FeatureHead
 from pipeline.models.heads import Head, linear_of
 from pipeline.models.language_model import LanguageModel
 
+MADE_UP = 14  # tokens
+
 
 @dataclass(frozen=True)
 class HiddenDrafter:
@@ -55,6 +57,17 @@ class HiddenDrafter:
             return given[..., : self.vocab_size]
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
         return logits.scatter_(-1, self.drafted.expand_as(given), given)
+
+    @torch.inference_mode()
+    def gives_numbers(self) -> bool:
+        """Whether its logits after a few made-up tokens are numbers, or -inf, at two depths."""
+        rows = self.target.module.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(MADE_UP, device=self.device)[None] * 7919 + 5) % rows
+        at = torch.arange(MADE_UP, device=self.device)[None]
+        cache = self.target.new_cache(MADE_UP)
+        hidden = self.target.forward_hidden(ids, torch.ones_like(ids), at, cache, 1, self.layers)[1]
+        made = [self.logits(one) for one in GivenText(self, 2).read(ids, hidden, at, at >= 0)]
+        return not any(bool((one.isnan() | one.isposinf()).any()) for one in made)
 
     def static_refusal(self) -> str | None:
         """Return why its passes can't have fixed shapes: they always can."""

@@ -80,6 +80,11 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
     if eos is None:
         eos = load_tokenizer(path, config.get("commit"), key).eos_token_id
     eos = tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(token is None or type(token) is int for token in eos):
+        raise PipelineError(
+            f"{key}.path={path}: eos_token_id in its generation_config.json or config.json is "
+            f"{', '.join(map(repr, eos))}: the id of a token is expected, or a list of ids"
+        )
     model = wrap(module, settings["label"], device, config["head_dtype"], eos, key)
     if device.type == "cuda":
         check_grouped_attention(module, model.label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
@@ -33,19 +34,33 @@ def encode(
             "model, or add a chat_template.jinja to it"
         )
     try:
-        return tokenizer.apply_chat_template(
-            [{"role": ROLES[at % 2], "content": turn} for at, turn in enumerate(turns)],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            enable_thinking=enable_thinking,
-        )
+        if not _listens(tokenizer, enable_thinking):
+            raise ValueError("it gives the same tokens whatever the user says")
+        return _templated(tokenizer, turns, enable_thinking)
     except Exception as error:  # a template is a program: it can raise anything
         line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
         raise PipelineError(
             f"{tokenizer.name_or_path}: its chat template fails: {type(error).__name__}: "
             f"{first_line(error)}{line}. Correct its chat_template, or give prompts.template=none"
         ) from error
+
+
+def _templated(tokenizer: Any, turns: Sequence[str], enable_thinking: bool) -> list[int]:
+    found: list[int] = tokenizer.apply_chat_template(
+        [{"role": ROLES[at % 2], "content": turn} for at, turn in enumerate(turns)],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+        enable_thinking=enable_thinking,
+    )
+    return found
+
+
+@lru_cache(8)
+def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
+    """Whether the chat template puts what the user says into its tokens."""
+    one, other = (_templated(tokenizer, [said], enable_thinking) for said in ("yes", "1984"))
+    return one != other
 
 
 def _plain(tokenizer: Any, text: str) -> list[int]:

@@ -354,6 +354,9 @@ def changed(given: Numbers, **changes: Any) -> Numbers:
         ({"midlayer__self_attn__q_proj__bias": torch.ones(32)}, {}, r"q_proj\.bias"),
         ({}, {"model_type": "qwen3"}, r"its layer is that of a qwen3: a Llama's is read"),
         ({"norm__weight": torch.full((D,), torch.nan)}, {}, r"NaN or infinite weights \(norm\.wei"),
+        ({"d2t": torch.tensor([0.0, 2, 3, 4, 4, 4, 6, 13])}, {}, r"d2t holds float32 of shape \(8,\)"),
+        ({"midlayer__mlp__down_proj__weight": torch.full((D, INNER), 3e38)}, {},
+         r"^drafter: e3 gives NaN or infinite logits behind tiny: "),
         ({"lm_head__weight": torch.full((8, D), torch.inf)}, {}, r"weights \(lm_head\.weight\)"),
     ],
 )  # fmt: skip

@@ -47,6 +47,49 @@ def test_products(threads: int, shape: tuple[int, int], bias: bool) -> None:
         torch.testing.assert_close(fast(x).double(), exact, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_dtype_is_refused_as_by_torch(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 5).to(dtype)
+    for made in (linear(3, 5), FewRows(linear(3, 5))):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            made(x)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_changed_weight_is_read_again(halves: bool) -> None:
+    plain = linear(65, 17)
+    plain.weight.copy_(plain.weight.bfloat16())
+    fast, x = FewRows(plain, halves), torch.randn(2, 17)
+    before = fast(x)
+    plain.weight.mul_(2)
+    assert fast(x).equal(2 * before)
+    plain.weight.data = torch.ones(65, 17)
+    torch.testing.assert_close(fast(x), x.sum(1, keepdim=True).expand(2, 65))
+
+
+def test_threads_of_python_share_the_threads_of_numba() -> None:
+    """In numba's own layer, where two at once end the process."""
+    script = (
+        "import threading, torch\n"
+        "from torch import nn\n"
+        "from pipeline.models import few_rows\n"
+        "few_rows.FEWEST_TOKENS = 1\n"
+        "torch.set_num_threads(2)\n"
+        "fast, x = few_rows.FewRows(nn.Linear(512, 4096).requires_grad_(False)), torch.randn(2, 512)\n"
+        "wanted, wrong = fast(x), []\n"
+        "def work():\n"
+        "    wrong.extend(i for i in range(300) if not fast(x).equal(wanted))\n"
+        "threads = [threading.Thread(target=work) for _ in range(4)]\n"
+        "[thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+        "print(len(wrong))"
+    )
+    environment = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
 @pytest.mark.parametrize("n", range(MOST_TOKENS + 2))
 def test_halves_give_the_same_bits(threads: int, n: int) -> None:
     plain = linear(65, 17, bias=True)

@@ -96,6 +96,13 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(PipelineError, match=r"device.name=cuda: .* give device.name=cpu"):
             load(directory, device="cuda")
+    config = directory / "generation_config.json"
+    whole = config.read_text()
+    for wrong in ('"abc"', '[2, "abc"]', "true"):
+        config.write_text(f'{{"eos_token_id": {wrong}}}')
+        with pytest.raises(PipelineError, match=r"targets.tiny.path=.*eos_token_id"):
+            load(directory)
+    config.write_text(whole)
     weights = load_file(directory / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

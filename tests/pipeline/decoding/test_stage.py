@@ -26,7 +26,7 @@ from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Pending, content_digest
-from pipeline.store.siblings import sibling_rates
+from pipeline.store.siblings import _stored, sibling_rates
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
@@ -364,6 +364,11 @@ def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest
     share = (p**2)[:2].sum() / (p**2).sum()
     assert part[0] == pytest.approx(share / (2 - share), abs=0.08)
+    names = ["top_ids", "top_logits", "top_surprisal", "log_tail"]
+    table = drafts_of(p, p, [1] * 400, 2).read(columns=names).combine_chunks()
+    stored = _stored(table, "", 6, 1.0, 0.5)  # four equal tokens: their tail is exact at any
+    inside = stored.weights.sum(1)
+    np.testing.assert_allclose(inside / (inside + stored.tail), share, rtol=1e-6)
 
 
 def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path) -> None:
