@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 
 ROLES = ("user", "assistant")
+_tried: dict[str, bool] = {}  # whether a template's tokens change with the message
 
 
 def encode(
@@ -56,11 +56,13 @@ def _templated(tokenizer: Any, turns: Sequence[str], enable_thinking: bool) -> l
     return found
 
 
-@lru_cache(8)
 def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
-    """Whether the chat template puts what the user says into its tokens."""
-    one, other = (_templated(tokenizer, [said], enable_thinking) for said in ("yes", "1984"))
-    return one != other
+    """Whether the chat template puts what the user says into its tokens; tried once a template."""
+    template = str(tokenizer.chat_template)
+    if template not in _tried:
+        one, other = (_templated(tokenizer, [said], enable_thinking) for said in ("yes", "1984"))
+        _tried[template] = one != other
+    return _tried[template]
 
 
 def _plain(tokenizer: Any, text: str) -> list[int]:
