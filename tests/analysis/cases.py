@@ -6,10 +6,13 @@ Rules and targets that one test needs as they are stay in that test.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import xlogy
 
+from analysis.acceptance.divergences import Comparison, compare
+from analysis.acceptance.realised import Steps
 from analysis.certificates.certify import Certificates, certify
 from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, TopMMultiplicative, Typical
 from analysis.topk import Floats, TopK
@@ -45,6 +48,26 @@ def stored_columns(z: np.ndarray, k: int, temperature: float = 1.0) -> dict[str,
         "log_tail": tail,
         "entropy": -xlogy(p, p).sum(axis=1),
     }
+
+
+def drafted_steps(
+    z: np.ndarray, w: np.ndarray, k: int | None = None, lengths: Sequence[int] = ()
+) -> tuple[Steps, Comparison]:
+    """Draft logits w beside target logits z (N, V), of which k are stored; one text, or several."""
+    found = compare(z, w)
+    target = TopK.from_columns(**stored_columns(z, k or z.shape[1]), vocab_size=z.shape[1])
+    position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths or [len(z)]])
+    steps = Steps(
+        target, position, found.kl, found.draft_rank, found.draft_log_prob, found.argmax_rank
+    )
+    return steps, found
+
+
+def noisy(size: int, vocab: int, scale: float, noise: float, seed: int = 0) -> list[np.ndarray]:
+    """Target and draft logits (N, V) in float32."""
+    rng = np.random.default_rng(seed)
+    z = scale * rng.standard_normal((size, vocab)) + 3
+    return [x.astype(np.float32) for x in (z, z + noise * rng.standard_normal(z.shape))]
 
 
 def certificate(p: np.ndarray, rule: Rule, k: int | None = None) -> float:

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance import divergences
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
 from analysis.rules import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import failure_free_bound
 from analysis.topk import TopK
-from tests.analysis.cases import THRESHOLD_RULES, stored_columns
+from tests.analysis.cases import THRESHOLD_RULES, drafted_steps, noisy
 
 RULES = [
     StrictGreedy(),
@@ -31,21 +30,9 @@ RULES = [
 VOCAB, PROMPTS, LENGTH = 12, 20, 15
 
 
-def steps_of(z: np.ndarray, w: np.ndarray, k: int, position: np.ndarray) -> Steps:
-    """Target logits z and draft logits w, of which k target tokens are stored."""
-    target = TopK.from_columns(**stored_columns(z, k), vocab_size=z.shape[1])
-    found = divergences.compare(z, w)
-    return Steps(
-        target, position, found.kl, found.draft_rank, found.draft_log_prob, found.argmax_rank
-    )
-
-
 def pair(noise: float, k: int = VOCAB, seed: int = 0) -> Steps:
-    rng = np.random.default_rng(seed)
-    size = (PROMPTS * LENGTH, VOCAB)
-    z = (3 * rng.standard_normal(size) + 4).astype(np.float32)
-    w = (z + noise * rng.standard_normal(size)).astype(np.float32)
-    return steps_of(z, w, k, np.tile(np.arange(LENGTH, dtype=np.int32), PROMPTS))
+    z, w = noisy(PROMPTS * LENGTH, VOCAB, 3.0, noise, seed)
+    return drafted_steps(z, w, k, [LENGTH] * PROMPTS)[0]
 
 
 def bootstrap(steps: Steps) -> PromptBootstrap:
@@ -73,7 +60,7 @@ def test_a_drafter_that_masks_target_tokens_has_infinite_kl_and_finite_statistic
     rng = np.random.default_rng(3)
     z = (3 * rng.standard_normal((60, VOCAB)) + 4).astype(np.float32)
     w = np.where(np.arange(VOCAB) % 3 == 0, -np.inf, z).astype(np.float32)
-    steps = steps_of(z, w, VOCAB, np.tile(np.arange(15, dtype=np.int32), 4))
+    steps, _ = drafted_steps(z, w, lengths=[15] * 4)
     assert np.isposinf(steps.kl).all()
     everything = judge(steps, [AbsoluteThreshold(theta=0.0)])[0]
     assert everything.certified.all()
@@ -91,10 +78,9 @@ def test_the_extremal_draft_is_at_the_border() -> None:
     level = 0.4  # strict greedy: the two largest are levelled, the rest stays
     radius = 0.5 * math.log(0.5 / level) + 0.3 * math.log(0.3 / level)
     z = np.log(p).astype(np.float32)
-    position = np.zeros(1, dtype=np.int32)
     for bend, accepted in ((0.0, False), (1e-3, True), (-1e-3, False)):
         w = np.log([[level + bend, level - bend, 0.2]]).astype(np.float32)
-        verdict = judge(steps_of(z, w, 3, position), [StrictGreedy()])[0]
+        verdict = judge(drafted_steps(z, w)[0], [StrictGreedy()])[0]
         assert verdict.lower[0] == pytest.approx(radius, rel=1e-6)
         assert verdict.accepted[0] == accepted
         assert verdict.certified[0] == (bend > 0)
@@ -102,7 +88,7 @@ def test_the_extremal_draft_is_at_the_border() -> None:
 
 def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero() -> None:
     z = np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0], [3.0, 3.0, 3.0]], dtype=np.float32)
-    steps = steps_of(z, z.copy(), 3, np.arange(3, dtype=np.int32))
+    steps, _ = drafted_steps(z, z.copy())
     assert not steps.kl.any()
     for verdict in judge(steps, RULES):
         np.testing.assert_array_equal(verdict.certified, verdict.lower > 0)

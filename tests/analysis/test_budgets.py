@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.acceptance import divergences
 from analysis.acceptance.budgets import (
     budget_curves,
     budget_of_drafter,
@@ -19,26 +18,14 @@ from analysis.beyond.budget import rejections, tokens_per_call
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.calls import calls_made
-from analysis.topk import TopK
-from tests.analysis.cases import stored_columns
+from tests.analysis.cases import drafted_steps, noisy
 
 LENGTHS = (9, 1, 14, 6)
 RULES = [StrictGreedy(), Additive(0.2), Tree(2)]
 
 
 def steps(noise: float = 0.5) -> Steps:
-    rng = np.random.default_rng(0)
-    z = (2 * rng.standard_normal((sum(LENGTHS), 10))).astype(np.float32)
-    w = (z + noise * rng.standard_normal(z.shape)).astype(np.float32)
-    found = divergences.compare(z, w)
-    return Steps(
-        TopK.from_columns(**stored_columns(z, 10), vocab_size=10),
-        np.concatenate([np.arange(n, dtype=np.int32) for n in LENGTHS]),
-        found.kl,
-        found.draft_rank,
-        found.draft_log_prob,
-        found.argmax_rank,
-    )
+    return drafted_steps(*noisy(sum(LENGTHS), 10, 2.0, noise), lengths=LENGTHS)[0]
 
 
 @pytest.mark.parametrize("kind", ["random", "ties and zeros", "endless"])

@@ -9,35 +9,29 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance import divergences
-from analysis.acceptance.realised import Steps, Verdict, judge
+from analysis.acceptance.divergences import Comparison
+from analysis.acceptance.realised import Verdict, judge
 from analysis.acceptance.summary import coverage, finite_shares
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.topk import Floats, TopK
-from tests.analysis.cases import stored_columns
+from analysis.topk import Floats
+from tests.analysis.cases import drafted_steps, noisy
 
 NAMES = ("kl", "tv", "hellinger", "reverse_kl")
 
 
-def steps_of(z: np.ndarray, w: np.ndarray, k: int) -> tuple[Steps, dict[str, Floats]]:
-    target = TopK.from_columns(**stored_columns(z, k), vocab_size=z.shape[1])
-    found = divergences.compare(z, w)
-    position = np.arange(len(z), dtype=np.int32)
-    steps = Steps(
-        target, position, found.kl, found.draft_rank, found.draft_log_prob, found.argmax_rank
-    )
-    return steps, {name: getattr(found, name) for name in NAMES}
+def distances_of(found: Comparison) -> dict[str, Floats]:
+    return {name: getattr(found, name) for name in NAMES}
 
 
 @pytest.mark.parametrize("k", [12, 5])
 @pytest.mark.parametrize("missing", [0, 4])  # tokens that the drafter lacks
 def test_no_divergence_certifies_a_rejected_step(k: int, missing: int) -> None:
-    rng = np.random.default_rng(k + missing)
-    z = (3 * rng.standard_normal((300, 12)) + 4).astype(np.float32)
-    w = (z + 0.4 * rng.standard_normal(z.shape)).astype(np.float32)
+    z, w = noisy(300, 12, 3.0, 0.4, k + missing)
     if missing:
         np.put_along_axis(w, np.argsort(z, axis=1)[:, :missing], -np.inf, axis=1)
-    steps, distances = steps_of(z, w, k)
+    steps, found = drafted_steps(z, w, k)
+    distances = distances_of(found)
     shares = {}
     for name, distance in distances.items():
         for verdict in judge(steps, [StrictGreedy(), Additive(0.1), Tree(2)], name, distance):
@@ -53,7 +47,7 @@ def test_no_divergence_certifies_a_rejected_step(k: int, missing: int) -> None:
 def test_the_border_of_every_divergence(name: str) -> None:
     """A distance just below R is certified; R itself, or more, is not; 0 is, where R is above 0."""
     z = np.array([[2.0, 1.0, 0.0, -1.0]] * 4 + [[1.0, 1.0, 0.0, -1.0]], dtype=np.float32)
-    steps, _ = steps_of(z, z.copy(), 4)
+    steps, _ = drafted_steps(z, z.copy())
     least = judge(steps, [StrictGreedy()], name, np.zeros(5))[0].lower[0]
     assert 0 < least < 1
     far = least * np.array([1 - 1e-6, 1.0, 1 + 1e-6, 0.0, 0.0])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +13,7 @@ from analysis.report.pairs import Pairs
 from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, TopMMultiplicative, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.calls import calls_made
-from tests.analysis.test_coverage import steps_of
+from tests.analysis.cases import drafted_steps, noisy
 
 RULES = [
     StrictGreedy(),
@@ -32,10 +30,7 @@ LENGTHS = (20, 20, 20, 20)
 
 @pytest.fixture(scope="module")
 def made():
-    rng = np.random.default_rng(0)
-    z = (1.5 * rng.standard_normal((80, 12))).astype(np.float32)
-    steps, _ = steps_of(z, (z + 0.7 * rng.standard_normal(z.shape)).astype(np.float32), 12)
-    steps = replace(steps, position=np.tile(np.arange(20, dtype=np.int32), 4))
+    steps, _ = drafted_steps(*noisy(80, 12, 1.5, 0.7), lengths=LENGTHS)
     verdicts = judge(steps, RULES)
     bootstrap = PromptBootstrap(np.repeat(range(4), LENGTHS), 40, 0.9, 0)
     return steps, verdicts, bootstrap, frontier(steps, verdicts, bootstrap)

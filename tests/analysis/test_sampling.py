@@ -18,7 +18,7 @@ from analysis.beyond import probability
 from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
-from tests.analysis.cases import dirichlet, stored_columns
+from tests.analysis.cases import dirichlet, drafted_steps, noisy
 
 LENGTHS = (12, 30, 18)
 BOOTSTRAP = PromptBootstrap(np.repeat(range(3), LENGTHS), 40, 0.9, 0)
@@ -28,16 +28,13 @@ Sampled = tuple[TopK, np.ndarray, dict[str, np.ndarray]]  # p, KL, acceptance by
 
 
 def sampled(noise: float, k: int = 12, missing: bool = False) -> tuple[Sampled, np.ndarray]:
-    rng = np.random.default_rng(3)
-    z = (2 * rng.standard_normal((sum(LENGTHS), 12)) + 3).astype(np.float32)
-    w = (z + noise * rng.standard_normal(z.shape)).astype(np.float32)
+    z, w = noisy(sum(LENGTHS), 12, 2.0, noise, seed=3)
     if missing:
         w[:, 0] = -np.inf
-    found = divergences.compare(z, w)
+    steps, found = drafted_steps(z, w, k)
     p, q = (np.exp(divergences.log_softmax(x)) for x in (z, w))
-    target = TopK.from_columns(**stored_columns(z, k), vocab_size=12)
     drafted = p[range(len(p)), q.argmax(axis=1)]
-    return (target, found.kl, {SPECULATIVE: 1.0 - found.tv, ARGMAX: drafted}), q
+    return (steps.target, found.kl, {SPECULATIVE: 1.0 - found.tv, ARGMAX: drafted}), q
 
 
 @pytest.mark.parametrize("k", [12, 4])
