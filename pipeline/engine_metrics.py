@@ -1,9 +1,9 @@
 """What an engine counted of its drafts, beside what a study predicts.
 
-``python -m pipeline.engine_metrics metrics.txt`` reads a page of /metrics, a server's log, or
-answers as JSON Lines. With ``study=mini criteria=greedy`` the same numbers stand beside it, for
-drafts of the same length: along the target's own answers (stage acceptance), and as decoded (stage
-decoding), where they were computed. Both tables are written as CSV and Parquet.
+``python -m pipeline.engine_metrics metrics.txt`` reads a page of /metrics, or answers as JSON. With
+``study=mini criteria=greedy`` the same numbers stand beside it, for drafts of the same length:
+along the target's own answers (stage acceptance), and as decoded (stage decoding), where they were
+computed. Both tables are written as CSV and Parquet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
         files = [word for word in arguments if "=" not in word]
         if len(files) != 1:
             raise PipelineError(
-                f"{len(files)} files were given: give one, a page of /metrics, a log or answers: "
+                f"{len(files)} files were given: give one, a page of /metrics or answers: "
                 "python -m pipeline.engine_metrics FILE [study=NAME criteria=RULE]"
             )
         overrides = [word for word in arguments if "=" in word]
@@ -168,7 +168,8 @@ def _show(
     from pipeline import sweeps
     from pipeline.execution.runner import shown
 
-    print(f"{path}: {counts.engine}, {counts.pieces} {_PIECES[counts.written]}")
+    pieces = "series" if counts.written == "scrape" else "answers"
+    print(f"{path}: {counts.engine}, {counts.pieces} {pieces}")
     for reason, times in counts.excluded.items():
         print(f"left out: {reason}: {times}")
     directory = outputs / "engine_metrics" / slug(path.name)
@@ -187,8 +188,6 @@ def _show(
     )
     print(f"tables: {shown(directory)}/", flush=True)
 
-
-_PIECES = {"scrape": "series", "log": "lines", "answers": "answers"}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

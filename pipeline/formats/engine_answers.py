@@ -17,10 +17,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Token = int | tuple[bytes, int]
+Top = list[tuple[Token, float]]
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # vLLM, with return_tokens_as_token_ids
 
 
@@ -28,73 +28,79 @@ class FormatError(ValueError):
     """What is wrong with an answer, to be said behind its file and line."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """The token emitted at a step and the most probable ones, in the order of the engine."""
+class Step(NamedTuple):
+    """A step as an engine logs it.
+
+    Attributes:
+        line: where it stands.
+        emitted: the token.
+        own: the log-probability given with it, None where there is none.
+        top: the most probable tokens and their log-probabilities, in the order of the engine.
+        mass: of the whole list, once `engine_logs` has ranked it.
+    """
 
     line: int
     emitted: Token
-    top: Sequence[tuple[Token, float]]
+    own: float | None
+    top: Top
+    mass: float = 1.0
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of an answer, or all of it."""
+class Piece(NamedTuple):
+    """A part of an answer, or all of it.
 
-    answer: str | None  # None: what a stream without ids goes on with
-    steps: Sequence[Step | None]  # None: the engine logged nothing there
-    finished: bool
+    Attributes:
+        answer: its name; None is what a stream without ids goes on with.
+        steps: None where the engine logged nothing.
+        finished: whether nothing follows.
+        tokens: how many a stream says that the answer has so far; 0 where it does not.
+        one_pass: whether llama.cpp wrote it, whose softmax adds the vocabulary up one by one.
+    """
+
+    answer: str | None
+    steps: list[Step | None]
+    finished: bool = True
+    tokens: int = 0
+    one_pass: bool = False
 
 
-def pieces(value: Any, line: int, streamed: bool, part: str) -> list[Piece] | str:
-    """Return the answers of one object of a log, or why it is left out.
+def pieces(
+    body: Mapping[str, Any], name: Any, line: int, streamed: bool, part: str
+) -> list[Piece] | str:
+    """Return the parts of answers in one object of a log, or why it is left out.
 
     Args:
-        value: the object.
+        body: the object.
+        name: its custom_id, None where it has none.
         line: where it stands.
         streamed: whether it is an event of a stream.
         part: generated, or prompt for the texts that were re-scored.
 
     Raises:
-        FormatError: it is no answer, has no log-probabilities, or processed ones.
+        FormatError: it has no log-probabilities, or processed ones.
     """
-    if not isinstance(value, Mapping):
-        raise FormatError("is no answer of an engine: give objects")
-    name = value.get("custom_id")  # of batch files
-    body = value["response"] if isinstance(value.get("response"), Mapping) else value
-    body = body["body"] if isinstance(body.get("body"), Mapping) else body
-    if body.get("error") is not None and "choices" not in body:
-        return "answers with an error"
     chunk = streamed or str(body.get("object", "")).endswith(".chunk")
     if isinstance(body.get("choices"), list):
         own = name or body.get("id")
-        return [
-            piece
+        usage = body.get("usage")
+        told = usage.get("completion_tokens") if chunk and isinstance(usage, Mapping) else 0
+        found = [
+            _choice(choice, body, own, line, chunk, part)._replace(tokens=_whole(told))
             for choice in body["choices"]
-            for piece in _choice(choice, body, own, line, chunk, part)
         ]
+        if not found and own:  # the last event of a stream, with its usage
+            return [Piece(str(own), [], False, tokens=_whole(told))]
+        return found
     if isinstance(body.get("meta_info"), Mapping):
         return [_sglang(body["meta_info"], name, line, streamed, part)]
     if "completion_probabilities" in body or {"content", "stop"} <= set(body):
         return [_llama(body, name, line, chunk, part)]
-    raise FormatError(
-        "is no answer of an engine: choices, meta_info or completion_probabilities is expected"
-    )
-
-
-def model_of(value: Any) -> str | None:
-    """Return the name of the model that answered, where it is said."""
-    body = value
-    for key in ("response", "body"):
-        if isinstance(body, Mapping) and isinstance(body.get(key), Mapping):
-            body = body[key]
-    found = body.get("model") if isinstance(body, Mapping) else None
-    return found if isinstance(found, str) and found else None
+    return "objects that are no answers"
 
 
 def _choice(
     choice: Any, body: Mapping[str, Any], own: Any, line: int, chunk: bool, part: str
-) -> Iterable[Piece]:
+) -> Piece:
     if not isinstance(choice, Mapping):
         raise FormatError("holds a choice that is no object")
     index = choice.get("index") or 0
@@ -104,13 +110,15 @@ def _choice(
         scored = choice.get("prompt_logprobs") or body.get("prompt_logprobs")
         if scored is None:
             raise FormatError("has no prompt_logprobs: ask for prompt_logprobs=N")
-        steps = [None if at is None else _scored(at, line) for at in scored[1:]]  # [0] has none
-        return [Piece(answer, steps, True)]
+        return Piece(answer, [at and _scored(at, line) for at in scored[1:]])  # [0] has none
+    _refuse_backend(body.get("__verbose"))
     found = choice.get("logprobs")
     if isinstance(found, Mapping) and isinstance(found.get("content"), list):
-        return [Piece(answer, _chat(found["content"], line, chunk), finished)]
+        content = found["content"]
+        one_pass = any(isinstance(entry, Mapping) and "id" in entry for entry in content)
+        return Piece(answer, _chat(content, line, chunk), finished, one_pass=one_pass)
     if isinstance(found, Mapping) and isinstance(found.get("tokens"), list):
-        return [Piece(answer, _completions(found, line), finished)]
+        return Piece(answer, _completions(found, line), finished)
     delta = choice.get("delta")
     text = choice.get("text") or (isinstance(delta, Mapping) and delta.get("content"))
     if found is None and (not chunk or text):
@@ -118,7 +126,7 @@ def _choice(
             "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
             "(completions)"
         )
-    return [Piece(answer, [], finished)]
+    return Piece(answer, [], finished)
 
 
 def _chat(content: Sequence[Any], line: int, chunk: bool) -> list[Step | None]:
@@ -135,13 +143,15 @@ def _chat(content: Sequence[Any], line: int, chunk: bool) -> list[Step | None]:
 
 def _described(entry: Any, line: int) -> Step | None:
     """Read a token of the chat format; llama.cpp's own has ids besides."""
-    _refuse_sampled(entry)
+    if isinstance(entry, Mapping) and ("top_probs" in entry or "prob" in entry):
+        raise FormatError(SAMPLED)
     top = _field(entry, "top_logprobs", list)
     if not top:
         return None
-    named = [_token(item) for item in top]
+    named = _numbered(_token(item) for item in top)
     values = [_number(_field(item, "logprob", object)) for item in top]
-    return Step(line, _token(entry), list(zip(_numbered(named), values, strict=True)))
+    own = _number(entry["logprob"]) if entry.get("logprob") is not None else None
+    return Step(line, _token(entry), own, list(zip(named, values, strict=True)))
 
 
 def _completions(found: Mapping[str, Any], line: int) -> list[Step | None]:
@@ -151,11 +161,17 @@ def _completions(found: Mapping[str, Any], line: int) -> list[Step | None]:
             f"has {len(tokens)} tokens and "
             f"{len(tops) if isinstance(tops, list) else 'no'} top_logprobs: ask for logprobs=N"
         )
+    owns = found.get("token_logprobs") or [None] * len(tokens)
     return [
-        Step(line, _text(token), [(_text(name), _number(value)) for name, value in top.items()])
+        Step(
+            line,
+            _text(token),
+            None if own is None else _number(own),
+            [(_text(name), _number(value)) for name, value in top.items()],
+        )
         if isinstance(top, Mapping) and top
         else None
-        for token, top in zip(tokens, tops, strict=True)
+        for token, own, top in zip(tokens, owns, tops, strict=True)
     ]
 
 
@@ -163,8 +179,10 @@ def _scored(entry: Any, line: int) -> Step:
     """Read a position of vLLM's prompt_logprobs: the prompt's own token stands first."""
     if not isinstance(entry, Mapping) or not entry:
         raise FormatError("holds a position of prompt_logprobs that is no object")
-    top = [(_id(name), _number(_field(item, "logprob", object))) for name, item in entry.items()]
-    return Step(line, top[0][0], top)
+    top: Top = [
+        (_id(name), _number(_field(item, "logprob", object))) for name, item in entry.items()
+    ]
+    return Step(line, top[0][0], top[0][1], top)
 
 
 def _llama(body: Mapping[str, Any], name: Any, line: int, chunk: bool, part: str) -> Piece:
@@ -173,43 +191,53 @@ def _llama(body: Mapping[str, Any], name: Any, line: int, chunk: bool, part: str
     asked = body.get("generation_settings")
     if isinstance(asked, Mapping) and asked.get("post_sampling_probs"):
         raise FormatError(SAMPLED)
+    _refuse_backend(body)
     found = body.get("completion_probabilities")
     if found is None and not chunk:
         raise FormatError("has no completion_probabilities: ask for n_probs=N")
-    answer = None if chunk else f"line-{line}"
-    finished = bool(body.get("stop", True))
+    answer = str(name) if name else None if chunk else f"line-{line}"
     steps = [_described(entry, line) for entry in found or []]
-    return Piece(str(name) if name else answer, steps, finished)
+    told = _whole(body.get("tokens_predicted")) if chunk else 0
+    return Piece(answer, steps, bool(body.get("stop", True)), told, one_pass=True)
 
 
 def _sglang(info: Mapping[str, Any], name: Any, line: int, streamed: bool, part: str) -> Piece:
     if streamed:
         raise FormatError("is of a stream of SGLang's /generate: log it without stream")
     side = "input" if part == "prompt" else "output"
-    own, tops = info.get(f"{side}_token_logprobs"), info.get(f"{side}_top_logprobs")
-    if not isinstance(own, list) or not isinstance(tops, list) or len(own) != len(tops):
+    owns, tops = info.get(f"{side}_token_logprobs"), info.get(f"{side}_top_logprobs")
+    if not isinstance(owns, list) or not isinstance(tops, list) or len(owns) != len(tops):
         raise FormatError(
             f"has no {side}_token_logprobs with as many {side}_top_logprobs: ask for "
             "return_logprob=true and top_logprobs_num=N"
             + (" and logprob_start_len=0" if part == "prompt" else "")
         )
     steps: list[Step | None] = []
-    for entry, top in zip(own, tops, strict=True):
+    for entry, top in zip(owns, tops, strict=True):
         if not top:
             steps.append(None)
             continue
-        chosen = [(_id(item[1]), _number(item[0])) for item in map(_triple, top)]
-        steps.append(Step(line, _id(_triple(entry)[1]), chosen))
+        chosen: Top = [(_id(item[1]), _number(item[0])) for item in map(_triple, top)]
+        own, token, *_ = _triple(entry)
+        steps.append(Step(line, _id(token), None if own is None else _number(own), chosen))
     first = 1 if part == "prompt" else 0  # nothing comes before the first token of a prompt
-    return Piece(str(name or info.get("id") or f"line-{line}"), steps[first:], True)
+    return Piece(str(name or info.get("id") or f"line-{line}"), steps[first:])
 
 
 SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
 
 
-def _refuse_sampled(entry: Any) -> None:
-    if isinstance(entry, Mapping) and ("top_probs" in entry or "prob" in entry):
-        raise FormatError(SAMPLED)
+def _refuse_backend(body: Any) -> None:
+    """Refuse an answer that asked llama.cpp for sampling in the backend.
+
+    Some versions then take the softmax over the sampled candidates only.
+    """
+    asked = body.get("generation_settings") if isinstance(body, Mapping) else None
+    if isinstance(asked, Mapping) and asked.get("backend_sampling"):
+        raise FormatError(
+            "was sampled in the backend, where the softmax may be over the sampled candidates "
+            "only: log with backend_sampling=false"
+        )
 
 
 def _field(entry: Any, name: str, kind: type) -> Any:
@@ -258,7 +286,11 @@ def _number(value: Any) -> float:
     return value
 
 
-def _numbered(tokens: Sequence[Token]) -> list[Token]:
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _numbered(tokens: Iterable[Token]) -> list[Token]:
     """Tell tokens of the same bytes apart by their order."""
     seen = Counter[bytes]()
     numbered: list[Token] = []

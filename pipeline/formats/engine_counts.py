@@ -2,38 +2,43 @@
 
 | engine | written as | defined in |
 |---|---|---|
-| vLLM | scrape, log | `vllm/v1/spec_decode/metrics.py`: SpecDecodingProm, SpecDecodingLogging |
-| SGLang | scrape, log | `python/sglang/srt/managers/scheduler_metrics_mixin.py`: log_decode_stats |
+| vLLM | scrape | `vllm/v1/spec_decode/metrics.py`: SpecDecodingProm |
+| vLLM | answers | pull request 48915: metrics.speculative_decoding |
+| SGLang | scrape | `python/sglang/srt/metrics/collector.py`: SchedulerMetricsCollector |
 | SGLang | answers | `.../managers/tokenizer_manager.py`: _calculate_spec_decoding_metrics |
 | llama.cpp | scrape | `tools/server/server-task.cpp`: server_task_result_metrics::to_metrics |
-| llama.cpp | log | `tools/server/server-context.cpp`: server_slot::print_timings |
 | llama.cpp | answers | `tools/server/server-task.cpp`: result_timings::to_json |
 
-A call is a verification by the target. All three engines divide what is accepted at a place of the
-draft by all calls; `places` gives the share of those that reached the place as well.
+A scrape is a page of /metrics in the text format 0.0.4 of Prometheus. A call is a verification by
+the target. All three engines divide what is accepted at a place of the draft by all calls;
+`places` gives the share of those that reached the place as well.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from analysis.statistics.calls import place_shares
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import FormatError
-from pipeline.formats.engine_lines import read_records
-from pipeline.formats.engine_requests import Request, request_of
-from pipeline.formats.engine_scrapes import Series, is_scrape, read_scrape, since
-from pipeline.formats.engine_speech import Said, said_by
+from pipeline.formats.engine_lines import body_of, count, read_bytes, read_objects
+from pipeline.formats.engine_requests import request_of
 
-ANSWERS = re.compile(r"\s*(\{|\[\s*\{|(data|event|id)?:)")  # JSON, or a saved event stream
+ANSWERS = re.compile(r"^\s*(\{|\[\s*\{|(data|event|id)?:)", re.MULTILINE)  # JSON, or events
 ODD_SHARE = 0.01  # of the accepted tokens, without a place: a page is read while it is counted
+SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
+OURS = ("vllm:spec_decode_", "llamacpp:spec_decode_", "sglang:spec_accept_")
+SHOWN = 60  # characters of a line in an error
+Series = dict[tuple[str, frozenset[tuple[str, str]]], tuple[float, int]]  # value and line
 
 
 @dataclass
@@ -42,14 +47,14 @@ class Counts:
 
     Attributes:
         engine: vLLM, SGLang or llama.cpp.
-        written: scrape, log or answers.
+        written: scrape or answers.
         calls: verifications, NaN where they are not told.
         drafted: tokens, NaN likewise.
         accepted: tokens, those of the target's own not counted; NaN likewise.
         by_place: accepted at each place of the draft, empty where it is not told.
-        tokens_per_call: 1 + accepted / calls, or as the engine printed it.
-        pieces: series, lines or answers that were read.
+        pieces: series or answers that were read.
         excluded: what was left out, and how often.
+        printed_length: tokens a call, where the engine gives nothing else.
     """
 
     engine: str
@@ -58,9 +63,16 @@ class Counts:
     drafted: float
     accepted: float
     by_place: Sequence[float]
-    tokens_per_call: float
     pieces: int
     excluded: dict[str, int] = field(default_factory=dict)
+    printed_length: float | None = None
+
+    @property
+    def tokens_per_call(self) -> float:
+        """1 + accepted / calls, or as the engine printed it."""
+        if self.printed_length is not None:
+            return self.printed_length
+        return 1 + self.accepted / self.calls if self.calls else math.nan
 
     @property
     def places(self) -> list[dict[str, float]]:
@@ -74,10 +86,10 @@ class Counts:
 
 
 def read_counts(path: Path, model: str | None = None, earlier: Path | None = None) -> Counts:
-    """Return what an engine wrote into a file, whatever the format.
+    """Return what an engine counted, of a scrape of /metrics or of answers as JSON.
 
     Args:
-        path: of a scrape of /metrics, a log, or answers as JSON Lines.
+        path: of the file.
         model: which one counts, by its name in the file.
         earlier: a scrape whose counts are taken off.
 
@@ -86,82 +98,153 @@ def read_counts(path: Path, model: str | None = None, earlier: Path | None = Non
             numbers that contradict each other; names the file, and the line where there is one.
     """
     text, excluded = _text(path), dict[str, int]()
-    if is_scrape(text):
+    if _is_scrape(text):
         series = read_scrape(path, text, excluded)
         if earlier is not None:
-            series = since(path, series, read_scrape(earlier, _text(earlier), {}))
+            series = _since(path, series, read_scrape(earlier, _text(earlier), {}))
         counts = _of_series(path, series, model, excluded)
     elif earlier is not None:
         raise PipelineError(f"engine.since={earlier}: {path} is no page of /metrics: leave it out")
-    elif ANSWERS.match(text):
-        counts = _of_requests(path, _requests(path, model, excluded), excluded)
+    elif ANSWERS.search(text):
+        counts = _of_answers(path, model, excluded)
     else:
-        _one(path, set(), model)
-        counts = _of_log(path, text, excluded)
+        raise PipelineError(
+            f"{path} holds neither a page of /metrics nor answers as JSON: give one of them (what "
+            "a server prints into its log is not read)"
+        )
     _check(path, counts)
     return counts
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        raise PipelineError(f"{path} can't be read: {error.strerror}") from error
+    return read_bytes(path).decode("utf-8", errors="replace")
 
 
-def _of_series(
-    path: Path, series: Sequence[Series], model: str | None, excluded: dict[str, int]
-) -> Counts:
-    names = {one.labels["model_name"] for one in series if "model_name" in one.labels}
-    wanted = _one(path, names, model)
-    series = [one for one in series if one.labels.get("model_name", model) == wanted]
-    engines = {one.name.partition(":")[0] for one in series}
+def _is_scrape(text: str) -> bool:
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return first.startswith(("# HELP ", "# TYPE ", "vllm:", "sglang:", "llamacpp:"))
+
+
+def read_scrape(path: Path, text: str, excluded: dict[str, int]) -> Series:
+    """Return the series of a page that are about speculative decoding, without `_total`.
+
+    A page ends with a newline. What lies behind the last one was cut off and is counted in
+    `excluded`.
+
+    Raises:
+        PipelineError: a line is no sample, a series occurs twice, or a value is no number of at
+            least 0; names the file and the line.
+    """
+    lines = text.split("\n")
+    if lines.pop().strip():
+        count(excluded, "truncated last line")
+    found: Series = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
+        at, match = f"{path}, line {number}", SAMPLE.fullmatch(line)
+        if match is None:
+            raise PipelineError(
+                f"{at} is no metric ({line[:SHOWN]!r}): give the page as the engine's /metrics "
+                "sent it"
+            )
+        name, inside, value = match.groups()
+        if not name.startswith(OURS) or name.endswith("_created"):
+            continue
+        labels = frozenset(LABEL.findall(inside or ""))
+        if LABEL.sub("", inside or ""):
+            raise PipelineError(f"{at}: the labels {{{inside[:SHOWN]}}} can't be read")
+        if not re.fullmatch(r"\+?[\d.]+([eE][+-]?\d+)?", value):
+            raise PipelineError(f"{at}: {name} is {value}: a number of at least 0 was expected")
+        key = (name.removesuffix("_total"), labels)
+        if key in found:
+            raise PipelineError(
+                f"{at}: {name} was on line {found[key][1]} already: give one scrape; an earlier "
+                "one is engine.since=FILE"
+            )
+        found[key] = (float(value), number)
+    return found
+
+
+def _since(path: Path, now: Series, before: Series) -> Series:
+    """Return the series with what they counted since an earlier scrape; gauges stay."""
+    counted: Series = {}
+    for (name, labels), (value, line) in now.items():
+        began = before.get((name, labels), (0.0, 0))[0] if not name.startswith("sglang:") else 0.0
+        if value < began:
+            raise PipelineError(
+                f"{path}, line {line}: {name} is {value:g}, less than the {began:g} of "
+                "engine.since: the server was restarted in between, or the two are exchanged"
+            )
+        counted[name, labels] = (value - began, line)
+    return counted
+
+
+def _of_series(path: Path, series: Series, model: str | None, excluded: dict[str, int]) -> Counts:
+    models = {key: dict(key[1]).get("model_name") for key in series}
+    wanted = _one(path, {name for name in models.values() if name is not None}, model)
+    series = {key: one for key, one in series.items() if models[key] in (None, wanted)}
+    engines = {name.partition(":")[0] for name, _ in series}
     if not engines:
         raise PipelineError(
             f"{path} has no metrics of speculative decoding: start the server with a drafter"
-            + (" and --enable-metrics (SGLang) or --metrics (llama.cpp)")
+            " and --enable-metrics (SGLang) or --metrics (llama.cpp)"
         )
     if len(engines) > 1:
         raise PipelineError(f"{path} holds metrics of {' and '.join(sorted(engines))}: give one")
     engine = engines.pop()
     if engine == "sglang":
-        lengths = [one.value for one in series if one.name == "sglang:spec_accept_length"]
-        if not lengths or min(lengths) < 1:
-            raise PipelineError(
-                f"{path}: sglang:spec_accept_length is missing or below 1: nothing was decoded "
-                "with a draft in the last interval"
-            )
-        mean = float(np.mean(lengths))
-        return Counts(
-            "SGLang", "scrape", math.nan, math.nan, math.nan, [], mean, len(lengths), excluded
-        )
+        return _sglang_gauges(path, series, excluded)
     sums = []
     for name in ("drafts", "draft_tokens", "accepted_tokens"):
-        own = [one.value for one in series if one.name == f"{engine}:spec_decode_num_{name}"]
+        own = [
+            one[0] for key, one in series.items() if key[0] == f"{engine}:spec_decode_num_{name}"
+        ]
         if not own:
             raise PipelineError(f"{path} lacks {engine}:spec_decode_num_{name}_total")
         sums.append(sum(own))
+    calls, drafted, accepted = sums
     placed: dict[int, float] = {}
-    for one in series:
-        if one.name == f"{engine}:spec_decode_num_accepted_tokens_per_pos":
-            try:
-                place = int(one.labels["position"])
-            except (KeyError, ValueError) as error:
+    per_place = f"{engine}:spec_decode_num_accepted_tokens_per_pos"
+    for (name, labels), (value, line) in series.items():
+        if name == per_place:
+            place = dict(labels).get("position", "")
+            if not place.isdecimal():
                 raise PipelineError(
-                    f"{path}, line {one.line}: {one.name} needs a label position, a whole number"
-                ) from error
-            placed[place] = placed.get(place, 0.0) + one.value
+                    f"{path}, line {line}: {name} needs a label position, a whole number"
+                )
+            placed[int(place)] = placed.get(int(place), 0.0) + value
     if sorted(placed) != list(range(len(placed))):
         raise PipelineError(
-            f"{path}: {engine}:spec_decode_num_accepted_tokens_per_pos_total has the positions "
+            f"{path}: {per_place}_total has the positions "
             f"{', '.join(map(str, sorted(placed)))}: one is missing"
         )
-    calls, drafted, accepted = sums
     label = {"vllm": "vLLM", "llamacpp": "llama.cpp"}[engine]
     by_place = [placed[place] for place in range(len(placed))]
-    length = 1 + accepted / calls if calls else math.nan
+    return Counts(label, "scrape", calls, drafted, accepted, by_place, len(series), excluded)
+
+
+def _sglang_gauges(path: Path, series: Series, excluded: dict[str, int]) -> Counts:
+    """Read the tokens a call of the ranks that decoded in the last interval; idle ones have 0."""
+    lengths = [one[0] for (name, _), one in series.items() if name == "sglang:spec_accept_length"]
+    busy = [length for length in lengths if length > 0]
+    if not busy or min(busy) < 1:
+        raise PipelineError(
+            f"{path}: sglang:spec_accept_length is missing, below 1, or 0 at every rank: nothing "
+            "was decoded with a draft in the last interval"
+        )
+    if len(busy) < len(lengths):
+        excluded["idle ranks"] = len(lengths) - len(busy)
     return Counts(
-        label, "scrape", calls, drafted, accepted, by_place, length, len(series), excluded
+        "SGLang",
+        "scrape",
+        math.nan,
+        math.nan,
+        math.nan,
+        [],
+        len(busy),
+        excluded,
+        float(np.mean(busy)),
     )
 
 
@@ -181,67 +264,59 @@ def _one(path: Path, names: set[str], model: str | None) -> str | None:
     return model if model is not None else next(iter(names), None)
 
 
-def _requests(path: Path, model: str | None, excluded: dict[str, int]) -> list[Request]:
-    """Return the answers of a file that tell of drafts; of a stream what it said last."""
-    found: dict[object, Request | None] = {}
-    for record in read_records(path, excluded):
+def _of_answers(path: Path, model: str | None, excluded: dict[str, int]) -> Counts:
+    """Add up what each answer counted; of a stream, what it said last."""
+    found: dict[object, dict[str, Any] | None] = {}
+    again = set[object]()
+    for line, value, streamed in read_objects(path, excluded):
+        read = body_of(value)
+        if isinstance(read, str):
+            count(excluded, read)
+            continue
         try:
-            name, request = request_of(record.value)
+            name, one = request_of(*read)
         except FormatError as error:
-            raise PipelineError(f"{path}, line {record.line} {error}") from error
-        key = name if name is not None else ("stream" if record.streamed else record.line)
-        if key in found and not record.streamed:
-            raise PipelineError(f"{path}, line {record.line}: answer {name} was there already")
-        if request is not None or key not in found:
-            found[key] = request
-    names = {one.model for one in found.values() if one is not None and one.model is not None}
-    wanted = _one(path, names, model)
+            raise PipelineError(f"{path}, line {line} {error}") from error
+        if streamed and name is None and (one is None or read[0].get("stop") is False):
+            continue  # llama.cpp's stream ends with the whole counts
+        key = line if name is None else name
+        held = found.get(key)
+        # the counts of a stream grow; others are given once
+        grows = streamed and (held is None or (one is not None and _size(one) > _size(held)))
+        if key in found and not grows:
+            if one is not None and (not streamed or one != held or one["engine"] == "vLLM"):
+                again.add(key)
+            continue
+        if one is not None or key not in found:
+            found[key] = one
     silent = sum(one is None for one in found.values())
     if silent:
         excluded["answers that tell nothing of drafts"] = silent
-    return [one for one in found.values() if one is not None and one.model in (None, wanted)]
-
-
-def _of_requests(path: Path, requests: Sequence[Request], excluded: dict[str, int]) -> Counts:
-    engines = {one.engine for one in requests}
+    if again:
+        excluded["answers given again"] = len(again)
+    told = [one for one in found.values() if one is not None]
+    wanted = _one(path, {one["model"] for one in told if one["model"] is not None}, model)
+    told = [one for one in told if one["model"] in (None, wanted)]
+    engines = {one["engine"] for one in told}
     if not engines:
         raise PipelineError(
             f"{path}: no answer tells of drafts: SGLang does in meta_info (spec_verify_ct), "
-            "llama.cpp in timings (draft_n); for vLLM give a page of /metrics or its log"
+            "llama.cpp in timings (draft_n), vLLM in metrics.speculative_decoding (start it with "
+            "--per-request-spec-decode-metrics summary)"
         )
     if len(engines) > 1:
         raise PipelineError(f"{path} holds answers of {' and '.join(sorted(engines))}: give one")
-    return _sum(engines.pop(), "answers", [one.said for one in requests], excluded)
-
-
-def _of_log(path: Path, text: str, excluded: dict[str, int]) -> Counts:
-    engine, said = said_by(path, text, excluded)
-    if engine != "SGLang":
-        return _sum(engine, "log", said, excluded)
-    weights = [one.calls for one in said]  # requests that ran, of intervals of as many batches
-    mean = float(np.average([one.tokens for one in said], weights=weights))
-    return Counts(engine, "log", math.nan, math.nan, math.nan, [], mean, len(said), excluded)
-
-
-def _sum(engine: str, written: str, said: Sequence[Said], excluded: dict[str, int]) -> Counts:
+    by_place: list[float] = []
+    if all(one["by_place"] is not None for one in told):
+        by_place = [sum(at) for at in zip_longest(*(one["by_place"] for one in told), fillvalue=0)]
     calls, drafted, accepted = (
-        sum(getattr(one, name) for one in said) for name in ("calls", "drafted", "accepted")
+        sum(one[name] for one in told) for name in ("calls", "drafted", "accepted")
     )
-    by_place: Sequence[float] = []
-    if all(one.by_place is not None for one in said):
-        lists = [one.by_place for one in said if one.by_place is not None]
-        by_place = _added(lists)
-    length = 1 + accepted / calls if calls else math.nan
-    return Counts(engine, written, calls, drafted, accepted, by_place, length, len(said), excluded)
+    return Counts(engines.pop(), "answers", calls, drafted, accepted, by_place, len(told), excluded)
 
 
-def _added(lists: Iterable[Sequence[float]]) -> list[float]:
-    longest: list[float] = []
-    for one in lists:
-        longest += [0.0] * (len(one) - len(longest))
-        for at, value in enumerate(one):
-            longest[at] += value
-    return longest
+def _size(one: Mapping[str, Any]) -> int:
+    return int(one["drafted"] + one["accepted"])
 
 
 def _check(path: Path, counts: Counts) -> None:
@@ -260,9 +335,7 @@ def _check(path: Path, counts: Counts) -> None:
         wrong = "more tokens were accepted at a place of the draft than at the one before"
     elif counts.by_place and counts.by_place[0] > counts.calls * (1 + ODD_SHARE):
         wrong = f"{counts.by_place[0]:g} calls of {counts.calls:g} accepted a first token"
-    elif counts.by_place and abs(placed - counts.accepted) > max(
-        1.0, ODD_SHARE * counts.accepted, counts.calls * len(counts.by_place) * 5e-4
-    ):
+    elif counts.by_place and abs(placed - counts.accepted) > max(1.0, ODD_SHARE * counts.accepted):
         wrong = f"{counts.accepted:g} tokens were accepted, {placed:g} by their places"
     if wrong:
         raise PipelineError(f"{path}: {wrong}: the numbers are not of one engine, or damaged")

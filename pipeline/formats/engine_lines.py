@@ -1,23 +1,21 @@
-"""The lines of an engine's log: JSON Lines, answers side by side, or a saved event stream.
+"""The objects of a file that an engine answered: JSON Lines, a saved event stream, or side by side.
 
-`curl` ends an answer without a newline and a server streams `data: {...}`, so a line may hold
-several objects, or begin with a field name. Numbers keep how they were printed.
+Files may be packed with gzip. Numbers keep how they were printed.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
 
 STREAM_FIELDS = re.compile(r"(data|event|id|retry)?:")  # of server-sent events; bare is a comment
-EXPONENT = re.compile(r"[eE]")
-SHOWN = 40  # characters of a line in an error
 
 
 class Printed(float):
@@ -40,56 +38,48 @@ def decimals(value: float) -> int:
     """
     if not isinstance(value, Printed):
         return 0
-    mantissa, _, exponent = EXPONENT.sub("e", value.text).partition("e")
+    mantissa, _, exponent = value.text.lower().partition("e")
     return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))
 
 
-@dataclass(frozen=True)
-class Record:
-    """An object of a file, and whether it was streamed."""
-
-    line: int
-    value: Any
-    streamed: bool
-
-
-def read_records(path: Path, excluded: dict[str, int]) -> Iterator[Record]:
-    """Yield the objects of a log in order.
-
-    A last line that a killed engine left unfinished is counted in `excluded`.
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content, unpacked where it is gzip.
 
     Raises:
-        PipelineError: the file can't be read, or a line is no JSON; names the file and the line.
+        PipelineError: it can't be read or unpacked.
+    """
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or f"it is a damaged gzip file: {error}"
+        raise PipelineError(f"{path} can't be read: {why}") from error
+
+
+def read_objects(path: Path, excluded: dict[str, int]) -> Iterator[tuple[int, Any, bool]]:
+    """Yield the objects of a file, each with its line and whether it is of an event stream.
+
+    The file is JSON Lines, answers side by side (`curl` ends an answer without a newline), or a
+    saved stream of `data: {...}` lines. What is no JSON is counted in `excluded`.
+
+    Raises:
+        PipelineError: the file can't be read.
     """
     decoder = json.JSONDecoder(parse_float=Printed)
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise PipelineError(f"{path} can't be read: {error.strerror}") from error
+    lines = read_bytes(path).split(b"\n")
     last = len(lines) if lines[-1].strip() else 0
     for number, raw in enumerate(lines, start=1):
+        text, streamed = "", False
         try:
-            text = raw.decode().strip().removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            if number == last:
-                _count(excluded, "truncated last line")
-                return
-            raise PipelineError(f"{path}, line {number} is no UTF-8: {error.reason}") from error
-        text, streamed = _content(text)
-        while text and text != "[DONE]":
-            try:
+            text, streamed = _content(raw.decode().strip().removeprefix("\ufeff"))
+            while text and text != "[DONE]":
                 value, end = decoder.raw_decode(text)
-            except (json.JSONDecodeError, RecursionError) as error:
-                if number == last and text[0] in "{[":
-                    _count(excluded, "truncated last line")
-                    return
-                raise PipelineError(
-                    f"{path}, line {number} is no JSON ({text[:SHOWN]!r}): give one answer of the "
-                    "engine a line, as it came, or a saved stream of `data: {...}` lines"
-                ) from error
-            for item in value if isinstance(value, list) else [value]:
-                yield Record(number, item, streamed)
-            text = text[end:].strip()
+                for item in value if isinstance(value, list) else [value]:
+                    yield number, item, streamed
+                text = text[end:].strip()
+        except (ValueError, RecursionError):  # no JSON, or no UTF-8
+            cut = number == last and text.startswith(("{", "["))
+            count(excluded, "truncated last line" if cut else "lines that are no JSON")
 
 
 def _content(text: str) -> tuple[str, bool]:
@@ -100,5 +90,19 @@ def _content(text: str) -> tuple[str, bool]:
     return (text[field.end() :].strip() if field.group(1) == "data" else ""), True
 
 
-def _count(excluded: dict[str, int], reason: str) -> None:
+def count(excluded: dict[str, int], reason: str) -> None:
+    """Count one more that is left out."""
     excluded[reason] = excluded.get(reason, 0) + 1
+
+
+def body_of(value: Any) -> tuple[Mapping[str, Any], Any] | str:
+    """Return an answer and its custom_id, out of a batch file's line; or why it is none."""
+    if not isinstance(value, Mapping):
+        return "objects that are no answers"
+    body = value
+    for key in ("response", "body"):
+        body = body[key] if isinstance(body.get(key), Mapping) else body
+    said = body.get("error") is not None or "detail" in body or body.get("object") == "error"
+    if said and "choices" not in body:
+        return "answers with an error"
+    return body, value.get("custom_id")

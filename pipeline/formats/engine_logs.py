@@ -1,41 +1,36 @@
 """The log of an inference engine as trajectories of steps: their most probable tokens, in order.
 
-`read_log` joins streamed pieces, ranks each list, and says what was left out. What can't be is an
-error of one line that names the file and the line.
+`read_log` joins streamed pieces, ranks each list, checks that the values are log-probabilities of
+the whole vocabulary, and counts what is left out. What can't be is an error of one line that names
+the file and the line.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import FormatError, Step, Token, model_of, pieces
-from pipeline.formats.engine_lines import decimals, read_records
+from pipeline.formats.engine_answers import FormatError, Piece, Step, Token, Top, pieces
+from pipeline.formats.engine_lines import body_of, count, decimals, read_objects
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
 FLOAT32 = 1e-6  # nats: engines compute log-probabilities of this size in float32
-SUM_ROUNDING = 1e-7
+ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.cpp's softmax
+SUM_ROUNDING = 1e-6  # of sums of probabilities
+OWN = 1e-3  # nats, between the emitted token's own value and that of the list
 CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
+LOST = "streams that lost chunks, by their number of tokens (their other steps count)"
+NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
-
-@dataclass
-class Trajectory:
-    """Steps one behind the other: an answer, or what lies between two that are left out."""
-
-    prompt_id: str
-    line: int
-    answer: str
-    emitted: list[Token] = field(default_factory=list)
-    tops: list[list[tuple[Token, float]]] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
+Trajectories = Mapping[tuple[str, int], Sequence[Step]]
 
 
 @dataclass(frozen=True)
@@ -43,217 +38,330 @@ class EngineLog:
     """What an engine logged.
 
     Attributes:
-        trajectories: in the order of the file, none of them empty.
-        k: log-probabilities that every step has at least.
+        trajectories: steps one behind the other, by their answer and its first step: an answer, or
+            what lies between two steps that are left out. In the order of the file, none empty.
+        k: log-probabilities of every step.
         error: how far each may be off, nats: half a unit of the last printed digit, and the
-            rounding of float32.
+            rounding of the engine's float32 (`V 2^-24` for llama.cpp's sum in one pass).
         model: its name, where it is said.
         answers: how many there were.
         excluded: what was left out, and how often.
+        given_ids: whether tokens are the engine's ids.
+        texts: else the ids that they were given here.
     """
 
-    trajectories: list[Trajectory]
+    trajectories: Trajectories
     k: int
     error: float
     model: str | None
     answers: int
     excluded: dict[str, int]
-
-    @cached_property
-    def log_probs(self) -> np.ndarray:
-        """(N, K) float64, those of all trajectories."""
-        return np.array([[v for _, v in top] for item in self.trajectories for top in item.tops])
-
-    @cached_property
-    def lines(self) -> list[int]:
-        """(N,) where each step stands in the file."""
-        return [line for item in self.trajectories for line in item.lines]
-
-    @property
-    def given_ids(self) -> bool:
-        """Whether tokens are the engine's ids."""
-        return isinstance(self.trajectories[0].emitted[0], int)
+    given_ids: bool
+    texts: dict[tuple[bytes, int], int]
 
 
-@dataclass
-class _Answer:
-    line: int
-    steps: list[Step | None] = field(default_factory=list)
-    finished: bool = False
+def counted(excluded: Mapping[str, int]) -> str:
+    """Return what was left out as printed."""
+    return ", ".join(f"{times} {reason}" for reason, times in excluded.items()) or "none"
 
 
-def read_log(path: Path, part: str, k: int, error: float | None) -> EngineLog:
+def read_log(
+    path: Path,
+    asked: Mapping[str, Any],
+    k: int,
+    vocab_size: int | None = None,
+    texts: dict[tuple[bytes, int], int] | None = None,
+) -> EngineLog:
     """Read a log.
 
     Args:
         path: of the file.
-        part: generated, or prompt for the texts that were re-scored.
+        asked: part (generated, or prompt for the texts that were re-scored), and error: how far
+            each value may be off, nats; None takes it from how they are printed and computed.
         k: log-probabilities that are taken of a step at most.
-        error: how far each may be off, nats; None takes it from how they are printed.
+        vocab_size: of the model; None leaves out the checks that need it.
+        texts: ids of tokens without the engine's, of another log of the same vocabulary.
 
     Raises:
-        PipelineError: a line is no answer; answers have no log-probabilities, or processed ones;
-            two models are mixed; or nothing is left. Names the file and the line.
+        PipelineError: answers have no log-probabilities, or processed ones; values are not
+            log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
+            left. Names the file and the line.
     """
-    excluded: dict[str, int] = {}
+    part, excluded = asked["part"], dict[str, int]()
     answers, model = _answers(path, part, excluded)
-    counts = Counter(
+    sizes = Counter(
         len(step.top) for answer in answers.values() for step in answer.steps if step is not None
     )
-    if not counts:
-        raise PipelineError(f"{path} has no step with log-probabilities (part {part})")
-    usual = max(counts, key=lambda size: (counts[size], size))
-    found, digits = [], 0
-    for name, answer in answers.items():
-        for trajectory in _trajectories(path, name, answer, usual, excluded):
-            found.append(trajectory)
-            digits = max(
-                digits, max(decimals(value) for top in trajectory.tops for _, value in top)
-            )
+    if not sizes:
+        raise PipelineError(
+            f"{path} has no step with log-probabilities (part {part}); left out: "
+            f"{counted(excluded)}: give one answer of the engine a line, as it came, or a saved "
+            "stream of `data: {...}` lines"
+        )
+    usual = max(sizes, key=lambda size: (sizes[size], size))
+    found = dict(_trajectories(path, answers, usual, excluded))
     if not found:
         raise PipelineError(f"{path}: nothing is left: {counted(excluded)}")
-    kinds = {isinstance(token, int) for item in found for token in item.emitted}
-    if len(kinds) > 1:
-        raise PipelineError(f"{path} has answers with token ids and answers without: give one kind")
-    size = min(k, min(len(top) for item in found for top in item.tops))
-    for item in found:
-        item.tops = [top[:size] for top in item.tops]
-    told = max(0.5 * 10.0**-digits, FLOAT32) if error is None else error
-    log = EngineLog(found, size, told, model, len(answers), excluded)
-    total = np.exp(log.log_probs - told).sum(axis=1)
-    if np.any(total > 1.0 + SUM_ROUNDING):
-        step = int(np.argmax(total > 1.0 + SUM_ROUNDING))
-        raise PipelineError(
-            f"{path}, line {log.lines[step]}: the {size} probabilities of a step sum to "
-            f"{np.exp(log.log_probs[step]).sum():.7g}, more than their rounding ({told:g}) allows: "
-            "log natural logarithms of one distribution, or give distributions.log.error"
-        )
-    return log
+    steps = [step for part in found.values() for step in part]
+    error = asked["error"]
+    if error is None:
+        digits = max(decimals(value) for step in steps for _, value in step.top)
+        one_pass = any(answer.one_pass for answer in answers.values())
+        error = max(0.5 * 10.0**-digits, FLOAT32, (vocab_size or 0) * ONE_PASS * one_pass)
+    texts = {} if texts is None else texts
+    numbered = _numbered(path, found, vocab_size, texts)
+    _check_sums(path, steps, error, vocab_size)
+    if part == "generated":
+        _check_argmax(path, steps)
+    size = min(k, min(len(step.top) for step in steps))
+    cut = {
+        key: [step._replace(top=step.top[:size]) for step in part] for key, part in numbered.items()
+    }
+    given = isinstance(steps[0].emitted, int)
+    return EngineLog(cut, size, error, model, len(answers), excluded, given, texts)
 
 
-def counted(excluded: dict[str, int]) -> str:
-    """Return what was left out as printed."""
-    return ", ".join(f"{count} {reason}" for reason, count in excluded.items()) or "none"
+def stacked(trajectories: Trajectories) -> dict[str, np.ndarray]:
+    """Return the columns of all steps: prompt_id, position, token_id, top_ids and log_probs.
+
+    The last two are (N, K); log-probabilities are float64.
+    """
+    lengths = [len(steps) for steps in trajectories.values()]
+    every = [step for steps in trajectories.values() for step in steps]
+    return {
+        "prompt_id": np.repeat([prompt_id(key) for key in trajectories], lengths),
+        "position": np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        "token_id": np.array([step.emitted for step in every], dtype=np.int32),
+        "top_ids": np.array([[t for t, _ in step.top] for step in every], dtype=np.int32),
+        "log_probs": np.array([[v for _, v in step.top] for step in every], dtype=np.float64),
+    }
+
+
+def prompt_id(key: tuple[str, int]) -> str:
+    """Return the name of a trajectory: its answer, and its first step where that is not 0."""
+    answer, first = key
+    return f"{answer}+{first}" if first else answer
 
 
 def _answers(
     path: Path, part: str, excluded: dict[str, int]
-) -> tuple[dict[str, _Answer], str | None]:
+) -> tuple[dict[str, Piece], str | None]:
     """Join the pieces of every answer, by id; a stream without ids goes on until it ends."""
-    answers: dict[str, _Answer] = {}
+    answers: dict[str, Piece] = {}
     open_: str | None = None
     first: tuple[str, int] | None = None
-    for record in read_records(path, excluded):
-        model = model_of(record.value)
-        if model is not None:
-            first = first or (model, record.line)
+    twice = set[str]()
+    for line, value, streamed in read_objects(path, excluded):
+        body = body_of(value)
+        if isinstance(body, str):
+            count(excluded, body)
+            continue
+        model = body[0].get("model")
+        if isinstance(model, str) and model:
+            first = first or (model, line)
             if model != first[0]:
                 raise PipelineError(
                     f"{path} mixes two models: {first[0]} in line {first[1]} and {model} in line "
-                    f"{record.line}: give each its own file"
+                    f"{line}: give each its own file"
                 )
         try:
-            found = pieces(record.value, record.line, record.streamed, part)
+            found = pieces(*body, line, streamed, part)
         except FormatError as error:
-            raise PipelineError(f"{path}, line {record.line} {error}") from error
+            raise PipelineError(f"{path}, line {line} {error}") from error
         if isinstance(found, str):
-            excluded[found] = excluded.get(found, 0) + 1
+            count(excluded, found)
             continue
         for piece in found:
-            name = piece.answer or open_ or f"line-{record.line}"
-            answer = answers.setdefault(name, _Answer(record.line))
-            if answer.finished and piece.steps:
-                raise PipelineError(
-                    f"{path}, line {record.line} has answer {name} again, which began in line "
-                    f"{answer.line} and had ended: give each answer once"
-                )
-            answer.steps += piece.steps
-            answer.finished |= piece.finished
+            name = piece.answer or open_ or f"line-{line}"
+            held = answers.setdefault(name, Piece(name, [], finished=False))
+            if held.finished and piece.steps:
+                twice.add(name)
+                continue
+            held.steps.extend(piece.steps)
+            answers[name] = held._replace(
+                finished=held.finished or piece.finished,
+                tokens=max(held.tokens, piece.tokens),
+                one_pass=held.one_pass or piece.one_pass,
+            )
             open_ = name if piece.answer is None and not piece.finished else None
-    cut = sum(not answer.finished for answer in answers.values())
-    if cut:
-        excluded["ends of answers that were cut off"] = cut
+    noticed = {
+        "ends of answers that were cut off": sum(not one.finished for one in answers.values()),
+        "answers given again": len(twice),
+        LOST: sum(one.tokens not in (0, len(one.steps)) for one in answers.values()),
+    }
+    excluded |= {reason: times for reason, times in noticed.items() if times}
     return answers, None if first is None else first[0]
 
 
 def _trajectories(
-    path: Path, name: str, answer: _Answer, usual: int, excluded: dict[str, int]
-) -> Iterator[Trajectory]:
-    """Yield the parts of an answer between steps that are left out."""
-    current = Trajectory(name, answer.line, name)
-    for at, step in enumerate(answer.steps):
-        reason = "steps without log-probabilities" if step is None else None
-        ranked: list[tuple[Token, float]] = []
-        if step is not None:
-            ranked = _ranked(path, step)
-            by_text = not isinstance(step.emitted, int)
-            if len(ranked) < usual - 1 or (by_text and len(step.top) < usual):
+    path: Path, answers: Mapping[str, Piece], usual: int, excluded: dict[str, int]
+) -> Iterator[tuple[tuple[str, int], list[Step]]]:
+    """Yield the parts of answers between steps that are left out."""
+    for name, answer in answers.items():
+        begin, current = 0, list[Step]()
+        for at, step in enumerate(answer.steps):
+            reason = "steps without log-probabilities"
+            if step is not None:
+                least = usual - isinstance(step.emitted, int)  # texts may be joined
+                ranked = _ranked(path, step)
+                if len(step.top) >= least and len(ranked.top) >= usual - 1:
+                    current.append(ranked)
+                    continue
                 reason = "steps with fewer log-probabilities than the others"
-        if reason is not None:
-            excluded[reason] = excluded.get(reason, 0) + 1
-            if current.tops:
-                yield current
-            current = Trajectory(f"{name}+{at + 1}", answer.line, name)
-            continue
-        assert step is not None
-        current.emitted.append(step.emitted)
-        current.tops.append(ranked)
-        current.lines.append(step.line)
-    if current.tops:
-        yield current
+            count(excluded, reason)
+            if current:
+                yield (name, begin), current
+            begin, current = at + 1, []
+        if current:
+            yield (name, begin), current
 
 
-def _ranked(path: Path, step: Step) -> list[tuple[Token, float]]:
-    """Return a list by falling value, without the emitted token where its rank can't be told.
+def _ranked(path: Path, step: Step) -> Step:
+    """Return a step with its list by falling value, zeros as -inf, and the mass of the whole list.
 
     vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
-    probable tokens may be missing between it and the others.
+    probable tokens may be missing between it and the others, and it is taken out.
+
+    Raises:
+        PipelineError: values are processed, above 0, in another order, or contradict the emitted
+            token's own value.
     """
-    top = [(token, -np.inf if value <= ZERO else value) for token, value in step.top]
-    values = [value for _, value in top]
     at = f"{path}, line {step.line}"
     if any(value == -np.inf or ZERO < value < MASKED for _, value in step.top):
         raise PipelineError(
-            f"{at}: one of the {len(top)} tokens of a step has a probability of 0, as top-k, top-p "
-            "or a grammar leave it: log raw values (vLLM: --logprobs-mode raw_logprobs)"
+            f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as top-k, "
+            "top-p or a grammar leave it: log raw values (vLLM: --logprobs-mode raw_logprobs)"
         )
+    top: Top = [(token, -np.inf if value <= ZERO else value) for token, value in step.top]
+    values = [value for _, value in top]
+    mass = float(np.exp(values).sum())
     if max(values) > FLOAT32:
         raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
+    _check_own(at, step, dict(top), min(values))
     if _falls(values):
-        return top
+        return step._replace(top=top, mass=mass)
     if not _falls(values[1:]) or top[0][0] != step.emitted:
         raise PipelineError(
             f"{at}: the log-probabilities of a step are not sorted: {values[:3]}, ..."
         )
-    if values[0] <= values[-1]:
-        return top[1:]
-    return sorted(top, key=lambda item: -item[1])
+    ranked = top[1:] if values[0] <= values[-1] else sorted(top, key=lambda item: -item[1])
+    return step._replace(top=ranked, mass=mass)
+
+
+def _check_own(at: str, step: Step, top: Mapping[Token, float], least: float) -> None:
+    """Check the emitted token's own value against the list of its step.
+
+    Raises:
+        PipelineError: the list has it with another value, or lacks it though it is more probable.
+    """
+    token, own = step.emitted, step.own
+    alike = isinstance(token, tuple) and (token[0], 1) in top  # which of them was emitted?
+    if own is None or own <= MASKED or alike:
+        return
+    if abs(own - top[token]) > OWN if token in top else own > least + OWN:
+        of_list = f"{top[token]:.7g}" if token in top else f"at most {least:.7g}"
+        raise PipelineError(
+            f"{at}: the emitted token has a log-probability of {own:.7g}, and by the list of its "
+            f"step {of_list}: log raw values of one distribution"
+        )
 
 
 def _falls(values: Sequence[float]) -> bool:
     return all(after <= before for before, after in pairwise(values))
 
 
-def check_tails(path: Path, log: EngineLog, vocab_size: int) -> None:
-    """Check that tails were not cut off before the values were logged.
-
-    A softmax over many tokens leaves some mass outside the top K wherever rank K has some.
+def _numbered(
+    path: Path, found: Trajectories, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
+) -> dict[tuple[str, int], list[Step]]:
+    """Return the steps with ids for tokens: the engine's, or in the order of the file.
 
     Raises:
-        PipelineError: at most of the steps where rank K has a probability of 0.001 at least, the
-            K tokens have all the mass: values after top-k or top-p, renormalised.
+        PipelineError: some have ids and others not, or one is not in the vocabulary.
     """
-    if vocab_size < 10 * log.k:
-        return
-    values = log.log_probs
-    uncertain = values[:, -1] > np.log(1e-3)
-    rest = 1.0 - np.exp(values).sum(axis=1)
-    slack = 1e-5 + log.k * log.error
-    cut = uncertain & (rest < slack)
-    if slack < 1e-3 and cut.sum() >= CUT_STEPS and cut.sum() > CUT_SHARE * uncertain.sum():
-        share = f"{int(cut.sum())} of {int(uncertain.sum())} uncertain steps"
+    kinds = {isinstance(step.emitted, int) for steps in found.values() for step in steps}
+    if len(kinds) > 1:
+        raise PipelineError(f"{path} has answers with token ids and answers without: give one kind")
+
+    def number(token: Token) -> int:
+        given = token if isinstance(token, int) else texts.setdefault(token, len(texts))
+        if vocab_size is not None and given >= vocab_size:
+            what = "token id" if isinstance(token, int) else "more tokens than"
+            raise PipelineError(
+                f"{path} has {what} {given}, and distributions.log.vocab_size={vocab_size}: give "
+                "the size of the logged model's vocabulary"
+            )
+        return given
+
+    return {
+        key: [
+            step._replace(
+                top=[(number(token), value) for token, value in step.top],
+                emitted=number(step.emitted),
+            )
+            for step in steps
+        ]
+        for key, steps in found.items()
+    }
+
+
+def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:
+    """Check that whole lists belong to distributions over the vocabulary, tails included.
+
+    The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
+    over many tokens leaves some mass outside the list wherever its least token has some.
+
+    Raises:
+        PipelineError: it is not so: other logarithms, raw logits, or values that were cut off by
+            top-k or top-p and renormalised.
+    """
+    uncertain, cut = 0, list[int]()
+    slack = 1e-5 + error
+    for step in steps:
+        if step.mass * np.exp(-error) > 1.0 + SUM_ROUNDING:
+            raise PipelineError(
+                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step sum to "
+                f"{step.mass:.7g}, more than their rounding ({error:g}) allows: log natural "
+                "logarithms of one distribution, or give distributions.log.error"
+            )
+        if vocab_size is None:
+            continue
+        others, least = max(0, vocab_size - len(step.top)), np.exp(step.top[-1][1])
+        rest = 1.0 - sum(np.exp(value + error) for _, value in step.top)
+        if rest > others * least * np.exp(error) + SUM_ROUNDING:
+            raise PipelineError(
+                f"{path}, line {step.line}: the {len(step.top)} probabilities of a step leave "
+                f"{rest:.4g} to the {others} other tokens, and each of them has at most the least "
+                f"of the list, {least:.4g}: log natural logarithms of probabilities, not logits, "
+                "and give the model's own distributions.log.vocab_size"
+            )
+        if least > max(1e-3, 4 * slack) and vocab_size >= 10 * len(step.top):
+            uncertain += 1
+            if 1.0 - step.mass < slack:
+                cut.append(step.line)
+    if len(cut) >= CUT_STEPS and len(cut) > CUT_SHARE * uncertain:
         raise PipelineError(
-            f"{path}, line {log.lines[int(np.argmax(cut))]}: the {log.k} log-probabilities have "
-            f"all the mass, there and at {share}, as top-k or top-p leave it: log raw values "
-            "(vLLM: --logprobs-mode raw_logprobs)"
+            f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
+            f"there and at {len(cut)} of {uncertain} uncertain steps, as top-k or top-p leave it: "
+            "log raw values (vLLM: --logprobs-mode raw_logprobs)"
+        )
+
+
+def _check_argmax(path: Path, steps: Iterable[Step]) -> None:
+    """Check that the most probable token of a list is emitted somewhere, as greedy answers do.
+
+    Sampled ones never emit it with a probability of the product of all 1 - p0.
+
+    Raises:
+        PipelineError: it is nowhere, and that is no chance.
+    """
+    never = 0.0
+    for step in steps:
+        token, value = step.top[0]
+        if token == step.emitted:
+            return
+        never += float(np.log1p(-np.exp(min(value, -1e-12))))
+    if never < NEVER:
+        raise PipelineError(
+            f"{path}: no step emits the most probable token of its list: the lists belong to other "
+            "steps, or to another model"
         )

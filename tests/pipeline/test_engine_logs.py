@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,18 @@ import pytest
 
 from analysis import TopK, certify
 from analysis.acceptance.divergences import kl, total_variation
+from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.bootstrap import FEW_PROMPTS
-from benchmarks import engine_logs
-from benchmarks.engine_logs import ENGINES, answers, contained, read_back
 from pipeline import solve
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_logs import EngineLog, check_tails, read_log
+from pipeline.formats.engine_logs import LOST, EngineLog, prompt_id, read_log, stacked
 from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import read_distributions
 from tests.analysis.test_rounded import V, distributions
 from tests.conftest import pipeline
+from tests.pipeline import engine_formats
+from tests.pipeline.engine_formats import ENGINES, answers, read_back
 from tests.pipeline.reading import page_text
 
 STARTS = np.array([0, 30, 31, 70])
@@ -51,8 +54,22 @@ def written(path: Path, engine: str, k: int = 6, digits: int = 7, share: float =
     return path
 
 
-def read(path: Path, part: str = "generated", k: int = 256) -> EngineLog:
-    return read_log(path, part, k, None)
+def read(
+    path: Path,
+    part: str = "generated",
+    k: int = 256,
+    vocab_size: int = V,
+    error: float | None = None,
+) -> EngineLog:
+    return read_log(path, {"part": part, "error": error}, k, vocab_size)
+
+
+def sizes(log: EngineLog) -> dict[str, int]:
+    return {prompt_id(key): len(steps) for key, steps in log.trajectories.items()}
+
+
+def contained(found: Certificates, exact: Certificates) -> bool:
+    return bool(np.all((found.lower <= exact.lower) & (exact.upper <= found.upper)))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -61,11 +78,12 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
     dist, emitted = stored(share)
     path = written(tmp_path / "log.jsonl", engine, share=share)
     log = read(path, "prompt" if engine == "vllm prompt" else "generated")
-    assert [len(item.tops) for item in log.trajectories] == [30, 1, 39, 30]
-    assert [token for item in log.trajectories for token in item.emitted] == emitted.tolist()
+    assert list(sizes(log).values()) == [30, 1, 39, 30]
+    assert stacked(log.trajectories)["token_id"].tolist() == emitted.tolist()
     # a sampled token that vLLM put first may stand for the last of the list in the chat format
     assert log.k == (5 if engine in ("vllm chat", "vllm stream") and share else 6)
-    assert (log.answers, log.excluded, log.error) == (4, {}, 1e-6)
+    assert (log.answers, log.excluded) == (4, {})
+    assert log.error == (V * 2.0**-24 if "llama" in engine else 1e-6)
     back = read_back(log, V)
     assert np.array_equal(back.ids, dist.ids[:, : log.k])
     assert contained(certify(back, RULES), certify(dist, RULES))
@@ -74,7 +92,7 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
 def test_the_digits_give_the_error(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", "sglang generate", digits=4)
     assert read(path).error == 0.5e-4
-    assert read_log(path, "generated", 256, 1e-2).error == 1e-2
+    assert read(path, error=1e-2).error == 1e-2
     path = written(tmp_path / "log.jsonl", "sglang generate", digits=9)
     assert read(path).error == 1e-6  # float32
 
@@ -83,27 +101,29 @@ def test_answers_side_by_side_and_batches_are_read(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", "vllm completions", share=0.0)
     whole = read(path)
     path.write_text("".join(path.read_text().split("\n")))  # as curl leaves them
-    assert read(path).log_probs.tolist() == whole.log_probs.tolist()
+    assert read(path).trajectories.keys() == whole.trajectories.keys()
+    assert np.array_equal(read_back(read(path), V).probs, read_back(whole, V).probs)
     lines = [
         json.loads(line) for line in written(path, "vllm chat", share=0.0).read_text().splitlines()
     ]
     batch = [{"id": "x", "custom_id": f"question-{at}", "response": {"status_code": 200,
               "body": body}, "error": None} for at, body in enumerate(lines)]  # fmt: skip
     path.write_text("\n".join(map(json.dumps, batch)))
-    assert [item.prompt_id for item in read(path).trajectories][:2] == ["question-0", "question-1"]
+    assert list(sizes(read(path)))[:2] == ["question-0", "question-1"]
 
 
 def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
     dist, emitted = stored(0.0)
     path = tmp_path / "log.jsonl"
     lines = [line for name, answer in answers(dist, emitted, STARTS, 4, 6)
-             for line in engine_logs.vllm_chat(name, answer, ids=False)]  # fmt: skip
+             for line in engine_formats.vllm_chat(name, answer, ids=False)]  # fmt: skip
     path.write_text("\n".join(lines))
     log = read(path)
     assert not log.given_ids
     first = dist.ids[0, 0]
-    assert log.trajectories[0].emitted[0] == (f"<{first}>".encode(), 0)
-    assert np.allclose(np.exp(log.log_probs), dist.probs[:, :4], atol=1e-5)
+    emitted_first = next(iter(log.trajectories.values()))[0].emitted
+    assert log.texts[f"<{first}>".encode(), 0] == emitted_first
+    assert np.allclose(read_back(log, V).probs, dist.probs[:, :4], atol=1e-5)
 
 
 def edited(path: Path, change: Callable[[Any], None], line: int = 1) -> Path:
@@ -138,7 +158,7 @@ def unsorted(body: Any) -> None:
 
 
 def too_much(body: Any) -> None:
-    for entry in content(body)[0]["top_logprobs"]:
+    for entry in (content(body)[0], *content(body)[0]["top_logprobs"]):
         entry["logprob"] = -1.0
 
 
@@ -158,12 +178,15 @@ def no_number(body: Any) -> None:
     content(body)[0]["top_logprobs"][0]["logprob"] = float("nan")
 
 
-def not_one(body: Any) -> None:
-    del body["choices"]
+def backend(body: Any) -> None:
+    body["__verbose"] = {"generation_settings": {"backend_sampling": True}}
 
 
-def twice(body: Any) -> None:
-    body["id"] = "chatcmpl-answer-0"
+def own(by: float) -> Callable[[Any], None]:
+    def change(body: Any) -> None:
+        content(body)[0]["logprob"] += by
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -178,8 +201,8 @@ def twice(body: Any) -> None:
         (masked, "line 2: one of the 6 tokens of a step has a probability of 0"),
         (sampled, "line 2 holds probabilities after sampling"),
         (no_number, "line 2 holds a log-probability that is nan"),
-        (not_one, "line 2 is no answer of an engine: choices"),
-        (twice, "line 2 has answer chatcmpl-answer-0 again, which began in line 1"),
+        (backend, "line 2 was sampled in the backend"),
+        (own(-2e-3), "line 2: the emitted token has a log-probability of .*, and by the list of"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -192,36 +215,85 @@ def test_what_cannot_be_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_lines(tmp_path: Path) -> None:
+def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    assert read(edited(written(path, "vllm chat", share=0.0), own(-5e-4))).excluded == {}
+    for value, allowed in ((-4.0, True), (-2.0, False)):
+        tops = [[[-0.1, 5, None], [-3.0, 6, None]]]
+        info = {"id": "a", "output_token_logprobs": [[value, 7, None]], "output_top_logprobs": tops}
+        path.write_text(json.dumps({"meta_info": info}))
+        if allowed:
+            assert read(path).k == 2
+        else:
+            with pytest.raises(PipelineError, match="of -2, and by the list of its step at most"):
+                read(path)
+
+
+def test_damaged_lines_are_counted(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", "llama.cpp completion", share=0.0)
     text = path.read_text()
+    lines = text.splitlines()
     path.write_text(text[: len(text) - 200])  # the last line is cut off
     log = read(path)
     assert log.excluded == {"truncated last line": 1}
     assert len(log.trajectories) == 3
-    lines = text.splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:-100], *lines[2:]]))
-    with pytest.raises(PipelineError, match="line 2 is no JSON"):
-        read(path)
-    path.write_text("nonsense\n")
-    with pytest.raises(PipelineError, match="line 1 is no JSON"):
-        read(path)
-    path.write_text("\n")
-    with pytest.raises(PipelineError, match="no step with log-probabilities"):
-        read(path)
-    path.write_bytes(b'{"a": "\xff"}\n{}\n')
-    with pytest.raises(PipelineError, match="line 1 is no UTF-8"):
-        read(path)
+    others = ["curl: (7) Failed to connect", '{"detail": "Not Found"}', '{"object": "error"}', "12"]
+    path.write_text("\n".join([lines[0], lines[1][:-100], *others, lines[3]]))
+    log = read(path)
+    assert log.excluded == {
+        "lines that are no JSON": 2, "answers with an error": 2, "objects that are no answers": 1
+    }  # fmt: skip
+    assert list(sizes(log).values()) == [30, 30]
+    path.write_bytes(path.read_bytes() + b'\n{"a": "\xff"}\n')
+    assert read(path).excluded["lines that are no JSON"] == 3
+    for nothing, counted in (("nonsense\n", "1 lines that are no JSON"), ("\n", "none")):
+        path.write_text(nothing)
+        with pytest.raises(PipelineError, match=f"no step with log-probabilities .*: {counted}"):
+            read(path)
+
+
+def test_a_packed_log_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.jsonl", "vllm chat", share=0.0)
+    packed = gzip.compress(path.read_bytes())
+    (tmp_path / "log.jsonl.gz").write_bytes(packed)
+    assert sizes(read(tmp_path / "log.jsonl.gz")) == sizes(read(path))
+    (tmp_path / "cut.gz").write_bytes(packed[:-20])
+    with pytest.raises(PipelineError, match=r"cut.gz can't be read: it is a damaged gzip file"):
+        read(tmp_path / "cut.gz")
+
+
+def test_answers_given_again_count_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.jsonl", "vllm chat", share=0.0)
+    whole = sizes(read(path))
+    for engine in ("vllm chat", "vllm stream"):
+        text = written(path, engine, share=0.0).read_text()
+        path.write_text(text * 2)
+        log = read(path)
+        assert (sizes(log), log.excluded) == (whole, {"answers given again": 4})
+
+
+@pytest.mark.parametrize("engine", ["vllm stream", "llama.cpp stream"])
+def test_a_lost_chunk_of_a_stream_is_told(engine: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "log.jsonl", engine, share=0.0)
+    lines = path.read_text().splitlines()
+    at = next(at for at, line in enumerate(lines) if "top_logprobs" in line)
+    whole = {}
+    for name, kept in (("whole", lines), ("lost", lines[:at] + lines[at + 1 :])):
+        path.write_text("\n".join(kept))
+        log = read(path)
+        whole[name] = (log.excluded, sum(sizes(log).values()))
+    lost = 2 if "vllm" in engine else 1
+    assert whole == {"whole": ({}, 100), "lost": ({LOST: 1}, 100 - lost)}
 
 
 def test_a_stream_that_was_cut_off_is_counted(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", "vllm stream", share=0.0)
     lines = path.read_text().splitlines()
-    ends = [at for at, line in enumerate(lines) if "length" in line]
+    ends = [at for at, line in enumerate(lines) if '"length"' in line]
     path.write_text("\n".join(lines[: ends[-1]]) + "\n")
     log = read(path)
     assert log.excluded == {"ends of answers that were cut off": 1}
-    assert len(log.trajectories[-1].tops) == 28
+    assert list(sizes(log).values())[-1] == 28
 
 
 def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:
@@ -232,20 +304,13 @@ def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:
 
     path = edited(written(tmp_path / "log.jsonl", "sglang generate", share=0.0), shorten, 0)
     log = read(path)
-    assert [(item.prompt_id, len(item.tops)) for item in log.trajectories][:3] == [
+    assert list(sizes(log).items())[:3] == [
         ("answer-0", 9), ("answer-0+10", 10), ("answer-0+21", 9)]  # fmt: skip
     assert log.excluded == {
         "steps with fewer log-probabilities than the others": 1,
         "steps without log-probabilities": 1,
     }
     assert log.k == 6
-
-
-def test_errors_of_the_engine_are_counted(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "vllm chat", share=0.0)
-    with path.open("a") as file:
-        file.write('{"error": {"message": "too long", "code": 400}}\n')
-    assert read(path).excluded == {"answers with an error": 1}
 
 
 def test_a_chunk_that_repeats_one_list_is_refused(tmp_path: Path) -> None:
@@ -261,22 +326,105 @@ def test_a_chunk_that_repeats_one_list_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_cut_off_tail_is_told(tmp_path: Path) -> None:
+def logged(
+    path: Path, values: np.ndarray, emitted: np.ndarray | None = None, engine: str = "vllm chat"
+) -> Path:
+    """Write rows of full logarithms: the 20 largest of each, of one answer."""
+    order = np.argsort(-values, axis=1, kind="stable")
+    first = order[:, 0] if emitted is None else emitted
+    steps = [
+        (int(token), [(int(t), float(row[t])) for t in top[:20]])
+        for token, row, top in zip(first, values, order, strict=True)
+    ]
+    path.write_text("\n".join(ENGINES[engine]("a", steps)))
+    return path
+
+
+def logits(steps: int, size: int = 1000) -> np.ndarray:
     rng = np.random.default_rng(1)
-    p = rng.dirichlet(np.full(V * 10, 0.3), 40)
-    path = tmp_path / "log.jsonl"
+    return rng.gumbel(size=(steps, size)) * rng.gamma(2, 1.5, size=(steps, 1))
 
-    def write(p: np.ndarray) -> EngineLog:
-        dist = TopK.from_probabilities(p, 6)
-        lines = [line for name, answer in answers(dist, dist.ids[:, 0], np.array([0]), 6, 6)
-                 for line in engine_logs.sglang_generate(name, answer)]  # fmt: skip
-        path.write_text("\n".join(lines))
-        return read(path)
 
-    check_tails(path, write(p), V * 10)
-    top = np.where(p >= -np.sort(-p, axis=1)[:, 5:6], p, 0.0)
-    with pytest.raises(PipelineError, match="the 6 log-probabilities have all the mass"):
-        check_tails(path, write(top / top.sum(axis=1, keepdims=True)), V * 10)
+def log_softmax(z: np.ndarray) -> np.ndarray:
+    return z - z.max(axis=1, keepdims=True) - np.log(
+        np.exp(z - z.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_cut_off_tail_is_told(sampled: bool, tmp_path: Path) -> None:
+    """top_k = 20 and logprobs = 20: one sampled token is the least of its list, so K is 19."""
+    z = logits(60)
+    cut = np.where(z >= -np.sort(-z, axis=1)[:, 19:20], z, -np.inf)
+    order = np.argsort(-z, axis=1)
+    emitted = order[:, 0].copy()
+    emitted[3] = order[3, 19] if sampled else emitted[3]
+    assert read(logged(tmp_path / "a", log_softmax(z), emitted), vocab_size=1000).k == 20 - sampled
+    processed = logged(tmp_path / "b", log_softmax(cut), emitted)
+    with pytest.raises(PipelineError, match="log-probabilities have all the mass, there and at"):
+        read(processed, vocab_size=1000)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda z: z - z.max() - 0.01, "leave .* to the 980 other tokens"),  # raw, below 0
+        (lambda z: log_softmax(z) / np.log(2), "leave .* to the 980 other tokens"),
+        (lambda z: log_softmax(z) / np.log(10), "of a step sum to"),
+        (lambda z: log_softmax(z) - 0.01, "leave .* to the 980 other tokens"),  # shifted
+        (lambda z: log_softmax(z), None),
+        (lambda z: np.round(log_softmax(z), 3), None),
+    ],
+)
+def test_values_that_are_no_probabilities(
+    values: Callable[[np.ndarray], np.ndarray], message: str | None, tmp_path: Path
+) -> None:
+    path = logged(tmp_path / "log", values(logits(60)))
+    if message is None:
+        assert read(path, vocab_size=1000).k == 20
+        return
+    with pytest.raises(PipelineError, match=message) as caught:
+        read(path, vocab_size=1000)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path: Path) -> None:
+    """Two tokens of 0.6 and 0.1 leave 0.3: to 3 others of 0.1 each, and not to 2."""
+    path = tmp_path / "log"
+    tops = [(0, math.log(0.6)), (1, math.log(0.1))]
+    path.write_text(ENGINES["vllm chat"]("a", [(0, tops)])[0])
+    assert read(path, vocab_size=5).k == 2
+    with pytest.raises(PipelineError, match=r"leave 0\.3 to the 2 other tokens, and each"):
+        read(path, vocab_size=4)
+
+
+def test_lists_of_other_steps_are_told(tmp_path: Path) -> None:
+    values = log_softmax(logits(60))
+    never = np.argsort(-values, axis=1)[:, 1]
+    with pytest.raises(PipelineError, match="no step emits the most probable token"):
+        read(logged(tmp_path / "log", values, never), vocab_size=1000)
+    few = logged(tmp_path / "log", values[:2] * 0 - math.log(1000), np.array([500, 501]))
+    assert read(few, vocab_size=1000).excluded == {}  # by chance
+
+
+def test_a_sum_of_float32_in_one_pass(tmp_path: Path) -> None:
+    """llama.cpp adds the vocabulary up one by one, largest first: small terms vanish."""
+    size, rng = 49152, np.random.default_rng(0)
+    z = rng.normal(size=(30, size)) * rng.uniform(1.5, 4, (30, 1))
+    z[:, :20] += rng.gamma(2, 3, size=(30, 20)) + 9
+    z = z.astype(np.float32)
+    ranked = -np.sort(-z, axis=1)
+    p = np.exp(ranked - ranked[:, :1])
+    total = np.cumsum(p, axis=1, dtype=np.float32)[:, -1:]
+    shift = np.log(p[:, :1] / total) - ranked[:, :1]
+    exact = certify(TopK.from_logits(z), StrictGreedy())
+    path = logged(tmp_path / "log", (z + shift).astype(np.float64), engine="llama.cpp completion")
+    log = read(path, vocab_size=size)
+    assert log.error == size * 2.0**-24
+    assert contained(certify(read_back(log, size), StrictGreedy()), exact)
+    narrow = certify(read_back(replace(log, error=1e-6), size), StrictGreedy())
+    outside = (narrow.lower > exact.lower) | (narrow.upper < exact.upper)
+    assert np.mean(outside) > 0.5
 
 
 def test_the_study_of_a_log(tmp_path: Path) -> None:
@@ -325,7 +473,7 @@ def scored(path: Path, digits: int = 7, k: int = 8) -> tuple[Path, np.ndarray]:
     lines = [
         line
         for name, answer in answers(draft, emitted, STARTS, k, digits)
-        for line in engine_logs.vllm_prompt(f"other-{name}", question * 3 + answer)
+        for line in engine_formats.vllm_prompt(f"other-{name}", question * 3 + answer)
     ]
     path.write_text("\n".join(lines).replace('"model": "m"', '"model": "small"'))
     return path, q
@@ -372,6 +520,6 @@ def test_a_drafter_that_scored_the_answers(
     assert "Will log-drafter be accepted?" in page
     assert "scored.jsonl" in page
     lists = [(token, math.log(0.1)) for token in range(8)]
-    other.write_text(engine_logs.vllm_prompt("x", [(5, lists)] * 50)[0])
+    other.write_text(engine_formats.vllm_prompt("x", [(5, lists)] * 50)[0])
     done = pipeline(*command, "stage=drafts", check=False)
     assert "scored.jsonl has none of the 4 trajectories of" in done.stderr

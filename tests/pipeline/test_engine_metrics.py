@@ -5,6 +5,7 @@ The files beside this test are written after the sources that `engine_counts` na
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -19,7 +20,6 @@ from pipeline.formats.engine_counts import Counts, read_counts
 from tests.conftest import SmallStudy
 
 FILES = Path(__file__).parent / "engine_metrics"
-OTHER = "(APIServer pid=1) INFO 08-04 20:51:08 [metrics.py:120] SpecDecoding metrics: "
 
 
 def damaged(path: Path, name: str, *changes: tuple[str, str]) -> Path:
@@ -36,12 +36,10 @@ def damaged(path: Path, name: str, *changes: tuple[str, str]) -> Path:
     ("name", "engine", "numbers", "by_place", "length", "pieces"),
     [
         ("vllm.txt", "vLLM", (1000, 3000, 1500), (800, 500, 200), 2.5, 12),
-        ("vllm.log", "vLLM", (130, 390, 210), (107, 71, 32), 1 + 210 / 130, 2),
+        ("vllm.jsonl", "vLLM", (45, 135, 14), (6, 5, 3), 1 + 14 / 45, 2),
         ("sglang.txt", "SGLang", (math.nan,) * 3, (), 2.95, 1),
-        ("sglang.log", "SGLang", (math.nan,) * 3, (), 2.75, 2),  # 1 request at 2, 3 at 3
         ("sglang.jsonl", "SGLang", (6, 18, 9), (5, 3, 1), 2.5, 2),
         ("llama.txt", "llama.cpp", (97, 388, 257), (78, 68, 61, 50), 1 + 257 / 97, 7),
-        ("llama.log", "llama.cpp", (107, 428, 277), (87, 74, 64, 52), 1 + 277 / 107, 2),
         ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (), math.nan, 1),
     ],
 )
@@ -67,7 +65,7 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
     assert [place["of_all"] for place in places] == [0.8, 0.5, 0.2]  # as engines print it
     assert [place["conditional"] for place in places] == [0.8, 500 / 800, 200 / 500]
     assert [place["reached"] for place in places] == [1000, 800, 500]
-    nothing = Counts("vLLM", "scrape", 4, 8, 0, [0, 0], 1.0, 1).places
+    nothing = Counts("vLLM", "scrape", 4, 8, 0, [0, 0], 1).places
     assert math.isnan(nothing[1]["conditional"])
     assert nothing[1]["of_all"] == 0
 
@@ -84,7 +82,7 @@ def test_an_earlier_page_is_taken_off(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"less than the 600 of engine\.since: .* restarted"):
         read_counts(whole, earlier=FILES / "vllm.txt")
     with pytest.raises(PipelineError, match=r"engine\.since=.*is no page of /metrics"):
-        read_counts(FILES / "vllm.log", earlier=FILES / "vllm.txt")
+        read_counts(FILES / "vllm.jsonl", earlier=FILES / "vllm.txt")
 
 
 @pytest.mark.parametrize(
@@ -105,18 +103,16 @@ def test_an_earlier_page_is_taken_off(tmp_path: Path) -> None:
         ("vllm.txt", [("1800.0", "100.0"), ("1200.0", "100.0")], r"1500 tokens .* of 200 drafted"),
         ("vllm.txt", [("} 120.0", "} 420.0"), ("} 300.0", "} 0.0")], r"at a place of the draft"),
         ("vllm.txt", [("spec_decode", "other")], r"no metrics of speculative decoding"),
-        ("sglang.txt", [("} 2.95", "} 0.0")], r"spec_accept_length is missing or below 1"),
+        ("sglang.txt", [("} 2.95", "} 0.0")], r"spec_accept_length is missing, below 1, or 0 at"),
         ("llama.txt", [("llamacpp:spec_decode_num_drafts_total 97", "vllm:spec_decode_num 97")],
          r"metrics of llamacpp and vllm: give one"),
-        ("vllm.log", [("0.900, 0.700, 0.400", "0.900, 0.700, 0.350, 0.050")],
-         r"drafts of 3 tokens on line 2, of 4 on line 3: the log is of two servers"),
-        ("vllm.log", [("SpecDecoding", "Other")], r"nothing in it is about speculative decoding"),
-        ("vllm.log", [("Accepted: ", "Accepted: x")], r"none of its 2 lines of vLLM is whole"),
-        ("vllm.log", [("INFO:  ", "accept len: 2.0, ")], r"lines of vLLM and SGLang: give one"),
+        ("vllm.jsonl", [('"num_spec_steps": 43', '"num_spec_steps": 42')],
+         r"line 1 has a histogram of 43 verifications and 10 accepted .* counts of 42 and 10"),
+        ("vllm.jsonl", [("speculative_decoding", "other")], r"no answer tells of drafts"),
+        ("vllm.jsonl", [('{"id"', 'INFO: {"id"')], r"neither a page of /metrics nor answers"),
         ("sglang.jsonl", [("[1, 1, 1, 1]", "[2, 1, 1, 1]")],
          r"line 1 has a histogram of 5 verifications and 6 accepted"),
         ("sglang.jsonl", [('"spec_num_correct_drafts": 6,', "")], r"line 1 lacks spec_num_correct"),
-        ("sglang.jsonl", [('"a2"', '"a1"')], r"line 2: answer a1 was there already"),
         ("sglang.jsonl", [("spec_verify_ct", "verify")], r"no answer tells of drafts: SGLang"),
         ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has draft_n='9'"),
     ],
@@ -137,23 +133,9 @@ def test_one_of_two_models_is_taken(tmp_path: Path) -> None:
     assert read_counts(path, model="B").calls == 400
     with pytest.raises(PipelineError, match=r"engine\.model=C is not in .*: it has B, Qwen"):
         read_counts(path, model="C")
-    for name in ("vllm.log", "llama.txt", "sglang.jsonl"):
+    for name in ("llama.txt", "sglang.jsonl"):
         with pytest.raises(PipelineError, match=rf"engine\.model=B: .*{name} names no model"):
             read_counts(FILES / name, model="B")
-
-
-@pytest.mark.parametrize(
-    ("name", "kept", "calls"),
-    [("vllm.log", "Per-position acceptance rate: 0.9", 100.0), ("llama.log", "draft acc", 97.0)],
-)
-def test_a_last_line_that_was_cut_off_is_counted(
-    name: str, kept: str, calls: float, tmp_path: Path
-) -> None:
-    path = tmp_path / name
-    text = (FILES / name).read_text()
-    path.write_text(text[: text.rindex(kept) + len(kept) + (12 if name == "llama.log" else 0)])
-    counts = read_counts(path)
-    assert (counts.calls, counts.excluded) == (calls, {"truncated last line": 1})
 
 
 def test_a_page_that_was_cut_off_lacks_its_last_metric(tmp_path: Path) -> None:
@@ -164,23 +146,33 @@ def test_a_page_that_was_cut_off_lacks_its_last_metric(tmp_path: Path) -> None:
         read_counts(path)
 
 
-def test_a_line_whose_numbers_contradict_each_other_is_counted(tmp_path: Path) -> None:
-    path = damaged(tmp_path / "log", "vllm.log", ("0.900, 0.700, 0.400", "0.900, 0.700, 0.600"))
+def test_idle_ranks_of_sglang_are_left_out(tmp_path: Path) -> None:
+    text = (FILES / "sglang.txt").read_text()
+    line = text.splitlines()[-1]
+    path = tmp_path / "sglang.txt"
+    path.write_text(text + line.replace('tp_rank="0"', 'tp_rank="1"').replace("2.95", "0.0") + "\n")
     counts = read_counts(path)
-    assert (counts.calls, counts.excluded) == (100, {"damaged lines": 1})
+    assert (counts.tokens_per_call, counts.pieces) == (2.95, 1)
+    assert counts.excluded == {"idle ranks": 1}
+    path.write_text(path.read_text().replace("} 0.0", "} 0.5"))
+    with pytest.raises(PipelineError, match="below 1"):
+        read_counts(path)
 
 
-def test_calls_of_short_drafts_come_from_the_printed_mean(tmp_path: Path) -> None:
-    """40 drafts, of which 20 have one token: full drafts of three would be 80 / 3."""
-    line = (
-        "Mean acceptance length: 2.00, Accepted throughput: 4.00 tokens/s, Drafted throughput: "
-        "8.00 tokens/s, Accepted: 40 tokens, Drafted: 80 tokens, Per-position acceptance rate: "
-        "0.500, 0.300, 0.200, Avg Draft acceptance rate: 50.0%\n"
-    )
-    path = tmp_path / "log"
-    path.write_text(OTHER + line)
-    counts = read_counts(path)
-    assert (counts.calls, counts.by_place) == (pytest.approx(40), [20, 12, 8])
+@pytest.mark.parametrize("name", ["vllm.jsonl", "sglang.jsonl"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_is_no_answer_is_counted(name: str, streamed: bool, tmp_path: Path) -> None:
+    lines = (FILES / name).read_text().splitlines()
+    path, start = tmp_path / "answers.jsonl.gz", "data: " if streamed else ""
+    others = ['{"detail": "Not Found"}', "curl: (52) Empty reply from server", "[]", "3"]
+    text = "\n".join(start + line for line in [*lines, *others, lines[0]])
+    path.write_bytes(gzip.compress(text.encode()))
+    counts, whole = read_counts(path), read_counts(FILES / name)
+    assert counts.calls == whole.calls
+    again = {} if streamed and name == "sglang.jsonl" else {"answers given again": 1}
+    assert counts.excluded == again | {
+        "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 1
+    }  # fmt: skip
 
 
 def test_a_stream_counts_once_with_what_it_said_last(tmp_path: Path) -> None:
@@ -190,6 +182,15 @@ def test_a_stream_counts_once_with_what_it_said_last(tmp_path: Path) -> None:
     path = tmp_path / "stream"
     path.write_text("".join(f"data: {json.dumps(one)}\n\n" for one in (first, lines[0])))
     assert read_counts(path).calls == 4
+
+
+def test_streams_of_llama_without_ids_all_count(tmp_path: Path) -> None:
+    whole = json.loads((FILES / "llama.jsonl").read_text().splitlines()[0])
+    partial = whole | {"stop": False, "timings": whole["timings"] | {"draft_n": 3}}
+    path = tmp_path / "stream"
+    path.write_text("".join(f"data: {json.dumps(one)}\n\n" for one in [partial, whole] * 2))
+    counts = read_counts(path)
+    assert (counts.drafted, counts.accepted, counts.pieces) == (18, 12, 2)
 
 
 def test_the_command_holds_an_engine_beside_the_study(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pipeline.formats.engine_logs import EngineLog, check_tails, counted, read_log
-from pipeline.formats.engine_tokens import TokenIds
+from pipeline.formats.engine_logs import EngineLog, counted, read_log, stacked
 from pipeline.plan.stage import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from pipeline.store.identity import local_path
 
 NOT_TOLD = (
-    "taken as raw: a log does not tell them from values after a temperature or a penalty "
-    "(docs/engine_logs.md has the requests)"
+    "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "
+    "in the backend (docs/engine_logs.md has the requests)"
 )
 
 
@@ -24,15 +23,16 @@ def write_log(node: Node, pending: Pending) -> None:
     Raises:
         PipelineError: the log can't be read, or its token ids exceed the vocabulary.
     """
-    config, asked = node.config, node.config["log"]
+    config = node.config
     path = local_path(node.settings["path"])
     assert path is not None
-    log = read_log(path, asked["part"], config["k"], asked["error"])
-    check_tails(path, log, config["vocab_size"])
-    known = TokenIds(path, config["vocab_size"])
-    pending.write("data", table_of(log, known))
-    if known.texts:
-        pending.write("tokens", tokens_table(known))
+    log = read_log(path, config["log"], config["k"], config["vocab_size"])
+    table = table_of(log, config["vocab_size"])
+    pending.write("data", table)
+    if not log.given_ids:
+        texts = [raw.decode(errors="replace") for raw, _ in log.texts]
+        tokens = {"token_id": list(log.texts.values()), "text": texts}
+        pending.write("tokens", pa.table(tokens, schema=columns.schema("distributions", "tokens")))
     pending.facts |= {
         "model": log.model or node.settings["label"],
         "log": path.name,
@@ -47,46 +47,27 @@ def write_log(node: Node, pending: Pending) -> None:
         "values": NOT_TOLD,
     }
     print(
-        f"distributions {node.label}: {len(log.lines)} steps of {log.answers} answers, {log.k} "
+        f"distributions {node.label}: {len(table)} steps of {log.answers} answers, {log.k} "
         f"log-probabilities each, off by at most {log.error:.2g}; left out: "
         f"{counted(log.excluded)}; values {NOT_TOLD}",
         flush=True,
     )
 
 
-def tokens_table(known: TokenIds) -> pa.Table:
-    """Return the ids that are of this file only, with their texts."""
-    texts = [raw.decode(errors="replace") for raw, _ in known.texts]
-    return pa.table(
-        {"token_id": list(known.texts.values()), "text": texts},
-        schema=columns.schema("distributions", "tokens"),
-    )
-
-
-def table_of(log: EngineLog, known: TokenIds) -> pa.Table:
+def table_of(log: EngineLog, vocab_size: int) -> pa.Table:
     """Return the rows of data.parquet; entropy is NaN, for it is not known."""
     schema = columns.schema("distributions", k=log.k)
-    lengths = [len(item.tops) for item in log.trajectories]
-    values, rows = log.log_probs, sum(lengths)
+    found = stacked(log.trajectories)
+    values, rows = found["log_probs"], len(found["log_probs"])
     with np.errstate(divide="ignore"):
         tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
-    ids = [[known(token) for token, _ in top] for item in log.trajectories for top in item.tops]
-    none = np.empty((rows, 0))
-    arrays = {
-        "prompt_id": pa.array(np.repeat([item.prompt_id for item in log.trajectories], lengths)),
-        "position": pa.array(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])),
-        "token_id": pa.array(
-            [known(token) for item in log.trajectories for token in item.emitted], pa.int32()
-        ),
-    }
-    numbers: dict[str, np.ndarray] = {
-        "top_ids": np.array(ids, dtype=np.int32),
+    found |= {
         "top_logits": values.astype(np.float32),
         "logsumexp": np.zeros(rows),
         "top_surprisal": -values[:, 0],
-        "log_tail": np.where(log.k == known.vocab_size, -np.inf, tail),
+        "log_tail": np.where(log.k == vocab_size, -np.inf, tail),
         "entropy": np.full(rows, np.nan),
-        **dict.fromkeys(columns.TEMPERED, none),
+        **dict.fromkeys(columns.TEMPERED, np.empty((rows, 0))),
     }
-    arrays |= {name: columns.array(part, schema.field(name).type) for name, part in numbers.items()}
-    return pa.table([arrays[name] for name in schema.names], schema=schema)
+    arrays = [columns.array(found[name], schema.field(name).type) for name in schema.names]
+    return pa.table(arrays, schema=schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +10,14 @@ import pyarrow as pa
 from analysis.acceptance.logged import compare_logged
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_logs import EngineLog, Trajectory, check_tails, counted, read_log
-from pipeline.formats.engine_tokens import TokenIds
+from pipeline.formats.engine_answers import Step
+from pipeline.formats.engine_logs import EngineLog, counted, read_log, stacked
 from pipeline.plan.stage import Node, pair_label
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.identity import local_path
 
+Pairs = Mapping[tuple[str, int], tuple[Sequence[Step], Sequence[Step]]]  # of target and drafter
 ELSEWHERE = "trajectories whose tokens the drafter's log does not have"
 
 
@@ -26,22 +27,20 @@ def compare_logs(node: Node, distributions: Artifact, pending: Pending) -> None:
     Raises:
         PipelineError: the drafter's log can't be read, or has no text of the target's.
     """
-    config, settings = node.config, node.settings
+    config, settings, known = node.config, node.settings, dict[tuple[bytes, int], int]()
     paths, logs = [], []
     slices = (distributions.record["config"]["log"], config["log"])
     for asked, model in zip(slices, ("target", "drafter"), strict=True):
         path = local_path(settings[model]["path"])
         assert path is not None
-        log = read_log(path, asked["part"], config["k"], asked["error"])
-        check_tails(path, log, config["vocab_size"])
         paths.append(path)
-        logs.append(log)
+        logs.append(read_log(path, asked, config["k"], config["vocab_size"], known))
     if logs[0].given_ids != logs[1].given_ids:
         raise PipelineError(
             f"{paths[1 if logs[0].given_ids else 0]} has no token ids, and the other log has: log "
             "both with token ids, or both without"
         )
-    pairs = list(_matched(*logs))
+    pairs = _matched(*logs)
     left_out = len(logs[0].trajectories) - len(pairs)
     if not pairs:
         raise PipelineError(
@@ -49,10 +48,9 @@ def compare_logs(node: Node, distributions: Artifact, pending: Pending) -> None:
             "let the drafter score prompt and answer again, as token ids "
             "(distributions.log.draft_part=prompt), in the same order or under the same custom_id"
         )
-    known = TokenIds(paths[0], config["vocab_size"])
     excluded = {f"drafter: {why}": count for why, count in logs[1].excluded.items()}
     excluded |= {ELSEWHERE: left_out} if left_out else {}
-    table = table_of(pairs, logs, known)
+    table = table_of(pairs, logs, config["vocab_size"])
     pending.write("logged", table)
     pending.facts |= {
         "log": paths[1].name,
@@ -71,47 +69,39 @@ def compare_logs(node: Node, distributions: Artifact, pending: Pending) -> None:
     )
 
 
-def _matched(target: EngineLog, draft: EngineLog) -> Iterator[tuple[Trajectory, list]]:
-    """Yield each trajectory of the target that the drafter's same answer holds, with its lists.
+def _matched(target: EngineLog, draft: EngineLog) -> Pairs:
+    """Return each trajectory of the target that the drafter's same answer holds, with its steps.
 
     Answers are the same by name, where the drafter has all names of the target, else by order.
     """
-    theirs: dict[str, list[Trajectory]] = {}
-    for item in draft.trajectories:
-        theirs.setdefault(item.answer, []).append(item)
-    names = list(dict.fromkeys(item.answer for item in target.trajectories))
+    theirs: dict[str, list[Sequence[Step]]] = {}
+    for (answer, _), steps in draft.trajectories.items():
+        theirs.setdefault(answer, []).append(steps)
+    names = list(dict.fromkeys(answer for answer, _ in target.trajectories))
     order = dict(zip(names, names if set(names) <= set(theirs) else theirs, strict=False))
-    for item in target.trajectories:
-        for other in theirs.get(order.get(item.answer, ""), []):
-            size, begin = len(item.emitted), None
-            for at in range(len(other.emitted) - size, -1, -1):  # an answer ends its text
-                if other.emitted[at : at + size] == item.emitted:
-                    begin = at
-                    break
+    pairs = {}
+    for key, mine in target.trajectories.items():
+        emitted = [step.emitted for step in mine]
+        for steps in theirs.get(order.get(key[0], ""), []):
+            tokens = [step.emitted for step in steps]
+            begins = range(len(tokens) - len(emitted), -1, -1)  # an answer ends its text
+            begin = next((at for at in begins if tokens[at : at + len(emitted)] == emitted), None)
             if begin is not None:
-                yield item, other.tops[begin : begin + size]
+                pairs[key] = (mine, steps[begin : begin + len(emitted)])
                 break
+    return pairs
 
 
-def table_of(
-    pairs: list[tuple[Trajectory, list]], logs: list[EngineLog], known: TokenIds
-) -> pa.Table:
+def table_of(pairs: Pairs, logs: Sequence[EngineLog], vocab_size: int) -> pa.Table:
     """Return the rows of logged.parquet."""
-    sides = ([item.tops for item, _ in pairs], [tops for _, tops in pairs])
-    dists = []
-    for log, side in zip(logs, sides, strict=True):
-        ids = np.array([[known(token) for token, _ in top] for tops in side for top in tops])
-        values = np.array([[value for _, value in top] for tops in side for top in tops])
-        dists.append(TopK.from_log_probs(ids, values, log.error, known.vocab_size))
-    target, draft = dists
+    sides = [stacked({key: pair[side] for key, pair in pairs.items()}) for side in (0, 1)]
+    target, draft = (
+        TopK.from_log_probs(side["top_ids"], side["log_probs"], log.error, vocab_size)
+        for log, side in zip(logs, sides, strict=True)
+    )
     pair = compare_logged(target, draft)
-    lengths = [len(item.tops) for item, _ in pairs]
     schema = columns.schema("drafts", "logged", k=target.k)
-    arrays = {
-        "prompt_id": np.repeat([item.prompt_id for item, _ in pairs], lengths),
-        "position": np.concatenate([np.arange(n) for n in lengths]),
-        "token_id": np.array([known(token) for item, _ in pairs for token in item.emitted]),
-        "top_ids": target.ids,
+    found = sides[0] | {
         "top_logits": target.log_probs.astype(np.float32),
         "top_surprisal": target.top_surprisal,
         "kl_low": pair.kl.low,
@@ -124,7 +114,5 @@ def table_of(
         "draft_prob_high": pair.draft_prob.high,
         "argmax_rank": pair.argmax_rank,
     }
-    return pa.table(
-        [columns.array(arrays[name], schema.field(name).type) for name in schema.names],
-        schema=schema,
-    )
+    arrays = [columns.array(found[name], schema.field(name).type) for name in schema.names]
+    return pa.table(arrays, schema=schema)

@@ -18,12 +18,14 @@ import pyarrow as pa
 
 from pipeline.errors import PipelineError
 from pipeline.formats import spec_bench
+from pipeline.formats.engine_logs import prompt_id, read_log
 from pipeline.formats.prompt_files import Source, source_files
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.stage import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.identity import local_path
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")
@@ -50,8 +52,6 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Visit the rows of the source in seeded order until enough prompts are found."""
     config, settings = node.config, node.settings
     if "log" in config:
-        from pipeline.stages.prompts.logged import write_answers
-
         write_answers(node, pending)
         return
     path = settings["source"]
@@ -82,6 +82,25 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
         "data",
         pa.table(table).select(columns.schema("prompts").names).cast(columns.schema("prompts")),
     )
+
+
+def write_answers(node: Node, pending: Pending) -> None:
+    """Write a row for each trajectory of an engine's log, which has neither texts nor tokens."""
+    path = local_path(node.settings["source"])
+    assert path is not None
+    log = read_log(path, node.config["log"], 1)
+    size = len(log.trajectories)
+    table = {
+        "prompt_id": list(map(prompt_id, log.trajectories)),
+        "source": [path.name] * size,
+        "source_row": [steps[0].line for steps in log.trajectories.values()],
+        "text": [""] * size,
+        "later_turns": [[]] * size,
+        "token_ids": [[]] * size,
+        "n_tokens": [0] * size,
+    }
+    pending.facts |= {"answers": log.answers, "excluded": log.excluded}
+    pending.write("data", pa.table(table, schema=columns.schema("prompts")))
 
 
 def counted(excluded: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -1,36 +1,15 @@
-"""How wide certificates from an engine's log are: python -m benchmarks.engine_logs.
-
-Writes the embedded target's stored distributions as an engine would log them, reads them back, and
-checks that the certificates contain the exact ones. Needs the study's distributions (`make
-reproduce`, or `python -m pipeline stage=distributions`). The tests take the formats from here.
-"""
+"""Stored steps written as each engine writes its answers, and read back."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis.certificates.certify import Certificates, certify
-from analysis.rules import Additive, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from analysis.topk import TopK
-from pipeline.formats.engine_logs import EngineLog, read_log
-from pipeline.paths import OUTPUTS
-from pipeline.store.artifacts import Artifact
-from pipeline.store.distributions import read_distributions
-
-RULES: dict[str, Rule] = {
-    "strict greedy": StrictGreedy(),
-    "tree 4": Tree(4),
-    "top-4 + additive 0.1": TopMAdditive(4, 0.1),
-    "additive 0.1": Additive(0.1),
-    "typical": Typical(0.1, 0.09),
-}
+from pipeline.formats.engine_logs import EngineLog, stacked
 
 Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
 
@@ -65,6 +44,8 @@ def vllm_stream(name: str, answer: Answer) -> list[str]:
         choice = {"index": 0, "delta": {"content": "."},
                   "logprobs": {"content": whole[at : at + 2]}, "finish_reason": end}  # fmt: skip
         lines.append(json.dumps({**head, "choices": [choice]}))
+    usage = {"completion_tokens": len(whole)}  # stream_options.include_usage
+    lines.append(json.dumps({**head, "choices": [], "usage": usage}))
     return [f"data: {line}\n" for line in [*lines, "[DONE]"]]
 
 
@@ -131,7 +112,8 @@ def llama_stream(name: str, answer: Answer) -> list[str]:
          "completion_probabilities": [step]}
         for step in found
     ]  # fmt: skip
-    chunks.append({"index": 0, "content": "", "tokens": [], "stop": True, "model": "m"})
+    chunks.append({"index": 0, "content": "", "tokens": [], "stop": True, "model": "m",
+                   "tokens_predicted": len(found)})  # fmt: skip
     return [f"data: {json.dumps(chunk)}\n" for chunk in chunks]
 
 
@@ -161,61 +143,5 @@ def answers(
 
 def read_back(log: EngineLog, vocab_size: int) -> TopK:
     """Return a log with the engine's ids as distributions."""
-    ids = [[token for token, _ in top] for item in log.trajectories for top in item.tops]
-    return TopK.from_log_probs(np.array(ids), log.log_probs, log.error, vocab_size)
-
-
-def contained(found: Certificates, exact: Certificates) -> bool:
-    """Whether every interval contains the exact certificate's."""
-    return bool(np.all((found.lower <= exact.lower) & (exact.upper <= found.upper)))
-
-
-def main() -> None:
-    """Print the widths."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--outputs", default=str(OUTPUTS), help="where the study's artifacts are")
-    parser.add_argument("--prompts", type=int, default=40)
-    found = parser.parse_args()
-    folder = Path(found.outputs) / "artifacts" / "distributions"
-    place = next(iter(sorted(folder.glob("mini_large-*"))), None)
-    if place is None:
-        raise SystemExit(f"{folder} has no mini_large: run python -m pipeline stage=distributions")
-    artifact = Artifact(place)
-    position = artifact.read(columns=["position"])["position"].to_numpy()
-    starts = np.flatnonzero(position == 0)[: found.prompts + 1]
-    size, starts = int(starts[-1]), starts[:-1]
-    dist = read_distributions(artifact, 1.0)[:size]
-    emitted = artifact.read(columns=["token_id"])["token_id"].to_numpy()[:size]
-    exact = {name: certify(dist, rule) for name, rule in RULES.items()}
-    print(f"{size} steps of {len(starts)} answers; median and 95 % quantile of upper - lower, nats")
-    print("| log-probabilities | digits | " + " | ".join(RULES) + " |")
-    print("|" + "---:|" * (2 + len(RULES)))
-    for k in (2, 5, 20):
-        for digits in (4, 5, 6, 7, 8):
-            print(f"| {k} | {digits} | " + " | ".join(
-                _cell(dist, emitted, starts, k, digits, rule, exact[name])
-                for name, rule in RULES.items()
-            ) + " |", flush=True)  # fmt: skip
-
-
-def _cell(
-    dist: TopK, emitted: np.ndarray, starts: np.ndarray, k: int, digits: int, rule: Rule,
-    exact: Certificates,
-) -> str:  # fmt: skip
-    if rule.minimum_k > k:
-        return "needs more"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log.jsonl"
-        lines = [line for name, answer in answers(dist, emitted, starts, k, digits)
-                 for line in sglang_generate(name, answer)]  # fmt: skip
-        path.write_text("\n".join(lines))
-        log = read_log(path, "generated", k, 0.5 * 10.0**-digits)
-    found = certify(read_back(log, dist.vocab_size), rule)
-    assert contained(found, exact), (rule, k, digits)
-    width = np.where(np.isinf(found.lower), 0.0, np.minimum(found.upper, rule.ceiling) - np.where(
-        np.isinf(found.lower), 0.0, found.lower))  # fmt: skip
-    return f"{np.median(width):.1e}, {np.quantile(width, 0.95):.1e}"
-
-
-if __name__ == "__main__":
-    main()
+    found = stacked(log.trajectories)
+    return TopK.from_log_probs(found["top_ids"], found["log_probs"], log.error, vocab_size)
