@@ -95,6 +95,11 @@ def count(excluded: dict[str, int], reason: str) -> None:
     excluded[reason] = excluded.get(reason, 0) + 1
 
 
+def counted(excluded: Mapping[str, int]) -> str:
+    """Return what was left out as printed."""
+    return ", ".join(f"{times} {reason}" for reason, times in excluded.items()) or "none"
+
+
 def body_of(value: Any) -> tuple[Mapping[str, Any], Any] | str:
     """Return an answer and its custom_id, out of a batch file's line; or why it is none."""
     if not isinstance(value, Mapping):

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import FormatError, Piece, Step, Token, Top, pieces
-from pipeline.formats.engine_lines import body_of, count, decimals, read_objects
+from pipeline.formats.engine_lines import body_of, count, counted, decimals, read_objects
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
@@ -60,11 +60,6 @@ class EngineLog:
     texts: dict[tuple[bytes, int], int]
 
 
-def counted(excluded: Mapping[str, int]) -> str:
-    """Return what was left out as printed."""
-    return ", ".join(f"{times} {reason}" for reason, times in excluded.items()) or "none"
-
-
 def read_log(
     path: Path,
     asked: Mapping[str, Any],
@@ -92,16 +87,14 @@ def read_log(
     sizes = Counter(
         len(step.top) for answer in answers.values() for step in answer.steps if step is not None
     )
-    if not sizes:
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    found = dict(_trajectories(path, answers, usual, excluded))
+    if not found:
         raise PipelineError(
             f"{path} has no step with log-probabilities (part {part}); left out: "
             f"{counted(excluded)}: give one answer of the engine a line, as it came, or a saved "
             "stream of `data: {...}` lines"
         )
-    usual = max(sizes, key=lambda size: (sizes[size], size))
-    found = dict(_trajectories(path, answers, usual, excluded))
-    if not found:
-        raise PipelineError(f"{path}: nothing is left: {counted(excluded)}")
     steps = [step for part in found.values() for step in part]
     error = asked["error"]
     if error is None:
@@ -117,8 +110,8 @@ def read_log(
     cut = {
         key: [step._replace(top=step.top[:size]) for step in part] for key, part in numbered.items()
     }
-    given = isinstance(steps[0].emitted, int)
-    return EngineLog(cut, size, error, model, len(answers), excluded, given, texts)
+    given_ids = isinstance(steps[0].emitted, int)
+    return EngineLog(cut, size, error, model, len(answers), excluded, given_ids, texts)
 
 
 def stacked(trajectories: Trajectories) -> dict[str, np.ndarray]:
@@ -249,11 +242,7 @@ def _ranked(path: Path, step: Step) -> Step:
 
 
 def _check_own(at: str, step: Step, top: Mapping[Token, float], least: float) -> None:
-    """Check the emitted token's own value against the list of its step.
-
-    Raises:
-        PipelineError: the list has it with another value, or lacks it though it is more probable.
-    """
+    """Refuse a list that has the emitted token with another value, or lacks it wrongly."""
     token, own = step.emitted, step.own
     alike = isinstance(token, tuple) and (token[0], 1) in top  # which of them was emitted?
     if own is None or own <= MASKED or alike:
@@ -273,11 +262,7 @@ def _falls(values: Sequence[float]) -> bool:
 def _numbered(
     path: Path, found: Trajectories, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
 ) -> dict[tuple[str, int], list[Step]]:
-    """Return the steps with ids for tokens: the engine's, or in the order of the file.
-
-    Raises:
-        PipelineError: some have ids and others not, or one is not in the vocabulary.
-    """
+    """Return the steps with ids for tokens: the engine's, or in the order of the file."""
     kinds = {isinstance(step.emitted, int) for steps in found.values() for step in steps}
     if len(kinds) > 1:
         raise PipelineError(f"{path} has answers with token ids and answers without: give one kind")
@@ -347,12 +332,9 @@ def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int
 
 
 def _check_argmax(path: Path, steps: Iterable[Step]) -> None:
-    """Check that the most probable token of a list is emitted somewhere, as greedy answers do.
+    """Refuse a log of which no step emits the most probable token of its list.
 
-    Sampled ones never emit it with a probability of the product of all 1 - p0.
-
-    Raises:
-        PipelineError: it is nowhere, and that is no chance.
+    Greedy answers always do, and sampled ones miss it N times with probability prod (1 - p0).
     """
     never = 0.0
     for step in steps:

@@ -11,7 +11,8 @@ from analysis.acceptance.logged import compare_logged
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import Step
-from pipeline.formats.engine_logs import EngineLog, counted, read_log, stacked
+from pipeline.formats.engine_lines import counted
+from pipeline.formats.engine_logs import EngineLog, read_log, stacked
 from pipeline.plan.stage import Node, pair_label
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
