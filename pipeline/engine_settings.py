@@ -1,175 +1,148 @@
 """A solved setting as inference engines take it: flags, or a file, with what was measured.
 
 ``python -m pipeline.solve solve.engine=sglang`` writes one for each draft length. docs/engines.md
-says where each engine differs from the rule here, and names the sources.
+names the sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from string import Template
 from typing import Any
 
 from analysis.rules import Rule
 
-Written = Callable[["Setting"], list[str]]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What an engine is to run.
-
-    Attributes:
-        rule: solved.
-        draft_length: drafted tokens a call.
-        target: a directory or a hub id.
-        drafter: likewise; None where the study has none.
-        head: whether the drafter is a head on the target's hidden states.
-        temperature: of the certified distribution.
-    """
-
-    rule: Rule
-    draft_length: int
-    target: str
-    drafter: str | None
-    head: bool
-    temperature: float
-
-    @property
-    def drafter_path(self) -> str:
-        """The drafter, or a word to be replaced by it."""
-        return self.drafter or "DRAFTER"
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An engine: its rule, how its settings are written, and what it does differently.
-
-    Attributes:
-        dial: its rule and the range of the parameter; of strict greedy there is nothing to turn.
-        suffix: of the file.
-        write: gives the lines.
-        differs: from the rule here.
-    """
-
-    dial: Mapping[str, Any] | None
-    suffix: str
-    write: Written
-    differs: tuple[str, ...]
-
-
-def _vllm(setting: Setting) -> list[str]:
-    method = "eagle3" if setting.head else "draft_model"
-    config = (
-        f'{{"method": "{method}", "model": "{setting.drafter_path}", '
-        f'"num_speculative_tokens": {setting.draft_length}}}'
-    )
-    return [f"vllm serve {setting.target} --speculative-config '{config}'"]
-
-
-def _sglang(setting: Setting) -> list[str]:
-    algorithm = "EAGLE3" if setting.head else "STANDALONE"
-    theta = setting.rule.parameters["theta"]
-    return [
-        f"python -m sglang.launch_server --model-path {setting.target} \\",
-        f"  --speculative-algorithm {algorithm} \\",
-        f"  --speculative-draft-model-path {setting.drafter_path} \\",
-        f"  --speculative-num-steps {setting.draft_length} --speculative-eagle-topk 1 \\",
-        f"  --speculative-num-draft-tokens {setting.draft_length + 1} \\",
-        f"  --speculative-accept-threshold-single {theta:g} \\",
-        "  --speculative-accept-threshold-acc 1.0",
-    ]
-
-
-def _tensorrt_llm(setting: Setting) -> list[str]:
-    m, t = (setting.rule.parameters[name] for name in ("m", "t"))
-    return [
-        "speculative_config:",
-        "  decoding_type: MTP",
-        f"  num_nextn_predict_layers: {setting.draft_length}",
-        "  use_relaxed_acceptance_for_thinking: true",
-        f"  relaxed_topk: {m}",
-        f"  relaxed_delta: {t:g}",
-    ]
-
-
-def _medusa(setting: Setting) -> list[str]:
-    eps0, delta0 = (setting.rule.parameters[name] for name in ("eps0", "delta0"))
-    return [
-        'model.medusa_generate(input_ids, sampling="typical", '
-        f"temperature={setting.temperature:g},",
-        f"                      posterior_threshold={eps0:g}, posterior_alpha={delta0:g})",
-    ]
-
-
-def _llama_cpp(setting: Setting) -> list[str]:
-    return [
-        f"llama-server -m {setting.target} -md {setting.drafter_path} "
-        f"--spec-draft-n-max {setting.draft_length} --temp 0"
-    ]
-
-
-ENGINES = {
-    "vllm": Engine(
-        None,
-        "sh",
-        _vllm,
-        (
-            "vLLM has no relaxed rule: at temperature 0 it is strict greedy, above it is lossless "
-            "sampling. Only the draft length is set.",
+# dial: the engine's rule and the range of its parameter, from strict; None: nothing to turn.
+# drafters: what the engine calls a drafter that is a language model, and a head.
+# text: what is written, into a file with this suffix. differs: from the rule here.
+ENGINES: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "dial": None,
+        "drafters": ("draft_model", "eagle3"),
+        "suffix": "sh",
+        "text": "vllm serve $target --speculative-config '"
+        '{"method": "$kind", "model": "$drafter", "num_speculative_tokens": $length}\'',
+        "differs": (
+            "vLLM has no rule with a threshold: at temperature 0 it is strict greedy, above it is "
+            "lossless sampling. Only the draft length is set.",
+            "rejection_sample_method stays standard. block is lossless as well; synthetic accepts "
+            "at given rates, whatever the models say; fly (proposed in #53987) accepts by what "
+            "follows in the draft. None of them has a certificate here.",
         ),
-    ),
-    "sglang": Engine(
-        {"rule": "absolute", "theta": [0.9999, 0.0001]},
-        "sh",
-        _sglang,
-        (
+    },
+    "sglang": {
+        "dial": {"rule": "absolute", "theta": [0.9999, 0.0001]},
+        "drafters": ("STANDALONE", "EAGLE3"),
+        "suffix": "sh",
+        "text": """python -m sglang.launch_server --model-path $target \\
+  --speculative-algorithm $kind \\
+  --speculative-draft-model-path $drafter \\
+  --speculative-num-steps $length --speculative-eagle-topk 1 \\
+  --speculative-num-draft-tokens $length_and_own \\
+  --speculative-accept-threshold-single $theta \\
+  --speculative-accept-threshold-acc 1.0""",
+        "differs": (
+            "At temperature 0 SGLang verifies greedily, and its thresholds do nothing. Above it, p "
+            "is taken after temperature, top-k and top-p: certify that temperature, and send "
+            "neither.",
             "SGLang accepts p >= threshold, and gives a token that fails a second, stochastic "
             "test: it accepts more than was certified. An argmax below the threshold is always "
             "accepted here, and not there.",
             "num-draft-tokens counts the target's own token as well.",
         ),
-    ),
-    "tensorrt_llm": Engine(
-        {"rule": "topm_additive", "m": 10, "t": [0.0, 1.0], "convention": "rank"},
-        "yaml",
-        _tensorrt_llm,
-        (
+    },
+    "tensorrt_llm": {
+        "dial": {"rule": "topm_additive", "m": 10, "t": [0.0, 1.0], "convention": "rank"},
+        "drafters": ("", ""),
+        "suffix": "yaml",
+        "text": """speculative_config:
+  decoding_type: MTP
+  num_nextn_predict_layers: $length
+  use_relaxed_acceptance_for_thinking: true
+  relaxed_topk: $m
+  relaxed_delta: $t
+  begin_thinking_phase_token: TOKEN_ID  # of your model's <think>; the default is DeepSeek-R1's
+  end_thinking_phase_token: TOKEN_ID  # of its </think>""",
+        "differs": (
             "TensorRT-LLM accepts p >= p0 - delta, and only inside the thinking phase; elsewhere "
             "it is strict greedy. The drafts are those of MTP layers: the draft length is theirs.",
+            "Its documents define delta once as a gap of probabilities, as here, and once of their "
+            "logarithms. Look at your version: if it is the second, p >= p0 exp(-delta), solve "
+            "topm_multiplicative, and delta = -log(alpha).",
         ),
-    ),
-    "medusa": Engine(
-        {"rule": "typical", "eps0": [0.9999, 0.0001], "delta0": 0.3},
-        "py",
-        _medusa,
-        (
+    },
+    "medusa": {
+        "dial": {"rule": "typical", "eps0": [0.9999, 0.0001], "delta0": 0.3},
+        "drafters": ("", ""),
+        "suffix": "py",
+        "text": """model.medusa_generate(input_ids, sampling="typical", temperature=$temperature,
+                      posterior_threshold=$eps0, posterior_alpha=$delta0)""",
+        "differs": (
             "Medusa's entropy is -sum p log(p + 1e-5). The heads decide the draft length, and the "
             "temperature is the one that was certified.",
         ),
-    ),
-    "llama_cpp": Engine(
-        None,
-        "sh",
-        _llama_cpp,
-        (
+    },
+    "llama_cpp": {
+        "dial": None,
+        "drafters": ("", ""),
+        "suffix": "sh",
+        "text": "llama-server -m $target -md $drafter --spec-draft-n-max $length "
+        "--spec-draft-p-min 0 --temp 0",
+        "differs": (
             "llama.cpp accepts what its own sampler draws: strict greedy at temperature 0. Only "
             "the draft length is set.",
+            "--spec-draft-p-min above 0 ends a draft where the drafter is less sure than that: "
+            "drafts are then shorter than these.",
             "Model files are GGUF: put theirs in the place of these paths. Older versions call the "
-            "draft length --draft-max.",
+            "flags --draft-max and --draft-p-min.",
         ),
-    ),
+    },
 }
 
 
-def setting_text(engine: str, setting: Setting, measured: list[str]) -> str:
+def setting_text(
+    engine: str,
+    measured: list[str],
+    *,
+    rule: Rule,
+    draft_length: int,
+    target: str,
+    drafter: str | None,
+    head: bool,
+    temperature: float,
+) -> str:
     """Return the lines of a file: what was measured and what differs as comments, and the setting.
 
     Args:
         engine: a key of `ENGINES`.
-        setting: of it.
         measured: sentences.
+        rule: solved, of the class of the engine's dial.
+        draft_length: drafted tokens a call.
+        target: a directory or a hub id.
+        drafter: likewise; None where the study has none: DRAFTER is to be replaced.
+        head: whether the drafter is a head on the target's hidden states.
+        temperature: of the certified distribution.
     """
-    said = [*measured, *(f"Differs: {text}" for text in ENGINES[engine].differs)]
-    lines = [f"# {line}" for line in said] + ENGINES[engine].write(setting)
-    return "\n".join(lines) + "\n"
+    about = ENGINES[engine]
+    said = [*measured, *(f"Differs: {text}" for text in about["differs"])]
+    strict = {key: ends[0] for key, ends in (about["dial"] or {}).items() if isinstance(ends, list)}
+    for name, value in strict.items():
+        if rule.parameters[name] == value:
+            said.append(
+                f"{name} = {value:g} is the strict end and relaxes nothing, ties apart: strict "
+                "greedy decoding suffices, without this rule."
+            )
+    values = {name: f"{value:g}" for name, value in rule.parameters.items() if _is_number(value)}
+    values |= {
+        "target": target,
+        "drafter": drafter or "DRAFTER",
+        "kind": about["drafters"][head],
+        "length": str(draft_length),
+        "length_and_own": str(draft_length + 1),
+        "temperature": f"{temperature:g}",
+    }
+    lines = [f"# {line}" for line in said]
+    return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)

@@ -22,7 +22,7 @@ from hydra import compose, initialize_config_dir
 
 from analysis.report.text import floor_text, limits, upper_end
 from pipeline import cli
-from pipeline.engine_settings import ENGINES, Setting, setting_text
+from pipeline.engine_settings import ENGINES, setting_text
 from pipeline.errors import PipelineError
 from pipeline.execution.runner import shown
 from pipeline.paths import CONF
@@ -97,7 +97,7 @@ def _dials(settings: Any) -> list[Dial]:
     engine = settings.solve.engine
     if engine is None:
         return build_dials(settings.solve.dials, "solve.dials")
-    given = ENGINES[engine].dial
+    given = ENGINES[engine]["dial"]
     return [] if given is None else build_dials([given], f"solve.engine={engine}")
 
 
@@ -112,8 +112,9 @@ def _write_settings(settings: Any, read: Sequence[Target]) -> None:
             if found is None:
                 print(f"{target.label}, drafts of {length}: no setting reaches what is wanted")
                 continue
-            path = directory / slug(f"{name}-{target.label}-{length}.{ENGINES[name].suffix}")
-            text = setting_text(name, *found)
+            suffix = ENGINES[name]["suffix"]
+            path = directory / slug(f"{name}-{target.label}-{length}.{suffix}")
+            text = setting_text(name, **found)
             path.write_text(text, encoding="utf-8")
             print(f"{shown(path)}:\n{text}")
 
@@ -190,8 +191,8 @@ class Target:
             self._found[dial.name] = self._solver.solve(dial, self._goals)
         return self._found[dial.name]
 
-    def setting(self, dial: Dial | None, length: int) -> tuple[Setting, list[str]] | None:
-        """Return what an engine is to run at a draft length, and what was measured of it.
+    def setting(self, dial: Dial | None, length: int) -> dict[str, Any] | None:
+        """Return what an engine is to run at a draft length, as `setting_text` takes it.
 
         Without a dial it is strict greedy. A setting is the answer to the tokens wanted at this
         draft length, else to the share of steps; where there is none, it is None.
@@ -224,9 +225,15 @@ class Target:
             f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call"
             for row in self.promised([rule], [length])
         ]
-        head = settings.drafter is not None and settings.drafter.head is not None
-        heat = settings.certificates.temperature
-        return Setting(rule, length, self._path, self._drafter, head, heat), measured
+        return {
+            "measured": measured,
+            "rule": rule,
+            "draft_length": length,
+            "target": self._path,
+            "drafter": self._drafter,
+            "head": settings.drafter is not None and settings.drafter.head is not None,
+            "temperature": settings.certificates.temperature,
+        }
 
     def promised(
         self, rules: Sequence[Rule], lengths: Iterable[int | None]

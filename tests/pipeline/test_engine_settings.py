@@ -15,7 +15,7 @@ from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy, TopMAdditive, 
 from analysis.rules.dials import build_dial
 from conf import schema
 from pipeline import solve
-from pipeline.engine_settings import ENGINES, Setting, setting_text
+from pipeline.engine_settings import ENGINES, setting_text
 from tests.conftest import SmallStudy
 
 RULES: dict[str, Rule] = {
@@ -27,9 +27,13 @@ RULES: dict[str, Rule] = {
 }
 
 
-def written(engine: str, drafter: str | None = "a/drafter", head: bool = False) -> str:
-    setting = Setting(RULES[engine], 3, "a/target", drafter, head, 0.7)
-    return setting_text(engine, setting, ["96 prompts."])
+def written(
+    engine: str, drafter: str | None = "a/drafter", head: bool = False, rule: Rule | None = None
+) -> str:
+    return setting_text(
+        engine, ["96 prompts."], rule=rule or RULES[engine], draft_length=3, target="a/target",
+        drafter=drafter, head=head, temperature=0.7,
+    )  # fmt: skip
 
 
 def words(text: str) -> list[str]:
@@ -51,8 +55,8 @@ def test_every_engine_of_the_configuration_is_written_with_a_dial_of_its_rule() 
         text = written(name)
         assert text.startswith("# 96 prompts.\n# Differs: ")
         assert text.endswith("\n")
-        if engine.dial is not None:
-            dial = build_dial(engine.dial)
+        if engine["dial"] is not None:
+            dial = build_dial(engine["dial"])
             assert type(dial.rules[0]) is type(RULES[name])
 
 
@@ -68,7 +72,7 @@ def test_flags_of_the_shell() -> None:
     assert float(value(text, "--speculative-accept-threshold-single")) == 0.25
     text = written("llama_cpp", drafter=None)
     assert (value(text, "-md"), value(text, "--spec-draft-n-max")) == ("DRAFTER", "3")
-    assert value(text, "--temp") == "0"
+    assert (value(text, "--temp"), value(text, "--spec-draft-p-min")) == ("0", "0")
 
 
 def test_files() -> None:
@@ -79,6 +83,8 @@ def test_files() -> None:
             "use_relaxed_acceptance_for_thinking": True,
             "relaxed_topk": 10,
             "relaxed_delta": 0.6,
+            "begin_thinking_phase_token": "TOKEN_ID",  # refused until it is replaced
+            "end_thinking_phase_token": "TOKEN_ID",
         }
     }
     call: Any = ast.parse(written("medusa")).body[0]
@@ -89,6 +95,32 @@ def test_files() -> None:
         "posterior_threshold": 0.09,
         "posterior_alpha": 0.3,
     }
+
+
+@pytest.mark.parametrize(
+    ("engine", "strict", "relaxed"),
+    [
+        ("tensorrt_llm", TopMAdditive(10, 0.0), TopMAdditive(10, 1e-9)),
+        ("sglang", AbsoluteThreshold(0.9999), AbsoluteThreshold(0.9998)),
+        ("medusa", Typical(0.9999, 0.3), Typical(0.9998, 0.3)),
+    ],
+)
+def test_a_relaxation_of_nothing_is_said(engine: str, strict: Rule, relaxed: Rule) -> None:
+    assert "strict greedy decoding suffices" in written(engine, rule=strict)
+    assert "suffices" not in written(engine, rule=relaxed)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("vllm", "rejection_sample_method stays standard"),
+        ("sglang", "At temperature 0 SGLang verifies greedily, and its thresholds do nothing"),
+        ("tensorrt_llm", "delta once as a gap of probabilities, as here, and once of their log"),
+        ("llama_cpp", "--spec-draft-p-min above 0 ends a draft"),
+    ],
+)
+def test_what_an_engine_does_otherwise_is_said(engine: str, said: str) -> None:
+    assert said in " ".join(written(engine).replace("# ", "").split())
 
 
 def test_solve_writes_the_answers_as_settings(
