@@ -35,7 +35,7 @@ def encode(
         )
     try:
         if not _listens(tokenizer, enable_thinking):
-            raise ValueError("it gives the same tokens whatever the user says")
+            raise ValueError("it gives the same text whatever the user says")
         return _templated(tokenizer, turns, enable_thinking)
     except Exception as error:  # a template is a program: it can raise anything
         line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
@@ -57,10 +57,18 @@ def _templated(tokenizer: Any, turns: Sequence[str], enable_thinking: bool) -> l
 
 
 def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
-    """Whether the chat template puts what the user says into its tokens; tried once a template."""
+    """Whether the chat template puts what the user says into its text; tried once a template."""
     template = str(tokenizer.chat_template)
     if template not in _tried:
-        one, other = (_templated(tokenizer, [said], enable_thinking) for said in ("yes", "1984"))
+        one, other = (
+            tokenizer.apply_chat_template(
+                [{"role": ROLES[0], "content": said}],
+                add_generation_prompt=True,
+                tokenize=False,  # a small vocabulary may have neither word
+                enable_thinking=enable_thinking,
+            )
+            for said in ("yes", "1984")
+        )
         _tried[template] = one != other
     return _tried[template]
 
