@@ -26,6 +26,10 @@ DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
 CALL, SIBLING = 1, 2  # streams of numbers apart from those of positions: of calls, of siblings
 
 
+class BrokenLogitsError(Exception):
+    """The target or the drafter, as its text says, gave NaN, +inf, or nothing but masked tokens."""
+
+
 class Truncation(NamedTuple):
     """Which tokens a draw may choose, as in stage distributions: 1 and 0 leave all in."""
 
@@ -46,16 +50,10 @@ class Truncation(NamedTuple):
 ALL = Truncation()
 
 
-class Drawn(NamedTuple):
-    """The children of r nodes.
-
-    Attributes:
-        tokens: (r, width), NOTHING where no other can be drafted.
-        weights: (r, V) the distributions they were drawn from; None when they were not drawn.
-    """
-
-    tokens: Tensor
-    weights: Tensor | None = None
+# The children of r nodes: tokens (r, width), NOTHING where no other can be drafted; what chose the
+# first of each row (r,), finite unless the logits are broken; and the distributions (r, V) that
+# they were drawn from, None when they were not drawn.
+Drawn = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Noise:
@@ -125,7 +123,7 @@ class Greedy:
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return the `width` most probable tokens of each row of logits (r, V)."""
-        return Drawn(first(logits, width))
+        return drawn(logits, width)
 
     def keys(self, logits: Tensor, position: int, depth: int) -> Tensor:  # noqa: ARG002
         """Return what orders the children of each row of logits (r, V), in float64."""
@@ -149,9 +147,12 @@ class Inversion:
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return a token drawn from the logits (1, V) `depth` tokens into a draft."""
+        return self._drawn(logits, self._uniforms[position + depth : position + depth + 1])
+
+    def _drawn(self, logits: Tensor, uniforms: np.ndarray) -> Drawn:
         weights = self.weights(logits)
-        uniforms = self._uniforms[position + depth : position + depth + 1]
-        return Drawn(invert(weights, send(uniforms, logits.device))[:, None], weights)
+        tokens = invert(weights, send(uniforms, logits.device))[:, None]
+        return tokens, weights.gather(1, tokens)[:, 0], weights
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the distributions (n, V) of rows of logits, float64."""
@@ -168,9 +169,7 @@ class FreshInversion(Inversion):
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return a token drawn from the logits (1, V) `depth` tokens into the call's draft."""
-        weights = self.weights(logits)
-        uniforms = self._noise.of_call(position)[depth : depth + 1, DRAFT]
-        return Drawn(invert(weights, send(uniforms.copy(), logits.device))[:, None], weights)
+        return self._drawn(logits, self._noise.of_call(position)[depth : depth + 1, DRAFT].copy())
 
 
 class Race:
@@ -199,7 +198,7 @@ class Race:
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
         """Return the first `width` arrivals for each row of logits (r, V) at one depth."""
-        return Drawn(first(self.keys(logits, position, depth), width))
+        return drawn(self.keys(logits, position, depth), width)
 
     def keys(self, logits: Tensor, position: int, depth: int) -> Tensor:
         """Return what orders the children of each row of logits (r, V): the first has most."""
@@ -213,10 +212,16 @@ class DrawnRace(Race):
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
         """Return `width` draws from each row of logits (r, V), and their distributions."""
-        tokens = super().draft(logits, position, depth, width).tokens
+        tokens, first_keys, _ = super().draft(logits, position, depth, width)
         weights = torch.softmax(self._kept.tempered(logits, self.temperature), -1)
-        drawn = weights.gather(1, tokens.clamp(min=0)) > 0  # softmax can round to 0
-        return Drawn(tokens.masked_fill(~drawn, NOTHING), weights)
+        possible = weights.gather(1, tokens.clamp(min=0)) > 0  # softmax can round to 0
+        return tokens.masked_fill(~possible, NOTHING), first_keys, weights
+
+
+def drawn(keys: Tensor, width: int) -> Drawn:
+    """Return the children with the largest keys (r, V), which were not drawn from weights."""
+    tokens = first(keys, width)
+    return tokens, keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0], None
 
 
 def first(keys: Tensor, width: int) -> Tensor:

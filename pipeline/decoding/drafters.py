@@ -32,11 +32,14 @@ class Draft:
         weights: (r, V) the distributions they were drawn from: of the text so far, and of each
             node with children in order; None when they were not drawn.
         tree: its shape, in level order; None is a chain.
+        first: (r,) what chose the first token of each row of a model's logits, finite unless they
+            are broken; None where no model drafted.
     """
 
     tokens: Tensor
     weights: Tensor | None = None
     tree: Topology | None = None
+    first: Tensor | None = None
 
     @property
     def ids(self) -> Tensor:
@@ -122,17 +125,20 @@ def draft_levels(
     """
     chosen: list[Tensor] = []
     weights: list[Tensor] = []
+    firsts: list[Tensor] = []
     for depth, level in enumerate(passes):
         logits = read(level, chosen[-1] if chosen else None)
         if stop is not None and stop(logits):
             break
-        drawn = choice.draft(logits, position, depth, level.width)
-        chosen.append(level.drafted(drawn.tokens))
-        if drawn.weights is not None:
-            weights.append(drawn.weights)
+        tokens, first, distributions = choice.draft(logits, position, depth, level.width)
+        chosen.append(level.drafted(tokens))
+        firsts.append(first)
+        if distributions is not None:
+            weights.append(distributions)
     if not chosen:
         return nothing(logits.device)
-    return Draft(torch.cat(chosen), torch.cat(weights) if weights else None, tree)
+    drawn_from = torch.cat(weights) if weights else None
+    return Draft(torch.cat(chosen), drawn_from, tree, torch.cat(firsts))
 
 
 class ModelDrafter:
@@ -301,7 +307,7 @@ def drafted(
     if isinstance(tree, Growth):
         assert isinstance(choice, Greedy | Race)  # others are refused: they need a fixed shape
         grown = grow(tree, count, read, choice, position, like[1])
-        return Draft(grown.tokens, None, grown.tree), grown.columns
+        return Draft(grown.tokens, None, grown.tree, grown.largest), grown.columns
     cut = within(tree, count)
     passes = levels(cut, *like)
     return draft_levels(cut, passes, read, choice, position), columns(cut)

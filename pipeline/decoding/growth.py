@@ -29,11 +29,13 @@ class Grown(NamedTuple):
         tokens: (n,) on the device of the drafter.
         tree: its shape, in level order.
         columns: where each node that the drafter read lies in its cache, after the text.
+        largest: (r,) of the keys of each row that was read; finite unless the logits are broken.
     """
 
     tokens: Tensor
     tree: Topology
     columns: Mapping[int, int]
+    largest: Tensor
 
 
 class Candidates(NamedTuple):
@@ -72,7 +74,8 @@ def grow(
     """
     width = growth.width
     logits = read(Level(width), None)
-    level = children(logits, choice, position, 0, width)
+    level, keys = children(logits, choice, position, 0, width)
+    largest = [keys]
     device = logits.device
     found = [level._replace(parents=torch.full_like(level.tokens, ROOT))]
     seen = torch.zeros((0, 0), dtype=torch.bool, device=device)  # of the nodes read so far
@@ -93,23 +96,30 @@ def grow(
         offsets = torch.full((rows,), depth - 1, device=device)
         pass_ = Level(width, None, inner, above, tree_pass(seen[read_before:], offsets, dtype))
         before = start + inner
-        level = children(read(pass_, last.tokens), choice, position, depth, width)
+        logits = read(pass_, last.tokens)
+        level, keys = children(logits, choice, position, depth, width)
+        largest.append(keys)
         values = level.values + last.values[inner].repeat_interleave(width)
         parents = before.repeat_interleave(width)
         found.append(level._replace(values=values, parents=parents))
-    return kept(Candidates(*(torch.cat(column) for column in zip(*found, strict=True))), growth)
+    all_ = Candidates(*(torch.cat(column) for column in zip(*found, strict=True)))
+    return Grown(*kept(all_, growth), torch.cat(largest))
 
 
 def children(
     logits: Tensor, choice: Greedy | Race, position: int, depth: int, width: int
-) -> Candidates:
-    """Return the r x width children of nodes from the logits (r, V) after them, without parents."""
+) -> tuple[Candidates, Tensor]:
+    """Return the r x width children of nodes from the logits (r, V) after them, without parents.
+
+    And the largest key (r,) of each row.
+    """
     keys = choice.keys(logits, position, depth)
     tokens = first(keys, width)
     values = torch.log_softmax(keys, 1).gather(1, tokens.clamp(min=0))
     values = values.masked_fill(tokens == NOTHING, -torch.inf).flatten()
     flat = tokens.flatten()
-    return Candidates(flat, values, flat, torch.full_like(flat, -1))
+    largest = keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0]
+    return Candidates(flat, values, flat, torch.full_like(flat, -1)), largest
 
 
 def best(values: Tensor, count: int) -> Tensor:
@@ -117,8 +127,8 @@ def best(values: Tensor, count: int) -> Tensor:
     return values.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def kept(all_: Candidates, growth: Growth) -> Grown:
-    """Return the tree of the most valued candidates, which are in level order."""
+def kept(all_: Candidates, growth: Growth) -> tuple[Tensor, Topology, dict[int, int]]:
+    """Return tokens, shape and columns of the most valued candidates, which are in level order."""
     chosen = best(all_.values, growth.nodes)
     tokens = all_.tokens[chosen]
     alive = all_.values[chosen].isfinite()
@@ -137,4 +147,4 @@ def kept(all_: Candidates, growth: Growth) -> Grown:
         parents.append(number[parent])
     if len(parents) < len(chosen):
         tokens = tokens[send(rows, tokens.device)]
-    return Grown(tokens, Topology(tuple(parents)), columns)
+    return tokens, Topology(tuple(parents)), columns

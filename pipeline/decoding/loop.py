@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from analysis.decoding.laws import leading
 from analysis.trees.topology import ROOT, Topology
+from pipeline.decoding.choices import BrokenLogitsError
 from pipeline.decoding.drafters import Draft, Drafter, room
 from pipeline.decoding.fixed import FixedPasses, new_sequence
 from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import verification
-from pipeline.decoding.verifiers import NotFiniteError, Verification, Verifier
+from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Mark, mark, seconds_between
 from pipeline.models.devices import send
@@ -124,7 +124,8 @@ def decode(
 
     Raises:
         PipelineError: the prompt is empty, or does not fit into the target's context with the
-            answer, or has tokens that the target lacks, or the logits are not finite.
+            answer, or has tokens that the target lacks; logits of the target or of the drafter are
+            NaN or +inf.
     """
     check_prompt(target, prompt, limit)
     capacity = len(prompt) + limit + room(drafter.tree)
@@ -138,9 +139,12 @@ def decode(
         list(prompt),
         len(prompt),
     )
-    read_prompt(run)
-    while not run.answer.ended and run.position < limit:
-        step(run)
+    try:
+        read_prompt(run)
+        while not run.answer.ended and run.position < limit:
+            step(run)
+    except BrokenLogitsError as error:
+        raise broken_logits(run, str(error)) from None
     run.answer.tokens = run.text[run.prompt :]
     note_seconds(run.answer, run.marks)
     return run.answer
@@ -151,7 +155,7 @@ def read_prompt(run: Run) -> None:
     run.mark()
     ids = send(run.text, run.target.model.device)
     logits = run.target.read(ids)
-    first = verify(run, logits, Draft(ids[:0], logits[:0]))
+    first = run.verifier.verify(logits, Draft(ids[:0], logits[:0]), run.position)
     run.emit([first.token])
     run.mark()
     run.drafter.begin(ids, run.prompt + run.limit, run.target.hidden)
@@ -169,7 +173,7 @@ def step(run: Run) -> None:
     logits = run.target.extend(torch.cat([last, draft.ids]), run.tree_pass(draft))
     run.mark()
 
-    verdict = verify(run, logits, draft)
+    verdict = run.verifier.verify(logits, draft, position)
     run.target.keep(known, verdict.path)
     tokens = verdict.drafted
     accepted = [tokens[at] for at in verdict.path]
@@ -202,15 +206,14 @@ def note_seconds(answer: Answer, marks: Sequence[Mark]) -> None:
     ]
 
 
-def verify(run: Run, logits: Tensor, draft: Draft) -> Verification:
-    """Return what the target's logits (n + 1, V) after the text and the draft say of the draft."""
-    try:
-        return run.verifier.verify(logits, draft, run.position)
-    except NotFiniteError:
-        raise PipelineError(
-            f"{run.target.model.label}: NaN or infinite logits at position {run.position} of the "
-            "answer: compute in float32 or bfloat16 (targets.*.dtype), and check its weights"
-        ) from None
+def broken_logits(run: Run, model: str) -> PipelineError:
+    """Return the error for logits of the target or the drafter from which nothing can be chosen."""
+    label = run.target.model.label if model == "target" else "the drafter"
+    return PipelineError(
+        f"{label}: NaN or infinite logits at position {run.position} of the answer, or all tokens "
+        f"masked: compute in float32 or bfloat16 ({'targets.*' if model == 'target' else model}"
+        ".dtype), and check its weights"
+    )
 
 
 def reach(tree: Topology | None, goes_on: NDArray[np.bool_]) -> int:

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from pipeline.decoding.choices import BrokenLogitsError
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import chosen_statistics, top_k_unread
 from pipeline.plan.drafting import Drafting
@@ -25,9 +26,11 @@ class Threshold:
     def __call__(self, logits: Tensor) -> bool:
         """Return whether a drafter with these logits (1, V) of the next token stops."""
         value = float(measured(self._drafting.measure, logits)[0])
+        if not math.isfinite(value):
+            raise BrokenLogitsError("drafter")
         if self._drafting.measure == "entropy":
-            return not value < self._drafting.threshold
-        return not value > self._drafting.threshold
+            return value >= self._drafting.threshold
+        return value <= self._drafting.threshold
 
 
 def measured(measure: str, logits: Tensor) -> list[float]:

@@ -15,7 +15,16 @@ from analysis.rules import Rule
 from analysis.trees import laws as trees
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Topology
-from pipeline.decoding.choices import ALL, TEST, TOKEN, Choice, Inversion, Noise, Truncation
+from pipeline.decoding.choices import (
+    ALL,
+    TEST,
+    TOKEN,
+    BrokenLogitsError,
+    Choice,
+    Inversion,
+    Noise,
+    Truncation,
+)
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.judging import Flags, Judge, Numbers
 from pipeline.decoding.residuals import Follow, Siblings
@@ -23,10 +32,6 @@ from pipeline.decoding.shapes import chain as chain_of
 from pipeline.decoding.shapes import parents
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import argmax
-
-
-class NotFiniteError(Exception):
-    """Logits of the target are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Verifier(Protocol):
             position: of the first drafted token in the answer.
 
         Raises:
-            NotFiniteError: a logit is NaN or infinite.
+            BrokenLogitsError: the logits of the target or of the drafter are broken.
         """
         ...
 
@@ -59,13 +64,18 @@ class Verifier(Protocol):
 def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Numbers]]:
     """Read the drafted tokens and all else that a verdict needs, at once.
 
+    A masked token has the logit -inf.
+
     Raises:
-        NotFiniteError: a logit (n + 1, V) is NaN or infinite.
+        BrokenLogitsError: a row of the target's logits (n + 1, V), or of those that the drafter
+            chose from, has a NaN or +inf, or nothing but -inf.
     """
-    extremes = torch.stack(torch.aminmax(logits)).double()  # a NaN is both
-    between, drafted, *found = read(extremes, draft.tokens, *wanted)
-    if not np.isfinite(between).all():
-        raise NotFiniteError
+    largest, drafter = logits.amax(1).double(), draft.first  # a NaN is larger than all
+    drafter = largest[:0] if drafter is None else drafter.double()
+    largest, first, drafted, *found = read(largest, drafter, draft.tokens, *wanted)
+    for model, values in (("target", largest), ("drafter", first)):
+        if not np.isfinite(values).all():
+            raise BrokenLogitsError(model)
     return drafted.tolist(), found
 
 

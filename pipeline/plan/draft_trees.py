@@ -151,7 +151,7 @@ def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
         FieldError: the shape or a key is not known, or a value has the wrong type or range.
     """
     name = mapping["tree"]
-    if name not in SHAPES:
+    if not isinstance(name, str) or name not in SHAPES:
         raise refused(f"{where}.tree", name, f"one of {', '.join(SHAPES)}")
     keys = SHAPES[name].keys
     given = {key: value for key, value in mapping.items() if key != "tree"}

@@ -121,7 +121,7 @@ class ForkedDraft:
                     token = draw(weights, self._noise.at(*key, sibling))
                     tokens[row][sibling] = token
                     weights[token] = 0
-        return Drawn(torch.tensor(tokens), q)
+        return torch.tensor(tokens), q[:, 0], q
 
 
 def draw(weights: np.ndarray, uniform: Any) -> int:
@@ -313,10 +313,10 @@ class ByProbability(DrawnRace):
     """Draws two tokens and keeps the more probable."""
 
     def draft(self, logits: torch.Tensor, position: int, depth: int, width: int) -> Drawn:
-        tokens, weights = super().draft(logits, position, depth, 2)
+        tokens, first, weights = super().draft(logits, position, depth, 2)
         assert weights is not None
         most = weights.gather(1, tokens.clamp(min=0)).argmax(1, keepdim=True)
-        return Drawn(tokens.gather(1, most), weights)
+        return tokens.gather(1, most), first, weights
 
 
 def test_speculative_sampling_bends_the_law_where_nodes_are_chosen_by_what_was_drawn() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,22 +13,38 @@ import pytest
 import torch
 
 from analysis.decoding import laws as verification
-from analysis.rules import Additive
-from analysis.trees.topology import Topology
+from analysis.rules import Additive, Mars, Typical
+from analysis.trees.topology import Growth, Topology
 from pipeline.decoding import loop
-from pipeline.decoding.choices import Greedy, Noise, Race
-from pipeline.decoding.drafters import ModelDrafter, Nothing
-from pipeline.decoding.lookup import PromptLookup, continuation
+from pipeline.decoding.choices import (
+    DRAFT,
+    DrawnRace,
+    FreshInversion,
+    Greedy,
+    Inversion,
+    Noise,
+    Race,
+    Truncation,
+)
+from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter, nothing
+from pipeline.decoding.lookup import LookupFirst, PromptLookup, continuation
 from pipeline.decoding.loop import decode
 from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import verification as verification_pass
-from pipeline.decoding.verifiers import Match, Relaxed
+from pipeline.decoding.verifiers import (
+    BlockVerification,
+    Match,
+    Relaxed,
+    SpeculativeSampling,
+    TreeSampling,
+)
 from pipeline.errors import PipelineError
 from pipeline.execution import stopwatch
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
+from tests.pipeline.heads import random_head
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -281,22 +299,88 @@ def test_parts_of_an_answer_add_up_to_what_it_took(
         assert min(call.draft_seconds, call.verify_seconds, call.other_seconds) > 0
 
 
-@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("row", [0, 2])
-def test_logits_that_are_not_finite_stop_the_answer_where_they_occur(
-    broken: float, row: int, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:
+    """A copy of a model whose logits of some tokens have this value."""
+    module = copy.deepcopy(model.module)
+    module.lm_head.register_forward_hook(
+        lambda _, __, out: out.index_fill(-1, torch.tensor(ids), value)
+    )
+    return replace(model, module=module)
+
+
+UNEVEN = Topology((-1, -1, 0, 0, 1))
+WAYS: dict[str, Any] = {  # what drafts and what verifies, from the noise
+    "greedy": lambda n: (Greedy(), Match(Greedy()), None),
+    "MARS": lambda n: (Greedy(), Relaxed(Mars(0.5)), None),
+    "typical": lambda n: (Greedy(), Relaxed(Typical(0.3, 0.3)), None),
+    "sampling": lambda n: (Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
+    "MARS, sampling": lambda n: (
+        Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None,
+    ),
+    "blocks": lambda n: (FreshInversion(0.8, n), BlockVerification(0.8, n), None),
+    "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
+    "truncated": lambda n: (
+        Inversion(0.8, n, DRAFT, Truncation(0.9, 9)),
+        SpeculativeSampling(0.8, n, None, Truncation(0.9, 9)), None,
+    ),
+    "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
+    "sampled tree": lambda n: (DrawnRace(0.8, n), TreeSampling(0.8, n), UNEVEN),
+    "raced tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), UNEVEN),
+    "grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), Growth(3, 7, 3)),
+}  # fmt: skip
+
+
+def answer_of(target: LanguageModel, drafter: Any, way: str, prompt: list[int]) -> list[int]:
+    choice, verifier, tree = WAYS[way](Noise(0, "a", LIMIT, CPU, 3))
+    return decode(target, model_drafter(drafter, choice, tree), verifier, prompt, 3, LIMIT).tokens
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_broken_logits_of_a_drafter_are_an_error(
+    way: str, broken: float, kind: str, target: LanguageModel, drafter: LanguageModel
 ) -> None:
-    passes: list[int] = []
-    real = CachedSequence.extend
+    """A draw from them would be the last token, which no test of the target corrects."""
+    source: Any = hooked(drafter, [7], broken)
+    if kind == "head":
+        source = replace(random_head(target), projection=source.module.lm_head)
+    with pytest.raises(PipelineError, match=r"the drafter: NaN or infinite .*\(drafter.dtype\)"):
+        answer_of(target, source, way, PROMPTS[1])
 
-    def third_is_broken(self: CachedSequence, *arguments: Any) -> torch.Tensor:
-        passes.append(1)
-        found = real(self, *arguments)
-        if len(passes) == 3:
-            found[row, 7] = broken
-        return found
 
-    monkeypatch.setattr(CachedSequence, "extend", third_is_broken)
-    with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits at position \d+ of the"):
-        greedy(target, PromptLookup(1, CPU), [5] * 9, 3)
-    assert len(passes) == 3
+@pytest.mark.parametrize("way", WAYS)
+def test_masked_tokens_of_a_target_have_no_probability(
+    way: str, target: LanguageModel, drafter: LanguageModel
+) -> None:
+    plain = plain_greedy(target, PROMPTS[1])
+    masked = sorted({*plain[::2]})
+    found = answer_of(hooked(target, masked, -torch.inf), drafter, way, PROMPTS[1])
+    assert found == answer_of(hooked(target, masked, -1e4), drafter, way, PROMPTS[1])
+    assert not {*masked} & {*found}
+
+
+@pytest.mark.parametrize("ids", [[7], list(range(V))], ids=["one", "all"])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_broken_logits_of_the_target_are_an_error(
+    broken: float, ids: list[int], target: LanguageModel
+) -> None:
+    model = hooked(target, ids, broken)
+    if broken == -torch.inf and len(ids) == 1:
+        assert 7 not in greedy(model, PromptLookup(1, CPU), [5] * 9, 3).tokens
+        return
+    with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits at position 0 of the"):
+        greedy(model, PromptLookup(1, CPU), [5] * 9, 3)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_what_look_up_found_is_no_path_of_the_other_drafter(found: bool) -> None:
+    told: list[Any] = []
+    other: Any = SimpleNamespace(
+        layers=(), tree=None,
+        propose=lambda *_: nothing(CPU), accept=lambda *given: told.append(given),
+    )  # fmt: skip
+    first = LookupFirst(PromptLookup(2, CPU), other)
+    first.propose([5, 6, 7, 5, 6] if found else [1, 2, 3], 2, 0)
+    first.accept(3, (0, 1), None)
+    assert told == [(3, () if found else (0, 1), None)]

@@ -157,6 +157,8 @@ def test_lists_of_numbers_are_one_tree_and_lists_of_them_several() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"tree": {}}, r"methods\[0\].tree={} is not allowed: give one of sequence, batch"),
+        ({"drafting": {}}, r"methods\[0\].drafting={} is not allowed: give one of"),
         ({"tree": "bush"}, r"methods\[0\].tree=bush is not allowed: give one of sequence, batch"),
         ({"tree": "symmetric"}, "key 'width' is missing: tree: symmetric takes it"),
         ({"tree": "sequence", "width": 2}, "key 'width' is not known: tree: sequence takes no"),
@@ -189,6 +191,13 @@ def test_trees_that_make_no_sense_are_refused(change: dict[str, Any], message: s
         return
     with pytest.raises(PipelineError, match=message):
         build_methods([TREE | change])
+
+
+def test_the_shape_of_a_tree_is_made_once() -> None:
+    rates = [*[0.001] * 63, 0.5]  # not monotone: k^3 steps
+    entry = TREE | {"tree": "optimal", "nodes": 64, "acceptance": rates, "draft_length": 4}
+    [method], [again] = build_methods([entry]), build_methods([entry])
+    assert method.topology is again.topology is not None
 
 
 def test_blocks_are_chains_above_zero() -> None:

@@ -387,6 +387,9 @@ def test_shapes_by_hand() -> None:
     assert levels(Topology(()), CPU, torch.float32) == ()
 
 
+ENDED = [[False, True, True], [True, False, True], [True, True, False]]
+
+
 def test_levels_and_reach_by_hand() -> None:
     tree = expansion([2, 2])
     assert loop.tested_levels(tree, ()) == (Level(2, 0),)
@@ -404,5 +407,7 @@ def test_levels_and_reach_by_hand() -> None:
     assert reach(tree, flags) == 2
     flags[2] = flags[3] = False
     assert reach(tree, flags) == 1
+    in_a_row = [reach(sequence(3), np.array(open_)) for open_ in ENDED]
+    assert in_a_row == [0, 1, 2]  # a node behind one that ends the answer counts for nothing
     for before, after in pairwise([True, False, True]):
         assert reach(None, torch.tensor([True, before, after]).numpy()) == (1 if not before else 2)
