@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from analysis.fields import FieldError, check, check_keys, from_mapping, ranged, refused
@@ -65,6 +66,7 @@ class DraftTree:
         given = f", R = {rates}" if rates and not self.measured else ""
         return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes) + given
 
+    @lru_cache  # noqa: B019  frozen; what is optimal takes k^3 steps
     def topology(self, draft_length: int) -> Topology | Growth:
         """Return the tree in level order, or how it grows, of at most `draft_length` levels.
 

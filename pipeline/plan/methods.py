@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from analysis.fields import FieldError, check, from_mapping, ranged, refused
@@ -65,7 +64,7 @@ class Method:
     @property
     def topology(self) -> Topology | Growth | None:
         """The shape of its drafts in level order, or how it grows; None is a chain."""
-        return None if self.tree is None else _topology(self.tree, self.draft_length)
+        return None if self.tree is None else self.tree.topology(self.draft_length)
 
     @property
     def needs_drafts(self) -> bool:
@@ -99,12 +98,6 @@ class Method:
     def lossless(self) -> bool:
         """Whether the output is that of the target, or distributed like it."""
         return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
-
-
-@lru_cache
-def _topology(tree: DraftTree, draft_length: int) -> Topology | Growth:
-    """Return the shape of a tree, made once: of one that is optimal it takes k^3 steps."""
-    return tree.topology(draft_length)
 
 
 def shown_truncation(given: Mapping[str, float]) -> str:
