@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .topk_checks import check_columns, check_log_probs
-from .topk_ranges import entropy_range
-from .topk_rows import as_rows, check_size, is_integer, rank_and_sum, top
+from .topk_rows import (
+    Floats,
+    as_rows,
+    check_columns,
+    check_log_probs,
+    check_size,
+    entropy_range,
+    is_integer,
+    probability_range,
+    rank_and_sum,
+    tail_range,
+    top,
+)
 
-Floats = NDArray[np.float64]
+__all__ = ["Floats", "TopK"]
 
 SUM_TOLERANCE = 1e-6  # probabilities may come from float32; they are never renormalised
 
@@ -141,16 +151,18 @@ class TopK:
             top_ids: (N, K) int32.
             top_logits: (N, K) float32, raw, by decreasing value, ties by id; -inf for masked
                 tokens. Float64 stays float64.
-            top_surprisal: (N,), -log p0 at the given temperature, over the full vocabulary.
-            log_tail: (N,), at the given temperature, accurate to 1e-9.
-            entropy: (N,) nats, at the given temperature, accurate to `entropy_error`.
+            top_surprisal: (N,) float64, -log p0 at the given temperature, over the full vocabulary.
+            log_tail: (N,) float64, at the given temperature, good to 1e-9; to its own rounding
+                where one token is left.
+            entropy: (N,) float64, nats, at the given temperature, good to `entropy_error`.
             vocab_size: V >= K.
             temperature: above 0; of the distribution whose certificates are wanted.
 
         Raises:
-            ValueError: shapes disagree, K > V, the temperature is not above 0, or columns
-                contradict each other (masses that do not sum to 1, an entropy that they cannot
-                have, ...); the message names the column and the step.
+            ValueError: shapes disagree, K > V, the temperature is not above 0, a column is in a
+                lower precision than float64, or columns contradict each other (masses that do not
+                sum to 1, an entropy that they cannot have, ...); the message names the column and
+                the step.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(as_rows("top_logits", top_logits))
@@ -166,12 +178,18 @@ class TopK:
             )
 
         def column(name: str, value: ArrayLike) -> Floats:
-            array = np.ascontiguousarray(value, dtype=np.float64)
+            given = np.asarray(value)
+            if given.dtype.kind == "f" and given.dtype.itemsize < 8:
+                raise ValueError(
+                    f"{name} is {given.dtype}: give float64, from which certificates are exact, or "
+                    "log-probabilities and their error to TopK.from_log_probs"
+                )
+            array = np.ascontiguousarray(given, dtype=np.float64)
             if array.shape != logits.shape[:1]:
                 raise ValueError(f"{name} has shape {array.shape}: expected {logits.shape[:1]}")
             return array
 
-        dist = cls(
+        columns = (
             ids,
             logits,
             column("top_surprisal", top_surprisal),
@@ -180,8 +198,8 @@ class TopK:
             int(vocab_size),
             _above_zero(temperature),
         )
-        check_columns(dist)
-        return dist
+        check_columns(*columns)
+        return cls(*columns)
 
     @classmethod
     def from_log_probs(
@@ -212,41 +230,30 @@ class TopK:
         if ids.shape != values.shape:
             raise ValueError(f"top_ids {ids.shape} and log_probs {values.shape}: shapes must agree")
         check_log_probs(values, off, vocab_size)
-        probs = np.exp(values)
-        rest = np.clip(1.0 - probs.sum(axis=1), 0.0, None if vocab_size > ids.shape[1] else 0.0)
+        probs, others = np.exp(values), int(vocab_size) - ids.shape[1]
         with np.errstate(divide="ignore"):
-            dist = cls(
-                ids,
-                None,
-                -values[:, 0],
-                np.log(rest),
-                np.zeros(len(values)),
-                int(vocab_size),
-                stored_probs=probs,
-                entropy_error=np.inf,
-                log_prob_error=off,
-            )
-        return replace(dist, entropy=entropy_range(dist)[0])
+            log_tail = np.log(np.clip(1.0 - probs.sum(axis=1), 0.0, None if others else 0.0))
+        dist = cls(
+            ids,
+            None,
+            -values[:, 0],
+            log_tail,
+            np.zeros(len(values)),
+            int(vocab_size),
+            stored_probs=probs,
+            entropy_error=np.inf,
+            log_prob_error=off,
+        )
+        return replace(dist, entropy=dist.entropy_range[0])
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, steps: slice | NDArray[np.intp]) -> TopK:
         """Return some of the steps; arrays are views for a slice, copies for indices."""
-
-        def cut(array: Any) -> Any:
-            return None if array is None else array[steps]
-
-        return replace(
-            self,
-            ids=self.ids[steps],
-            logits=cut(self.logits),
-            top_surprisal=self.top_surprisal[steps],
-            log_tail=self.log_tail[steps],
-            entropy=self.entropy[steps],
-            stored_probs=cut(self.stored_probs),
-            log_prob_error=cut(self.log_prob_error),
-        )
+        stored = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        rows = {name: x[steps] for name, x in stored.items() if isinstance(x, np.ndarray)}
+        return replace(self, **rows)
 
     @property
     def k(self) -> int:
@@ -267,6 +274,22 @@ class TopK:
     def probs(self) -> Floats:
         """(N, K) float64 probabilities, not renormalised."""
         return self.stored_probs if self.stored_probs is not None else np.exp(self.log_probs)
+
+    @cached_property
+    def prob_range(self) -> tuple[Floats, Floats]:
+        """The (N, K) least and largest that each probability can be, by `log_prob_error`."""
+        error = 0.0 if self.log_prob_error is None else self.log_prob_error
+        return probability_range(self.log_probs, np.broadcast_to(error, self.ids.shape))
+
+    @cached_property
+    def tail_range(self) -> tuple[Floats, Floats]:
+        """The (N,) least and largest mass outside the top K, by the stored ones alone."""
+        return tail_range(*self.prob_range, self.vocab_size - self.k)
+
+    @cached_property
+    def entropy_range(self) -> tuple[Floats, Floats]:
+        """The (N,) least and largest entropy, nats, by the stored probabilities alone."""
+        return entropy_range(*self.prob_range, self.vocab_size - self.k)
 
     @cached_property
     def top_probability(self) -> Floats:

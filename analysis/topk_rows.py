@@ -1,12 +1,12 @@
-"""Full rows of numbers, ranked and summed up: what `TopK` stores of logits or probabilities.
+"""The arrays behind `TopK`: full rows ranked and summed up, stored columns checked, ranges.
 
-The stage distributions computes the same on its device (`pipeline.models.logit_statistics`), and is
-tested against this.
+The stage distributions computes the same sums on its device (`pipeline.models.logit_statistics`),
+and is tested against this.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +14,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 ENTRIES = 2**21  # logits worked on at a time
+CHECKED = 2**16  # probabilities of columns checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
-
-
-class Summary(NamedTuple):
-    """Of N rows of logits: the top K, and in nats the moments of the whole."""
-
-    ids: NDArray[np.int32]  # (N, K), by decreasing logit, ties by id
-    logits: NDArray[np.floating[Any]]  # (N, K)
-    top_surprisal: Floats  # (N,)
-    log_tail: Floats  # (N,), -inf where no other token has any mass
-    entropy: Floats  # (N,)
+# Of masses, and of entropies relative to 1 + entropy. Float64 stays far below it; a column that was
+# float32 on its way here is seen where it moves a mass.
+TOLERANCE = 1e-9
+PRINTED = 1e-6  # of the sum of printed probabilities
+ROUNDING = 1e-12  # of sums of probabilities, far above that of float64
 
 
 def as_rows(name: str, value: Any) -> NDArray[Any]:
@@ -88,8 +84,15 @@ def top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
     return ranked, np.take_along_axis(chosen, order, axis=1)
 
 
-def rank_and_sum(logits: NDArray[Any], k: int, temperature: float) -> Summary:
+def rank_and_sum(
+    logits: NDArray[Any], k: int, temperature: float
+) -> tuple[NDArray[np.int32], NDArray[Any], Floats, Floats, Floats]:
     """Return the top k and the moments of logits (N, V), some rows at a time.
+
+    Returns:
+        ids (N, K) and logits (N, K), by decreasing logit, ties by id; and (N,) each, with
+        p = exp(z / temperature) / sum exp(z / temperature): -log p0, the log of the mass behind
+        rank K (-inf where there is none), and the entropy -sum p log p.
 
     Raises:
         ValueError: a logit is NaN or +inf, or all of a row are -inf.
@@ -101,10 +104,13 @@ def rank_and_sum(logits: NDArray[Any], k: int, temperature: float) -> Summary:
     ]
     if len(parts) == 1:
         return parts[0]
-    return Summary(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    ids, stored, surprisal, log_tail, entropy = map(np.concatenate, zip(*parts, strict=True))
+    return ids, stored, surprisal, log_tail, entropy
 
 
-def _summary(logits: NDArray[Any], k: int, temperature: float, begin: int) -> Summary:
+def _summary(
+    logits: NDArray[Any], k: int, temperature: float, begin: int
+) -> tuple[NDArray[np.int32], NDArray[Any], Floats, Floats, Floats]:
     largest = logits.max(axis=1)
     right = np.isfinite(largest)  # the maximum of a row with a NaN is NaN
     if not right.all():
@@ -126,4 +132,154 @@ def _summary(logits: NDArray[Any], k: int, temperature: float, begin: int) -> Su
         drop = below.max(axis=1)
         tail = np.exp(below - drop[:, None]).sum(axis=1)  # of its own largest: no underflow
         log_tail = np.where(drop > MASKED, drop + np.log(tail) - surprisal, -np.inf)
-    return Summary(ids, stored, surprisal, log_tail, entropy)
+    return ids, stored, surprisal, log_tail, entropy
+
+
+def check_columns(
+    ids: NDArray[np.int32],
+    logits: NDArray[np.floating[Any]],
+    surprisal: Floats,
+    log_tail: Floats,
+    entropy: Floats,
+    vocab_size: int,
+    temperature: float,
+) -> None:
+    """Check that stored columns can belong to one distribution: those of `TopK`, N steps.
+
+    Raises:
+        ValueError: the first column and step that cannot be, and what is allowed there.
+    """
+    others = vocab_size - ids.shape[1]
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
+        inside = (ids >= 0) & (ids < vocab_size)
+        _refuse("top_ids", ids, inside, f"token ids in [0, {vocab_size})")
+    _refuse("top_logits", logits[:, 0], np.isfinite(logits[:, 0]), "a finite largest logit")
+    falling = logits[:, 1:] <= logits[:, :-1]
+    _refuse("top_logits", logits[:, 1:], falling, "values that fall, -inf for masked tokens")
+    possible = np.isfinite(surprisal) & (surprisal >= -TOLERANCE)
+    _refuse("top_surprisal", surprisal, possible, "-log p0, at least 0")
+    if not others:
+        all_stored = "-inf, as all V tokens are stored"
+        _refuse("log_tail", log_tail, log_tail == -np.inf, all_stored)
+    below_one = log_tail <= np.log1p(TOLERANCE)
+    _refuse("log_tail", log_tail, below_one, "the log of a mass of at most 1")
+    last = (logits[:, -1] - logits[:, 0].astype(np.float64)) / temperature - surprisal  # log p_K
+    most = last + np.log(max(1, others)) + TOLERANCE
+    limit = f"at most that of {others} tokens of rank K"
+    _refuse("log_tail", log_tail, log_tail <= most, limit, most)
+    stored, surprise = _stored_sums(logits, surprisal, temperature)
+    mass = np.exp(log_tail)
+    whole = np.abs(stored + mass - 1.0) <= TOLERANCE
+    if not whole.all():
+        step = int(np.argmin(whole))
+        raise ValueError(
+            f"top_surprisal and log_tail of step {step}: by them the stored tokens have a mass of "
+            f"{stored[step]:.9g} and the others {mass[step]:.9g}: give values with which all "
+            f"probabilities sum to 1, within {TOLERANCE:g}"
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = surprise - np.where(mass > 0, mass * last, 0.0)
+        most = surprise + np.where(mass > 0, mass * (np.log(others) - log_tail), 0.0)
+    slack = TOLERANCE * (1.0 + np.abs(entropy))
+    allowed = f"at most log V = {np.log(vocab_size):.9g}, and with these probabilities at"
+    _refuse("entropy", entropy, entropy >= least - slack, f"{allowed} least", least)
+    _refuse("entropy", entropy, entropy <= most + slack, f"{allowed} most", most)
+
+
+def check_log_probs(values: Floats, error: Floats, vocab_size: int) -> None:
+    """Check (N, K) log-probabilities that may be off by `error`.
+
+    Raises:
+        ValueError: the first step that cannot be, and what is allowed there.
+    """
+    if values.shape[1] > vocab_size:
+        raise ValueError(f"K={values.shape[1]} tokens of a vocabulary of {vocab_size}")
+    _refuse("error", error, np.isfinite(error) & (error >= 0), "a finite number of at least 0")
+    _refuse("log_probs", values[:, 0], np.isfinite(values[:, 0]), "a finite largest value")
+    _refuse("log_probs", values, values <= error, "a logarithm of a probability, at most 0")
+    _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
+    least = np.exp(values - error).sum(axis=1)
+    _refuse("log_probs", least, least <= 1.0 + PRINTED, "probabilities that sum to at most 1")
+
+
+def _refuse(
+    column: str,
+    values: NDArray[Any],
+    right: NDArray[np.bool_],
+    allowed: str,
+    limit: Floats | None = None,
+) -> None:
+    """Raise for the first step that is not right."""
+    if right.all():
+        return
+    first = np.unravel_index(np.argmin(right), right.shape)
+    more = "" if limit is None else f" {limit[first[0]]:.9g}"
+    raise ValueError(
+        f"{column} of step {first[0]}: {values[first]} is not allowed: give {allowed}{more}"
+    )
+
+
+def _stored_sums(
+    logits: NDArray[np.floating[Any]], surprisal: Floats, temperature: float
+) -> tuple[Floats, Floats]:
+    """Return of the stored tokens the sums of p and of -p log p, (N,) each."""
+    weight, spread = np.empty((2, len(logits)))
+    masked = np.isneginf(logits[:, -1]).any()
+    rows = max(1, CHECKED // logits.shape[1])
+    for at in range(0, len(logits), rows):
+        top = logits[at : at + rows]
+        below = top - top[:, :1].astype(np.float64)
+        if temperature != 1.0:
+            below /= temperature
+        if masked:
+            np.maximum(below, MASKED, out=below)  # 0 times -inf is no number
+        w = np.exp(below)
+        weight[at : at + rows] = w.sum(axis=1)
+        spread[at : at + rows] = np.einsum("ij,ij->i", w, below)
+    p0 = np.exp(-surprisal)
+    return p0 * weight, p0 * (surprisal * weight - spread)
+
+
+def probability_range(log_probs: Floats, error: Floats) -> tuple[Floats, Floats]:
+    """Return the (N, K) ends of stored probabilities that are off by `error` at most.
+
+    exp(l - error) and exp(l + error). Both fall along a row, as the probabilities do.
+    """
+    low, high = log_probs - error, log_probs + error
+    low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
+    high = np.minimum.accumulate(high, axis=1)
+    return np.exp(low), np.minimum(np.exp(high), 1.0)
+
+
+def tail_range(low: Floats, high: Floats, others: int) -> tuple[Floats, Floats]:
+    """Return the (N,) ends of the mass T of the other tokens, between 1 - sum high and 1 - sum low.
+
+    None of them exceeds rank K: T is at most others * p_K.
+    """
+    if not others:
+        return np.zeros(len(low)), np.zeros(len(low))
+    least, most = (1.0 - part.sum(axis=1) for part in (high, low))
+    most = np.minimum(most + ROUNDING, others * high[:, -1])
+    return np.minimum(np.maximum(least - ROUNDING, 0.0), most), most
+
+
+def entropy_range(low: Floats, high: Floats, others: int) -> tuple[Floats, Floats]:
+    """Return the (N,) ends of the entropy over the whole vocabulary, nats.
+
+    x log(1/x) is concave, so that of a stored token is least at an end. Of the tail, it is least
+    where every token is as probable as rank K, T log(1/p_K), and largest where all are alike,
+    T log(others / T).
+    """
+    at_ends = np.stack([_surprise(low), _surprise(high)])
+    peak = np.where((low < 1 / np.e) & (1 / np.e < high), 1 / np.e, at_ends.max(axis=0))
+    least, most = tail_range(low, high, others)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        last = np.where(least > 0, -least * np.log(high[:, -1]), 0.0)
+        mass = np.minimum(most, others / np.e)
+        even = np.where(mass > 0, mass * (np.log(others) - np.log(mass)), 0.0)
+    return at_ends.min(axis=0).sum(axis=1) + last, peak.sum(axis=1) + even
+
+
+def _surprise(p: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(p > 0, -p * np.log(p), 0.0)

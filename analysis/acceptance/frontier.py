@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from ..rules.builtin import Tree
 from ..rules.rule import Rule
-from ..rules.tree import Tree
 from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
 from .realised import Steps, Verdict
 

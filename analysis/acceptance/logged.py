@@ -10,25 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from ..certificates.certify import certify
-from ..certificates.divergences import Divergence
 from ..certificates.rounded import Box
-from ..rules.rule import Coverage, Rule
+from ..rules import Rule, Tree
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
 from ..topk import TopK
-from ..topk_ranges import Range, probability_range, tail_range
 
 Ranks = NDArray[np.int32]
 
 STATISTICS = ("acceptance", "certified_tv", "certified_kl")  # of a rule
 Judged = Mapping[str, tuple[Flags, Flags]]  # by statistic, the (N,) steps surely and possibly
 ENTRIES = 2**22  # comparisons held at a time
+
+
+class Range(NamedTuple):
+    """The least and the largest value, both included."""
+
+    low: Floats
+    high: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +78,8 @@ def compare_logged(target: TopK, draft: TopK) -> LoggedPair:
             f"{len(target)} and {len(draft)} steps over vocabularies of {target.vocab_size} and "
             f"{draft.vocab_size} tokens: both must agree"
         )
-    p, q = probability_range(target), probability_range(draft)
-    p_tail, q_tail = tail_range(target), tail_range(draft)
+    p, q = Range(*target.prob_range), Range(*draft.prob_range)
+    p_tail, q_tail = Range(*target.tail_range), Range(*draft.tail_range)
     where = _places(target.ids, draft.ids)  # in q's list, of each of p's tokens; -1
     back = _places(draft.ids, target.ids)
     p_other = np.minimum(p.high[:, -1], p_tail.high)  # of a token that p does not list
@@ -171,13 +176,12 @@ def _ends(
 
 def _accepted(pair: LoggedPair, rule: Rule) -> tuple[Flags, Flags]:
     """Return where a rule surely, and possibly, accepts the drafter's first token."""
-    form, rank = rule.form(pair.target), pair.draft_rank
-    if isinstance(form, Coverage):
+    rank = pair.draft_rank
+    if isinstance(rule, Tree):
         listed = pair.argmax_rank > 0
-        sure = listed & (pair.argmax_rank <= form.m)
-        return sure, sure | (~listed & (pair.draft_k < form.m))
-    box = Box.of(pair.target, Divergence.named("kl"), certify)
-    low, high, most_rank = box.thresholds(rule)
+        sure = listed & (pair.argmax_rank <= rule.m)
+        return sure, sure | (~listed & (pair.draft_k < rule.m))
+    low, high, most_rank = Box(pair.target).thresholds(rule)
     inside = (rank > 0) & (rank <= most_rank)
     maybe = inside | ((rank == 0) & (pair.target.k < most_rank))
     return (

@@ -18,11 +18,17 @@ from __future__ import annotations
 import numpy as np
 
 from ..certificates.certify import certify
-from ..rules.builtin import Additive, Multiplicative, StrictGreedy, TopMAdditive, TopMMultiplicative
+from ..rules.builtin import (
+    Additive,
+    FirstRanks,
+    Multiplicative,
+    StrictGreedy,
+    TopMAdditive,
+    TopMMultiplicative,
+    Tree,
+)
 from ..rules.rule import Rule
-from ..rules.tree import Tree
 from ..topk import Floats, TopK
-from .probability import FirstRanks
 
 KNOWN = (StrictGreedy, Additive, Multiplicative, TopMAdditive, TopMMultiplicative, Tree)
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..certificates.certify import certify
 from ..certificates.tails import TAIL_ERROR
-from ..rules.rule import Cut, Rule
+from ..rules.builtin import FirstRanks
 from ..topk import Floats, TopK
 from .coins import Hulls, coins, fill_least_modes, least_kept
 
@@ -85,22 +84,6 @@ def sampled_draft_mean(mass: ArrayLike, mean_kl: float) -> float:
         return float(b.mean()) + x * (spent - budget), spent
 
     return max(0.0, _best_price(priced, budget)) if budget > 0 else float(a.mean())
-
-
-@dataclass(frozen=True)
-class FirstRanks(Rule):
-    """Accept the n most probable tokens, whatever their probabilities."""
-
-    n: int
-
-    @property
-    def minimum_k(self) -> int:
-        """As many as there may be: what is not stored is not asked for."""
-        return 1
-
-    def cut(self, _dist: TopK, /) -> Cut:
-        """Return the limit on ranks."""
-        return Cut(max_rank=self.n)
 
 
 def mode_costs(dist: TopK) -> Floats:
@@ -260,9 +243,10 @@ def lossless_mean(dist: TopK, mean_kl: float) -> float:
 def _subset_sums(dist: TopK, target: Floats) -> list[Floats]:
     """Return masses of proper subsets near a target: of stored tokens, with the tail or without."""
     p0, sums = np.minimum(dist.top_probability, 1.0), []
-    for start in (np.zeros(len(dist)), np.exp(dist.log_tail)):
+    whole = dist.k == dist.vocab_size
+    for start, with_rest in ((np.zeros(len(dist)), whole), (np.exp(dist.log_tail), True)):
         total = start
-        for p in dist.probs.T:
+        for p in dist.probs.T[: dist.k - with_rest]:  # never all tokens
             total = np.where(total + p <= target, total + p, total)
         sums += [total, np.where(total > 0, 1.0 - total, p0)]
     return sums

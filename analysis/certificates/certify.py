@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..rules.build import check_k
-from ..rules.rule import Count, Coverage, Cut, Ratio, Rule
+from ..rules.builtin import Tree
+from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
 from .divergences import Divergence
-from .kernel import BLOCK, COUNTS, CUT, RATIO, RECORD, TREE, certify_rows
+from .kernel import BLOCK, COUNTS, CUT, RECORD, TREE, certify_rows
 from .kernel_types import Block, Found, Rules, StoredSteps
 from .rounded import rounded
 from .truncation import intervals
@@ -83,17 +84,10 @@ def certify(
             "TopK.from_logits(logits)"
         )
     rules = _listed(rules)
+    exact = partial(_exact, threads=threads, divergence=chosen)
     if dist.log_prob_error is not None:
-        exact = partial(certify, threads=threads, divergence=divergence)
         return Certificates(*rounded(dist, rules, chosen, exact))
-    lower, upper, active, accepted, left = _stored(dist, rules, threads, chosen)
-    if np.any(left):
-        cells = [np.flatnonzero(np.isnan(lower[r])) for r in np.flatnonzero(left)]
-        which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
-        lower[which, open_], upper[which, open_], active[which, open_], accepted[which, open_] = (
-            intervals(dist, rules, which, open_, accepted[which, open_], chosen)
-        )
-    return Certificates(lower.T, upper.T, active.T, accepted.T)
+    return Certificates(*exact(dist, rules))
 
 
 def certify_logits(
@@ -129,6 +123,20 @@ def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
         raise ValueError(
             f"{rules!r} is no rule: give one, for instance StrictGreedy(), or a list of them"
         ) from None
+
+
+def _exact(
+    dist: TopK, rules: Sequence[Rule], threads: int, divergence: Divergence
+) -> tuple[NDArray[Any], ...]:
+    """Return lower, upper, |A| and n, (N, R) each, of steps whose stored numbers are exact."""
+    lower, upper, active, accepted, left = _stored(dist, rules, threads, divergence)
+    if np.any(left):
+        cells = [np.flatnonzero(np.isnan(lower[r])) for r in np.flatnonzero(left)]
+        which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
+        lower[which, open_], upper[which, open_], active[which, open_], accepted[which, open_] = (
+            intervals(dist, rules, which, open_, accepted[which, open_], divergence)
+        )
+    return lower.T, upper.T, active.T, accepted.T
 
 
 def _stored(
@@ -189,15 +197,11 @@ def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
 
 def _kernel_form(dist: TopK, rule: Rule) -> tuple[int, Cut]:
     """Return the kind of a rule and what the kernel needs of it; counts pass as ranks."""
+    if isinstance(rule, Tree):
+        return TREE, Cut(max_rank=rule.m)
     form = rule.form(dist)
-    if isinstance(form, Coverage):
-        return TREE, Cut(max_rank=form.m)
-    if isinstance(form, Ratio):
-        if dist.vocab_size == 1:  # x0 is all there is, and is accepted
-            return CUT, Cut(max_rank=1)
-        return RATIO, Cut(offset=form.theta)
-    if isinstance(form, Count):
-        return COUNTS, Cut(max_rank=form.counts)
+    if not isinstance(form, Cut):
+        return COUNTS, Cut(max_rank=form)
     ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
     needed = min(max(ranks, form.strictly_above_rank), dist.vocab_size)
     if dist.k < needed:
@@ -217,8 +221,6 @@ def _columns(
     constants, rows = [], []
     for value in values:
         shape = np.shape(value)
-        if shape not in ((), (steps,)):
-            raise ValueError(f"a rule gave numbers of shape {shape} for {steps} steps")
         constants.append(0 if shape else value)
         rows.append(len(arrays) if shape else -1)
         if shape:

@@ -30,12 +30,21 @@ from .bounds import phi
 from .kernel_types import HELLINGER, KL, RENYI, TV
 
 LARGEST = 1e6  # order; beyond it nothing changes but the rounding
+# Of tokens p / p0 - 1 and log(p / p0): near-ties need the first, small p the second
+Ratios = tuple[Floats, Floats]
 NAMED = {
     "kl": (KL, 1.0),
     "tv": (TV, 1.0),
     "hellinger": (HELLINGER, 0.5),
     "reverse_kl": (RENYI, 0.0),
 }
+
+
+def ratios(p: Floats, p0: Floats) -> Ratios:
+    """Return p / p0 - 1 and log(p / p0), neither of which loses digits of the quotient."""
+    e = (p - p0) / p0
+    with np.errstate(divide="ignore"):
+        return e, np.where(e > -0.5, np.log1p(np.maximum(e, -0.5)), np.log(p / p0))
 
 
 @dataclass(frozen=True)
@@ -98,54 +107,63 @@ class Divergence:
         return math.log(width + 1) if self.order > 0 else math.inf
 
     def least(
-        self, p0: Floats, e: Floats, b: Floats, times: Floats | None = None
+        self,
+        p0: Floats,
+        others: Ratios,
+        token: Ratios,
+        times: Floats | None = None,
+        widen: float = 0.0,
     ) -> tuple[Floats, NDArray[np.int32]]:
         """Return the least divergence that makes a token a mode of q, and |A|, each (N,).
 
         Args:
             p0: (N,), of rank 1.
-            e: (N, J), p / p0 - 1 of the other tokens, by decreasing p.
-            b: (N,), that of the token; it is at most every e that counts.
-            times: (N, J), how many tokens there are of each e; one if not given.
+            others: of the J other tokens, by decreasing p, (N, J).
+            token: of the token, (N,); it is at most every other that counts.
+            times: (N, J), how many tokens there are of each other; one if not given.
+            widen: the share by which what A gives up, and so the divergence, is taken larger.
         """
-        times = np.ones_like(e) if times is None else times
-        x, x_b = self._level_in(e), self._level_in(b)
+        times = np.ones_like(others[0]) if times is None else times
+        x, x_token = self._level_in(others), self._level_in(token)
         with np.errstate(invalid="ignore"):
             sums = np.cumsum(np.where(times > 0, times * x, 0.0), axis=1)
-            means = (x_b[:, None] + sums) / (1.0 + np.cumsum(times, axis=1))
+            means = (x_token[:, None] + sums) / (1.0 + np.cumsum(times, axis=1))
             # p falls and the level with it: once p is not above, it stays so
-            above = np.column_stack([np.ones(len(e), dtype=bool), x[:, 1:] > means[:, :-1]])
+            above = np.column_stack([np.ones(len(x), dtype=bool), x[:, 1:] > means[:, :-1]])
         above = np.logical_and.accumulate(above, axis=1)
         last = above.sum(axis=1) - 1
         mean = np.take_along_axis(means, last[:, None], axis=1)[:, 0]
         width = int(last.max(initial=0)) + 1
         weight = np.where(above, times, 0.0)[:, :width]
-        value = p0 * self._given_up(e[:, :width], weight, b, mean)
+        active = others[0][:, :width], others[1][:, :width]
+        value = p0 * self._given_up(active, weight, token, mean) * (1.0 + widen)
         size = weight.sum(axis=1) + 1.0
-        return self._distance(value, p0 * size * self._level(mean)), size.astype(np.int32)
+        least = p0 * size * self._level(mean) * (1.0 - widen)
+        return self._distance(value, least), size.astype(np.int32)
 
-    def _level_in(self, e: Floats) -> Floats:
+    def _level_in(self, tokens: Ratios) -> Floats:
         """Return the x whose arithmetic mean over A is the level's: e, w^a - 1 or log w."""
+        e, log_w = tokens
         if self.kind in (KL, TV):
             return e
-        with np.errstate(divide="ignore"):
-            return np.expm1(self.order * np.log1p(e)) if self.order > 0 else np.log1p(e)
+        return np.expm1(self.order * log_w) if self.order > 0 else log_w
 
     def _level(self, mean: Floats) -> Floats:
         """Return the power mean of w from the mean of x."""
         return np.exp(np.log1p(mean) / self.order) if self.order > 0 else np.exp(mean)
 
-    def _given_up(self, e: Floats, weight: Floats, b: Floats, mean: Floats) -> Floats:
+    def _given_up(self, others: Ratios, weight: Floats, token: Ratios, mean: Floats) -> Floats:
         """Return the distance for KL and TV, else (p(A) - |A| M) sign(1 - a), in units of p0."""
         if self.kind == TV:
-            return mean - b
+            return mean - token[0]
         if self.kind == KL:
-            terms = weight * phi((e - mean[:, None]) / (1.0 + mean[:, None]))
-            return np.asarray((1.0 + mean) * (terms.sum(axis=1) + phi((b - mean) / (1.0 + mean))))
+            terms = weight * phi((others[0] - mean[:, None]) / (1.0 + mean[:, None]))
+            one = phi((token[0] - mean) / (1.0 + mean))
+            return np.asarray((1.0 + mean) * (terms.sum(axis=1) + one))
         with np.errstate(divide="ignore", invalid="ignore"):
             level = np.log1p(mean) / self.order if self.order > 0 else mean
-            terms = weight * self._gap(np.log1p(e) - level[:, None])
-            total = np.where(weight > 0, terms, 0.0).sum(axis=1) + self._gap(np.log1p(b) - level)
+            terms = weight * self._gap(others[1] - level[:, None])
+            total = np.where(weight > 0, terms, 0.0).sum(axis=1) + self._gap(token[1] - level)
             return np.where(np.isneginf(level), np.inf, np.exp(level) * total)
 
     def _gap(self, y: Floats) -> Floats:

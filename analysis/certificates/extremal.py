@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..rules.rule import Coverage, Rule
+from ..rules.builtin import Tree
+from ..rules.rule import Rule
 from ..topk import Floats, TopK
 from .bounds import phi
 
@@ -41,9 +42,8 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     """
     dist = TopK.from_probabilities(np.asarray(p, dtype=np.float64)[None, :])
     ranked = dist.probs[0]
-    form = rule.form(dist)
-    if isinstance(form, Coverage):
-        accepted, active_ranks = form.m, _tree_active
+    if isinstance(rule, Tree):
+        accepted, active_ranks = rule.m, _tree_active
     else:
         accepted, active_ranks = int(rule.accepted_count(dist)[0]), _single_active
     if accepted >= len(ranked):

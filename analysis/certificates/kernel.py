@@ -26,7 +26,7 @@ import numpy as np
 from ..topk import Floats
 from .kernel_types import HELLINGER, KL, TV, Block, Found, Ints, Rules, StoredSteps, apart, compiled
 
-CUT, COUNTS, RATIO, TREE = 0, 1, 2, 3  # kinds of rules
+CUT, COUNTS, TREE = 0, 1, 2  # kinds of rules
 BLOCK = 128  # steps
 FAST = 0.02  # least value of the fast form, as a share of the active mass
 
@@ -266,17 +266,6 @@ def by_threshold(
 
 
 @compiled
-def by_ratio(steps: StoredSteps, theta: float, block: Block, start: int, count: int) -> int:
-    """List the steps of a block at which MARS accepts rank 2: z1 > 0 and z2 / z1 > theta."""
-    listed = 0
-    for i in range(count):
-        top, second = np.float64(steps.values[start + i, 0]), steps.values[start + i, 1]
-        block.listed[listed], block.n[listed] = i, 2
-        listed += 1 if top > 0.0 and np.float64(second) / top > theta else 0
-    return listed
-
-
-@compiled
 def settle(
     steps: StoredSteps, rules: Rules, r: int, block: Block, listed: int, found: Found, start: int
 ) -> tuple[int, int]:
@@ -337,8 +326,6 @@ def certify_rows(
                 listed, bad = by_threshold(steps, rules, r, block, start, count)
                 if bad >= 0:
                     return bad
-            elif rules.kind[r] == RATIO:
-                listed = by_ratio(steps, rules.offset[r], block, start, count)
             elif rules.kind[r] == COUNTS:
                 listed = count
                 for i in range(count):

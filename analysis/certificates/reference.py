@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..rules.rule import Coverage, Rule
+from ..rules.builtin import Tree
+from ..rules.rule import Rule
 from ..topk import Floats, TopK
 from .bounds import phi
 
@@ -44,9 +45,9 @@ def certificate_of(dist: TopK, rule: Rule) -> float:
     make the next one, rank n + 1, a mode of q. Where all tokens are accepted nothing is rejected,
     at no divergence: +inf.
     """
-    p, form = dist.probs[0], rule.form(dist)
-    if isinstance(form, Coverage):
-        return tree(p, form.m) if form.m < len(p) else math.inf
+    p = dist.probs[0]
+    if isinstance(rule, Tree):
+        return tree(p, rule.m) if rule.m < len(p) else math.inf
     n = int(rule.accepted_count(dist)[0])
     return single_token(p, n) if n < len(p) else math.inf
 

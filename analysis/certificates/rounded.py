@@ -1,7 +1,7 @@
 """Certificates of steps whose log-probabilities are rounded, and whose tail is not known.
 
-Each stored probability lies between two ends (`topk_ranges`). Let n be the accepted count and M the
-divergence that makes rank n + 1 a mode of q. M rises in n. For a given n it falls in the
+Each stored probability lies between two ends (`TopK.prob_range`). Let n be the accepted count and M
+the divergence that makes rank n + 1 a mode of q. M rises in n. For a given n it falls in the
 probability of rank n + 1 and rises in those of the ranks before it: at the closest draft q the
 derivative by p is log(p / q) for KL, and of that sign for total variation. So M is least where n is
 least, rank n + 1 at its upper end and the ranks before it at their lower ones; and largest the
@@ -18,28 +18,25 @@ that the tail's mass, rank K and the threshold bound, as `truncation` does it wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rules.rule import Count, Coverage, Cut, Rule
+from ..rules.builtin import Tree
+from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
-from ..topk_ranges import entropy_range, probability_range, tail_range
-from .divergences import Divergence
+from .divergences import Divergence, ratios
 from .kernel_types import KL, TV
-from .truncation import MARGIN, Stored, _upper_end
+from .truncation import MARGIN, Stored, upper_end
 
-if TYPE_CHECKING:
-    from .certify import Certificates
+Counts = NDArray[np.integer[Any]]
+Columns = tuple[NDArray[Any], ...]  # lower, upper, |A| at lower and accepted counts, (N, R) each
+Exact = Callable[[TopK, Sequence[Rule]], Columns]
 
-Exact = Callable[[TopK, Sequence[Rule]], "Certificates"]
 
-
-def rounded(
-    dist: TopK, rules: Sequence[Rule], divergence: Divergence, exact: Exact
-) -> tuple[NDArray[Any], ...]:
+def rounded(dist: TopK, rules: Sequence[Rule], divergence: Divergence, exact: Exact) -> Columns:
     """Return lower, upper, |A| at lower and accepted counts, each (N, R).
 
     The counts are those of the printed values, which may differ from the true ones where a
@@ -57,23 +54,19 @@ def rounded(
     """
     if divergence.kind not in (KL, TV):
         raise ValueError("rounded log-probabilities are certified in kl and tv only")
-    found = exact(replace(dist, log_prob_error=None), rules)
-    lower, upper = np.empty_like(found.lower), np.empty_like(found.upper)
-    active = np.empty_like(found.active_size)
-    box = Box.of(dist, divergence, exact)
+    lower, upper, active, counts = exact(replace(dist, log_prob_error=None), rules)
+    box = Box(dist)
     for at, rule in enumerate(rules):
-        form = rule.form(dist)
-        if isinstance(form, Count):
-            raise ValueError(
-                f"rule {rule.label!r} gives counts, and these log-probabilities are rounded: give "
-                "its class a method cut(dist)"
-            )
-        ends = box.tree(rule) if isinstance(form, Coverage) else box.single(rule)
+        if isinstance(rule, Tree):
+            least, most = (exact(corner, [rule]) for corner in (box.relaxed, box.strict))
+            ends: Columns = least[0][:, 0] * (1 - MARGIN), most[1][:, 0] * (1 + MARGIN)
+            ends = (*ends, least[2][:, 0])
+        else:
+            ends = box.single(rule, divergence)
         lower[:, at], upper[:, at], active[:, at] = ends
-    return lower, upper, active, found.accepted_count
+    return lower, upper, active, counts
 
 
-@dataclass(frozen=True)
 class Box:
     """Steps, between ends: `low` and `high` are (N, K) probabilities.
 
@@ -81,53 +74,42 @@ class Box:
     p0 and the entropy at opposite ends to the other tokens.
     """
 
-    dist: TopK
-    divergence: Divergence
-    exact: Exact
-    low: Floats
-    high: Floats
-    strict: TopK
-    relaxed: TopK
-
-    @classmethod
-    def of(cls, dist: TopK, divergence: Divergence, exact: Exact) -> Box:
+    def __init__(self, dist: TopK) -> None:
         """Take N steps with a `log_prob_error`."""
-        low, high = probability_range(dist)
-        entropy = entropy_range(dist)
+        self.dist = dist
+        self.low, self.high = dist.prob_range
 
         def corner(p0: Floats, others: Floats, entropy: Floats) -> TopK:
             probs = np.column_stack([p0, np.minimum(others[:, 1:], p0[:, None])])
             return _described(dist, probs, entropy)
 
-        return cls(
-            dist,
-            divergence,
-            exact,
-            low,
-            high,
-            corner(high[:, 0], low, entropy.low),
-            corner(low[:, 0], high, entropy.high),
-        )
+        least, most = dist.entropy_range
+        self.strict = corner(self.high[:, 0], self.low, least)
+        self.relaxed = corner(self.low[:, 0], self.high, most)
 
-    def tree(self, rule: Rule) -> tuple[Floats, Floats, NDArray[np.int32]]:
-        """Return lower, upper and |A| of a tree's level."""
-        least, most = (self.exact(dist, [rule]) for dist in (self.relaxed, self.strict))
-        lower, upper = least.lower[:, 0] * (1 - MARGIN), most.upper[:, 0] * (1 + MARGIN)
-        return lower, upper, least.active_size[:, 0]
-
-    def single(self, rule: Rule) -> tuple[Floats, Floats, NDArray[np.int32]]:
+    def single(self, rule: Rule, divergence: Divergence) -> Columns:
         """Return lower, upper and |A| of a rule of single tokens."""
         theta_low, theta_high, most_rank = self.thresholds(rule)
         fewest, most = (
             np.maximum(1, np.minimum(np.sum(np.logical_and.accumulate(p > t[:, None], 1), 1), cap))
             for p, t, cap in ((self.low, theta_high, most_rank), (self.high, theta_low, most_rank))
         )
-        lower, active = self.lower_end(fewest, theta_high, most_rank)
-        return lower, self.upper_end(most, theta_low), active
+        lower, active = self._lower_end(divergence, fewest, theta_high, most_rank)
+        return lower, self._upper_end(divergence, most, theta_low), active
 
     def thresholds(self, rule: Rule) -> tuple[Floats, Floats, NDArray[np.int64]]:
-        """Return the (N,) least and largest threshold of a rule, and its largest rank."""
+        """Return the (N,) least and largest threshold of a rule, and its largest rank.
+
+        Raises:
+            ValueError: the rule is no threshold.
+        """
         cuts = [rule.form(corner) for corner in (self.strict, self.relaxed)]
+        size, cut = self.dist.vocab_size, cuts[0]
+        if not isinstance(cut, Cut):
+            raise ValueError(
+                f"rule {rule.label!r} gives counts, and these log-probabilities are rounded: give "
+                "its class a method cut(dist)"
+            )
         ends = [
             cut.offset + cut.slope * p0
             for cut in cuts
@@ -135,29 +117,27 @@ class Box:
             for p0 in (self.low[:, 0], self.high[:, 0])
         ]
         low, high = np.min(ends, axis=0), np.max(ends, axis=0)
-        size, cut = self.dist.vocab_size, cuts[0]
-        assert isinstance(cut, Cut)
         if 0 < cut.strictly_above_rank <= size:
             gate = cut.strictly_above_rank - 1
             low, high = np.maximum(low, self.low[:, gate]), np.maximum(high, self.high[:, gate])
         ranks = np.minimum(size if cut.max_rank is None else cut.max_rank, size)
         return low, high, np.broadcast_to(np.asarray(ranks, dtype=np.int64), low.shape)
 
-    def lower_end(
-        self, n: NDArray[np.integer[Any]], theta: Floats, most_rank: NDArray[np.int64]
+    def _lower_end(
+        self, divergence: Divergence, n: Counts, theta: Floats, most_rank: NDArray[np.int64]
     ) -> tuple[Floats, NDArray[np.int32]]:
         """Return the least M of rank n + 1, and its |A|; n tokens at least are accepted."""
         k, size = self.dist.k, self.dist.vocab_size
         inside = n < k
         at = np.minimum(n, k - 1)
         b = np.take_along_axis(self.high, at[:, None], 1)[:, 0]
-        tail = tail_range(self.dist)
-        beyond = np.minimum(np.minimum(np.maximum(theta, 0.0), tail.high), self.high[:, -1])
+        tail_low, tail_high = self.dist.tail_range
+        beyond = np.minimum(np.minimum(np.maximum(theta, 0.0), tail_high), self.high[:, -1])
         b = np.where(inside, b, beyond)
         others = np.sum((self.low >= b[:, None]) & (np.arange(k) < n[:, None]), axis=1)
-        value, active = self.least(self.low, others, b)
+        value, active = _least(divergence, self.low, others, b)
         # more tokens than are stored are surely accepted: all of the tail, if each exceeds theta
-        each = tail.low - (size - k - 1) * self.high[:, -1]
+        each = tail_low - (size - k - 1) * self.high[:, -1]
         everything = ~inside & (most_rank >= size) & ((theta < 0) | (each > theta))
         everything |= n >= size
         return (
@@ -165,45 +145,46 @@ class Box:
             np.where(everything, 0, active).astype(np.int32),
         )
 
-    def upper_end(self, n: NDArray[np.integer[Any]], theta: Floats) -> Floats:
+    def _upper_end(self, divergence: Divergence, n: Counts, theta: Floats) -> Floats:
         """Return the largest M of rank n + 1; n tokens at most are accepted."""
         k, size = self.dist.k, self.dist.vocab_size
         b = np.take_along_axis(self.low, np.minimum(n, k - 1)[:, None], 1)[:, 0]
-        value, _ = self.least(self.high, n, b)
+        value, _ = _least(divergence, self.high, n, b)
         value *= 1 + MARGIN
         rows = np.flatnonzero((n >= k) & (n < size))
         if len(rows):
-            value[rows] = self.beyond(rows, theta[rows])
+            value[rows] = self._beyond(divergence, rows, theta[rows])
         return np.where(n >= size, np.inf, value)
 
-    def beyond(self, rows: NDArray[np.intp], theta: Floats) -> Floats:
+    def _beyond(self, divergence: Divergence, rows: NDArray[np.intp], theta: Floats) -> Floats:
         """Return the largest M of a token in the tail that is not above theta."""
-        others = self.dist.vocab_size - self.dist.k
-        tail, p_k = tail_range(self.dist[rows]), self.high[rows, -1]
+        others, high = self.dist.vocab_size - self.dist.k, self.high[rows]
+        (tail_low, tail_high), p_k = (end[rows] for end in self.dist.tail_range), high[:, -1]
         with np.errstate(divide="ignore", invalid="ignore"):
-            fitting = np.where(theta > 0, np.ceil(tail.high / theta) - 1.0, others)
+            fitting = np.where(theta > 0, np.ceil(tail_high / theta) - 1.0, others)
         most = np.clip(np.where(theta < 0, others, fitting), 0.0, others)
         j = np.minimum(most, others - 1.0)
-        b = np.maximum(0.0, tail.low - j * p_k) / (others - j)
-        dist = _described(self.dist[rows], self.high[rows], np.zeros(len(rows)))
+        b = np.maximum(0.0, tail_low - j * p_k) / (others - j)
+        dist = _described(self.dist[rows], high, np.zeros(len(rows)))
         with np.errstate(divide="ignore"):
-            dist = replace(dist, log_tail=np.log(tail.high))
-        found = _upper_end(Stored(dist, self.divergence), b, most) * (1 + MARGIN)
+            dist = replace(dist, log_tail=np.log(tail_high))
+        found = upper_end(Stored(dist, divergence), b, most)
         return np.where(most >= others, np.inf, found)
 
-    def least(
-        self, p: Floats, n: NDArray[np.integer[Any]], b: Floats
-    ) -> tuple[Floats, NDArray[np.int32]]:
-        """Return M of a token of probability b beside the n largest of p, and its |A|; n >= 0."""
-        value, active = np.zeros(len(p)), np.full(len(p), 2, dtype=np.int32)
-        p0 = p[:, 0]
-        for count in np.unique(n).tolist():
-            rows = np.flatnonzero((n == count) & (p0 > b))
-            if count and len(rows):
-                e = (p[rows, :count] - p0[rows, None]) / p0[rows, None]
-                b_e = (b[rows] - p0[rows]) / p0[rows]
-                value[rows], active[rows] = self.divergence.least(p0[rows], e, b_e)
-        return value, active
+
+def _least(
+    divergence: Divergence, p: Floats, n: Counts, b: Floats
+) -> tuple[Floats, NDArray[np.int32]]:
+    """Return M of a token of probability b beside the n largest of p, and its |A|; n >= 0."""
+    value, active = np.zeros(len(p)), np.full(len(p), 2, dtype=np.int32)
+    p0 = p[:, 0]
+    for count in np.unique(n).tolist():
+        rows = np.flatnonzero((n == count) & (p0 > b))
+        if count and len(rows):
+            others = ratios(p[rows, :count], p0[rows, None])
+            token = ratios(b[rows], p0[rows])
+            value[rows], active[rows] = divergence.least(p0[rows], others, token)
+    return value, active
 
 
 def _described(dist: TopK, probs: Floats, entropy: Floats) -> TopK:

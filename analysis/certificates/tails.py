@@ -35,7 +35,6 @@ The errors of T and h are allowed for, so that what is possible is never left ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,110 +47,89 @@ HALVINGS = 32  # of a bisection, which ends on the safe side
 Test = Callable[[Floats], NDArray[np.bool_]]
 
 
-@dataclass(frozen=True)
 class Tails:
     """What is known of the tails of M steps, and the thresholds they are held against.
 
-    Attributes:
-        size: N, the number of tokens.
-        theta: (M,), above 0 and below p_K.
-        p_k: (M,), no token is above.
-        lower: (M,), and
-        upper: (M,), T is between them.
-        least: (M,), and
-        most: (M,), h is between them, with a margin for taking T at one end: greatest entropies
-            are taken at `upper`, least ones at `lower`, and none falls in T by a slope above 1.
+    The mass T > 0 is in [lower, upper], by TAIL_ERROR; the entropy h is in [least, most], with a
+    margin for taking T at one end: greatest entropies are taken at `upper`, least ones at `lower`,
+    and none falls in T by a slope above 1.
     """
 
-    size: int
-    theta: Floats
-    p_k: Floats
-    lower: Floats
-    upper: Floats
-    least: Floats
-    most: Floats
+    def __init__(
+        self, size: int, theta: Floats, p_k: Floats, mass: Floats, h: Floats, h_error: Floats
+    ) -> None:
+        """Take N tokens, thresholds above 0 and below p_K, T, and h known up to `h_error`."""
+        self.size, self.theta, self.p_k = size, theta, p_k
+        self.lower, self.upper = mass * (1.0 - TAIL_ERROR), mass * (1.0 + TAIL_ERROR)
+        slack = h_error + (self.upper - self.lower)
+        self.least, self.most = h - slack, h + slack
+        # t, the least probability of an accepted token in a tail of greatest entropy
+        self.level = np.maximum(theta, self.upper / size)
 
-    @classmethod
-    def of(
-        cls, size: int, theta: Floats, p_k: Floats, mass: Floats, h: Floats, h_error: Floats
-    ) -> Tails:
-        """Take T > 0 (known up to TAIL_ERROR) and h (known up to h_error), all (M,)."""
-        lower, upper = mass * (1.0 - TAIL_ERROR), mass * (1.0 + TAIL_ERROR)
-        slack = h_error + (upper - lower)
-        return cls(size, theta, p_k, lower, upper, h - slack, h + slack)
+    def rejected_range(self) -> tuple[Floats, Floats, Floats]:
+        """Return b_min, b_max, and the largest number of tail tokens that can be accepted.
 
-    @property
-    def level(self) -> Floats:
-        """t, the least probability of an accepted token in a tail of greatest entropy."""
-        return np.maximum(self.theta, self.upper / self.size)
+        Where that number is N, b_min and b_max are for the case that one is rejected.
+        """
+        accepted = self.most_accepted()
+        b_max = self.largest_rejected()
+        b_min = self.smallest_rejected(np.minimum(accepted, self.size - 1.0))
+        return np.minimum(b_min, b_max), b_max, accepted
 
+    def most_accepted(self) -> Floats:
+        """Return the largest possible j, in [0, N]; j = 0 always is."""
+        fitting = np.minimum(self.size, np.ceil(self.upper / self.theta) - 1.0)
 
-def rejected_range(tails: Tails) -> tuple[Floats, Floats, Floats]:
-    """Return b_min, b_max, and the largest number of tail tokens that can be accepted, each (M,).
+        def possible(j: Floats) -> NDArray[np.bool_]:
+            j = np.floor(j)
+            accepted = j * self.level
+            greatest = _spread(accepted, j) + _spread(self.upper - accepted, self.size - j)
+            packed = _packed(self.lower, j, self.theta, self.p_k)
+            return (j <= fitting) & (greatest >= self.least) & (packed <= self.most)
 
-    Where that number is N, b_min and b_max are for the case that one is rejected.
-    """
-    accepted = most_accepted(tails)
-    b_max = largest_rejected(tails)
-    b_min = smallest_rejected(tails, np.minimum(accepted, tails.size - 1.0))
-    return np.minimum(b_min, b_max), b_max, accepted
+        halvings = int(fitting.max(initial=0.0) + 1.0).bit_length()  # to less than one token
+        zero = np.zeros_like(self.level)
+        first_impossible = np.floor(_last(possible, zero, fitting + 1.0, halvings))
+        return np.maximum(0.0, first_impossible - 1.0)
 
+    def smallest_rejected(self, j: Floats) -> Floats:
+        """Return b_min where j tokens are accepted, 0 <= j < N."""
+        others, zero = self.size - j, np.zeros_like(j)
+        rest = np.maximum(0.0, self.lower - j * self.p_k)
+        packed = _packed(self.lower, j, self.theta, self.p_k)
 
-def most_accepted(tails: Tails) -> Floats:
-    """Return the largest possible j, in [0, N]; j = 0 always is."""
-    n, level = tails.size, tails.level
-    fitting = np.minimum(n, np.ceil(tails.upper / tails.theta) - 1.0)
+        def reaches(b: Floats) -> NDArray[np.bool_]:
+            entropy = _spread(self.upper - others * b, j) + _spread(others * b, others)
+            return np.asarray(entropy >= self.least)
 
-    def possible(j: Floats) -> NDArray[np.bool_]:
-        j = np.floor(j)
-        greatest = _spread(j * level, j) + _spread(tails.upper - j * level, n - j)
-        packed = _packed(tails.lower, j, tails.theta, tails.p_k)
-        return (j <= fitting) & (greatest >= tails.least) & (packed <= tails.most)
+        def stays(b: Floats) -> NDArray[np.bool_]:
+            return np.asarray(packed + _filled(rest, b) <= self.most)
 
-    halvings = int(fitting.max(initial=0.0) + 1.0).bit_length()  # to less than one token
-    first_impossible = np.floor(_last(possible, np.zeros_like(level), fitting + 1.0, halvings))
-    return np.maximum(0.0, first_impossible - 1.0)
+        even = np.maximum(0.0, self.upper - j * self.level) / others
+        entropic = np.maximum(_last(reaches, even, zero), _last(stays, self.theta, zero))
+        return np.maximum(rest / others, entropic)
 
+    def largest_rejected(self) -> Floats:
+        """Return b_max."""
+        n, theta, p_k = self.size, self.theta, self.p_k
 
-def smallest_rejected(tails: Tails, j: Floats) -> Floats:
-    """Return b_min where j tokens are accepted, 0 <= j < N."""
-    others, zero = tails.size - j, np.zeros_like(j)
-    rest = np.maximum(0.0, tails.lower - j * tails.p_k)
-    packed = _packed(tails.lower, j, tails.theta, tails.p_k)
+        def reaches(b: Floats) -> NDArray[np.bool_]:
+            return np.asarray(_spread(b, 1.0) + _spread(self.upper - b, n - 1.0) >= self.least)
 
-    def reaches(b: Floats) -> NDArray[np.bool_]:
-        entropy = _spread(tails.upper - others * b, j) + _spread(others * b, others)
-        return np.asarray(entropy >= tails.least)
+        def stays(b: Floats) -> NDArray[np.bool_]:
+            rest = np.maximum(0.0, self.lower - b)
+            j = np.floor(rest / p_k)
+            filled = _spread(j * p_k, j) + _filled(rest - j * p_k, b)
+            fits = (j + 1.0) * theta <= self.upper - b
+            packed = np.where(fits, _packed(rest, j + 1.0, theta, p_k), np.inf)
+            return np.asarray(_spread(b, 1.0) + np.minimum(filled, packed) <= self.most)
 
-    def stays(b: Floats) -> NDArray[np.bool_]:
-        return np.asarray(packed + _filled(rest, b) <= tails.most)
-
-    even = np.maximum(0.0, tails.upper - j * tails.level) / others
-    entropic = np.maximum(_last(reaches, even, zero), _last(stays, tails.theta, zero))
-    return np.maximum(rest / others, entropic)
-
-
-def largest_rejected(tails: Tails) -> Floats:
-    """Return b_max."""
-    n, theta, p_k = tails.size, tails.theta, tails.p_k
-
-    def reaches(b: Floats) -> NDArray[np.bool_]:
-        return np.asarray(_spread(b, 1.0) + _spread(tails.upper - b, n - 1.0) >= tails.least)
-
-    def stays(b: Floats) -> NDArray[np.bool_]:
-        rest = np.maximum(0.0, tails.lower - b)
-        j = np.floor(rest / p_k)
-        filled = _spread(j * p_k, j) + _filled(rest - j * p_k, b)
-        fits = (j + 1.0) * theta <= tails.upper - b
-        packed = np.where(fits, _packed(rest, j + 1.0, theta, p_k), np.inf)
-        return np.asarray(_spread(b, 1.0) + np.minimum(filled, packed) <= tails.most)
-
-    top = np.minimum(theta, tails.upper)
-    remainder = tails.lower - np.floor(tails.lower / p_k) * p_k
-    return np.minimum(
-        _last(reaches, np.minimum(tails.upper / n, top), top),
-        _last(stays, np.where(remainder <= top, remainder, 0.0), top),
-    )
+        top = np.minimum(theta, self.upper)
+        remainder = self.lower - np.floor(self.lower / p_k) * p_k
+        return np.minimum(
+            _last(reaches, np.minimum(self.upper / n, top), top),
+            _last(stays, np.where(remainder <= top, remainder, 0.0), top),
+        )
 
 
 def _spread(mass: Floats, tokens: Floats | float) -> Floats:

@@ -7,8 +7,9 @@ other tokens' probabilities, as KL(p || q) is jointly convex and its derivative 
 it is largest at a vertex: of those that are accepted, as others are not active, as many are at p_K
 as T - b_min allows, and one has the remainder.
 
-As in the kernel, tokens are kept by e = p / p0 - 1, from exact differences of logits: M falls with
-the square of small e, so that what is lost there is lost of M.
+As in the kernel, tokens are kept by p / p0 - 1, from exact differences of logits: M falls with the
+square of it where it is small, so that what is lost there is lost of M. Orders below 1 also need
+log(p / p0), as the mean that levels A has a steep slope where p is next to 0.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 
 from ..rules.rule import Counts, Cut, Rule
 from ..topk import Floats, TopK
-from .divergences import Divergence
-from .tails import TAIL_ERROR, Tails, rejected_range
+from .divergences import Divergence, Ratios, ratios
+from .tails import TAIL_ERROR, Tails
 
 MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
 # exp of a stored logarithm is good to about 1e-16 (1 + |logarithm|), relative
@@ -90,7 +91,7 @@ class Stored:
         p0: (N,), of rank 1, and
         p_k: (N,), of rank K, rounded up.
         p0_error: (N,), by what share p0 may be off; 0 where it is given.
-        e: (N, K), p / p0 - 1.
+        tokens: p / p0 - 1 and log(p / p0) of those that are stored, (N, K) each.
         tail: (N,), T, and
         tail_error: (N,), by what share it may be off. Of a single token that is the rounding of
             its logarithm, and more of several.
@@ -106,31 +107,24 @@ class Stored:
         )
         if dist.logits is None:
             self.p0_error = np.zeros(len(dist))
-            self.e = (dist.probs - self.p0[:, None]) / self.p0[:, None]
+            self.tokens = ratios(dist.probs, self.p0[:, None])
         else:
             self.p0_error = ROUNDING * (1.0 + dist.top_surprisal)
             below = dist.logits - dist.logits[:, :1].astype(np.float64)
-            self.e = np.expm1(below / dist.temperature)
+            self.tokens = np.expm1(below / dist.temperature), below / dist.temperature
             # what passed a threshold in the kernel, rounded otherwise, is not below it here
             self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
         logarithm = np.where(self.tail > 0, dist.log_tail, 0.0)
         one = self.others == 1
         self.tail_error = ROUNDING * (1.0 - logarithm) if one else np.full(len(dist), TAIL_ERROR)
 
-    def excess(self, b: Floats) -> Floats:
-        """Return b / p0 - 1 of an unseen token, which is that of p_K at most."""
-        last = self.e[:, -1]
-        return np.where(b < self.p_k, np.minimum((b - self.p0) / self.p0, last), last)
-
-    def least(
-        self,
-        e: Floats,
-        b: Floats,
-        rows: NDArray[np.intp] | slice = slice(None),
-        times: Floats | None = None,
-    ) -> tuple[Floats, NDArray[np.int32]]:
-        """Return M of one more token beside those of e, and its |A|, at some of the steps."""
-        return self.divergence.least(self.p0[rows], e, b, times)
+    def ratios(self, b: Floats) -> Ratios:
+        """Return p / p0 - 1 and log(p / p0) of unseen tokens, which are those of p_K at most."""
+        last = [part[:, -1] for part in self.tokens]
+        below = b < self.p_k
+        found = ratios(b, self.p0)
+        e, log_w = (np.where(below, np.minimum(x, y), y) for x, y in zip(found, last, strict=True))
+        return e, log_w
 
 
 def _by_threshold(stored: Stored, theta: Floats) -> Intervals:
@@ -163,7 +157,7 @@ def _several_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats
     dist, n, tail = stored.dist, stored.others, stored.tail
     stored_surprise = -(dist.probs * np.where(dist.probs > 0, dist.log_probs, 0.0)).sum(axis=1)
     usual = (theta >= TINY) & (tail >= TINY)
-    tails = Tails.of(
+    tails = Tails(
         n,
         np.where(usual, theta, 0.5),
         np.where(usual, np.maximum(stored.p_k, theta), 1.0),
@@ -171,7 +165,7 @@ def _several_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats
         dist.entropy - stored_surprise,
         dist.entropy_error * (1.0 + dist.entropy),
     )
-    low, high, most = rejected_range(tails)
+    low, high, most = tails.rejected_range()
     none = (dist.log_tail == -np.inf) | (theta >= TINY)  # is accepted, where T is next to nothing
     return (
         np.where(usual, low, 0.0),
@@ -197,27 +191,35 @@ def _ends(
 
     They are equal where b is known, unless M falls so fast there that its rounding shows.
     """
-    lower, active = stored.least(stored.e, stored.excess(high * (1.0 + stored.p0_error)))
-    lower *= 1.0 - MARGIN
-    upper = _upper_end(stored, low * (1.0 - stored.p0_error), most) * (1.0 + MARGIN)
+    least = stored.divergence.least
+    largest = stored.ratios(high * (1.0 + stored.p0_error))
+    lower, active = least(stored.p0, stored.tokens, largest, widen=-MARGIN)
+    upper = upper_end(stored, low * (1.0 - stored.p0_error), most)
     known = (stored.others == 1) | (stored.tail < TINY)
     exact = known & (most == 0) & (upper <= lower * (1.0 + 4.0 * MARGIN))
     if exact.any():
-        cost, _ = stored.least(stored.e, stored.excess(stored.tail))
+        cost, _ = least(stored.p0, stored.tokens, stored.ratios(stored.tail))
         lower, upper = (np.where(exact, cost, end) for end in (lower, upper))
     return lower, upper, active
 
 
-def _upper_end(stored: Stored, b: Floats, most: Floats) -> Floats:
-    """Bound M of a token of at least b, if at most `most` unseen tokens exceed it."""
-    e, last = stored.e, stored.excess(b)
-    value, size = stored.least(e, last)
+def upper_end(stored: Stored, b: Floats, most: Floats) -> Floats:
+    """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it."""
+    (e, log_w), (last_e, last_log_w) = stored.tokens, stored.ratios(b)
+    least = stored.divergence.least
+    value, size = least(stored.p0, (e, log_w), (last_e, last_log_w), widen=MARGIN)
     rows = np.flatnonzero(size > e.shape[1])  # p_K exceeds the level: an unseen token may be active
+    p0, last = stored.p0[rows], (last_e[rows], last_log_w[rows])
     mass = np.maximum(0.0, stored.tail[rows] * (1.0 + stored.tail_error[rows]) - b[rows])
     unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # at p_K
     rest = np.where(unseen < most[rows], mass - unseen * stored.p_k[rows], 0.0)
-    rest = np.clip(rest / stored.p0[rows] - 1.0, last[rows], e[rows, -1])  # no more than p_K
-    tokens = np.column_stack([e[rows], e[rows, -1], rest])
+    rest_e = np.clip(rest / p0 - 1.0, last[0], e[rows, -1])  # no more than p_K
+    with np.errstate(divide="ignore"):
+        rest_log_w = np.clip(np.log(rest / p0), last[1], log_w[rows, -1])
+    tokens = (
+        np.column_stack([e[rows], e[rows, -1], rest_e]),
+        np.column_stack([log_w[rows], log_w[rows, -1], rest_log_w]),
+    )
     times = np.column_stack([np.ones_like(e[rows]), unseen, np.ones_like(rest)])
-    value[rows], _ = stored.least(tokens, last[rows], rows, times)
+    value[rows], _ = least(p0, tokens, last, times, MARGIN)
     return value

@@ -1,6 +1,6 @@
 """Acceptance rules: which drafted tokens are accepted, given the target's distribution.
 
-`rule` says what a rule is, `builtin` and `tree` are the rules, `build` makes one from plain
+`rule` says what a rule is, `builtin` has the rules, `build` makes one from plain
 configuration, `dials` turns one parameter from strict to relaxed.
 """
 
@@ -8,15 +8,16 @@ from .build import build, check_k, expand, to_mapping
 from .builtin import (
     AbsoluteThreshold,
     Additive,
+    FirstRanks,
     Mars,
     Multiplicative,
     StrictGreedy,
     TopMAdditive,
     TopMMultiplicative,
+    Tree,
     Typical,
 )
 from .rule import NO_COUNT, UNKNOWN, Cut, Drafted, Rule, parameter, register
-from .tree import Tree
 
 __all__ = [
     "NO_COUNT",
@@ -25,6 +26,7 @@ __all__ = [
     "Additive",
     "Cut",
     "Drafted",
+    "FirstRanks",
     "Mars",
     "Multiplicative",
     "Rule",

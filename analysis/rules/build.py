@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..fields import from_mapping
 from .rule import REGISTRY, Rule
 
@@ -77,7 +79,10 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
     for rule in rules:
         if not isinstance(rule, Rule):
             raise ValueError(f"{rule!r} is no rule: make one with its class, or with build")
-        needed = min(rule.minimum_k, vocab_size)
+        needed = rule.minimum_k
+        if not isinstance(needed, int | np.integer):
+            raise ValueError(f"rule {rule.label!r}: minimum_k={needed!r} must be an integer")
+        needed = min(int(needed), vocab_size)
         if k < needed:
             raise ValueError(
                 f"rule {rule.label!r} needs the {needed} most probable tokens of "
@@ -96,7 +101,7 @@ def _load(module: Any) -> None:
         if error.name != str(module):  # the module is there, something that it imports is not
             advice = str(error)
         raise ValueError(f"module={module!r} cannot be imported: {advice}") from error
-    except Exception as error:  # whatever a user's module raises
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
         raise ValueError(
             f"module={module!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""The acceptance rules that judge drafted tokens one by one.
+"""The acceptance rules: those that judge drafted tokens one by one, and that of draft trees.
 
 Definitions: docs/method.md. x0 is the target's argmax (rank 1), p0 its probability; x0 is always
 accepted. Comparisons are strict, as in the paper.
@@ -6,6 +6,7 @@ accepted. Comparisons are strict, as in the paper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .rule import Counts, Cut, Ratio, Rule, parameter, register
+from .rule import NO_COUNT, Counts, Cut, Drafted, Rule, parameter, register
 
 if TYPE_CHECKING:
     from ..topk import TopK
@@ -205,15 +206,6 @@ class Mars(Rule):
         """3: rank 3 is the first rejected token where rank 2 is accepted."""
         return 3
 
-    def form(self, dist: TopK, /) -> Ratio:
-        """Return the test on the ratio of the two largest raw logits.
-
-        Raises:
-            ValueError: the raw logits are not known.
-        """
-        self.raw_logits(dist)
-        return Ratio(self.theta)
-
     def accepted_count(self, dist: TopK, /) -> Counts:
         """Return 2 where z1 > 0 and z2 / z1 > theta, else 1.
 
@@ -246,3 +238,67 @@ class Mars(Rule):
                 "given by probabilities only: build it with TopK.from_logits"
             )
         return dist.logits
+
+
+@register("tree")
+@dataclass(frozen=True)
+class Tree(Rule):
+    """Accept a level of a tree iff x0 is among the drafter's top m tokens (Theorem 5.1)."""
+
+    shown: ClassVar[str] = "Tree (m = {m})"
+    relaxes: ClassVar[Mapping[str, int]] = {"m": 1}
+    judges_tokens: ClassVar[bool] = False
+
+    m: int = _m()
+
+    @property
+    def ceiling(self) -> float:
+        """log(m + 1), Theorem 5.3."""
+        return math.log(self.m + 1)
+
+    @property
+    def ceiling_shown(self) -> str:
+        """The ceiling as printed."""
+        return f"log {self.m + 1}"
+
+    @property
+    def minimum_k(self) -> int:
+        """M + 1: x0 and the m tokens that can push it out."""
+        return self.m + 1
+
+    def form(self, dist: TopK, /) -> Counts:
+        """Return NO_COUNT throughout."""
+        return self.accepted_count(dist)
+
+    def accepted_count(self, dist: TopK, /) -> Counts:
+        """Return NO_COUNT throughout: what is accepted does not go by target ranks."""
+        return np.full(len(dist), NO_COUNT, dtype=np.int32)
+
+    def accepts(
+        self, _dist: TopK, drafted: Drafted, _count: Counts | None = None
+    ) -> NDArray[np.bool_]:
+        """Say whether x0 is covered, (N,).
+
+        Raises:
+            ValueError: the rank of x0 under the drafter is not known.
+        """
+        if drafted.argmax_rank is None:
+            raise ValueError(
+                f"rule {self.label!r} judges a level of a tree: the rank of the target's argmax "
+                "under the drafter is needed (argmax_rank)"
+            )
+        return np.asarray(drafted.argmax_rank <= self.m)
+
+
+@dataclass(frozen=True)
+class FirstRanks(Rule):
+    """Accept the n most probable tokens, whatever their probabilities: its certificate is M(n + 1).
+
+    Not of the configuration: `topm_additive` with t = 1 differs at tokens without probability.
+    """
+
+    n: int = parameter("an integer of at least 1", lambda n: n >= 1)
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        """Return the limit on ranks."""
+        return Cut(max_rank=self.n)

@@ -32,13 +32,9 @@ __all__ = [
     "NO_COUNT",
     "REGISTRY",
     "UNKNOWN",
-    "Count",
     "Counts",
-    "Coverage",
     "Cut",
     "Drafted",
-    "Form",
-    "Ratio",
     "Rule",
     "parameter",
     "register",
@@ -57,7 +53,7 @@ class Cut:
     Attributes:
         max_rank: an integer or (N,) integers; None means every rank.
         offset: a number or (N,) numbers.
-        slope: a number.
+        slope: a finite number.
         strictly_above_rank: when positive, p must also exceed the p of this rank.
     """
 
@@ -65,6 +61,23 @@ class Cut:
     offset: float | Floats = -math.inf
     slope: float = 0.0
     strictly_above_rank: int = 0
+
+    def fault(self, steps: int) -> str:
+        """Say what of these numbers cannot be used at so many steps; empty where all can."""
+        ranks = np.asarray(1 if self.max_rank is None else self.max_rank)
+        gate, offset, slope = map(np.asarray, (self.strictly_above_rank, self.offset, self.slope))
+        one_each = "an integer of at least 1, or one a step"
+        if ranks.dtype.kind not in "iu" or ranks.shape not in ((), (steps,)) or np.any(ranks < 1):
+            return f"max_rank={self.max_rank!r}: give None (every rank), {one_each}"
+        if offset.dtype.kind not in "fiu" or offset.shape not in ((), (steps,)):
+            return f"offset={self.offset!r}: give a number, or one a step"
+        if np.isnan(offset).any():
+            return "offset is not a number (nan): give numbers, -inf to accept every token"
+        if slope.dtype.kind not in "fiu" or slope.shape or not np.isfinite(slope):
+            return f"slope={self.slope!r}: give a finite number"
+        if gate.dtype.kind not in "iu" or gate.shape or gate < 0:
+            return f"strictly_above_rank={self.strictly_above_rank!r}: give a rank, or 0 for none"
+        return ""
 
     def threshold(self, dist: TopK) -> Floats:
         """Return the (N,) probability a token must exceed, without the limit on ranks."""
@@ -81,30 +94,6 @@ class Cut:
         found = np.logical_and.accumulate(passing, axis=1).sum(axis=1)
         open_ = (found == dist.k) & (dist.k < np.minimum(most, dist.vocab_size))
         return np.where(open_, UNKNOWN, np.minimum(found, most)).astype(np.int32)
-
-
-@dataclass(frozen=True, eq=False)
-class Count:
-    """The n most probable tokens are accepted: (N,) integers, UNKNOWN for more than are stored."""
-
-    counts: NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Rank 2 is accepted as well where z1 > 0 and z2 / z1 > theta, z the raw logits."""
-
-    theta: float
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """A level of a tree is accepted iff x0 is among the drafter's m most probable tokens."""
-
-    m: int
-
-
-Form = Cut | Count | Ratio | Coverage
 
 
 class Drafted(NamedTuple):
@@ -226,38 +215,49 @@ class Rule:
         """
         return self._given_cut(dist).count(dist)
 
-    def form(self, dist: TopK, /) -> Form:
-        """Return the rule as certificates are computed from it.
+    def form(self, dist: TopK, /) -> Cut | Counts:
+        """Return what is accepted as certificates need it: a threshold, or else (N,) counts.
 
         Raises:
-            ValueError: the class says nothing, or its numbers are impossible.
+            ValueError: the class says nothing, its numbers are impossible, or a method of a
+                user's rule raises.
         """
-        if type(self).accepted_count is not Rule.accepted_count:
-            return Count(self._checked_counts(dist))
-        cut = self._given_cut(dist)
-        if cut.max_rank is not None and np.any(np.asarray(cut.max_rank) < 1):
-            raise ValueError(f"rule {self.label!r}: max_rank must be at least 1, x0 is accepted")
-        return cut
-
-    def _given_cut(self, dist: TopK) -> Cut:
-        cut = self.cut(dist)
-        if cut is None:
-            raise ValueError(
-                f"rule {self.label!r} says nothing: give its class a method cut(dist) "
-                "or accepted_count(dist)"
-            )
-        return cut
-
-    def _checked_counts(self, dist: TopK) -> NDArray[np.integer[Any]]:
-        counts, size = np.asarray(self.accepted_count(dist)), dist.vocab_size
-        good = ((counts >= 1) | ((counts == UNKNOWN) & (dist.k < size))) & (counts <= size)
-        whole = np.issubdtype(counts.dtype, np.integer)
-        if not whole or counts.shape != (len(dist),) or not np.all(good):
+        if type(self).accepted_count is Rule.accepted_count:
+            return self._given_cut(dist)
+        counts, size = np.asarray(self._ask("accepted_count", dist)), dist.vocab_size
+        right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
+        if right:
+            unknown = (counts == UNKNOWN) & (dist.k < size)
+            right = bool(np.all(((counts >= 1) | unknown) & (counts <= size)))
+        if not right:
             raise ValueError(
                 f"rule {self.label!r}: accepted_count must give one integer a step, in "
                 f"[1, {size}], or {UNKNOWN} where more than the stored tokens are accepted"
             )
         return counts
+
+    def _given_cut(self, dist: TopK) -> Cut:
+        cut = self._ask("cut", dist)
+        if cut is None:
+            raise ValueError(
+                f"rule {self.label!r} says nothing: give its class a method cut(dist) "
+                "or accepted_count(dist)"
+            )
+        fault = cut.fault(len(dist)) if isinstance(cut, Cut) else f"{cut!r:.80}: give a Cut"
+        if fault:
+            raise ValueError(f"rule {self.label!r}: cut(dist) returned {fault}")
+        return cut
+
+    def _ask(self, method: str, dist: TopK) -> Any:
+        """Call a method, and name the rule where one of a user's own fails."""
+        try:
+            return getattr(self, method)(dist)
+        except (Exception, SystemExit) as error:
+            if not self.own:
+                raise
+            raise ValueError(
+                f"rule {self.label!r}: {method}(dist) raised {type(error).__name__}: {error}"
+            ) from error
 
     def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
         """Return the (N,) steps at which the rule's test means nothing; none by default."""

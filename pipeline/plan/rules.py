@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.report.escape import macro
-from analysis.rules import Rule, expand
+from analysis.rules import Cut, Rule, Tree, expand
 from analysis.rules.dials import Dial, build_dial
-from analysis.rules.rule import Coverage, Cut
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 
@@ -45,7 +44,7 @@ def judged_by_logs(rule: Rule) -> bool:
     tokens = range(rule.minimum_k)
     probe = TopK.from_log_probs([tokens], [[-99.0] * rule.minimum_k], 0.0, 2**31)
     try:
-        return isinstance(rule.form(probe), Cut | Coverage)
+        return isinstance(rule, Tree) or isinstance(rule.form(probe), Cut)
     except ValueError:
         return False
 

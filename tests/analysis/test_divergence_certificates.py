@@ -8,10 +8,16 @@ import mpmath
 import numpy as np
 import pytest
 
-from analysis.beyond.probability import FirstRanks
 from analysis.certificates.certify import certify
 from analysis.certificates.divergences import Divergence
-from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
+from analysis.rules import (
+    AbsoluteThreshold,
+    Additive,
+    FirstRanks,
+    Multiplicative,
+    StrictGreedy,
+    Tree,
+)
 from analysis.topk import Floats, TopK
 from benchmarks.soundness import targets
 from tests.analysis.cases import dirichlet

@@ -19,7 +19,6 @@ from analysis.rules import (
     Tree,
     Typical,
 )
-from analysis.topk_ranges import entropy_range, probability_range, tail_range
 
 V = 60
 RULES: list[Rule] = [
@@ -85,8 +84,8 @@ def test_contain_those_of_any_distribution_of_the_box() -> None:
     p, k, digits = distributions(300, seed=9), 6, 1
     told = printed(p, k, digits)
     found = certify(told, RULES)
-    low, high = probability_range(told)
-    tail = tail_range(told)
+    low, high = told.prob_range
+    tail_low, tail_high = told.tail_range
     tried = 0
     for _ in range(60):
         ends = rng.random((len(p), 1)) < 0.3
@@ -97,12 +96,12 @@ def test_contain_those_of_any_distribution_of_the_box() -> None:
         others = rest[:, None] * weights / weights.sum(axis=1, keepdims=True)
         fits = (rest >= 0) & (others.max(axis=1) <= top[:, -1])
         tried += int(fits.sum())
-        assert np.all((tail.low <= rest) & (rest <= tail.high) | ~fits)
+        assert np.all((tail_low <= rest) & (rest <= tail_high) | ~fits)
         full = TopK.from_probabilities(np.column_stack([top, others])[fits])
         exact = certify(full, RULES)
         inside = Certificates(*(getattr(found, n)[fits] for n in found.__dataclass_fields__))
         assert_inside(inside, exact, RULES)
-        least, most = entropy_range(told)
+        least, most = told.entropy_range
         assert np.all(full.entropy >= least[fits] - 1e-9)
         assert np.all(full.entropy <= most[fits] + 1e-9)
     assert tried > 2000

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from analysis.acceptance.logged import LoggedPair, judge_logged, logged_statistics, violations
+from analysis.acceptance.logged import (
+    LoggedPair,
+    Range,
+    judge_logged,
+    logged_statistics,
+    violations,
+)
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
-from analysis.topk_ranges import Range
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import Node
 from pipeline.plan.summaries import bootstrap_settings
