@@ -18,6 +18,7 @@ from ..topk import Floats
 
 HALVINGS = 60
 SLACK = 1e-7  # of a call, for rounding
+ULP = float(np.finfo(np.float64).eps)
 
 
 def rejections(certificates: ArrayLike, mean_kl: ArrayLike) -> NDArray[np.int64]:
@@ -39,8 +40,7 @@ def rejections(certificates: ArrayLike, mean_kl: ArrayLike) -> NDArray[np.int64]
         [0, 2, 3]
     """
     values, budget = _checked(certificates, mean_kl)
-    spent = np.cumsum(np.sort(values[np.isfinite(values)]))
-    return np.asarray(np.searchsorted(spent, budget, side="right"), dtype=np.int64)
+    return _affordable(values, budget)
 
 
 def certified_share(certificates: ArrayLike, mean_kl: ArrayLike) -> Floats:
@@ -98,16 +98,23 @@ def tokens_per_call(
             "trajectory"
         )
     if draft_length is None:
-        inner = np.delete(values, last)
-        spent = np.cumsum(np.sort(inner[np.isfinite(inner)]))
-        failures = np.searchsorted(spent, budget, side="right")
-        return float(len(values) / (len(last) + failures))
+        return float(len(values) / (len(last) + _affordable(np.delete(values, last), budget)))
     if draft_length < 1:
         raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
     lengths = np.diff(last, prepend=-1)
     padded = np.full((len(last), int(lengths.max())), np.inf)  # every trajectory ends its row
     padded[np.arange(padded.shape[1]) >= padded.shape[1] - lengths[:, None]] = values
     return float(len(values) / _most_calls(padded, lengths, float(budget), draft_length))
+
+
+def _affordable(values: Floats, budget: Floats) -> NDArray[np.int64]:
+    """Return how many of the smallest values a budget pays for; where rounding decides, one more.
+
+    A sum of n numbers of at least 0 is off by n - 1 halves of an ulp at most, relative.
+    """
+    spent = np.cumsum(np.sort(values[np.isfinite(values)]))
+    rounding = 1.0 + len(spent) * ULP
+    return np.asarray(np.searchsorted(spent, budget * rounding, side="right"), dtype=np.int64)
 
 
 def _most_calls(rows: Floats, lengths: NDArray[np.int64], budget: float, gamma: int) -> float:
@@ -181,4 +188,4 @@ def _checked(certificates: ArrayLike, mean_kl: ArrayLike) -> tuple[Floats, Float
         raise ValueError("certificates must be (N,) numbers of at least 0, N >= 1")
     if not np.all(eps >= 0):
         raise ValueError(f"mean_kl={mean_kl!r} is not allowed: give nats, at least 0")
-    return values, values.size * eps
+    return values, values.size * eps * (1.0 + ULP)  # not below the product

@@ -38,6 +38,23 @@ def test_tokens_per_call_bound_every_set_of_rejected_steps(length: int | None) -
             assert 10 / found <= most + (0 if length is None else 1) + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("certificates", "mean_kl", "length", "tokens"),
+    [
+        # 3 eps rounds below the certificate that it is equal to
+        ([0.10312224871247906, np.inf, np.inf], 0.034374082904159685, None, 1.5),
+        ([0.10312224871247906, np.inf, np.inf], 0.034374082904159685, 2, 1.5),
+        # the dual of a budget that is spent to the last digit is rounded below a whole call
+        ([0.9, 0.9, 0.9, 0.9], 0.675, 2, 1.0),
+        ([0.1, 0.4, 0.3, 0.2], 0.025, 1, 4 / 3),
+    ],
+)
+def test_a_budget_that_is_spent_exactly_rejects(
+    certificates: list[float], mean_kl: float, length: int | None, tokens: float
+) -> None:
+    assert tokens_per_call(certificates, [len(certificates) - 1], mean_kl, length) == tokens
+
+
 def test_rejections_at_exact_budgets() -> None:
     r = [0.5, np.inf, 0.25, 0.0, 1.0]
     # sorted sums: 0, 0.25, 0.75, 1.75
@@ -51,6 +68,9 @@ def test_rejections_at_exact_budgets() -> None:
         4,
     ]
     assert certified_share(r, 0.15).tolist() == 0.4
+    tenths = [0.1] * 10  # their sum in floats is below 1, that of 0.1 and 0.2 is above 0.3
+    assert rejections(tenths, 0.1) == 10
+    assert rejections([0.1, 0.2], 0.15) == 2
     assert uniform_share(r, [0.0, 0.25, 0.2499, 2.0]).tolist() == [0.8, 0.6, 0.8, 0.2]
 
 

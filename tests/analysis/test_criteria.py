@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from analysis.certificates.certify import certify
 from analysis.rules import (
     Additive,
+    Cut,
     Drafted,
     Mars,
     Multiplicative,
@@ -247,20 +249,68 @@ def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         sys.modules.pop("my_rules", None)
 
 
-def test_a_rule_that_says_nothing_or_nonsense_is_refused() -> None:
-    dist = TopK.from_probabilities([RANKED], k=3)
+class Own(Rule):
+    """A rule whose methods return, or raise, what a test says."""
 
-    class Silent(StrictGreedy):
-        def cut(self, _dist: TopK, /) -> None:
-            return None
+    name = "own"
 
-    class Zero(StrictGreedy):
-        def accepted_count(self, dist: TopK, /) -> np.ndarray:
-            return np.zeros(len(dist), dtype=np.int32)
+    def __init__(self, **answers: object) -> None:
+        object.__setattr__(self, "answers", answers)
 
-    with pytest.raises(ValueError, match="says nothing"):
-        certify(dist, [Silent()])
-    with pytest.raises(ValueError, match=r"one integer a step, in \[1, 6\]"):
-        certify(dist, [Zero()])
+    def cut(self, dist: TopK, /) -> Cut | None:
+        return self._answer("cut", dist)
+
+    def _answer(self, method: str, dist: TopK) -> Any:
+        answer = self.answers.get(method)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class Counting(Own):
+    def accepted_count(self, dist: TopK, /) -> np.ndarray:
+        return self._answer("count", dist)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Own(), "says nothing"),
+        (Own(cut="all"), r"'own': cut\(dist\) returned 'all': give a Cut"),
+        (Own(cut=Cut(slope=math.nan)), "slope=nan: give a finite number"),
+        (Own(cut=Cut(slope="1")), "slope='1': give a finite"),
+        (Own(cut=Cut(max_rank=1.9)), "max_rank=1.9: give None .* an integer of at least 1"),
+        (Own(cut=Cut(max_rank=0)), "max_rank=0: give"),
+        (Own(cut=Cut(max_rank=np.array([1, 2, 3]))), r"max_rank=array\(.*one a step"),
+        (Own(cut=Cut(offset=math.nan)), "offset is not a number"),
+        (Own(cut=Cut(offset="0.1")), "offset='0.1': give a number"),
+        (Own(cut=Cut(strictly_above_rank=-1)), "strictly_above_rank=-1"),
+        (Own(cut=KeyError("p")), r"cut\(dist\) raised KeyError: 'p'"),
+        (Own(cut=SystemExit(0)), r"cut\(dist\) raised SystemExit: 0"),
+        (Counting(count=ZeroDivisionError("by 0")), r"accepted_count\(dist\) raised ZeroDiv"),
+        (Counting(count="many"), r"one integer a step, in \[1, 6\]"),
+        (Counting(count=np.array([0])), r"one integer a step, in \[1, 6\]"),
+        (Counting(count=np.array([1.9])), r"one integer a step, in \[1, 6\]"),
+        (Counting(count=np.array([7])), r"one integer a step, in \[1, 6\]"),
+    ],
+)
+def test_a_rule_that_says_nothing_or_nonsense_is_refused(rule: Rule, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certify(TopK.from_probabilities([RANKED], k=3), [rule])
+
+
+def test_names_are_taken_once_and_needs_are_numbers() -> None:
     with pytest.raises(ValueError, match="is taken by"):
-        register("greedy")(Zero)
+        register("greedy")(Own)
+    rule = type("Needy", (Own,), {"minimum_k": "three"})()
+    with pytest.raises(ValueError, match="minimum_k='three' must be an integer"):
+        check_k([rule], 3, 9)
+
+
+def test_a_module_that_ends_the_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ending_rules.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"'ending_rules' cannot be imported: SystemExit: 0"):
+        build({"module": "ending_rules", "rule": "x"})

@@ -146,6 +146,9 @@ def test_refusals() -> None:
         ({"temperature": 0.0}, "temperature=0.0 is not allowed"),
         ({"entropy": np.zeros(3)}, "entropy has shape"),
         ({"top_ids": np.zeros((2, 2))}, "same shape"),
+        ({"log_tail": np.full(2, -H, np.float32)}, "log_tail is float32: give float64"),
+        ({"entropy": np.full(2, H, np.float32)}, "entropy is float32: .*from_log_probs"),
+        ({"top_surprisal": np.full(2, H - 1e-8)}, "within 1e-09"),
     ]:
         with pytest.raises(ValueError, match=message):
             TopK.from_columns(**(good | change))

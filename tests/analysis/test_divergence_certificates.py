@@ -186,6 +186,32 @@ def test_truth_is_inside_under_truncation(name: str, k: int) -> None:
     assert (cut.accepted_count == counts).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "order"), [("renyi:0.05", 0.05), ("renyi:0.3", 0.3), ("reverse_kl", 0)]
+)
+def test_small_probabilities_of_active_tokens_keep_their_digits(name: str, order: float) -> None:
+    """Orders below 1/2 rise steeply where p is next to 0: ends contain the value of 40 digits."""
+    z = np.array([12.0, 10.5, -18.0, -20.5, -21.5, -22.0], dtype=np.float32)
+    found = certify(TopK.from_logits(z, 4), AbsoluteThreshold(2e-15), divergence=name)
+    with mpmath.workdps(40):
+        w = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
+        p = [x / mpmath.fsum(w) for x in w]
+        (n,) = certify(TopK.from_logits(z), AbsoluteThreshold(2e-15)).accepted_count[0]
+
+        def mean(a: list) -> mpmath.mpf:
+            if order == 0:
+                return mpmath.exp(mpmath.fsum(map(mpmath.log, a)) / len(a))
+            return (mpmath.fsum(x**order for x in a) / len(a)) ** (1 / mpmath.mpf(order))
+
+        active = [p[n], p[0]]
+        for x in p[1:n]:
+            if x > mean(active):
+                active.append(x)
+        z_left = 1 - mpmath.fsum(active) + len(active) * mean(active)
+        truth = -mpmath.log(z_left) * ((order or 1) / (1 - mpmath.mpf(order)))
+        assert float(found.lower[0, 0]) <= truth <= float(found.upper[0, 0])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_other_tails_of_the_same_mass_and_entropy_stay_inside(name: str) -> None:
     """A tail of three tokens of one sum and entropy has one degree of freedom: all are tried."""

@@ -13,7 +13,7 @@ from analysis.certificates.certify import certify
 from analysis.topk import Floats, TopK
 from tests.analysis.cases import dirichlet, kl
 
-EPS = [1e-6, 0.01, 0.1, 0.5, 3.0]
+EPS = [1e-6, 0.01, 0.1, 0.5, 3.0, 4.0, 30.0]
 TARGETS = [[0.6, 0.25, 0.1, 0.05], [0.25, 0.25, 0.25, 0.25], [0.97, 0.02, 0.007, 0.003]]
 
 
@@ -118,6 +118,14 @@ def test_lossless_sampling_against_every_subset(eps: float) -> None:
         exact = lower == upper
         np.testing.assert_allclose(lower[exact], truth[exact], atol=1e-8)
         assert exact.any() or eps > 0.1
+
+
+def test_lossless_sampling_takes_no_set_of_all_tokens() -> None:
+    """At large eps the loss would be largest for the whole vocabulary, whose mass is no loss."""
+    lower, upper = probability.lossless(TopK.from_probabilities([0.6, 0.4]), 4.0)
+    truth = 1 - most_lost(np.array([0.6, 0.4]), 4.0)
+    assert lower[0] <= truth == pytest.approx(upper[0], abs=1e-12)
+    assert upper[0] > 0.4
 
 
 def test_lossless_sampling_matches_a_convex_solver() -> None:

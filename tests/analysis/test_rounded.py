@@ -143,6 +143,16 @@ def test_a_threshold_within_the_error_leaves_the_count_open() -> None:
     assert found.lower[0, 2] > found.upper[0, 1]
 
 
+def test_the_papers_gate_is_the_probability_of_its_own_rank() -> None:
+    """Ranks 2 and 3 pass the test on p0, and the gate keeps what exceeds rank 3: two tokens."""
+    p = np.array([[0.4, 0.3, 0.2, 0.06, 0.04]])
+    rule = TopMAdditive(3, 0.9, "paper")
+    found = certify(printed(p, 4, 6), rule)
+    wanted = certify(TopK.from_probabilities(p), TopMAdditive(2, 0.9))
+    np.testing.assert_allclose(found.lower, wanted.lower, rtol=1e-4)
+    assert found.upper >= wanted.upper  # whether rank 3 exceeds itself is a matter of its error
+
+
 def test_what_is_unknown_is_refused() -> None:
     told = printed(distributions(3), 5, 3)
     with pytest.raises(ValueError, match="compares raw logits"):
