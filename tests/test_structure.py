@@ -127,7 +127,7 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "beyond": {"certificates", "rules"},
     "acceptance": {"beyond", "certificates", "rules", "statistics"},
     "decoding": {"rules", "statistics"},
-    "trees": {"decoding"},
+    "trees": {"decoding", "rules", "statistics"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics", "trees"},
     "page": {"decoding", "report", "rules", "statistics"},
 }

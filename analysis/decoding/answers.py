@@ -66,7 +66,8 @@ def accuracy(
         difference of accuracy, its interval (Agresti and Min) and McNemar's exact p_value; within,
         whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's;
         changed, the share of answers that differ from the baseline's in a token; given_up, the
-        baseline's log-likelihood of a token less this one's, nats; departures, the share of tokens
+        baseline's log-likelihood of a token less this one's, nats; finished, the share of answers
+        that the model ended; departures, the share of tokens
         that are not the target's first choice; certified, the share of those that the run's
         certificates cover, NaN without; tokens_per_call with its
         interval over items; speedup, the baseline's seconds a token over this run's.
@@ -114,6 +115,7 @@ def _counted(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dict
         "recovery": float(right.sum() / before.sum()) if before.any() else np.nan,
         "changed": float(changed),
         "given_up": float(likelihood[1] / tokens[1] - likelihood[0] / tokens[0]),
+        "finished": float(mine["ended"].mean()),
         "departures": float(mine["departures"].sum() / tokens[0]),
         "certified": float(mine["certified"].sum(min_count=1) / tokens[0]),
         "speedup": float((seconds[1] / tokens[1]) / (seconds[0] / tokens[0])),
@@ -135,6 +137,30 @@ def _per_call(mine: pd.DataFrame, resamples: int, confidence: float, seed: int) 
         "tokens_per_call_ci_low": float(low),
         "tokens_per_call_ci_high": float(high),
     }
+
+
+def recoveries(one: Answered, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the recovery of all drafting runs at temperature 0, with its interval.
+
+    The paired interval of the difference of accuracies, over the accuracy of the target alone.
+
+    Args:
+        one: the answers.
+        table: of `accuracy`.
+    """
+    alone = table.set_index(["task", "run"])["accuracy"]
+    shown = table[(table["drafter"] != "none") & (table["temperature"] == 0)].reset_index(drop=True)
+    before = np.array(
+        [alone[task, base] for task, base in zip(shown["task"], shown["baseline"], strict=True)],
+        dtype=np.float64,
+    )
+    before[before == 0] = np.nan
+    keys = ["task", "run", "method", "draft_length", "items", "recovery"]
+    return shown[keys].assign(
+        target=one.target,
+        recovery_ci_low=np.maximum(0.0, 1 + shown["difference_ci_low"].to_numpy() / before),
+        recovery_ci_high=1 + shown["difference_ci_high"].to_numpy() / before,
+    )
 
 
 def differing(answered: Answered) -> pd.DataFrame:
@@ -224,7 +250,7 @@ def decide(
     for _, family in families(runs).groupby("group", sort=False):
         tested: list[dict[str, Any]] = []
         for values in family.itertuples(index=False, name=None):
-            threshold: dict[str, Any] = dict(zip(list(family), values, strict=True))
+            threshold: dict[str, Any] = dict(zip(map(str, family), values, strict=True))
             del threshold["group"]
             counted: Any = totals.loc[threshold["run"]]
             lost, won, items = (int(counted[name]) for name in ("lost", "won", "items"))

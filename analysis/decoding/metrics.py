@@ -20,7 +20,6 @@ from ..statistics.bootstrap import PromptBootstrap
 from . import speed_laws
 
 Floats = NDArray[np.float64]
-ALONG = ["prompt_id", "position", "run", "own", "kl", "lower", "upper", "accepted", "certified"]
 PASSES = ["model", "batch", "tokens", "seconds"]
 PARTINGS = ["run", "method", "draft_length", "prompt_id", "position", "gap"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
@@ -43,13 +42,10 @@ class Decoded:
         answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds.
         spans: seconds of each call: prompt_id, run, draft_seconds, verify_seconds, ...
         trajectory: the greedy baseline read again by both models; empty without one.
-        indicators: whether each rule accepts there.
         size: bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}.
         rules: the rules of the runs, by label.
         levels: one row a node of a tree whose children were tested: prompt_id, run, position,
             level, children, accepted (the sibling index, 0 is none).
-        along: one row a step of answers read again by both models: prompt_id, position, run, own
-            (else the greedy answer), kl, lower, upper, accepted, certified.
         passes: one row a pass over a batch of texts: model (target or drafter), batch, tokens of
             each text, seconds.
     """
@@ -62,11 +58,9 @@ class Decoded:
     answers: pd.DataFrame
     spans: pd.DataFrame
     trajectory: pd.DataFrame
-    indicators: pd.DataFrame
     size: Mapping[str, Mapping[str, int]]
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
-    along: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ALONG))
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
 
     @property
@@ -203,72 +197,6 @@ def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
             right = int(np.sum(accepted >= place))
             rows.append((run, place, n, right, right / n))
     return pd.DataFrame(rows, columns=["run", "place", "tested", "accepted", "rate"])
-
-
-def length_histogram(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return how many calls accept each number of drafted tokens: run, accepted, calls, share.
-
-    Numbers up to the longest draft of the run that no call accepts are there, with 0 calls.
-    """
-    longest = calls.groupby("run")["depth"].max()
-    every = pd.MultiIndex.from_tuples(
-        [(run, accepted) for run, top in longest.items() for accepted in range(top + 1)],
-        names=["run", "accepted"],
-    )
-    found = calls.groupby(["run", "accepted"]).size().reindex(every, fill_value=0)
-    counts = found.rename("calls").reset_index()
-    counts["share"] = counts["calls"] / counts.groupby("run")["calls"].transform("sum")
-    return counts
-
-
-def forced(decoded: Decoded) -> pd.DataFrame:
-    """Return teacher-forced beside realised acceptance, for rules with the model drafter at 0.
-
-    Of draft trees only the rule `tree` is teacher-forced.
-
-    Teacher-forced is the share of all steps of the greedy baseline at which the rule accepts the
-    drafter's token. Realised acceptance differs because bonus positions are never tested, so
-    that steps after failures weigh more, and, for a relaxed rule, because its own answer leaves
-    the baseline's. `on_baseline` is realised acceptance before the answers part: over tests
-    behind which text and draft are the baseline's.
-
-    Returns:
-        run, method, draft_length, teacher_forced, on_baseline, realised.
-    """
-    rates = decoded.indicators.groupby("rule")["accepted"].mean()
-    runs = decoded.runs
-    parted = decoded.data.set_index(["prompt_id", "run"])["common_prefix"]
-    calls = decoded.calls.join(parted, on=["prompt_id", "run"])
-    same = (calls["common_prefix"] - calls["position"] + 1).clip(lower=0)
-    calls["tested"] = np.minimum(calls["tested"], same)
-    calls["accepted"] = np.minimum(calls["accepted"], same)
-    sums = calls.groupby("run")[["accepted", "tested"]].sum()
-    found = acceptance(decoded)
-    rows = []
-    of_rule = ~decoded.of_trees | runs["rule"].map(decoded.rules).map(_judges_levels)
-    shown = (runs["drafter"] == "model") & (runs["temperature"] == 0) & of_rule
-    for run in np.flatnonzero(shown):
-        row = runs.iloc[run]
-        before = sums.loc[run] if run in sums.index else None
-        rows.append(
-            {
-                "run": int(run),
-                "method": row["method"],
-                "draft_length": int(row["draft_length"]),
-                "teacher_forced": float(rates[row["rule"]]),
-                "on_baseline": np.nan
-                if before is None or not before["tested"]
-                else float(before["accepted"] / before["tested"]),
-                "realised": float(found["rate"].iloc[run]),
-            }
-        )
-    return pd.DataFrame(
-        rows, columns=["run", "method", "draft_length", "teacher_forced", "on_baseline", "realised"]
-    )
-
-
-def _judges_levels(rule: object) -> bool:
-    return isinstance(rule, Rule) and not rule.judges_tokens
 
 
 def partings(decoded: Decoded) -> pd.DataFrame:

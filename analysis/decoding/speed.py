@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..statistics.bootstrap import PromptBootstrap, few
 from .metrics import Decoded, acceptance, by_prompt
-from .speed_laws import break_even, least_acceptance, optimal_draft_length
+from .speed_laws import break_even, optimal_draft_length
 
 Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
@@ -20,10 +20,6 @@ LENGTH_COLUMNS = [
     *("method", "temperature", "rate"),
     *("predicted", "predicted_speedup", "found", "found_speedup", "tried"),
 ]
-BREAK_EVEN_COLUMNS = [
-    *("method", "temperature", "draft_length", "cost", "break_even", "tried"),
-    *("rho", "rate", "speedup", "ci_low", "ci_high"),
-]
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
@@ -31,17 +27,18 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
 
     Returns:
         The rows of `acceptance` with seconds: `per_token` (whole answers, the prompt's pass
-        included), `tokens_per_second`; `speedup` over the baseline with its interval over
-        prompts, `ci_low` and `ci_high`; `tpot` (time per output token after the first) and
-        `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`; `c_draft`, `c_verify` (the target's
-        pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a token costs the
-        target alone, the baseline's c_verify + c_other, and `c_q` what a drafted token costs, or a
-        level of a tree: pass and choice of the token in both; `rho` c_q / c_p; `verify_ratio`
-        (c_verify + c_other) / c_p; `predicted` k / (1 + d rho), d the tokens drafted a call in a
-        row, and `predicted_costs` k c_p / (c_draft + c_verify + c_other), k the measured tokens a
-        call; `first_token`
-        median; gaps between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that
-        arrive with the token before them; `memory` bytes beside the target's at the longest
+        included), `tokens_per_second`; `spec_bench_speedup`, the ratio of mean tokens a second over
+        prompts; `speedup` over the baseline, of totals, with its interval over prompts,
+        `ci_low` and `ci_high`; `tpot` (time per output token after the first) and
+        `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`; `c_draft`, `c_verify` (the
+        target's pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a
+        token costs the target alone, the baseline's c_verify + c_other, and `c_q` what a
+        drafted token costs, or a level of a tree: pass and choice of the token in both;
+        `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` k / (1 + d
+        rho), d the tokens drafted a call in a row, and `predicted_costs` k c_p / (c_draft +
+        c_verify + c_other), k the measured tokens a call; `first_token` median; gaps
+        between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that arrive
+        with the token before them; `memory` bytes beside the target's at the longest
         answer; `prompts`, and `few_prompts` where they are too few for the intervals.
     """
     table = acceptance(decoded)
@@ -118,6 +115,9 @@ def speedups(
     of whole answers, once without their first token and what it waited for; NaN where none has
     another.
 
+    `spec_bench_speedup` is the ratio that Spec-Bench reports: the mean over prompts of tokens a
+    second, over that of the baseline.
+
     Args:
         decoded: answers and their seconds.
         resamples: of the bootstrap.
@@ -144,6 +144,9 @@ def speedups(
             return cost, cost[alone] / cost, low, high
 
     cost, *speedup = measured("seconds", "n_tokens")
+    seconds, tokens = (by_prompt(table, name, keep, count) for table, name in
+                       ((answers, "seconds"), (data, "n_tokens")))  # fmt: skip
+    rates = (tokens / seconds).mean(0)
     after, *after_speedup = measured("later", "later")
     names = ("speedup", "ci_low", "ci_high")
     later_names = ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")
@@ -151,6 +154,7 @@ def speedups(
         {
             "per_token": cost,
             "tokens_per_second": 1 / cost,
+            "spec_bench_speedup": rates / rates[alone],
             **dict(zip(names, speedup, strict=True)),
             "tpot": after,
             **dict(zip(later_names, after_speedup, strict=True)),
@@ -206,7 +210,9 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
         method, temperature, rate, predicted, predicted_speedup, found, found_speedup, tried.
     """
     rows: list[dict[str, Any]] = []
-    for (method, temperature), group in _chains(decoded, speeds):
+    of_trees = decoded.of_trees.reindex(speeds.index, fill_value=False)
+    mine = speeds[(speeds["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
+    for (method, temperature), group in mine.groupby(["method", "temperature"], sort=False):
         if len(group) < 2 or not group["tested"].sum():
             continue
         rate = group["accepted"].sum() / group["tested"].sum()
@@ -229,13 +235,6 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=LENGTH_COLUMNS)
 
 
-def _chains(decoded: Decoded, speeds: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
-    """Return the runs of a model's drafts without trees, by method and temperature."""
-    of_trees = decoded.of_trees.reindex(speeds.index, fill_value=False)
-    mine = speeds[(speeds["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
-    return list(mine.groupby(["method", "temperature"], sort=False))
-
-
 def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
     """Return the seconds of a call with 0, 1, ... drafted tokens, means of calls as measured.
 
@@ -255,40 +254,6 @@ def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
     measured = sorted(seconds)
     lengths = np.arange(measured[-1] + 1)
     return np.interp(lengths, measured, [seconds[gamma] for gamma in measured]).tolist()
-
-
-def break_even_by_length(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
-    """Return break-even and measured acceptance at each draft length, from the measured costs.
-
-    Args:
-        decoded: calls and their seconds, of batch size 1.
-        speeds: its table of `speed`.
-
-    Returns:
-        For methods that drafted chains with the model, at each length from 1 to the longest full
-        draft: `cost` of a call over c_p (`call_costs`) and `break_even`, the least acceptance rate;
-        where this length was `tried` also `rho`, `rate` and `speedup` with its interval `ci_low`,
-        `ci_high` as measured, NaN elsewhere.
-    """
-    rows: list[dict[str, Any]] = []
-    for (method, temperature), group in _chains(decoded, speeds):
-        costs = call_costs(decoded, group)
-        tried = group.set_index("draft_length")[BREAK_EVEN_COLUMNS[6:]]
-        for gamma in range(1, len(costs)):
-            found = gamma in tried.index
-            measured: dict[Any, Any] = tried.loc[gamma].to_dict() if found else {}
-            rows.append(
-                {
-                    "method": method,
-                    "temperature": temperature,
-                    "draft_length": gamma,
-                    "cost": costs[gamma] / costs[0],
-                    "break_even": least_acceptance(costs, gamma),
-                    "tried": found,
-                    **measured,
-                }
-            )
-    return pd.DataFrame(rows, columns=BREAK_EVEN_COLUMNS)
 
 
 def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:

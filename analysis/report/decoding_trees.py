@@ -1,61 +1,73 @@
-"""Tables of the draft trees that were decoded: prediction, bound, equal budgets, crossover."""
+"""Draft trees in the report: predicted, measured and bounded tokens of a call.
+
+Figures after Figures 3 and 4 of arXiv 2504.15475; one column a target, one row a law and
+temperature.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from ..decoding.metrics import Decoded, by_prompt
-from ..rules import Tree
-from ..statistics.bootstrap import PromptBootstrap
-from ..trees.bounds import least_residual_upper
-from .decoding_tables import method_sections, together
-from .decoding_tree_runs import ERSS, GSS, SHAPES, rates, tree_runs, whole_calls
-from .table import Cell, Section, Table
+from ..decoding.metrics import Decoded
+from ..trees.bounds import least_residual_upper, residual_upper
+from ..trees.decoded import SHAPES, rates, tree_runs
+from ..trees.optimal import best_trees
+from ..trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
+from .records import Column, Figure, Table
+from .style import BLACK, GREY, LINES, POINTS, grid, legend, styled
 from .text import UNDEFINED, number_text, share_text
 
-Statistics = tuple[int, float, int]
+Statistics = tuple[int, float, int]  # resamples, confidence, seed
+Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
+COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=True)}
+TIGHT, FIXED, LEAST, LOOSE = (
+    "(29), the rest one index",
+    "Lemma 4.3, m of the largest k",
+    "Lemma 4.3, best m",
+    "Theorem 4.2, the rest one index",
+)
+DASHES = {LOOSE: (0, (1, 3)), TIGHT: (0, (4, 2)), FIXED: (0, (1, 1)), LEAST: (0, ())}
 
 
 def trees_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table | None:
     """Tokens a call of every tree, measured and predicted; None where no method drafted trees."""
-    frames = [_trees(one, statistics) for one in decoded]
-    data = together(decoded, frames)
+    data = of_targets(decoded, [_trees(one, statistics) for one in decoded])
     if data.empty:
         return None
-
-    def texts(row: pd.Series) -> list[str]:
-        return [
-            f"{row['temperature']:g}",
-            str(row["nodes"]),
-            str(row["levels"]),
-            _with_interval(row),
-            number_text(row["predicted"]),
-            number_text(row["bound"]),
-            share_text(row["first_level"]),
-            UNDEFINED if math.isnan(row["later_levels"]) else share_text(row["later_levels"]),
-            row["acceptance"],
-        ]
-
     return Table(
-        "decoding_trees",
-        "Trees",
-        "Draft trees: nodes and levels of the whole tree; τ, tokens emitted by a target call, of "
-        "the calls that drafted the whole tree (near the limit of an answer levels are cut), with "
-        "its interval over prompts; predicted from R, if every level accepted child i with "
-        "probability R(i) whatever came before; the bound of Lemma 4.3 (ends counted as in (29)) "
-        "on this prediction, for any tree of so many nodes. Levels: share of those tested that "
-        "accepted a child, of first levels and of later ones. R(i): share of levels that accepted "
-        "their i-th child, estimated from all runs of one law and temperature with a fixed shape.",
-        "Method",
-        [("", 3), ("τ", 3), ("levels", 2), ("", 1)],
-        ["T", "nodes", "levels", "measured", "predicted", "bound", "first", "later", "R"],
-        [section for section in method_sections(decoded, frames, texts) if section.rows],
-        data,
-        [
+        name="decoding_trees",
+        title="Trees",
+        question="How many tokens does a call emit with a draft tree, and how many were predicted?",
+        caption="Draft trees: nodes and levels of the whole tree; τ, tokens emitted by a target "
+        "call, of the calls that drafted the whole tree (near the limit of an answer levels are "
+        "cut), with its interval over prompts; predicted from R, if every level accepted child i "
+        "with probability R(i) whatever came before; the bound of Lemma 4.3 (ends counted as in "
+        "(29)) on this prediction, for any tree of so many nodes. Levels: share of those tested "
+        "that accepted a child, of first levels and of later ones. R(i): share of levels that "
+        "accepted their i-th child, estimated from all runs of one law and temperature with a "
+        "fixed shape.",
+        data=data,
+        row="method",
+        section="target",
+        stub="Method",
+        columns=[
+            Column("T", "{:g}".format, "temperature"),
+            Column("nodes", str, "nodes"),
+            Column("levels", str, "levels"),
+            Column("measured", _interval, ("tokens_per_call", "ci_low", "ci_high"), above="τ"),
+            Column("predicted", number_text, "predicted", above="τ"),
+            Column("bound", number_text, "bound", above="τ"),
+            Column("first", share_text, "first_level", above="levels"),
+            Column("later", share_text, "later_levels", above="levels"),
+            Column("R", str, "acceptance"),
+        ],
+        notes=[
             "Why prediction and measurement differ: the prediction takes first and later levels to "
             "accept alike. Later levels are reached in stretches on which both models agree; where "
             "they accept more than first ones, τ is above the prediction, and can exceed the "
@@ -64,6 +76,18 @@ def trees_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table | N
             "where none is given.",
         ],
     )
+
+
+def of_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the frames of all targets as one, with the target's printed name."""
+    return pd.concat(
+        [frame.assign(target=one.target) for one, frame in zip(decoded, frames, strict=True)],
+        ignore_index=True,
+    )
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    return UNDEFINED if math.isnan(value) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _trees(one: Decoded, statistics: Statistics) -> pd.DataFrame:
@@ -82,198 +106,191 @@ def _trees(one: Decoded, statistics: Statistics) -> pd.DataFrame:
     return table[table["run"].map(one.of_trees).astype(bool)]
 
 
-def budgets_table(
-    decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame], statistics: Statistics
-) -> Table | None:
-    """Shapes of equally many drafted tokens side by side; None where there are none.
-
-    `speeds` holds `analysis.decoding.speed.speed` of each target.
-    """
-    frames = []
-    for one, speed in zip(decoded, speeds, strict=True):
-        table = tree_runs(one, *statistics)
-        shapes = table.groupby(["group", "nodes"])["shape"].transform("nunique")
-        clock = ["per_token", "speedup", "ci_low", "ci_high"]
-        timed = speed[clock].add_prefix("clock_")
-        kept = table[shapes > 1].join(timed, on="run")
-        frames.append(kept.sort_values(["group", "nodes"], kind="stable"))
-    data = together(decoded, frames)
-    if data.empty:
-        return None
-    sections = []
-    for one, frame in zip(decoded, frames, strict=True):
-        for (group, nodes), mine in frame.groupby(["group", "nodes"], sort=False):
-            rows = [
-                (
-                    row["shape"],
-                    [
-                        Cell(str(row["levels"])),
-                        Cell(_with_interval(row)),
-                        Cell(number_text(1000 * row["clock_per_token"])),
-                        Cell(
-                            f"{row['clock_speedup']:.2f}× "
-                            f"[{row['clock_ci_low']:.2f}, {row['clock_ci_high']:.2f}]"
-                        ),
-                    ],
-                )
-                for _, row in mine.iterrows()
-            ]
-            sections.append(Section(f"{one.target}: {group}, {nodes} drafted tokens", rows))
-    return Table(
-        "decoding_budgets",
-        "Trees at equal budgets",
-        "Shapes that draft equally many tokens a call: τ, tokens emitted by a target call that "
-        "drafted all of them, and the wall-clock time of a token over whole answers, with the "
-        "speedup over the target alone. A deep shape costs a pass of the drafter for each level. "
-        "Brackets: intervals over prompts.",
-        "Shape",
-        [("", 2), ("wall clock", 2)],
-        ["levels", "τ", "ms a token", "speedup"],
-        sections,
-        data,
-    )
-
-
-def crossover_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table | None:
-    """GSS against ERSS on alternatives of one token; None where both were not decoded."""
-    frames = [_crossover(one, statistics) for one in decoded]
-    data = together(decoded, frames)
-    if data.empty:
-        return None
-
-    def texts(row: pd.Series) -> list[str]:
-        interval = f"[{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
-        return [
-            *(number_text(row[law], 3) for law in (GSS, ERSS)),
-            f"{row['difference']:.3f} {interval}",
-        ]
-
-    sections = [
-        Section(
-            one.target,
-            [(f"T = {row['temperature']:g}, k = {int(row['nodes'])}", [*map(Cell, texts(row))])
-             for _, row in frame.iterrows()],
-        )
-        for one, frame in zip(decoded, frames, strict=True)
-        if len(frame)
-    ]  # fmt: skip
-    return Table(
-        "decoding_crossover",
-        "Speculative sampling and exponential races",
-        "Tokens emitted by a target call that drafted k alternatives of one token, by speculative "
-        "sampling without replacement (GSS) and by exponential races (ERSS), and their "
-        "difference, with its interval over prompts. Published (arXiv 2504.15475): GSS is ahead "
-        "at k = 1, ERSS at k of 3 or more.",
-        "",
-        [("", 3)],
-        [GSS, ERSS, "ERSS less GSS"],
-        sections,
-        data,
-        [f"{one.target}: {said}" for one, frame in zip(decoded, frames, strict=True)
-         for said in crossover_said(frame)],
-    )  # fmt: skip
-
-
-def crossover_said(frame: pd.DataFrame) -> list[str]:
-    """Say for each temperature whether the published crossover was seen."""
-    said = []
-    for temperature, mine in frame.groupby("temperature"):
-        one, many = mine[mine["nodes"] == 1], mine[mine["nodes"] >= 3]
-        if one.empty or many.empty:
-            continue
-        first = bool((one["ci_high"] < 0).all())
-        later = bool((many["ci_low"] > 0).all())
-        parts = [
-            "GSS is ahead at k = 1" if first else "no difference is certain at k = 1"
-            if (one["ci_low"] <= 0).all() else "ERSS is ahead at k = 1",
-            "ERSS is ahead at every k of 3 or more" if later
-            else "ERSS is not surely ahead at every k of 3 or more",
-        ]  # fmt: skip
-        verdict = "reproduced" if first and later else "not reproduced"
-        said.append(
-            f"the published crossover is {verdict} at T = {temperature:g}: {'; '.join(parts)}."
-        )
-    return said
-
-
-def _crossover(one: Decoded, statistics: Statistics) -> pd.DataFrame:
-    """Return temperature, nodes, τ of both laws, their difference and its interval."""
-    columns = ["temperature", "nodes", GSS, ERSS, "difference", "ci_low", "ci_high"]
-    table = tree_runs(one, *statistics)
-    flat = table[(table["levels"] == 1) & table["law"].isin([GSS, ERSS])]
-    whole = whole_calls(one, table)
-    prompts = sorted(one.data["prompt_id"].unique())
-    sums = whole.groupby(["prompt_id", "run"], as_index=False)[["emitted", "calls"]].sum()
-    bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
-    rows = []
-    for (temperature, nodes), mine in flat.groupby(["temperature", "nodes"]):
-        by_law = mine.drop_duplicates("law").set_index("law")
-        if len(by_law) < 2:
-            continue
-        runs = by_law.loc[[GSS, ERSS], "run"].to_numpy()
-        emitted, calls = (
-            np.nan_to_num(by_prompt(sums, name, prompts, len(one.runs))[:, runs])
-            for name in ("emitted", "calls")
-        )
-        draws = bootstrap.sums(emitted) / bootstrap.sums(calls)
-        low, high = bootstrap.interval(draws[:, 1] - draws[:, 0])
-        gss, erss = emitted.sum(0) / calls.sum(0)
-        rows.append((temperature, nodes, gss, erss, erss - gss, float(low), float(high)))
-    return pd.DataFrame(rows, columns=columns)
-
-
-def tree_certificates_table(
-    decoded: Sequence[Decoded], statistics: Sequence[Mapping[str, Mapping[str, float]]]
-) -> Table | None:
-    """What of tree-greedy's acceptance is certified; None where no rule of trees was decoded.
+def predicted_curves(found: Floats, largest: int) -> dict[str, Curve]:
+    """Return the zero-order tokens a call of every shape, of at most `largest` drafted tokens.
 
     Args:
-        decoded: with runs of the rule.
-        statistics: of each target, by rule and name, what stage acceptance found.
+        found: (J,) R over sibling indices.
+        largest: drafted tokens.
     """
-    frames = []
-    for one, known in zip(decoded, statistics, strict=True):
-        rows = []
-        for run in one.runs.index[one.of_trees]:
-            label = one.runs["rule"][run]
-            if not isinstance(one.rules.get(label), Tree) or label not in known:
-                continue
-            calls = one.calls[one.calls["run"] == run]
-            rows.append(
-                {
-                    "method": one.runs["method"][run],
-                    "draft_length": one.runs["draft_length"][run],
-                    "certified": known[label]["certified"],
-                    "accepted": known[label]["acceptance"],
-                    "decoded": calls["accepted"].sum() / max(1, calls["tested"].sum()),
-                }
+    makers: dict[str, Callable[[int], object]] = {
+        "sequence": sequence,
+        "batch": batch,
+        "spec_infer": spec_infer,
+        "symmetric": lambda depth: symmetric(2, depth),
+    }
+    curves = {}
+    for name, make in makers.items():
+        points = []
+        for size in range(1, largest + 1):
+            tree = make(size)
+            if len(tree) > largest or max(tree.siblings) > len(found):  # type: ignore[arg-type, attr-defined]
+                break
+            points.append((len(tree), tree_tokens_per_call(tree, found)))  # type: ignore[arg-type]
+        if points:
+            curves[SHAPES[name]] = _curve(points)
+    best = best_trees(found, largest).tokens
+    possible = np.isfinite(best)
+    curves[SHAPES["optimal"]] = (np.arange(largest + 1.0)[possible][1:], best[possible][1:])
+    return curves
+
+
+def bound_curves(found: Floats, largest: int) -> dict[str, Curve]:
+    """Return the bounds on the zero-order tokens a call, over drafted tokens."""
+    sizes = range(1, largest + 1)
+    m = least_residual_upper(found, largest)[0]
+    curves = {
+        LOOSE: [(k, residual_upper(found, k, 1)) for k in sizes],
+        TIGHT: [(k, residual_upper(found, k, 1, tight=True)) for k in sizes],
+        LEAST: [(k, least_residual_upper(found, k)[1]) for k in sizes],
+    }
+    if np.isfinite(m):
+        curves[FIXED] = [(k, residual_upper(found, k, int(m))) for k in sizes]
+    return {name: _curve(points) for name, points in curves.items()}
+
+
+@styled
+def trees_figure(decoded: Sequence[Decoded], statistics: Statistics) -> Figure | None:
+    """Draw tokens a call over drafted tokens; None where no method drafted trees."""
+
+    def draw(axis: Axes, mine: pd.DataFrame, found: Floats, largest: int) -> list[pd.DataFrame]:
+        parts = []
+        for name, (k, tokens) in bound_curves(found, largest).items():
+            axis.plot(k, tokens, color=GREY, linestyle=DASHES[name], label=name)
+            parts.append(_part(name, "bound", k, tokens))
+        for name, (k, tokens) in predicted_curves(found, largest).items():
+            axis.plot(k, tokens, color=COLOURS[name], linestyle=":")
+            parts.append(_part(name, "predicted", k, tokens))
+        for shown, shape in mine.groupby("shape", sort=False):
+            name, shape = str(shown), shape.sort_values("nodes")
+            reach = np.stack([shape["tokens_per_call"] - shape["ci_low"],
+                              shape["ci_high"] - shape["tokens_per_call"]]).clip(min=0)  # fmt: skip
+            axis.errorbar(shape["nodes"], shape["tokens_per_call"], reach, color=COLOURS[name],
+                          **POINTS, elinewidth=0.7, linewidth=0.6, label=name)  # fmt: skip
+            parts.append(
+                _part(name, "measured", shape["nodes"], shape["tokens_per_call"]).assign(
+                    ci_low=shape["ci_low"].to_numpy(), ci_high=shape["ci_high"].to_numpy()
+                )
             )
-        names = ["method", "draft_length", "certified", "accepted", "decoded"]
-        frames.append(pd.DataFrame(rows, columns=names))
-    data = together(decoded, frames)
-    if data.empty:
-        return None
+        top = np.nanmax([mine["ci_high"].max(), *bound_curves(found, largest)[LEAST][1]])
+        axis.set_ylim(0.9, 1.15 * top)
+        axis.set_ylabel("tokens a call")
+        return parts
 
-    def texts(row: pd.Series) -> list[str]:
-        shares = (share_text(row[name]) for name in ("certified", "accepted", "decoded"))
-        return [str(row["draft_length"]), *shares]
-
-    return Table(
-        "decoding_tree_certificates",
-        "Certificates of trees, and what trees accept",
-        "The rule Tree(m): share of the steps of the fixed text at which acceptance is certified, "
-        "whatever a drafter as close as this one drafts; share at which a tree of this drafter "
-        "accepts; and share of tested levels at which decoding with trees accepted. Decoding tests "
-        "no bonus positions, so the last differs from the second.",
-        "Method",
-        [("", 1), ("fixed text", 2), ("", 1)],
-        ["levels", "certified", "accepted", "decoded"],
-        [section for section in method_sections(decoded, frames, texts) if section.rows],
-        data,
+    return _figure(
+        decoded,
+        statistics,
+        draw,
+        "decoding_trees",
+        "Tokens a call over drafted tokens",
+        "What does a larger tree emit, and what could any tree?",
+        "Tokens that a target call emits over the tokens it drafts. Points: measured, of calls "
+        "that drafted the whole tree, with intervals over prompts. Dotted: predicted from R, as if "
+        "each level accepted child i with probability R(i) whatever came before. Grey: bounds on "
+        "this prediction, for any tree. Measured values lie above prediction and bound where "
+        "acceptance comes in stretches (table Trees: later levels accept more than first ones).",
     )
 
 
-def _with_interval(row: pd.Series) -> str:
-    if math.isnan(row["tokens_per_call"]):
-        return UNDEFINED
-    return f"{row['tokens_per_call']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]"
+@styled
+def marginal_figure(decoded: Sequence[Decoded], statistics: Statistics) -> Figure | None:
+    """Draw what one more drafted token adds; None where no method drafted trees."""
+
+    def draw(axis: Axes, mine: pd.DataFrame, found: Floats, largest: int) -> list[pd.DataFrame]:
+        parts = []
+        for name, (k, tokens) in predicted_curves(found, largest).items():
+            at, gain = marginal(k, tokens, first=1.0)
+            axis.plot(at, gain, color=COLOURS[name], linestyle=":")
+            parts.append(_part(name, "predicted", at, gain))
+        bounds = bound_curves(found, largest)
+        if FIXED in bounds:
+            at, gain = marginal(*bounds[FIXED])
+            axis.plot(at, gain, color=BLACK, linestyle=DASHES[FIXED], label=FIXED)
+            parts.append(_part(FIXED, "bound", at, gain))
+        for shown, shape in mine.groupby("shape", sort=False):
+            name, shape = str(shown), shape.sort_values("nodes").drop_duplicates("nodes")
+            tokens = shape["tokens_per_call"].to_numpy()
+            at, gain = marginal(shape["nodes"].to_numpy(dtype=np.float64), tokens, first=1.0)
+            axis.plot(at, gain, color=COLOURS[name], **POINTS, linewidth=0.6, label=name)
+            parts.append(_part(name, "measured", at, gain))
+        axis.set_yscale("log")
+        axis.set_ylabel("added by a token (log scale)")
+        return parts
+
+    return _figure(
+        decoded,
+        statistics,
+        draw,
+        "decoding_trees_marginal",
+        "What one more drafted token adds",
+        "Is one more drafted token worth it?",
+        "Tokens a call that each further drafted token adds: the difference between a shape and "
+        "the next larger one that was decoded (the smallest is compared with no draft), over the "
+        "drafted tokens between them. Dotted: predicted from R. The marginal values of the bound "
+        "with a fixed m fall as those of tau* do.",
+    )
+
+
+def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
+    """Return what a drafted token adds up to each size, from the size before it.
+
+    `first` is the tokens a call without a draft; None leaves the first size out.
+
+    Example:
+        >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()
+        [0.5, 0.2]
+    """
+    if first is not None:
+        k, tokens = np.append(0.0, k), np.append(first, tokens)
+    return k[1:], np.diff(tokens) / np.diff(k)
+
+
+def _figure(
+    decoded: Sequence[Decoded],
+    statistics: Statistics,
+    draw: Callable[[Axes, pd.DataFrame, Floats, int], list[pd.DataFrame]],
+    name: str,
+    title: str,
+    question: str,
+    caption: str,
+) -> Figure | None:
+    """Draw a panel for each target and group of runs that holds a tree."""
+    tables = [tree_runs(one, *statistics) for one in decoded]
+    groups = [
+        group
+        for group in dict.fromkeys(group for table in tables for group in table["group"])
+        if any(
+            one.of_trees[table[table["group"] == group]["run"]].any()
+            for one, table in zip(decoded, tables, strict=True)
+        )
+    ]
+    if not groups:
+        return None
+    drawing, axes = grid(len(groups), [one.target for one in decoded])
+    frames = []
+    for column, (one, table) in enumerate(zip(decoded, tables, strict=True)):
+        parts = []
+        for row, group in enumerate(groups):
+            axis, mine = axes[row, column], table[table["group"] == group]
+            axis.set_xlabel(f"drafted tokens, {group}")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            found = rates(one, table, group)
+            if len(found):
+                parts += [
+                    part.assign(group=group)
+                    for part in draw(axis, mine, found, int(mine["nodes"].max()))
+                ]
+        frames.append(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame())
+    legend(drawing, axes.flat, columns=3)
+    data = of_targets(decoded, frames)
+    return Figure(name, title, question, caption, data, drawing)
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> Curve:
+    k, tokens = np.array(points, dtype=np.float64).T
+    return k, tokens
+
+
+def _part(name: str, of: str, k: object, values: object) -> pd.DataFrame:
+    drawn = {"drafted": np.asarray(k), "value": np.asarray(values)}
+    return pd.DataFrame({"curve": name, "of": of, **drawn})

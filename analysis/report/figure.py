@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from .render import csv_text
 from .style import letter, render
 
 
@@ -38,4 +39,4 @@ class Figure:
 
     def csv(self) -> str:
         """Return the numbers as CSV; an empty cell is a value that does not exist."""
-        return self.data.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        return csv_text(self.data)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..rules import Rule
 from ..statistics.bootstrap import FEW_PROMPTS, few
 from ..statistics.trajectories import CENSORED
+from .render import notes
 
 if TYPE_CHECKING:
     from .measured import Measured
-    from .table import Table
 
 AT_LEAST = (
     f"≥: a lower bound; ends of trajectories cut more than {100 * CENSORED:g} % of the calls or "
@@ -62,9 +62,9 @@ def share_notes(
     return [*[f"{EMPTY} {meaning}"] * any_of("empty"), *[INEXACT] * any_of("inexact")]
 
 
-def shared_notes(tables: Iterable[Table]) -> list[str]:
+def shared_notes(tables: Iterable[Any]) -> list[str]:
     """Return the notes that stand below more than one table, in the order of their appearance."""
-    counts = Counter(note for table in tables for note in dict.fromkeys(table.notes))
+    counts = Counter(note for table in tables for note in dict.fromkeys(notes(table)))
     return [note for note, count in counts.items() if count > 1]
 
 

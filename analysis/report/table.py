@@ -10,6 +10,7 @@ import pandas as pd
 
 from . import fold
 from .escape import latex, markdown
+from .render import csv_text
 
 PUBLISHED = "as published"
 
@@ -91,7 +92,7 @@ class Table:
 
     def csv(self) -> str:
         """Return the tidy data as CSV; an empty cell is a value that does not exist."""
-        return self.data.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        return csv_text(self.data)
 
     def latex(self) -> str:
         """Return a floating table; needs the package booktabs."""

@@ -4,11 +4,16 @@ R(i) is the probability that child i is accepted at a node that was reached, and
 before it were not: over i these events exclude each other. R(i) does not depend on how many
 children follow. What is left over, 1 - sum R, is the probability that no child is accepted; it
 belongs to no index.
+
+R is measured on decoded trees (`sibling_rates`), computed from two distributions, or estimated from
+what both models say of the same steps (`greedy_rates`, `drawn_rates`), without decoding a tree. Of
+stored distributions the tokens that are not stored stand together as one for each model, which
+never meet; so R is a little too small where much lies outside the stored ones.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +23,7 @@ from .topology import Floats
 Integers = NDArray[np.integer[Any]]
 
 
-def measured(accepted: Integers, children: Integers) -> Floats:
+def sibling_rates(accepted: Integers, children: Integers) -> Floats:
     """Return R over sibling indices, estimated at nodes with any numbers of children.
 
     The product-limit estimator (Kaplan and Meier 1958): of the nodes at which child i was tested,
@@ -37,7 +42,7 @@ def measured(accepted: Integers, children: Integers) -> Floats:
         ValueError: an accepted index is not one of its node's.
 
     Example:
-        >>> measured(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
+        >>> sibling_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
         [0.25, 0.375]
     """
     wrong = (accepted < 0) | (accepted > children)
@@ -59,7 +64,7 @@ def measured(accepted: Integers, children: Integers) -> Floats:
     return np.array(rates)
 
 
-def entropy(rates: Floats) -> float:
+def index_entropy(rates: Floats) -> float:
     """Return H[R] = -sum R log R in nats (equation (3) of arXiv 2504.15475, of one context).
 
     Where `rates` (J,) leave something over, this is a lower bound of the entropy over all indices.
@@ -147,3 +152,100 @@ def mismatch(p: Floats, q: Floats) -> Floats:
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(q > 0, 1 - p / (q * (1 + earlier_drafts(p, q))), np.nan))
+
+
+class Stored(NamedTuple):
+    """The most probable tokens of N steps under one model.
+
+    Attributes:
+        ids: (N, K) by decreasing probability.
+        weights: (N, K) proportional to their probabilities.
+        tail: (N,) the weight of all other tokens.
+    """
+
+    ids: Integers
+    weights: Floats
+    tail: Floats
+
+    def rows(self, part: slice) -> Stored:
+        """Return those of some steps."""
+        return Stored(self.ids[part], self.weights[part], self.tail[part])
+
+    def truncated(self, top_p: float, top_k: int) -> Stored:
+        """Return them without the tokens that top_k, and then top_p, leave out."""
+        weights, tail = self.weights, self.tail
+        if top_k:
+            weights = np.where(np.arange(weights.shape[1]) < top_k, weights, 0.0)
+            tail = np.zeros_like(tail)
+        whole = weights.sum(axis=1) + tail
+        before = np.cumsum(weights, axis=1) - weights
+        kept = before < top_p * whole[:, None]
+        rest = weights.sum(axis=1) < top_p * whole
+        return Stored(self.ids, np.where(kept, weights, 0.0), np.where(rest, tail, 0.0))
+
+
+def greedy_rates(ranks: Integers, count: int) -> Floats:
+    """Return (count,) R of trees of the drafter's most probable tokens, verified greedily.
+
+    Args:
+        ranks: (N,) of the target's argmax under the drafter, from 1.
+        count: how many indices.
+
+    Example:
+        >>> greedy_rates(np.array([1, 1, 3, 9]), 3).tolist()
+        [0.5, 0.0, 0.25]
+    """
+    return np.bincount(ranks, minlength=count + 1)[1 : count + 1] / len(ranks)
+
+
+def aligned(target: Stored, draft: Stored, vocab_size: int) -> tuple[Floats, Floats]:
+    """Return the distributions (N, 2 K + 2) of both models over the same tokens.
+
+    The drafter's stored tokens come first, then those that only the target stored (in the place of
+    a token that both stored there is none), then the rest of the one, and of the other.
+    """
+    n = len(target.ids)
+    table = np.zeros((n, vocab_size))
+    np.put_along_axis(table, target.ids, target.weights, axis=1)
+    shared = np.take_along_axis(table, draft.ids, axis=1)
+    np.put_along_axis(table, draft.ids, 0.0, axis=1)
+    own = np.take_along_axis(table, target.ids, axis=1)
+    nothing = np.zeros((n, 1))
+    p = np.hstack([shared, own, target.tail[:, None], nothing])
+    q = np.hstack([draft.weights, np.zeros_like(own), nothing, draft.tail[:, None]])
+    return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
+
+
+def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) -> Floats:
+    """Return (count,) the sums over N steps of R, of drafts drawn without replacement.
+
+    Args:
+        p: (N, U) target.
+        q: (N, U) draft.
+        times: (N, U) independent Exp(1) numbers: which tokens are drafted, and in which order.
+        count: how many indices.
+        races: whether the target runs the same race (ERSS); else children are tested one after
+            the other (GSS), whose acceptance is summed up exactly.
+    """
+    with np.errstate(divide="ignore"):
+        order = np.argsort(times / q, axis=1, kind="stable")[:, :count]
+        possible = np.take_along_axis(q, order, axis=1) > 0
+        if races:
+            winner = np.argmin(times / p, axis=1)
+            return np.asarray(((order == winner[:, None]) & possible).sum(axis=0, dtype=np.float64))
+    rates = np.zeros(order.shape[1])
+    p, q, left = p.copy(), q.copy(), np.ones(len(p))
+    rows = np.arange(len(p))
+    for index, token in enumerate(order.T):
+        drafted, wanted = q[rows, token], p[rows, token]
+        accepted = np.divide(wanted, drafted, out=np.zeros_like(wanted), where=drafted > 0)
+        accepted = np.where(possible[:, index], np.minimum(accepted, 1.0), 0.0)
+        rates[index] = (left * accepted).sum()
+        left *= 1 - accepted
+        residual = np.maximum(p - q, 0)
+        whole = residual.sum(axis=1, keepdims=True)
+        p = np.divide(residual, whole, out=p, where=(whole > 0) & possible[:, [index]])
+        q[rows, token] = 0
+        rest = q.sum(axis=1, keepdims=True)
+        q = np.divide(q, rest, out=q, where=rest > 0)
+    return rates

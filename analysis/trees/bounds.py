@@ -1,7 +1,7 @@
 """Bounds on the tokens that a draft tree emits, and on its acceptance (arXiv 2504.15475).
 
-Those on tokens are about the zero-order prediction (`tokens_per_call`). Tokens that are accepted
-in runs can exceed them. Entropies and divergences are in nats.
+Those on tokens are about the zero-order prediction (`tree_tokens_per_call`). Tokens that are
+accepted in runs can exceed them. Entropies and divergences are in nats.
 
 A tree of k drafted tokens over an alphabet of L sibling indices ends a call in one of
 k (L - 1) + L ways: at each of its k + 1 nodes, the root included, any index that is not a child.
@@ -15,19 +15,19 @@ import math
 
 import numpy as np
 
-from .acceptance import entropy
+from .acceptance import index_entropy
 from .topology import Floats
 
 LARGEST_M = 1 << 53  # m beyond this is infinite: the bound differs by rounding only
 
 
-def tunstall_upper(index_entropy: float, indices: int, k: int, tight: bool = True) -> float:
+def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> float:
     """Return the bound of Theorem 4.2 on the tokens of a call, log(k (L - 1) + L) / H[R].
 
     It is attained where all ends are equally probable: R = 1/L, every node within some depth.
 
     Args:
-        index_entropy: H[R] over all L indices, whose R has the sum 1.
+        entropy: H[R] over all L indices, whose R has the sum 1.
         indices: L; the seed takes the size of the vocabulary.
         k: drafted tokens.
         tight: equation (29); False gives equation (5), (log L + log(k + 1)) / H[R].
@@ -36,7 +36,7 @@ def tunstall_upper(index_entropy: float, indices: int, k: int, tight: bool = Tru
         >>> round(tunstall_upper(math.log(2), 2, 6), 9)
         3.0
     """
-    return _ratio(_log_ends(indices, k, tight), index_entropy)
+    return _ratio(_log_ends(indices, k, tight), entropy)
 
 
 def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
@@ -54,8 +54,8 @@ def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
     """
     rest = _rest(rates)
     if rest == 0:
-        return tunstall_upper(entropy(rates), len(rates), k, tight)
-    spread = entropy(np.append(rates, rest)) + rest * math.log(m)
+        return tunstall_upper(index_entropy(rates), len(rates), k, tight)
+    spread = index_entropy(np.append(rates, rest)) + rest * math.log(m)
     return _ratio(_log_ends(len(rates) + m, k, tight), spread)
 
 
@@ -74,7 +74,7 @@ def least_residual_upper(rates: Floats, k: int, tight: bool = False) -> tuple[fl
     rest = _rest(rates)
     if rest == 0:
         return 1, residual_upper(rates, k, 1, tight)
-    known = entropy(np.append(rates, rest))
+    known = index_entropy(np.append(rates, rest))
     offset = len(rates) - (k / (k + 1) if tight else 0)
 
     def rises(m: int) -> bool:

@@ -57,7 +57,7 @@ def arrivals(logits: Floats, log_times: Floats | float, count: int) -> NDArray[n
     return found
 
 
-def match(tree: Topology, drafted: Sequence[int], choices: Sequence[int]) -> TreeVerdict:
+def match_tree(tree: Topology, drafted: Sequence[int], choices: Sequence[int]) -> TreeVerdict:
     """Follow drafted tokens as long as one of them is what the target chooses by itself.
 
     Greedy decoding with trees (Section 3.3 of arXiv 2606.30265, the rule `Tree`) when the choices
@@ -81,7 +81,7 @@ def match(tree: Topology, drafted: Sequence[int], choices: Sequence[int]) -> Tre
         path.append(node)
 
 
-def speculative_sampling(
+def tree_speculative_sampling(
     tree: Topology,
     drafted: Sequence[int],
     uniforms: Floats,

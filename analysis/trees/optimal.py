@@ -1,6 +1,6 @@
 """The tree tau* that is expected to emit most tokens, of a given size, depth or cost.
 
-All of it is the zero-order prediction of `tokens_per_call`, for the acceptance R over sibling
+All of it is the zero-order prediction of `tree_tokens_per_call`, for the acceptance R over sibling
 indices. Where R does not increase, the k nodes of largest probability are a tree, and a heap finds
 them (Algorithm 3 of arXiv 2504.15475). Where R increases somewhere, they need not be one: child 2
 cannot be drafted without child 1. Then a dynamic program takes the heap's place.
@@ -64,8 +64,9 @@ def optimal_by_cost(
 ) -> tuple[Topology, float]:
     """Return the tree with the largest speedup, and this speedup.
 
-    The speedup of a tree of n nodes is tokens_per_call costs[0] / (costs[n] + depth draft_cost):
-    one pass of the drafter a level. Of equal ones the shallowest and smallest is taken.
+    The speedup of a tree of n nodes and tau tokens a call (`tree_tokens_per_call`) is
+    tau costs[0] / (costs[n] + depth draft_cost): one pass of the drafter a level. Of equal ones the
+    shallowest and smallest is taken.
 
     Args:
         rates: (J,) R(1), R(2), ...

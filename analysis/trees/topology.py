@@ -203,14 +203,14 @@ def reach_probabilities(tree: Topology, rates: Sequence[float] | Floats) -> Floa
     return found[:-1]
 
 
-def tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> float:
+def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> float:
     """Return the expected tokens of a target call: the accepted ones, and the one after them.
 
     Equation (2) of arXiv 2504.15475 with one token more, in the zero-order prediction: see
     `reach_probabilities` for arguments and errors. Correlated acceptance emits more or less.
 
     Example:
-        >>> round(tokens_per_call(sequence(5), [0.8]), 2)
+        >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
         3.69
     """
     return 1.0 + float(reach_probabilities(tree, rates).sum())

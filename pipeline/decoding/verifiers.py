@@ -119,7 +119,7 @@ class Match:
         choices = found.tolist()
         if draft.tree is None:
             return chain(verification.match(drafted, choices), drafted)
-        return on_tree(trees.match(draft.tree, drafted, choices), draft.tree, drafted)
+        return on_tree(trees.match_tree(draft.tree, drafted, choices), draft.tree, drafted)
 
 
 class Relaxed:

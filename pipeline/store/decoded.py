@@ -50,11 +50,9 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("timings/runs"),
         frame("timings/calls"),
         frame("trajectory"),
-        frame("indicators"),
         facts["bytes"],
         {rule.label: rule for rule in rules if rule is not None},
         frame("levels"),
-        frame("along"),
         frame("timings/passes"),
     )
 

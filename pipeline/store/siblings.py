@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from analysis.trees.siblings import Stored, aligned, drawn_rates, greedy_rates
+from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.plan.methods import RACES, Method
 from pipeline.store.artifacts import Artifact

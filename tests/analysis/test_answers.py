@@ -56,6 +56,7 @@ def answered() -> Answered:
                     "temperature": 0.0,
                     "n_tokens": 10,
                     "log_likelihood": -4.0 - changed,
+                    "ended": at < 3,
                     "departures": 5 * changed,
                     "certified": 6.0 if run else math.nan,
                     "common_prefix": 2 if changed else 10,
@@ -82,6 +83,7 @@ def test_counts_by_task_and_of_all() -> None:
     assert relaxed["recovery"] == 0.5
     assert relaxed["changed"] == 0.75
     assert relaxed["given_up"] == pytest.approx(3 / 40)
+    assert relaxed["finished"] == 0.75
     assert relaxed["departures"] == pytest.approx(15 / 40)
     assert relaxed["certified"] == pytest.approx(0.6)
     assert math.isnan(row(table, "a", 0)["certified"])

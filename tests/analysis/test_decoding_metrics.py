@@ -13,22 +13,17 @@ from analysis.decoding import metrics as decoding
 from analysis.decoding import speed, speed_laws
 from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
-from analysis.report.decoding_break_even import break_even_table
-from analysis.report.decoding_figures import longest, places_figure
-from analysis.report.decoding_ratios import histograms_figure, ratios_figure
-from analysis.report.decoding_settings import length_table, temperature_table
-from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
-from analysis.report.decoding_speed_tables import comparison_table, cost_table, latency_table
-from analysis.report.decoding_tables import (
-    acceptance_table,
-    forced_table,
-    histogram_table,
-    places_table,
+from analysis.report.decoding import acceptance_table, partings_table, rates_table, ratios_figure
+from analysis.report.decoding_speed import (
+    batches_table,
+    comparison_table,
+    speed_table,
+    temperature_table,
+    thresholds_figure,
 )
-from analysis.report.decoding_tokens import tokens_table
 from analysis.report.decoding_trees import trees_table
-from analysis.report.table import Table
-from analysis.rules import Additive, Mars, StrictGreedy
+from analysis.report.render import lines
+from analysis.rules import StrictGreedy
 
 RUNS = pd.DataFrame(
     {
@@ -119,14 +114,6 @@ def made() -> Decoded:
             "top_surprisal": [1.0, 1.0, 1.0, 12.0],
         }
     )
-    indicators = pd.DataFrame(
-        {
-            "prompt_id": ["a"] * 4,
-            "position": range(4),
-            "rule": "greedy",
-            "accepted": [True, False, False, True],
-        }
-    )
     return Decoded(
         "large",
         "small",
@@ -136,7 +123,6 @@ def made() -> Decoded:
         pd.DataFrame(answers),
         pd.DataFrame(spans),
         trajectory,
-        indicators,
         {
             "target": {"model": 1000, "cache_per_token": 10},
             "drafter": {"model": 100, "cache_per_token": 2},
@@ -166,56 +152,24 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
     assert found.iloc[1].tolist() == pytest.approx([1 / 2, 2 / 3, 3 / 2, 5 / 3])
     assert found.iloc[0, :2].isna().all()  # the baseline tests nothing
     assert found.iloc[0, 2:].tolist() == [1, 1]
-    table = acceptance_table([decoded], 200, 0.9, 0)
+    table = acceptance_table([decoded], (200, 0.9, 0))
     assert {
         "rate_ci_low",
         "rate_ci_high",
         "tokens_per_call_ci_low",
         "tokens_per_call_ci_high",
     } <= set(table.data)
-    assert not table.data.equals(acceptance_table([decoded], 2, 0.9, 5).data)
+    assert not table.data.equals(acceptance_table([decoded], (2, 0.9, 5)).data)
 
 
-def test_places_with_few_tests_are_not_drawn() -> None:
-    """The longest drafts, those of run 2, are tested 2, 2 and 1 times at places 1, 2 and 3."""
-    decoded = made()
-    thrice = replace(decoded, calls=pd.concat([decoded.calls] * 3))
-    for one, places in ((decoded, []), (thrice, [1, 2])):
-        figure = places_figure([one])
-        lines = figure.drawing.axes[0].lines
-        drawn = {x for line in lines for x in np.asarray(line.get_xdata())}
-        assert sorted(drawn) == places
-        assert figure.data is not None
-        rows = figure.data[figure.data["of"] == "place"]
-        assert rows["number"].tolist() == places
-        assert set(rows["method"]) <= {"Strict greedy, T = 0"}
-
-
-def test_thresholds_of_mars_are_one_method_whatever_it_is_called() -> None:
-    """The one at the paper's threshold is drawn, with each drafter; names are not looked at."""
-    rules = [None, Mars(0.8), Mars(0.9), Mars(0.9), Additive(0.1)]
-    runs = pd.DataFrame(
-        {
-            "method": ["alone", "MARS (θ = 0.9)", "x (y", "x (y, looked up", "x (z"],
-            "drafter": ["none", "model", "model", "prompt_lookup", "model"],
-            "rule": [None if rule is None else rule.label for rule in rules],
-            "draft_length": [0, 3, 3, 3, 3],
-            "temperature": [0.0] * 5,
-        }
-    )
-    known = {rule.label: rule for rule in rules if rule is not None}
-    chosen = longest(replace(made(), runs=runs, rules=known))
-    assert [run for run, _ in chosen] == [2, 3, 4]
-    assert chosen[0][1] == "x (y, T = 0"
-
-
-def test_places_and_lengths_are_counted() -> None:
+def test_places_are_counted() -> None:
     rates = decoding.position_rates(made().calls).set_index(["run", "place"])
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
     assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
     assert (2, 4) not in rates.index
-    lengths = decoding.length_histogram(made().calls).set_index(["run", "accepted"])["calls"]
-    assert lengths[1].to_dict() == {0: 3, 1: 1, 2: 1}
+    # run 1: first places 3 tested, 2 accepted; second places 2 tested, 1 accepted
+    [(heading, rows)] = lines(rates_table([made()]))
+    assert (heading, rows[0][:2]) == ("large", ("Strict greedy", ["2", "0", "67 %", "50 %", "–"]))
 
 
 def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
@@ -228,19 +182,6 @@ def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
         }
     )
     assert decoding.agreement(data, [0, 0]).tolist() == pytest.approx([1.0, 6 / 18])
-
-
-def test_acceptance_on_the_baseline_counts_the_token_by_which_an_answer_leaves_it() -> None:
-    made_up = made()
-    data = made_up.data.copy()
-    data["common_prefix"] = 2
-    runs = made_up.runs.assign(rule=[None, "relaxed", "greedy"])
-    indicators = made_up.indicators.assign(rule="relaxed")
-    both = pd.concat([indicators, made_up.indicators])
-    changed = replace(made_up, data=data, runs=runs, indicators=both)
-    # calls of run 1 at 1 (2 tested, 2 accepted), 4, 5; and at 1 (2, 1), 3: of the first calls the
-    # two tests behind a baseline's text (positions 1 and 2) count, the others none
-    assert decoding.forced(changed)["on_baseline"].iloc[0] == pytest.approx(3 / 4)
 
 
 def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> None:
@@ -257,49 +198,6 @@ def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> No
     quartiles = record.data[record.data["of"] == "probability_ratio"]
     assert (quartiles["q25"] <= quartiles["median"]).all()
     assert (record.data["steps"] >= 5).all()
-
-
-def test_teacher_forced_beside_realised() -> None:
-    found = decoding.forced(made())
-    assert found["teacher_forced"].tolist() == [0.5, 0.5]
-    assert found["realised"].tolist() == pytest.approx([3 / 5, 4 / 5])
-
-
-def test_all_tables_and_figures_print() -> None:
-    decoded = made()
-    speeds = [speed.speed(decoded, 20, 0.9, 0).assign(theta=np.nan)]
-    found: list[Table | None] = [
-        acceptance_table([decoded], 20, 0.9, 0),
-        *(make([decoded]) for make in (forced_table, places_table, histogram_table, tokens_table)),
-        comparison_table([decoded], speeds),
-        cost_table([decoded], speeds),
-        latency_table([decoded], speeds),
-        temperature_table([decoded], speeds),
-        length_table([decoded], speeds),
-        break_even_table([decoded], speeds),
-    ]
-    tables = [table for table in found if table is not None]
-    assert {table.name for table in tables} >= {"decoding_acceptance", "decoding_comparison"}
-    for table in tables:
-        assert "Strict greedy" in table.markdown() + table.csv()
-        assert table.latex().count("\\toprule") == 1
-    by_name = {table.name: table for table in tables}
-    # run 1: first places 3 tested, 2 accepted; second places 2 tested, 1 accepted
-    assert "| Strict greedy | 2 | 0 | 67 % | 50 % |" in by_name["decoding_rates"].markdown()
-    assert (
-        "| Strict greedy | 2 | 0 | 60 % | 20 % | 20 % |" in by_name["decoding_histogram"].markdown()
-    )
-    tokens = by_name["decoding_tokens"].data.dropna(subset="measured")
-    assert tokens[["draft_length", "measured"]].to_numpy().tolist() == [[2, 8 / 5], [3, 8 / 4]]
-    compared = by_name["decoding_comparison"].data
-    assert set(compared["source"]) == {"s", "all"}
-    assert set(compared["method"]) == {"Autoregressive", "Strict greedy"}
-    without = replace(decoded, trajectory=decoded.trajectory[:0])
-    for draw in (ratios_figure, histograms_figure):
-        assert draw([decoded]) is not None
-        assert draw([without]) is None
-    assert thresholds_figure([decoded], speeds) is None
-    assert lengths_figure([decoded], speeds) is None
 
 
 def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() -> None:
@@ -327,7 +225,7 @@ def test_the_closed_form_of_nothing_tested_and_of_certain_acceptance() -> None:
 
 def test_intervals_of_few_prompts_carry_a_warning() -> None:
     made_up = made()
-    table = acceptance_table([made_up], 20, 0.9, 0)
+    table = acceptance_table([made_up], (20, 0.9, 0))
     assert any("intervals come from 2 prompts" in note for note in table.notes)
     assert table.data["few_prompts"].all()
     speeds = [speed.speed(made_up, 20, 0.9, 0)]
@@ -379,7 +277,7 @@ def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
     assert row["ci_low"] <= 8 / 5 <= row["ci_high"]
     assert (row["first_level"], row["later_levels"]) == (pytest.approx(2 / 3), 1.0)
     runs.loc[2, "rule"] = "greedy"
-    assert [name for section in table.sections for name, _ in section.rows] == ["a tree"]
+    assert [name for _, rows in lines(table) for name, *_ in rows] == ["a tree"]
     found = decoding.acceptance(replace(one, runs=runs, calls=calls, levels=levels))
     assert np.isnan(found["closed_form"][1])
     assert not np.isnan(found["closed_form"][2])
@@ -387,5 +285,52 @@ def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
     assert (
         len(speed.draft_lengths(replace(one, runs=runs), alone)) == 0
     )  # one chain: none to choose
-    forced = decoding.forced(replace(one, runs=runs))
-    assert forced["run"].tolist() == [2]  # of trees only their rule is teacher-forced
+
+
+def test_answers_that_part_are_counted_with_their_gaps() -> None:
+    one = made()
+    data = one.data.assign(
+        common_prefix=[*one.data["common_prefix"][:2], 2, *one.data["common_prefix"][3:]]
+    )
+    table = partings_table([replace(one, data=data)])
+    assert table is not None
+    assert table.data[
+        ["method", "draft_length", "prompt_id", "position", "gap"]
+    ].to_numpy().tolist() == [["Strict greedy", 2, "a", 2, 5.0]]
+    [(_, rows)] = lines(table)
+    assert [cells for _, cells, _ in rows] == [["2", "2", "1", "5.00"], ["3", "2", "0", "–"]]
+    alone = one.runs.assign(rule=None)
+    assert partings_table([replace(one, runs=alone)]) is None
+
+
+def test_speeds_stand_in_their_tables() -> None:
+    one = made()
+    speeds = [speed.speed(one, 20, 0.9, 0).assign(theta=np.nan)]
+    compared = comparison_table([one], speeds)
+    assert set(compared.data["source"]) == {"s", "all"}
+    [(_, rows)] = lines(compared)
+    assert [(name, cells[0]) for name, cells, _ in rows] == [
+        ("Autoregressive", "–"), ("Strict greedy", "2"), ("Strict greedy", "3"),
+    ]  # fmt: skip
+    assert rows[1][1][2] == "1.12×"  # of a source without its interval
+    assert rows[1][1][4].startswith("1.12× [")
+    table = speed_table([one], speeds)
+    headings = [column.heading for column in table.columns]
+    cells = dict(zip(headings, lines(table)[0][1][1][1], strict=True))
+    assert cells["best γ"] == "3"
+    assert cells["ρ"] == "0.100"
+    assert cells["verify"] == "12.00"
+    for make in (temperature_table, batches_table, thresholds_figure):
+        assert make([one], speeds) is None
+    warm = pd.concat([speeds[0], speeds[0].assign(temperature=1.0)], ignore_index=True)
+    effects = temperature_table([one], [warm])
+    assert effects is not None
+    [(heading, rows)] = lines(effects)
+    assert (heading, [name for name, *_ in rows]) == ("large, Strict greedy", ["γ = 2", "γ = 3"])
+    assert rows[0][1] == ["1.12×", "1.60", "100 %"] * 2
+    mars = speeds[0].assign(theta=[np.nan, 0.8, 0.9], draft_length=[0, 2, 2])
+    swept = thresholds_figure([one], [mars])
+    assert swept is not None
+    assert swept.data["theta"].tolist() == [0.8, 0.9]
+    without = replace(one, trajectory=one.trajectory[:0])
+    assert ratios_figure([without]) is None

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
-from matplotlib.lines import Line2D
 
 from analysis.decoding import speed
-from analysis.report.decoding_speed_figures import lengths_figure
 from tests.analysis.test_decoding_metrics import made
 
 
@@ -59,6 +56,18 @@ def test_speed_costs_and_predictions() -> None:
     assert speed.draft_lengths(made(), table[::-1])["tried"].tolist() == ["2, 3"]
 
 
+def test_the_ratio_of_spec_bench_is_of_means_over_prompts() -> None:
+    one = made()
+    found = speed.speedups(one, 20, 0.9, 0)
+    rates = {}
+    for run in (0, 1):
+        seconds = one.answers.query(f"run == {run}").set_index("prompt_id")["seconds"]
+        tokens = one.data.query(f"run == {run}").set_index("prompt_id")["n_tokens"]
+        rates[run] = sum(tokens[prompt] / seconds[prompt] for prompt in "ab") / 2
+    assert found["spec_bench_speedup"].tolist()[:2] == pytest.approx([1, rates[1] / rates[0]])
+    assert found["spec_bench_speedup"][1] != pytest.approx(found["speedup"][1], abs=1e-3)
+
+
 def test_answers_of_one_token_have_no_time_after_it() -> None:
     made_up = made()
     single = replace(
@@ -69,20 +78,6 @@ def test_answers_of_one_token_have_no_time_after_it() -> None:
     table = speed.speedups(single, 20, 0.9, 0)
     assert table["speedup"].tolist() == [1.0] * 3
     assert table.filter(like="tpot").isna().all(axis=None)
-
-
-def test_the_legend_of_draft_lengths_names_both_predictions() -> None:
-    table = speed.speed(made(), 20, 0.9, 0).assign(theta=np.nan)
-    table = pd.concat([table, table[1:2].assign(draft_length=5)], ignore_index=True)
-    figure = lengths_figure([made()], [table])
-    assert figure is not None
-    shown = figure.drawing.legends[0]
-    styles = {
-        text.get_text(): line.get_linestyle()
-        for text, line in zip(shown.get_texts(), shown.legend_handles, strict=True)
-        if isinstance(line, Line2D)
-    }
-    assert styles == {"predicted, τ/(1 + dρ)": ":", "predicted from the costs": "--"}
 
 
 def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:

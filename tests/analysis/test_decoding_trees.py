@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.report.decoding_tree_figures import (
+from analysis.report.decoding_trees import (
     FIXED,
     LEAST,
     bound_curves,
@@ -18,17 +18,11 @@ from analysis.report.decoding_tree_figures import (
     marginal_figure,
     predicted_curves,
     trees_figure,
-)
-from analysis.report.decoding_tree_runs import judged_levels, rates, tree_runs
-from analysis.report.decoding_trees import (
-    budgets_table,
-    crossover_said,
-    crossover_table,
-    tree_certificates_table,
     trees_table,
 )
 from analysis.rules import Tree
-from analysis.trees.topology import batch, sequence, symmetric, tokens_per_call
+from analysis.trees.decoded import judged_levels, rates, tree_runs
+from analysis.trees.topology import batch, sequence, symmetric, tree_tokens_per_call
 
 STATISTICS = (60, 0.9, 0)
 RULE = Tree(2)
@@ -88,7 +82,7 @@ def made() -> Decoded:
     empty = pd.DataFrame()
     return Decoded(
         "target", "drafter", pd.DataFrame(runs), data, pd.DataFrame(calls), empty, empty, empty,
-        empty, {}, {RULE.label: RULE}, pd.DataFrame(levels)[LEVELS],
+        {}, {RULE.label: RULE}, pd.DataFrame(levels)[LEVELS],
     )  # fmt: skip
 
 
@@ -116,51 +110,11 @@ def test_chains_have_a_level_a_token() -> None:
     calls = pd.DataFrame({"run": [1, 1, 1], "tested": [2, 0, 3], "accepted": [1, 0, 3]})
     runs = one.runs.assign(tree=None)
     found = judged_levels(
-        Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 4, {}, {})  # type: ignore[arg-type]
+        Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 3, {}, {})  # type: ignore[arg-type]
     )
     assert found.to_numpy().tolist() == [
         [1, 1, 1, 1], [1, 2, 1, 0], [1, 1, 1, 1], [1, 2, 1, 1], [1, 3, 1, 1],
     ]  # fmt: skip
-
-
-def test_the_crossover_is_told_from_paired_prompts() -> None:
-    table = crossover_table([made()], STATISTICS)
-    assert table is not None
-    assert table.data is not None
-    assert table.data["difference"].tolist() == pytest.approx([-0.2, 0.2])
-    [note] = table.notes
-    assert "crossover is reproduced at T = 1" in note
-    frame = table.data
-    for change, said in (
-        ({"ci_high": [0.0, 0.3]}, "not reproduced at T = 1: no difference is certain at k = 1"),
-        ({"ci_low": [0.1, 0.1], "ci_high": [0.3, 0.3]}, "ERSS is ahead at k = 1"),
-        ({"ci_low": [-0.3, 0.0]}, "ERSS is not surely ahead at every k"),
-    ):
-        [note] = crossover_said(frame.assign(**change))
-        assert said in note
-    assert crossover_said(frame[frame["nodes"] > 1]) == []
-
-
-def test_shapes_of_one_budget_stand_together() -> None:
-    one = made()
-    clock = dict.fromkeys(("per_token", "speedup", "ci_low", "ci_high"), 1.0)
-    speeds = pd.DataFrame([clock] * len(one.runs))
-    table = budgets_table([one], [speeds], STATISTICS)
-    assert table is not None
-    [section] = table.sections
-    assert section.title == "target: ERSS, T = 1, 3 drafted tokens"
-    assert [name for name, _ in section.rows] == ["batch", "dynamic"]
-    assert section.rows[0][1][1].text == "1.90 [1.90, 1.90]"
-
-
-def test_certificates_stand_beside_what_trees_accept() -> None:
-    known = {RULE.label: {"certified": 0.5, "acceptance": 0.75}}
-    table = tree_certificates_table([made()], [known])
-    assert table is not None
-    assert table.data is not None
-    [row] = table.data.to_dict("records")
-    assert (row["certified"], row["accepted"], row["decoded"]) == (0.5, 0.75, 0.8)
-    assert tree_certificates_table([made()], [{}]) is None
 
 
 def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
@@ -172,7 +126,9 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
         ("symmetric", symmetric(2, 2)),
     ):
         k, tokens = curves[name]
-        assert tokens[k.tolist().index(len(tree))] == pytest.approx(tokens_per_call(tree, found))
+        assert tokens[k.tolist().index(len(tree))] == pytest.approx(
+            tree_tokens_per_call(tree, found)
+        )
     assert curves["batch"][0].tolist() == [1, 2, 3]  # R of a fourth is not known
     bounds = bound_curves(found, 7)
     assert {FIXED, LEAST} < set(bounds)
@@ -186,12 +142,12 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
 
 def test_figures_hold_what_they_draw() -> None:
     for draw in (trees_figure, marginal_figure):
-        figure = draw([made()], *STATISTICS)
+        figure = draw([made()], STATISTICS)
         assert figure is not None
         assert figure.data is not None
         assert set(figure.data["of"]) == {"measured", "predicted", "bound"}
         assert figure.data["value"].notna().all()
         one = made()
         plain = Decoded(**{**vars(one), "runs": one.runs.assign(tree=None)})
-        assert draw([plain], *STATISTICS) is None
+        assert draw([plain], STATISTICS) is None
     assert trees_table([made()], STATISTICS) is not None

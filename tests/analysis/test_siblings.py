@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.trees.siblings import Stored, aligned, drawn_rates, greedy_rates
+from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 
 P = np.array([0.5, 0.1, 0.25, 0.15])
 Q = np.array([0.2, 0.4, 0.4, 0.0])

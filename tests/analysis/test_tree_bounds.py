@@ -11,22 +11,22 @@ import pytest
 from analysis.acceptance import divergences
 from analysis.trees import acceptance, bounds
 from analysis.trees.optimal import optimal
-from analysis.trees.topology import sequence, symmetric, tokens_per_call
+from analysis.trees.topology import sequence, symmetric, tree_tokens_per_call
 
 from .test_trees import FALLING, some_rates
 
 
 def test_measured_acceptance_uses_each_node_for_the_children_it_had() -> None:
-    whole = acceptance.measured(np.array([1, 2, 0, 1, 3]), np.full(5, 3))
+    whole = acceptance.sibling_rates(np.array([1, 2, 0, 1, 3]), np.full(5, 3))
     np.testing.assert_allclose(whole, [0.4, 0.2, 0.2])  # plain shares; the rest is in no index
     # one child each: it says nothing of the second
-    mixed = acceptance.measured(np.array([1, 0, 2, 0]), np.array([1, 1, 2, 2]))
+    mixed = acceptance.sibling_rates(np.array([1, 0, 2, 0]), np.array([1, 1, 2, 2]))
     np.testing.assert_allclose(mixed, [0.25, 0.75 * 0.5])
     # the only node with two children accepted its first: the second was never tested
-    assert acceptance.measured(np.array([1, 0]), np.array([2, 1])).tolist() == [0.5]
-    assert acceptance.measured(np.array([], int), np.array([], int)).tolist() == []
+    assert acceptance.sibling_rates(np.array([1, 0]), np.array([2, 1])).tolist() == [0.5]
+    assert acceptance.sibling_rates(np.array([], int), np.array([], int)).tolist() == []
     with pytest.raises(ValueError, match=r"accepted\[1\]=2"):
-        acceptance.measured(np.array([0, 2]), np.array([1, 1]))
+        acceptance.sibling_rates(np.array([0, 2]), np.array([1, 1]))
 
 
 def test_measured_acceptance_is_consistent_when_trees_differ() -> None:
@@ -34,7 +34,7 @@ def test_measured_acceptance_is_consistent_when_trees_differ() -> None:
     index = generator.choice(5, size=200_000, p=[*FALLING, 0.15]) + 1
     children = generator.integers(0, 5, len(index))
     accepted = np.where(index <= children, index, 0)
-    np.testing.assert_allclose(acceptance.measured(accepted, children), FALLING, atol=0.006)
+    np.testing.assert_allclose(acceptance.sibling_rates(accepted, children), FALLING, atol=0.006)
 
 
 def pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -59,12 +59,12 @@ def test_index_entropy_of_independent_drafts_is_at_least_the_divergence(law) -> 
     for p, q in tried:
         rates = law(p, q, LONG)
         assert rates.sum() == pytest.approx(1, abs=1e-9)
-        assert acceptance.entropy(rates) >= kl(p, q) - 1e-9
+        assert acceptance.index_entropy(rates) >= kl(p, q) - 1e-9
         if law is acceptance.race_rates:
-            assert acceptance.entropy(rates) <= bounds.race_entropy_upper(kl(p, q))
+            assert acceptance.index_entropy(rates) <= bounds.race_entropy_upper(kl(p, q))
     p = tried[0][0]
     assert law(p, p, 3).tolist() == pytest.approx([1, 0, 0], abs=1e-12)  # (6) is attained
-    assert acceptance.entropy(law(p, p, 1)) == pytest.approx(0, abs=1e-12)
+    assert acceptance.index_entropy(law(p, p, 1)) == pytest.approx(0, abs=1e-12)
 
 
 def test_index_entropy_without_replacement_can_be_below_the_divergence() -> None:
@@ -72,7 +72,7 @@ def test_index_entropy_without_replacement_can_be_below_the_divergence() -> None
     q = np.array([0.01, 0.99])
     p = q[::-1]
     assert kl(p, q) > 4.5 > math.log(2)
-    assert acceptance.entropy(acceptance.rejection_rates(p, q, 2000)) > 4.5
+    assert acceptance.index_entropy(acceptance.rejection_rates(p, q, 2000)) > 4.5
 
 
 def test_rejection_rates_are_those_of_normalised_residuals() -> None:
@@ -144,8 +144,8 @@ def test_no_tree_exceeds_its_bounds(k: int) -> None:
     for _ in range(20):
         whole = np.sort(generator.dirichlet(np.full(8, 0.5)))[::-1]
         tree = optimal(whole, k)
-        tokens = tokens_per_call(tree, whole)
-        h = acceptance.entropy(whole)
+        tokens = tree_tokens_per_call(tree, whole)
+        h = acceptance.index_entropy(whole)
         assert tokens <= bounds.tunstall_upper(h, 8, k) * (1 + 1e-12)
         assert bounds.tunstall_upper(h, 8, k) <= bounds.tunstall_upper(h, 8, k, tight=False)
         used = whole[: max(tree.siblings, default=0)]
@@ -162,7 +162,7 @@ def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices() -> None:
     for width, depth in ((2, 3), (4, 2), (3, 1)):
         k = len(symmetric(width, depth - 1))
         h = math.log(width)
-        tokens = tokens_per_call(symmetric(width, depth - 1), [1 / width] * width)
+        tokens = tree_tokens_per_call(symmetric(width, depth - 1), [1 / width] * width)
         assert tokens == pytest.approx(bounds.tunstall_upper(h, width, k))
         if k:
             assert tokens < bounds.tunstall_upper(h, width, k, tight=False)
@@ -176,7 +176,7 @@ def test_lemma_4_3_by_hand_and_in_the_limit() -> None:
     # chains: 1 / (1 - a) is the limit of their tokens, and the least bound for long ones
     m, least = bounds.least_residual_upper(np.array([0.8]), 10**6)
     assert (m, least) == (math.inf, pytest.approx(5))
-    assert tokens_per_call(sequence(200), [0.8]) == pytest.approx(5)
+    assert tree_tokens_per_call(sequence(200), [0.8]) == pytest.approx(5)
     assert bounds.least_residual_upper(np.array([0.8]), 4)[0] < math.inf
     # nothing is left over: Theorem 4.2 of d indices
     assert bounds.least_residual_upper(np.array([0.5, 0.5]), 6, tight=True)[1] == pytest.approx(3)
@@ -202,7 +202,7 @@ def test_correlated_acceptance_exceeds_the_bound() -> None:
     """Two states: in one all is accepted, in the other nothing; it is half of each."""
     h, k = math.log(2), 20
     bound = bounds.tunstall_upper(h, 2, k)
-    assert tokens_per_call(sequence(k), [0.5]) < bound < (1 + k + 1) / 2
+    assert tree_tokens_per_call(sequence(k), [0.5]) < bound < (1 + k + 1) / 2
     assert bound == pytest.approx(math.log2(22))
 
 
@@ -212,5 +212,5 @@ def test_bound_8_is_in_bits() -> None:
 
 
 def test_entropy_is_in_nats_and_leaves_zeros_out() -> None:
-    assert acceptance.entropy(np.array([0.5, 0.0, 0.5])) == pytest.approx(math.log(2))
-    assert acceptance.entropy(np.array([])) == 0
+    assert acceptance.index_entropy(np.array([0.5, 0.0, 0.5])) == pytest.approx(math.log(2))
+    assert acceptance.index_entropy(np.array([])) == 0

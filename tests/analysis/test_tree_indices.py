@@ -43,7 +43,7 @@ def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
 
     def run(fork: Fork) -> int:
         drafts = Drafts(tree, lambda _: q, fork)
-        path, _ = laws.speculative_sampling(
+        path, _ = laws.tree_speculative_sampling(
             tree,
             drafts,
             [Uniform(fork) for _ in range(len(tree))],

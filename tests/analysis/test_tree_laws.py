@@ -82,7 +82,7 @@ def check_lossless(law: Counter[tuple[int, ...]], p: Rows, size: int, length: in
 def sampled(tree: Topology, p: Rows, q: Rows) -> Counter[tuple[int, ...]]:
     def run(fork: Fork) -> tuple[int, ...]:
         drafts = Drafts(tree, q, fork)
-        verdict = laws.speculative_sampling(
+        verdict = laws.tree_speculative_sampling(
             tree,
             drafts,
             [Uniform(fork) for _ in range(len(tree))],
@@ -150,7 +150,7 @@ def test_a_tree_that_is_a_chain_is_speculative_sampling(seed: int) -> None:
         chain = chains.speculative_sampling(
             p[at, drafted], q[at, drafted], uniforms, rows, last.__getitem__
         )
-        path, token = laws.speculative_sampling(
+        path, token = laws.tree_speculative_sampling(
             sequence(3), drafted, uniforms, partial(after, p, q, 1), last.__getitem__
         )
         assert (len(path), token) == chain
@@ -263,7 +263,7 @@ def test_races_of_two_tokens_are_lossless_on_every_tree(k: int, seed: int) -> No
         law: Counter[tuple[int, ...]] = Counter()
         for log_times, weight in pieces(tree, (p, q)):
             drafted = race_drafts(tree, q, log_times)
-            path, token = laws.match(tree, drafted, race_choices(tree, drafted, p, log_times))
+            path, token = laws.match_tree(tree, drafted, race_choices(tree, drafted, p, log_times))
             law[(*(drafted[node] for node in path), token)] += weight
         check_lossless(law, p, 2, tree.depth + 1)
 
@@ -280,7 +280,7 @@ def test_races_emit_what_the_target_alone_does_whatever_was_drafted(tree: Topolo
         for row in log_times:  # the target alone
             text += (int(chains.race(logs(p(text))[None], row[None])[0]),)
         drafted = race_drafts(tree, q, log_times)
-        path, token = laws.match(tree, drafted, race_choices(tree, drafted, p, log_times))
+        path, token = laws.match_tree(tree, drafted, race_choices(tree, drafted, p, log_times))
         assert (*(drafted[node] for node in path), token) == text[: len(path) + 1]
 
 
@@ -293,7 +293,7 @@ def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
         drafted = laws.arrivals(draft, 0.0, m)
         for row, at in enumerate(rank):
             choices = [int(target[row].argmax()), *[0] * m]
-            path, _ = laws.match(batch(m), drafted[row].tolist(), choices)
+            path, _ = laws.match_tree(batch(m), drafted[row].tolist(), choices)
             assert bool(path) == (at <= m)
         covered = argmax_rank(target, tied) <= m
         found = (laws.arrivals(tied, 0.0, m) == target.argmax(1)[:, None]).any(1)
@@ -313,9 +313,9 @@ def test_arrivals_are_ordered_and_stop_where_nothing_can_be_drawn() -> None:
 def test_tree_greedy_follows_the_argmax_as_far_as_it_is_drafted() -> None:
     tree = symmetric(2, 2)  # nodes 0, 1; 2, 3 after 0; 4, 5 after 1
     drafted = [7, 8, 1, 2, 3, 4]
-    assert laws.match(tree, drafted, [8, 0, 4, 0, 0, 0, 9]) == TreeVerdict((1, 5), 9)
-    assert laws.match(tree, drafted, [7, 5, 0, 0, 0, 0, 0]) == TreeVerdict((0,), 5)
-    assert laws.match(tree, drafted, [6, 0, 0, 0, 0, 0, 0]) == TreeVerdict((), 6)
-    assert laws.match(Topology(()), [], [6]) == TreeVerdict((), 6)
+    assert laws.match_tree(tree, drafted, [8, 0, 4, 0, 0, 0, 9]) == TreeVerdict((1, 5), 9)
+    assert laws.match_tree(tree, drafted, [7, 5, 0, 0, 0, 0, 0]) == TreeVerdict((0,), 5)
+    assert laws.match_tree(tree, drafted, [6, 0, 0, 0, 0, 0, 0]) == TreeVerdict((), 6)
+    assert laws.match_tree(Topology(()), [], [6]) == TreeVerdict((), 6)
     chain = chains.match([4, 5, 6], [4, 5, 7, 8])
-    assert laws.match(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == TreeVerdict((0, 1), chain.token)
+    assert laws.match_tree(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == TreeVerdict((0, 1), chain.token)

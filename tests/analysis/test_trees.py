@@ -19,7 +19,7 @@ from analysis.trees.topology import (
     sequence,
     spec_infer,
     symmetric,
-    tokens_per_call,
+    tree_tokens_per_call,
 )
 
 from .test_tree_laws import every_tree
@@ -66,18 +66,18 @@ def test_a_node_must_come_after_its_parent(parents: tuple[int, ...]) -> None:
 
 
 def test_expected_tokens_of_named_trees() -> None:
-    assert tokens_per_call(sequence(6), [0.7]) == pytest.approx(chain_tokens(0.7, 6))
-    assert tokens_per_call(batch(3), FALLING) == pytest.approx(1.8)
+    assert tree_tokens_per_call(sequence(6), [0.7]) == pytest.approx(chain_tokens(0.7, 6))
+    assert tree_tokens_per_call(batch(3), FALLING) == pytest.approx(1.8)
     level = FALLING[:2].sum()
-    assert tokens_per_call(symmetric(2, 3), FALLING) == pytest.approx(
+    assert tree_tokens_per_call(symmetric(2, 3), FALLING) == pytest.approx(
         1 + level + level**2 + level**3
     )
     a, three = 0.5, FALLING[:3].sum()
     wanted = 1 + a + a**2 * (1 + three * sum(a**i for i in range(6)))
-    assert tokens_per_call(spec_infer(), FALLING) == pytest.approx(wanted)
-    assert tokens_per_call(Topology(()), []) == 1
+    assert tree_tokens_per_call(spec_infer(), FALLING) == pytest.approx(wanted)
+    assert tree_tokens_per_call(Topology(()), []) == 1
     with pytest.raises(ValueError, match="sibling index 3"):
-        tokens_per_call(batch(3), [0.5, 0.2])
+        tree_tokens_per_call(batch(3), [0.5, 0.2])
 
 
 def test_expected_tokens_are_those_of_a_simulated_tree() -> None:
@@ -97,10 +97,10 @@ def test_no_tree_of_equal_size_is_expected_to_emit_more(k: int, falling: bool) -
     trees = [tree for tree in every_tree(k) if max(tree.siblings, default=0) <= 4]
     for seed in range(4):
         rates = some_rates(seed, falling)
-        tokens = [tokens_per_call(tree, rates) for tree in trees]
+        tokens = [tree_tokens_per_call(tree, rates) for tree in trees]
         best = optimal(rates, k)
         assert len(best) == k
-        assert tokens_per_call(best, rates) == pytest.approx(max(tokens), rel=1e-12)
+        assert tree_tokens_per_call(best, rates) == pytest.approx(max(tokens), rel=1e-12)
         for depth in range(1, k + 1):
             limited = [t for t, tree in zip(tokens, trees, strict=True) if tree.depth <= depth]
             if not limited:  # four children each are too few for k nodes in so few levels
@@ -109,7 +109,7 @@ def test_no_tree_of_equal_size_is_expected_to_emit_more(k: int, falling: bool) -
                 continue
             best = optimal(rates, k, depth)
             assert best.depth <= depth
-            assert tokens_per_call(best, rates) == pytest.approx(max(limited), rel=1e-12)
+            assert tree_tokens_per_call(best, rates) == pytest.approx(max(limited), rel=1e-12)
 
 
 def test_the_number_of_all_trees_is_that_of_catalan() -> None:
@@ -120,7 +120,7 @@ def test_the_number_of_all_trees_is_that_of_catalan() -> None:
 def test_the_heap_would_miss_a_child_that_is_better_than_the_one_before_it() -> None:
     assert optimal(RISING, 2) == batch(2)
     assert optimal(RISING[:1], 2) == sequence(2)
-    assert tokens_per_call(optimal([0.0, 1.0], 4), [0.0, 1.0]) == 3  # two pairs
+    assert tree_tokens_per_call(optimal([0.0, 1.0], 4), [0.0, 1.0]) == 3  # two pairs
     assert best_trees(RISING, 3).tokens.tolist() == pytest.approx([1, 1.1, 1.55, 1.75])
 
 
@@ -128,7 +128,7 @@ def test_the_heap_would_miss_a_child_that_is_better_than_the_one_before_it() -> 
 def test_sizes_of_one_table_are_trees_of_these_tokens(rates: np.ndarray) -> None:
     best = best_trees(rates, 40)
     for k in (0, 1, 2, 17, 40):
-        assert tokens_per_call(best.tree(k), rates) == pytest.approx(best.tokens[k], rel=1e-12)
+        assert tree_tokens_per_call(best.tree(k), rates) == pytest.approx(best.tokens[k], rel=1e-12)
         assert len(best.tree(k)) == k
 
 
@@ -139,7 +139,7 @@ def test_limits_of_the_optimal_tree() -> None:
     assert optimal([0.0], 3).depth == 3  # nothing is gained, yet k nodes were asked for
     whole = optimal([0.25] * 4, 84)
     assert np.bincount(whole.depths).tolist() == [0, 4, 16, 64]  # 4 + 16 + 64: complete levels
-    assert tokens_per_call(whole, [0.25] * 4) == pytest.approx(4)
+    assert tree_tokens_per_call(whole, [0.25] * 4) == pytest.approx(4)
 
 
 def test_first_nodes_of_the_optimal_tree_are_optimal() -> None:
@@ -190,11 +190,11 @@ def test_no_tree_is_faster_at_its_cost(falling: bool) -> None:
         costs = 2 * np.array([1, 1.02, 1.03, 1.3, 1.31, 1.32, 1.6])
         best, speedup = optimal_by_cost(rates, costs, 2 * draft)
         others = [
-            tokens_per_call(tree, rates) * 2 / (costs[len(tree)] + 2 * draft * tree.depth)
+            tree_tokens_per_call(tree, rates) * 2 / (costs[len(tree)] + 2 * draft * tree.depth)
             for tree in trees
         ]
         assert speedup == pytest.approx(max(others), rel=1e-12)
-        own = tokens_per_call(best, rates) * 2 / (costs[len(best)] + 2 * draft * best.depth)
+        own = tree_tokens_per_call(best, rates) * 2 / (costs[len(best)] + 2 * draft * best.depth)
         assert own == pytest.approx(speedup, rel=1e-12)
 
 

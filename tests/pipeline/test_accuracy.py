@@ -12,7 +12,8 @@ import torch
 
 from analysis.certificates.reference import certificate_of
 from analysis.decoding import answers
-from analysis.report.table import Table
+from analysis.report.records import Part, Table
+from analysis.report.render import files, lines
 from analysis.rules import Additive, StrictGreedy
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
@@ -22,8 +23,7 @@ from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import summary
-from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed, measure_accuracy
-from pipeline.stages.report.shown import Part
+from pipeline.stages.report.accuracy import answers_shown
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.tasks.items import read_items
@@ -183,22 +183,18 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     (without,) = study(place, "accuracy.seed=77", stage="report").nodes["report"]
     assert "accuracy" not in without.upstream
     assert "margin" not in without.config
-    assert accuracy_part(without, measure_accuracy(without, {})) is None
+    assert answers_shown(without, {}) == []
 
 
-def _page(part: Part) -> str:
-    tables = [item for item in part.shown if isinstance(item, Table)]
-    return "\n".join(f"{table.caption}\n{table.markdown()}" for table in tables)
+def _tables(part: Part) -> dict[str, Table]:
+    return {item.name: item for item in part.shown if isinstance(item, Table)}
 
 
 def test_the_section_shows_losses_tasks_and_differing_answers(
     place: Path, made: tuple[Node, Artifact]
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
-    part = accuracy_part(node, measure_accuracy(node, {"accuracy": [made[1]]}))
-    assert part is not None
-    page = _page(part)
-    files = part.files()
+    part, timed = answers_shown(node, {"accuracy": [made[1]]})
     assert list(part.says) == [
         "wide: 8 items of the tasks own, facts; "
         "methods that are to leave every answer left every one."
@@ -206,39 +202,32 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert [item.name for item in part.shown] == [
         "accuracy_losses",
         "accuracy_decisions",
-        "accuracy_tasks",
         "accuracy_by_task",
         "accuracy_recovery",
         "accuracy_differing",
-        "accuracy_beside",
     ]
-    assert files["figures/accuracy_recovery.png"][:4] == b"\x89PNG"
-    assert "excludes a loss of 5 points" in page
-    greedy, relaxed = (
-        next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
-        for name in ("Strict greedy", "Additive (t = 0.6)")
+    tables = _tables(part)
+    losses = tables["accuracy_losses"]
+    [(_, rows)] = lines(losses)
+    headings = [column.heading for column in losses.columns]
+    printed = {name: dict(zip(headings, cells, strict=True)) for name, cells, _ in rows}
+    assert "excludes a loss of 5 points" in losses.caption
+    assert printed["Autoregressive"]["lost and won"] == "–"
+    assert printed["Strict greedy"]["lost and won"] == "0 and 0"
+    assert (printed["Strict greedy"]["changed"], printed["Strict greedy"]["given up"]) == (
+        "0 %",
+        "0",
     )
-    assert "| 0 and 0 |" in greedy
-    cells = [line.split(" | ")[-4:-1] for line in (greedy, relaxed)]
-    assert cells[0][1:] == ["0 %", "0"]
-    assert cells[1][1] not in ("0 %", "–")
-    one = read_answered("wide", made[1])
-    csv = files["tables/accuracy_differing.csv"].decode()
-    whole = answers.differing(one)["answer"].tolist()
-    assert all(text in csv for text in whole)
-
-
-def test_what_depends_on_the_clock_is_apart(place: Path, made: tuple[Node, Artifact]) -> None:
-    (node,) = study(place, stage="report").nodes["report"]
-    found = measure_accuracy(node, {"accuracy": [made[1]]})
-    part, timed = accuracy_part(node, found), accuracy_timed(found)
-    assert part is not None
-    assert timed is not None
-    assert "×" in _page(timed)
-    assert "×" not in _page(part)
-    for name, content in part.files().items():
-        if name.endswith(".csv"):
-            assert "speedup" not in content.decode(), name
+    assert printed["Additive (t = 0.6)"]["changed"] not in ("0 %", "–")
+    contents = dict(content for item in part.shown for content in files(item))
+    assert contents["figures/accuracy_recovery.png"][:4] == b"\x89PNG"
+    csv = contents["tables/accuracy_differing.csv"].decode()
+    assert all(text in csv for text in answers.differing(read_answered("wide", made[1]))["answer"])
+    # what depends on the clock is apart
+    assert (part.timed, timed.timed) == (False, True)
+    assert not any(b"speedup" in text for name, text in contents.items() if name.endswith(".csv"))
+    [(_, rows)] = lines(_tables(timed)["accuracy_speed"])
+    assert all("×" in cells[-2] for _, cells, _ in rows)
 
 
 def read(place: Path, name: str, ids: list[int], answer: list[int]) -> np.ndarray:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure as Drawing
 from analysis.acceptance.solve import Goal
 from analysis.acceptance.solve import solve as solved
 from analysis.report.figure import Figure
+from analysis.report.records import Part
 from analysis.rules.dials import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
@@ -24,7 +25,6 @@ from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
 from pipeline.stages.report.page.build import appendices, picture, plain_json
-from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp
@@ -222,7 +222,7 @@ def test_pictures_are_held_as_long_as_there_is_room(pictures: int, missing: int,
     shown = [Figure(f"f{at}", "title", "caption", Drawing(), data) for at in range(2)]
     content = b"\x89PNG" * 30
     files = {f"figures/f{at}.png": content for at in range(2)} | {"figures/f0.pdf": b"pdf"}
-    found: Any = SimpleNamespace(parts=[(Part.of("part", [], shown), "")], files=files)
+    found: Any = SimpleNamespace(parts=[Part("part", shown)], files=files)
     (part,) = appendices(found, pictures * len(picture(content)) - missing)
     beside = ["figures/f0.png", "figures/f1.png"]
     assert [item["image"] for item in part["items"]] == [picture(content)] * held + beside[held:]

@@ -60,7 +60,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=11,
+    version=12,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

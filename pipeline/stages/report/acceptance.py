@@ -16,6 +16,7 @@ from analysis.report.acceptance_frontier import frontier_figure, frontier_table
 from analysis.report.acceptance_sampling import sampling_table
 from analysis.report.acceptance_tables import accepted
 from analysis.report.pairs import Pairs
+from analysis.report.records import Part
 from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import (
     Additive,
@@ -30,7 +31,6 @@ from analysis.rules import (
 )
 from pipeline.plan.stage import Node
 from pipeline.stages.report.logged import logged_part
-from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 
 # rules of the profile and of the figure along an answer, as far as the study has them
@@ -76,9 +76,8 @@ def acceptance_part(
     known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
     chosen = list(known or measured)[: len(SHOWN)]
     sampling = upstream["distributions"][0].record["config"]
-    return Part.of(
+    return Part(
         f"Will {pairs.drafter} be accepted?",
-        [left_out(sampling)] if pairs.sampled is None else [],
         [
             rules_figure(pairs),
             accepted(pairs),
@@ -90,6 +89,7 @@ def acceptance_part(
             sampling_table(pairs),
             by_depth(pairs, chosen),
         ],
+        [left_out(sampling)] if pairs.sampled is None else [],
     )
 
 

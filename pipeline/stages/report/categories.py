@@ -8,11 +8,11 @@ import pandas as pd
 
 from analysis.report.categories import CategorySteps, category_statistics, category_table
 from analysis.report.paper_run_lengths import COMPARED_AT
+from analysis.report.records import Part
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags, Floats
 from pipeline.plan.stage import Node
 from pipeline.stages.report.inputs import Target
-from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 
 
@@ -43,7 +43,7 @@ def categories_part(
             category_statistics(steps, eps, target.bootstrap, node.config["statistics_seed"])
         )
     table = category_table(pd.concat(frames, ignore_index=True), rule, eps)
-    return Part.of("By category of the prompts", [], [table])
+    return Part("By category of the prompts", [table])
 
 
 def drafted(drafts: Artifact) -> dict[str, Floats | Flags]:

@@ -16,8 +16,7 @@ from typing import Any
 
 from analysis.page.steps import TargetSteps
 from analysis.report.escape import markdown
-from analysis.report.figure import Figure
-from analysis.report.table import Table
+from analysis.report.records import Part, Table
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.stage import Node
 from pipeline.stages.report.acceptance import (
@@ -26,9 +25,9 @@ from pipeline.stages.report.acceptance import (
     drafter_setup,
     measure_drafter,
 )
-from pipeline.stages.report.accuracy import accuracy_part, accuracy_timed, measure_accuracy
+from pipeline.stages.report.accuracy import answers_shown
 from pipeline.stages.report.categories import categories_part
-from pipeline.stages.report.decoding import decoding_parts, measure_decoding
+from pipeline.stages.report.decoding import decoding_shown, measure_decoding
 from pipeline.stages.report.index import certificates_part, introduction
 from pipeline.stages.report.inputs import Target, measure, read_targets, target_setup
 from pipeline.stages.report.logged import logged_setup
@@ -37,7 +36,7 @@ from pipeline.stages.report.page.build import Found, build
 from pipeline.stages.report.page.bundle import Bundle
 from pipeline.stages.report.page.read import target_steps
 from pipeline.stages.report.published import published_part
-from pipeline.stages.report.shown import Part, files
+from pipeline.stages.report.shown import files, listing, names
 from pipeline.store.artifacts import Artifact, Pending
 
 MOST_DRAWERS = 4  # processes
@@ -67,16 +66,12 @@ def _write(
     drafter = measure_drafter(node, upstream.get("acceptance", []))
     parts += drawing.begin(acceptance_part(node, upstream, drafter))
     decoding = measure_decoding(node, upstream)
-    content, timed = decoding_parts(node, upstream, decoding) or (None, None)
-    parts += drawing.begin(content)
-    parts += drawing.begin(timed, "timings/")
-    answers = measure_accuracy(node, upstream)
-    parts += drawing.begin(accuracy_part(node, answers))
-    parts += drawing.begin(accuracy_timed(answers), "timings/")
+    for part in (*decoding_shown(node, upstream, *decoding), *answers_shown(node, upstream)):
+        parts += drawing.begin(part)
     parts += drawing.begin(categories_part(node, targets, upstream))
     published = published_part(targets, measured)
     parts += drawing.begin(published.part)
-    listed = [part.listing(place) for part, place in parts]
+    listed = [listing(part) for part in parts]
     contents = {
         "index.md": "\n".join([INDEX.format(study=markdown(study_of(node))), *listed]).encode(),
         "numbers.tex": macros(measured).encode(),
@@ -104,10 +99,10 @@ def _write(
         path = pending.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content_of)
-    items = [item for part, place in parts if not place for item in part.shown]
+    items = [item for part in parts if not part.timed for item in part.shown]
     pending.facts |= {
-        "tables": [item.name for item in items if isinstance(item, Table)],
-        "figures": [item.name for item in items if isinstance(item, Figure)],
+        kind: [item.name for item in items if names(item)[0].startswith(kind)]
+        for kind in ("tables", "figures")
     }
 
 
@@ -128,12 +123,18 @@ class Drawing:
         self._study = study
         self._begun: list[tuple[str, Future[list[tuple[str, bytes]]]]] = []
 
-    def begin(self, part: Part | None, place: str = "") -> list[tuple[Part, str]]:
-        """Begin a part whose files lie in `place`; return both, nothing where there is no part."""
+    def begin(self, part: Part | None) -> list[Part]:
+        """Begin the files of a part, and return it; nothing where there is no part."""
         if part is None:
             return []
-        self._begun += [(place, self._pool.submit(files, item)) for item in part.shown]
-        return [(part, place)]
+        for item in part.shown:
+            if isinstance(item, Table):  # quick, and its formats can't leave the process
+                made: Future[list[tuple[str, bytes]]] = Future()
+                made.set_result(files(item))
+            else:
+                made = self._pool.submit(files, item)
+            self._begun.append((part.place, made))
+        return [part]
 
     def finish(self) -> dict[str, bytes]:
         """Return the files, by path in the report."""

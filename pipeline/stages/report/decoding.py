@@ -1,4 +1,4 @@
-"""The report's part on real decoding: what was accepted, and, apart from it, how fast it was.
+"""What the report shows of real decoding: what was accepted, and, apart from it, how fast it was.
 
 What depends on the clock goes to timings/, which no content digest covers: two builds of a study
 are equal in everything else.
@@ -7,56 +7,29 @@ are equal in everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
-from analysis.report.decoding_along import along_table
-from analysis.report.decoding_break_even import batches_table, break_even_figure, break_even_table
-from analysis.report.decoding_drafting import drafting_table
-from analysis.report.decoding_figures import places_figure
-from analysis.report.decoding_partings import partings_table
-from analysis.report.decoding_ratios import histograms_figure, ratios_figure
-from analysis.report.decoding_settings import length_table, temperature_table
-from analysis.report.decoding_speed_figures import lengths_figure, thresholds_figure
-from analysis.report.decoding_speed_tables import comparison_table, cost_table, latency_table
-from analysis.report.decoding_tables import (
-    acceptance_table,
-    forced_table,
-    histogram_table,
-    places_table,
-)
-from analysis.report.decoding_tokens import tokens_table
-from analysis.report.decoding_tree_figures import marginal_figure, trees_figure
-from analysis.report.decoding_trees import (
-    budgets_table,
-    crossover_table,
-    tree_certificates_table,
-    trees_table,
-)
+from analysis.report.decoding import decoding_part
+from analysis.report.decoding_speed import speed_part
+from analysis.report.records import Part
 from pipeline.plan.stage import Node
-from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_decoded, thetas
 
 
-class Measured(NamedTuple):
-    """What was decoded, target by target, and how fast: `analysis.decoding.speed.speed`."""
-
-    decoded: list[Decoded]
-    speeds: list[pd.DataFrame]
-
-
-def measure_decoding(node: Node, upstream: Mapping[str, list[Artifact]]) -> Measured:
-    """Read what every target decoded; nothing in a study without decoding."""
+def measure_decoding(
+    node: Node, upstream: Mapping[str, list[Artifact]]
+) -> tuple[list[Decoded], list[pd.DataFrame]]:
+    """Return what every target decoded and its speeds; nothing in a study without decoding."""
     decoded = [
         read_decoded(node.config["targets"][at], node.config["drafter"], artifact)
         for at, artifact in enumerate(upstream.get("decoding", []))
     ]
     speeds = [speed(one, *_statistics(node)).assign(theta=thetas(one)) for one in decoded]
-    return Measured(decoded, speeds)
+    return decoded, speeds
 
 
 def _statistics(node: Node) -> tuple[int, float, int]:
@@ -64,66 +37,21 @@ def _statistics(node: Node) -> tuple[int, float, int]:
     return config["resamples"], config["confidence"], config["statistics_seed"]
 
 
-def decoding_parts(
-    node: Node, upstream: Mapping[str, list[Artifact]], measured: Measured
-) -> tuple[Part, Part] | None:
-    """Return the part on acceptance and the one on speed; None in a study without decoding."""
-    decoded, speeds = measured
+def decoding_shown(
+    node: Node,
+    upstream: Mapping[str, list[Artifact]],
+    decoded: Sequence[Decoded],
+    speeds: Sequence[pd.DataFrame],
+) -> list[Part]:
+    """Return the part on acceptance and the one on speed; none in a study without decoding."""
     if not decoded:
-        return None
-    found, statistics = upstream["decoding"], _statistics(node)
-    title = f"How it decodes with {node.config['drafter']}"
-    content = Part.of(
-        title,
-        extent(decoded, found),
-        [
-            acceptance_table(decoded, *statistics),
-            partings_table(decoded),
-            forced_table(decoded),
-            along_table(decoded, *statistics),
-            places_table(decoded),
-            histogram_table(decoded),
-            tokens_table(decoded),
-            trees_table(decoded, statistics),
-            crossover_table(decoded, statistics),
-            tree_certificates_table(decoded, judged(decoded, upstream)),
-            drafting_table(decoded),
-            trees_figure(decoded, *statistics),
-            marginal_figure(decoded, *statistics),
-            places_figure(decoded),
-            ratios_figure(decoded),
-            histograms_figure(decoded),
-        ],
-    )
-    timed = Part.of(
-        f"{title}: speed",
-        [*decoding_setup(decoded, found), *warning(decoded, speeds)],
-        [
-            comparison_table(decoded, speeds),
-            cost_table(decoded, speeds),
-            latency_table(decoded, speeds),
-            budgets_table(decoded, speeds, statistics),
-            temperature_table(decoded, speeds),
-            length_table(decoded, speeds),
-            break_even_table(decoded, speeds),
-            batches_table(decoded, speeds),
-            thresholds_figure(decoded, speeds),
-            lengths_figure(decoded, speeds),
-            break_even_figure(decoded, speeds),
-        ],
-    )
-    return content, timed
-
-
-def judged(
-    decoded: Sequence[Decoded], upstream: Mapping[str, list[Artifact]]
-) -> list[dict[str, dict[str, float]]]:
-    """Return of each target what stage acceptance found, by rule and statistic; or nothing."""
-    found: list[dict[str, dict[str, float]]] = [{} for _ in decoded]
-    for known, artifact in zip(found, upstream.get("acceptance", []), strict=False):
-        for row in artifact.read("statistics").to_pylist():
-            known.setdefault(row["rule"], {})[row["statistic"]] = row["value"]
-    return found
+        return []
+    found, title = upstream["decoding"], f"How it decodes with {node.config['drafter']}"
+    timed_says = [*decoding_setup(decoded, found), *warning(decoded, speeds)]
+    return [
+        decoding_part(title, decoded, _statistics(node), extent(decoded, found)),
+        speed_part(title, decoded, speeds, timed_says),
+    ]
 
 
 def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:

@@ -16,10 +16,10 @@ from analysis.report.paper_figures import figure1, figure2, figure3, figure4, fi
 from analysis.report.paper_run_lengths import estimator_table, run_length_table
 from analysis.report.paper_tables import table1, table2, table3, table4, table7
 from analysis.report.published import CERTIFICATES
+from analysis.report.records import Part
 from analysis.report.table import PUBLISHED
 from pipeline.stages.report.certificates import comparisons
 from pipeline.stages.report.inputs import Target
-from pipeline.stages.report.shown import Part
 
 INTRODUCTION = (
     "The certificate R of a decoding step is the least KL(p‖q) at which the acceptance criterion "
@@ -46,9 +46,8 @@ def certificates_part(targets: Sequence[Target], measured: Measured) -> Part:
     bootstraps = {target.label: target.bootstrap for target in targets}
     compared = {target.label: comparisons(target) for target in targets}
     runs = [run_length_table(measured, at) for at in range(len(targets))]
-    return Part.of(
+    return Part(
         "Certificates",
-        [],
         [
             table1(measured),
             figure1({target.label: target.top[:, 0] for target in targets}),

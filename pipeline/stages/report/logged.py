@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.report.acceptance_logged import logged_table
+from analysis.report.records import Part
 from analysis.rules import build
 from pipeline.plan.stage import Node
-from pipeline.stages.report.shown import Part
 from pipeline.store.artifacts import Artifact
 
 
@@ -42,4 +42,4 @@ def logged_part(node: Node, found: Sequence[Artifact]) -> Part:
         ignore_index=True,
     )
     rules = [build(mapping) for mapping in node.config["rules"]]
-    return Part.of(f"Will {drafter} be accepted?", [], [logged_table(frame, rules, drafter)])
+    return Part(f"Will {drafter} be accepted?", [logged_table(frame, rules, drafter)])

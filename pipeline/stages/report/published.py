@@ -13,13 +13,13 @@ from analysis.report.measured import Measured, certificate_statistics, top_stati
 from analysis.report.published import EPS, TABLE2
 from analysis.report.published_matched import PAPERS, RULES, Match, compare, nearest_temperature
 from analysis.report.published_tables import compared_tables, verdict_table
+from analysis.report.records import Part
 from analysis.report.table import Table
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
 from pipeline.stages.report.inputs import Target
-from pipeline.stages.report.shown import Part
 from pipeline.store import distributions
 
 OPENING = (
@@ -43,7 +43,7 @@ def published_part(targets: Sequence[Target], measured: Measured) -> Published:
     compared = compare(measured, matches)
     verdict = verdict_table(compared, matches)
     tables = [verdict, *compared_tables(compared, matches)]
-    return Published(Part.of("Beside the published", [OPENING], tables), compared, verdict)
+    return Published(Part("Beside the published", tables, [OPENING]), compared, verdict)
 
 
 def matches_of(target: Target, rules: Sequence[Rule]) -> list[Match]:

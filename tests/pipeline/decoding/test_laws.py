@@ -27,7 +27,7 @@ from analysis.rules import (
     register,
 )
 from analysis.topk import TopK
-from analysis.trees.laws import speculative_sampling as on_trees
+from analysis.trees.laws import tree_speculative_sampling as on_trees
 from analysis.trees.topology import batch
 from pipeline.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, invert
 from pipeline.decoding.drafters import Draft, ModelDrafter

@@ -11,9 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.report.decoding_along import along_table
-from analysis.report.decoding_drafting import drafting_table
-from analysis.report.text import number_text
 from analysis.topk import TopK
 from pipeline.decoding import reading
 from pipeline.decoding.choices import Greedy
@@ -137,58 +134,6 @@ def test_both_models_read_again_what_was_emitted(
     chosen = p.gather(1, q.argmax(1)[:, None])[:, 0]
     np.testing.assert_array_equal(own["accepted"], (chosen > p.max(1).values - 0.4).numpy())
     assert (own["accepted"] | ~own["certified"]).all()
-    decoded: Any = SimpleNamespace(
-        target="T",
-        prompts=1,
-        along=rows,
-        runs=pd.DataFrame({"method": ["a", "b", "c"], "draft_length": [0, 3, 3]}),
-    )
-    table = along_table([decoded], 20, 0.9, 0)
-    assert table is not None
-    [section] = table.sections
-    assert [name for name, _ in section.rows] == ["b", "c"]
-    greedy_share, own_share = (section.rows[1][1][at].text for at in (1, 2))
-    assert own_share == f"{100 * own['certified'].mean():.3g} %" or own_share != greedy_share
-
-
-def test_the_table_of_drafts_that_stop() -> None:
-    runs = pd.DataFrame(
-        {
-            "method": ["autoregressive", "greedy", "greedy, drafting", "mars", "tree"],
-            "drafter": ["none", *["model"] * 4],
-            "rule": [None, "greedy", "greedy", "mars theta=0.9", "greedy"],
-            "sampling": [None] * 5,
-            "draft_length": [0, 3, 3, 3, 3],
-            "temperature": [0.0] * 5,
-            "tree": [*[None] * 4, {"shown": "dynamic"}],
-            "drafting": [None, None, "max_q threshold=0.4", None, None],
-        }
-    )
-    calls = pd.DataFrame(
-        {
-            "run": [1, 1, 2, 2, 3, 4],
-            "drafted": [3, 3, 1, 0, 3, 5],
-            "tested": [2, 3, 1, 0, 1, 2],
-            "accepted": [1, 3, 1, 0, 0, 1],
-            "emitted": [2, 4, 2, 1, 1, 2],
-        }
-    )
-    decoded: Any = SimpleNamespace(target="T", prompts=1, runs=runs, calls=calls)
-    table = drafting_table([decoded])
-    assert table is not None
-    found = {name: [cell.text for cell in row] for name, row in table.sections[0].rows}
-    assert list(found) == ["greedy", "greedy, drafting"]
-    assert found["greedy"][2:] == ["2", number_text(3), number_text(1), number_text(3), "80 %"]
-    assert found["greedy, drafting"][2:6] == ["2", *map(number_text, (0.5, 0, 1.5))]
-    runs.loc[5] = ["tree, certified", *runs.loc[4].tolist()[1:-1], "certified share=0.5"]
-    decoded.calls = pd.concat([calls, calls[-1:].assign(run=5, drafted=2)])
-    table = drafting_table([decoded])
-    assert table is not None
-    trees = [(name, row[3].text, row[4].text) for name, row in table.sections[0].rows[2:]]
-    assert trees == [("tree", *map(number_text, (5, 4))),
-                     ("tree, certified", *map(number_text, (2, 1)))]  # fmt: skip
-    runs["drafting"] = None
-    assert drafting_table([decoded]) is None
 
 
 def test_an_answer_is_read_once_and_its_likelihood_is_that_of_a_pass_of_its_own(

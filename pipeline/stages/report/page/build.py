@@ -19,20 +19,24 @@ from analysis.page.answer import Answer, of_pair, of_target
 from analysis.page.charts import charts
 from analysis.page.packing import LEVELS
 from analysis.page.steps import TargetSteps
+from analysis.report import records
 from analysis.report.measured import Measured
 from analysis.report.notes import shared_notes
 from analysis.report.pairs import Pairs
+from analysis.report.records import Part
+from analysis.report.render import html_table, notes
 from analysis.report.table import Table
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.stages.report.page.bundle import Bundle
 from pipeline.stages.report.page.methods import METHODS
-from pipeline.stages.report.shown import Part, names
+from pipeline.stages.report.shown import names
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("counting.js", "charts.js", "calculator.js", "explorer.js", "page.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
 MOST = 6_000_000  # bytes of the page; pictures that find no room are read from beside it
 WORDS = 500_000  # of these, what the text, its tables, the scripts and the style may take
+TABLES = (Table, records.Table)
 PAPER_STATISTICS = ("mean", "median", "p5", "p25")
 
 
@@ -52,7 +56,7 @@ class Found:
         verdict: the table that sums them up.
         introduction: what a reader of any table must know, as paragraphs.
         setups: what a reader must know of how the numbers were made, by part and target.
-        parts: all tables and figures by part, with the place of their files beside the page.
+        parts: all tables and figures by part.
         files: content of their files.
     """
 
@@ -68,7 +72,7 @@ class Found:
     verdict: Table
     introduction: Sequence[str]
     setups: Sequence[Mapping[str, Mapping[str, Any]]]
-    parts: Sequence[tuple[Part, str]]
+    parts: Sequence[Part]
     files: Mapping[str, bytes]
 
 
@@ -206,7 +210,7 @@ def page_of(
         "statistics": PAPER_STATISTICS,
         "introduction": found.introduction,
         "notes": shared_notes(
-            item for part, _ in found.parts for item in part.shown if isinstance(item, Table)
+            item for part in found.parts for item in part.shown if isinstance(item, TABLES)
         ),
         "appendix": [*appendices(found, room)],
         "setups": found.setups,
@@ -222,18 +226,21 @@ def dial_names(pairs: Pairs) -> list[str]:
 
 def appendices(found: Found, room: int) -> Iterator[dict[str, Any]]:
     """Yield the parts, their tables and figures with the links to their files beside the page."""
-    for part, place in found.parts:
+    for part in found.parts:
         items = []
         for item in part.shown:
-            links = [(path, f"{place}{path}") for path in names(item) if ".png" not in path]
-            drawn = f"{place}figures/{item.name}.png"
-            content = None if isinstance(item, Table) else found.files.get(drawn)
+            links = [(path, f"{part.place}{path}") for path in names(item) if ".png" not in path]
+            drawn = f"{part.place}figures/{item.name}.png"
+            content = None if isinstance(item, TABLES) else found.files.get(drawn)
             image = None if content is None else picture(content)
             if image is not None:
                 room -= len(image)
             items.append(
                 {
                     "shown": item,
+                    "table": html_table(item) if isinstance(item, records.Table) else "",
+                    "notes": notes(item) if isinstance(item, TABLES) else [],
+                    "question": getattr(item, "question", ""),
                     "image": drawn if room < 0 and image is not None else image,
                     "links": [
                         (path.rpartition(".")[2].upper(), name)

@@ -1,4 +1,4 @@
-"""Draft trees as the report compares them: each run's law, shape, size, prediction, measurement."""
+"""Draft trees that were decoded: law, shape and size of each run, predicted and measured tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 from ..decoding.metrics import Decoded, by_prompt
 from ..rules import StrictGreedy, Tree
 from ..statistics.bootstrap import PromptBootstrap
-from ..trees.acceptance import measured
-from ..trees.topology import Floats, Topology, sequence, tokens_per_call
+from .acceptance import sibling_rates
+from .topology import Floats, Topology, sequence, tree_tokens_per_call
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
 LAWS = {"speculative": GSS, "races": ERSS}
@@ -25,7 +25,7 @@ SHAPES = {  # name in the configuration: as printed
     "by_cost": "tau* by cost",
     "dynamic": "dynamic",
 }
-COLUMNS = [
+RUN_COLUMNS = [
     *("run", "method", "law", "temperature", "group", "shape", "nodes", "levels", "calls"),
     *("tokens_per_call", "ci_low", "ci_high", "predicted", "first_level", "later_levels"),
 ]
@@ -35,15 +35,15 @@ def tree_runs(one: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     """Return a row for each run that drafts with the model, chain or tree, and loses nothing.
 
     Returns:
-        `COLUMNS`. `group` is the law at its temperature; R is estimated from all runs of a group
-        with a fixed shape (`rates`), and `predicted` are the zero-order tokens a call at this R,
-        NaN of dynamic trees. `tokens_per_call`, with its interval over prompts, counts `calls`
+        `RUN_COLUMNS`. `group` is the law at its temperature; R is estimated from all runs of a
+        group with a fixed shape (`rates`), and `predicted` are the zero-order tokens a call at this
+        R, NaN of dynamic trees. `tokens_per_call`, with its interval over prompts, counts `calls`
         that drafted the whole tree. `first_level` and `later_levels` are the shares of tested
         levels that accepted a child, at the first level and behind it: they are equal where
         acceptance is independent of what came before.
     """
     runs = [_described(one, int(run)) for run in one.runs.index[_lossless_drafts(one)]]
-    table = pd.DataFrame(runs, columns=COLUMNS)
+    table = pd.DataFrame(runs, columns=RUN_COLUMNS)
     if table.empty:
         return table
     by_group = {group: rates(one, table, str(group)) for group in table["group"].unique()}
@@ -79,7 +79,7 @@ def rates(one: Decoded, table: pd.DataFrame, group: str) -> Floats:
     mine = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
     levels = judged_levels(one)
     levels = levels[levels["run"].isin(mine)]
-    return measured(levels["accepted"].to_numpy(), levels["children"].to_numpy())
+    return sibling_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
 
 
 def judged_levels(one: Decoded) -> pd.DataFrame:
@@ -152,4 +152,4 @@ def _predicted(tree: Topology | None, found: Floats) -> float:
     """Return the zero-order tokens a call; NaN where an index of the tree was never tested."""
     if tree is None or max(tree.siblings, default=0) > len(found):
         return math.nan
-    return tokens_per_call(tree, found)
+    return tree_tokens_per_call(tree, found)

@@ -1,0 +1,252 @@
+"""Decoding with a drafter in the report: what is accepted, and what is given up.
+
+What depends on the clock is in `analysis.report.decoding_speed`. The figure of ratios follows
+Figure 1 of MARS (arXiv 2601.15498).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from ..decoding import metrics as decoding
+from ..decoding.metrics import Decoded
+from ..statistics.bootstrap import Floats, few
+from .decoding_trees import Statistics, marginal_figure, of_targets, trees_figure, trees_table
+from .notes import few_notes
+from .records import Column, Figure, Part, Table
+from .style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
+from .text import UNDEFINED, digits_text, number_text, share_text
+
+THRESHOLD = 0.9  # of the logit ratio, the default of MARS
+RATIO, PROBABILITY_RATIO = "logit ratio z₁/z₀", "probability ratio p₁/p₀"
+BINS = np.linspace(0, 1, 11)  # of the logit ratio
+ZONE = np.linspace(THRESHOLD, 1, 6)  # of the logit ratio where MARS relaxes
+FEWEST = 5  # steps of a bin that is drawn
+DRAFTED = {"argmax": BLUE, "second": GREEN, "another": GREY}  # what the drafter proposes
+
+
+def decoding_part(
+    title: str, decoded: Sequence[Decoded], statistics: Statistics, says: Sequence[str]
+) -> Part:
+    """Return the part of the report on what is accepted."""
+    shown = [
+        acceptance_table(decoded, statistics),
+        partings_table(decoded),
+        rates_table(decoded),
+        trees_table(decoded, statistics),
+        trees_figure(decoded, statistics),
+        marginal_figure(decoded, statistics),
+        ratios_figure(decoded),
+    ]
+    return Part(title, shown, says)
+
+
+def length_text(gamma: float) -> str:
+    """Return a draft length as printed."""
+    return str(int(gamma)) if gamma else UNDEFINED
+
+
+SETTING = [Column("γ", length_text, "draft_length"), Column("T", "{:g}".format, "temperature")]
+RATE = partial(number_text, digits=3)
+
+
+def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table:
+    """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
+    frames = [
+        decoding.acceptance(one)
+        .join(decoding.acceptance_intervals(one, *statistics))
+        .assign(prompts=one.prompts, few_prompts=few(one.prompts))
+        for one in decoded
+    ]
+    return Table(
+        name="decoding_acceptance",
+        title="What is accepted, and what is given up",
+        question="How many tokens does each method emit a call, and how do its answers change?",
+        caption="Acceptance rate a: accepted over tested tokens, pooled (tokens behind a rejection "
+        "and bonus tokens are never tested). τ: tokens emitted by a target call; drafted: tokens a "
+        "call drafts, below γ near the limit of an answer and where look-up finds less. Closed "
+        "form: the mean over calls of (1 − aⁿ⁺¹)/(1 − a), what τ would be were tests independent, "
+        "n the drafted tokens before one that ends the answer. Agreement: share of positions with "
+        "the token of autoregressive decoding. Given up: log-likelihood of a token under the "
+        "target that the answers lose, in nats.",
+        data=of_targets(decoded, frames),
+        row="method",
+        section="target",
+        stub="Method",
+        columns=[
+            *SETTING,
+            Column("a", RATE, "rate"),
+            Column("drafted", number_text, "drafted_per_call"),
+            Column("τ", number_text, "tokens_per_call"),
+            Column(
+                "closed form",
+                lambda value, gamma: number_text(value if gamma else math.nan),
+                ("closed_form", "draft_length"),
+            ),
+            Column("agreement", share_text, "agreement"),
+            Column("given up", digits_text, "given_up"),
+        ],
+        notes=[
+            f"The CSV file has {100 * statistics[1]:g} % intervals over prompts of a and τ.",
+            "Above temperature 0 two answers of the same law need not agree; agreement and given "
+            "up then show noise as well. Races are compared with the target alone that chooses by "
+            "the same race, and agree with it token for token, near-ties of the logits aside.",
+            *few_notes(one.prompts for one in decoded),
+        ],
+    )
+
+
+def partings_table(decoded: Sequence[Decoded]) -> Table | None:
+    """Count answers that part from the target's own; None where nothing is verified strictly."""
+    frames, counts = [decoding.partings(one) for one in decoded], []
+    for one, frame in zip(decoded, frames, strict=True):
+        gaps = frame.groupby("run")["gap"].agg(["size", "max"])
+        strict = one.runs.loc[decoding.greedy_runs(one), ["method", "draft_length"]].join(gaps)
+        counts.append(strict.fillna({"size": 0}).assign(answers=one.prompts))
+    shown = of_targets(decoded, counts)
+    if shown.empty:
+        return None
+    return Table(
+        name="decoding_partings",
+        title="Where strict greedy parts from the target alone",
+        question="Does strict greedy verification give the target's own answers?",
+        caption="Answers that differ from those of the target alone, and the largest difference of "
+        "the target's two largest logits at the first token that differs. Passes over several "
+        "tokens round differently than passes over one: where two logits are nearly equal either "
+        "may come first. A large difference would be a fault. The CSV file has every such answer.",
+        data=of_targets(decoded, frames),
+        shown=shown,
+        row="method",
+        section="target",
+        stub="Method",
+        columns=[
+            SETTING[0],
+            Column("answers", str, "answers"),
+            Column("differ", "{:.0f}".format, "size"),
+            Column("largest gap", number_text, "max"),
+        ],
+    )
+
+
+def rates_table(decoded: Sequence[Decoded]) -> Table:
+    """How often the token at each place of a draft is accepted."""
+    settings = ["method", "draft_length", "temperature"]
+    frames = [
+        decoding.position_rates(one.calls).join(one.runs[settings], on="run") for one in decoded
+    ]
+    data = of_targets(decoded, [frame.query("draft_length > 0") for frame in frames])
+    places = [
+        Column(str(place), share_text, "rate", {"place": place}, above="place in the draft")
+        for place in sorted(data["place"].unique())
+    ]
+    return Table(
+        name="decoding_rates",
+        title="Acceptance by place in the draft",
+        question="How often is the token at each place of a draft accepted?",
+        caption="Accepted among the tokens tested there. The CSV file has their numbers.",
+        data=data,
+        row=("method", "run"),
+        section="target",
+        stub="Method",
+        columns=[*SETTING, *places],
+    )
+
+
+@styled
+def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
+    """Draw one ratio against the other, and what the drafter proposes where MARS relaxes.
+
+    After Figure 1 of MARS. None without the steps of greedy answers.
+    """
+    if not all(len(one.trajectory) for one in decoded):
+        return None
+    drawing, axes = grid(2, [one.target for one in decoded])
+    frames = []
+    for (above, below), one in zip(axes.T, decoded, strict=True):
+        steps = _ratios(one.trajectory)
+        frames += [
+            frame.assign(target=one.target)
+            for frame in (_quartiles(above, steps), _proposed(below, steps))
+        ]
+    axes[0, 0].set_ylabel(PROBABILITY_RATIO)
+    axes[1, 0].set_ylabel("proposed by the drafter")
+    legend(drawing, axes[:, 0], 3)
+    columns = ["target", "of", "from", "to", "steps", "q25", "median", "q75", *DRAFTED]
+    return Figure(
+        "decoding_ratios",
+        "Logit ratio and probability ratio",
+        "What does MARS' test of logits say of probabilities, and what is drafted there?",
+        "The two most probable tokens at every step of the greedy answers. Above: median and "
+        "quartiles of the probability ratio, by the logit ratio; dashed: the threshold "
+        f"{THRESHOLD:g}. Below: where the logit ratio exceeds it, MARS accepts the argmax and the "
+        f"second token; what the drafter proposes there. Numbers: steps; bins of fewer than "
+        f"{FEWEST} are left out.",
+        pd.concat(frames, ignore_index=True)[columns],
+        drawing,
+    )
+
+
+def _quartiles(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
+    """Draw the quartiles of the probability ratio in bins of the logit ratio."""
+    rows = []
+    for low, high, mine in _binned(steps, BINS):
+        q25, median, q75 = np.quantile(mine["probability_ratio"], (0.25, 0.5, 0.75))
+        middle = (low + high) / 2
+        axis.errorbar(
+            middle, median, [[median - q25], [q75 - median]], fmt="o", color=BLUE, markersize=3
+        )
+        axis.annotate(
+            str(len(mine)), (middle, q75), (0, 3), textcoords="offset points", ha="center",
+            fontsize=5.5,
+        )  # fmt: skip
+        rows.append((low, high, len(mine), q25, median, q75))
+    axis.axvline(THRESHOLD, color=VERMILION, linestyle="--", linewidth=0.9)
+    axis.set_xlim(0, 1)
+    axis.set_ylim(-0.03, 1.1)
+    axis.set_xlabel(RATIO)
+    columns = ["from", "to", "steps", "q25", "median", "q75"]
+    return pd.DataFrame(rows, columns=columns).assign(of="probability_ratio")
+
+
+def _proposed(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
+    """Draw what the drafter proposes in bins of the logit ratio above the threshold."""
+    rows = []
+    for low, high, mine in _binned(steps, ZONE):
+        ranks = mine["draft_rank"]
+        shares = [float((ranks == 1).mean()), float((ranks == 2).mean()), float((ranks > 2).mean())]
+        below = 0.0
+        for share, colour in zip(shares, DRAFTED.values(), strict=True):
+            axis.bar((low + high) / 2, share, 0.9 * (high - low), below, color=colour)
+            below += share
+        axis.annotate(
+            str(len(mine)), ((low + high) / 2, 1), (0, 2), textcoords="offset points", ha="center",
+            fontsize=5.5,
+        )  # fmt: skip
+        rows.append((low, high, len(mine), *shares))
+    for name, colour in DRAFTED.items():
+        axis.bar(0, 0, color=colour, label=f"{name} drafted")
+    axis.set_xlim(THRESHOLD, 1)
+    axis.set_ylim(0, 1.1)
+    percent(axis, "y")
+    axis.set_xlabel(f"{RATIO}, above {THRESHOLD:g}")
+    return pd.DataFrame(rows, columns=["from", "to", "steps", *DRAFTED]).assign(of="drafted")
+
+
+def _binned(steps: pd.DataFrame, edges: Floats) -> Iterator[tuple[float, float, pd.DataFrame]]:
+    """Yield the steps by their logit ratio, in bins (from, to] that have enough of them."""
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        mine = steps[(steps["ratio"] > low) & (steps["ratio"] <= high)]
+        if len(mine) >= FEWEST:
+            yield low, high, mine
+
+
+def _ratios(trajectory: pd.DataFrame) -> pd.DataFrame:
+    z1, z2 = (trajectory[name].to_numpy(np.float64) for name in ("z1", "z2"))
+    ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
+    return trajectory.assign(ratio=ratio, probability_ratio=np.exp(z2 - z1))

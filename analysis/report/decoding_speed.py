@@ -1,0 +1,278 @@
+"""The speed of decoding with a drafter in the report: all that depends on the clock.
+
+The comparison is laid out as Table 1 of MARS (arXiv 2601.15498), temperature and draft length as
+its Table 2, with agreement with the baseline's tokens in the place of task accuracy; thresholds
+follow its Figure 4. `speeds` holds `analysis.decoding.speed.speed` of each target, with the
+threshold `theta` of MARS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+
+import numpy as np
+import pandas as pd
+
+from ..decoding import speed
+from ..decoding.metrics import Decoded
+from ..statistics.bootstrap import few
+from .decoding import RATE, SETTING, length_text
+from .decoding_trees import of_targets
+from .notes import few_notes
+from .records import Column, Figure, Part, Table
+from .style import GREY, LINES, POINTS, grid, legend, percent, styled
+from .text import UNDEFINED, number_text, share_text
+
+WALL_CLOCK = (
+    "Wall-clock time of batch size 1 on one machine; every method decoded the same "
+    "prompts in turn with its baseline. Speedup: the baseline's seconds a token over "
+    "the method's, the pass over the prompt included."
+)
+Speeds = Sequence[pd.DataFrame]
+
+
+def speed_part(title: str, decoded: Sequence[Decoded], speeds: Speeds, says: Sequence[str]) -> Part:
+    """Return the part of the report on speed."""
+    shown = [
+        comparison_table(decoded, speeds),
+        speed_table(decoded, speeds),
+        temperature_table(decoded, speeds),
+        batches_table(decoded, speeds),
+        thresholds_figure(decoded, speeds),
+    ]
+    return Part(f"{title}: speed", shown, says, timed=True)
+
+
+def _times(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """Return a speedup as printed, with its interval where one is given."""
+    if math.isnan(value):
+        return UNDEFINED
+    return f"{value:.2f}×" + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
+
+
+def _milliseconds(value: float) -> str:
+    return number_text(1000 * value)
+
+
+def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
+    """Speedup and τ by source of the prompts, and of all."""
+    sources = sorted({source for one in decoded for source in one.data["source"]})
+    frames = []
+    for one, table in zip(decoded, speeds, strict=True):
+        whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
+        parts = [*(_of_source(one, source) for source in sources), whole]
+        counted = {"prompts": one.prompts, "few_prompts": few(one.prompts)}
+        settings = one.runs[["method", "draft_length", "temperature"]].assign(**counted)
+        by_source = [
+            settings.join(part).reset_index(names="run").assign(target=one.target, source=source)
+            for source, part in zip([*sources, "all"], parts, strict=True)
+        ]
+        frames.append(pd.concat(by_source))
+    columns = [
+        column
+        for source in (*sources, "all")
+        for column in (
+            Column("speedup", _times, ("speedup", "ci_low", "ci_high"), {"source": source}, source),
+            Column("τ", number_text, "tau", {"source": source}, source),
+        )
+    ]
+    return Table(
+        name="decoding_comparison",
+        title="Methods compared",
+        question="How much faster is each method, by source of the prompts?",
+        caption=f"Speedup and tokens a target call (τ). {WALL_CLOCK} Brackets: interval over "
+        "prompts.",
+        data=pd.concat(frames, ignore_index=True),
+        row=("method", "run"),
+        section="target",
+        stub="Method",
+        columns=[*SETTING, *columns],
+        notes=few_notes(one.prompts for one in decoded),
+    )
+
+
+def _of_source(one: Decoded, source: str) -> pd.DataFrame:
+    """Return speedup and τ of every run on the prompts of a source; NaN without one."""
+    prompts = list(one.data.loc[one.data["source"] == source, "prompt_id"].unique())
+    if not prompts:
+        return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=one.runs.index)
+    calls = one.calls[one.calls["prompt_id"].isin(prompts)].groupby("run")["emitted"]
+    found = speed.speedups(one, 1, 0.5, 0, prompts)[["speedup"]]
+    return found.assign(tau=calls.mean(), ci_low=math.nan, ci_high=math.nan)
+
+
+def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
+    """What a reader of the answers sees, what a call costs, and what that predicts."""
+    frames = []
+    for one, table in zip(decoded, speeds, strict=True):
+        best = speed.draft_lengths(one, table).set_index(["method", "temperature"])
+        lengths = best["predicted"].rename("best_length")
+        frames.append(table.join(lengths, on=["method", "temperature"]))
+    return Table(
+        name="decoding_speed",
+        title="Throughput, latency, costs, memory",
+        question="What does a reader of the answers see, and where does the time of a call go?",
+        caption="Spec-Bench: the ratio of mean tokens a second over prompts, as Spec-Bench reports "
+        "it; the other speedups are ratios of totals. First: median time to the first token. Then "
+        "the time of a token after it, and how many times as fast as the baseline that is, with "
+        "its interval over prompts. A call: drafting; the target's pass that verifies; the law, "
+        "the roll-back and the rest, means. ρ = c_q/c_p, what a drafted token costs over what a "
+        "token costs the target alone, pass and choice; verify/c_p: pass and law. Predicted: "
+        "τ/(1 + dρ), d the tokens drafted a call; from costs: τ c_p over all that a call costs; "
+        "both leave out the passes over the prompt. Best γ: the draft length up to the longest "
+        "tried that maximises (1 − aᵞ⁺¹)/(1 − a) times c_p over the measured cost of a call, where "
+        "several were tried; 0: drafting does not pay. MiB: memory needed beside the target, the "
+        "drafter's weights and, on CUDA, the difference of the measured peaks, elsewhere its "
+        f"cache. {WALL_CLOCK} The CSV file has the gaps between tokens.",
+        data=of_targets(decoded, frames),
+        row="method",
+        section="target",
+        stub="Method",
+        columns=[
+            *SETTING,
+            Column("tokens/s", partial(number_text, digits=1), "tokens_per_second"),
+            Column("Spec-Bench", _times, "spec_bench_speedup"),
+            Column("first", _milliseconds, "first_token", above="milliseconds"),
+            Column("a token", _milliseconds, "tpot", above="milliseconds"),
+            Column("speedup", _times, ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")),
+            *(
+                Column(name, _milliseconds, f"c_{name}", above="a call, milliseconds")
+                for name in ("draft", "verify", "other")
+            ),
+            Column("ρ", RATE, "rho"),
+            Column("verify/c_p", number_text, "verify_ratio"),
+            Column("predicted", _times, "predicted", above="speedup"),
+            Column("from costs", _times, "predicted_costs", above="speedup"),
+            Column("best γ", partial(number_text, digits=0), "best_length"),
+            Column("MiB", lambda value: number_text(value / 2**20, 1), "memory"),
+        ],
+    )
+
+
+def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
+    """Temperature x draft length, for methods decoded at several temperatures."""
+    groups = {
+        f"{one.target}, {method}": group
+        for one, table in zip(decoded, speeds, strict=True)
+        for method, group in table[table["draft_length"] > 0].groupby("method", sort=False)
+        if len(set(group["temperature"])) > 1
+    }
+    if not groups:
+        return None
+    data = pd.concat(
+        [group.assign(section=title) for title, group in groups.items()], ignore_index=True
+    )
+    effects: dict[str, Callable[..., str]] = {
+        "speedup": _times,
+        "τ": number_text,
+        "agreement": share_text,
+    }
+    of = {"τ": "tokens_per_call"}
+    return Table(
+        name="decoding_temperature",
+        title="Temperature and draft length",
+        question="What do temperature and draft length do to speed and agreement?",
+        caption=WALL_CLOCK,
+        data=data,
+        shown=data.sort_values("draft_length", kind="stable"),
+        row="draft_length",
+        section="section",
+        names={gamma: f"γ = {gamma}" for gamma in data["draft_length"].unique()},
+        columns=[
+            Column(name, text, of.get(name, name), {"temperature": t}, above=f"T = {t:g}")
+            for t in sorted(data["temperature"].unique())
+            for name, text in effects.items()
+        ],
+    )
+
+
+def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
+    """At each batch size: what passes cost, the acceptance that pays, and the best draft length."""
+    frames = []
+    for one, table in zip(decoded, speeds, strict=True):
+        of_trees = one.of_trees.reindex(table.index, fill_value=False)
+        chains = table[(table["drafter"] == "model") & ~of_trees]
+        if one.passes.empty or chains.empty:
+            return None
+        first = chains[chains["method"] == chains["method"].iloc[0]]
+        longest = first.sort_values("draft_length").iloc[-1]
+        found = speed.break_even_by_batch(one, float(longest["rate"]))
+        frames.append(found.assign(method=longest["method"], temperature=longest["temperature"]))
+    method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
+    return Table(
+        name="decoding_batches",
+        title="Where drafting stops to pay, by batch size",
+        question="Up to which batch size does drafting pay?",
+        caption="In a batch one pass verifies the drafts of all texts. c(n): the target's pass "
+        "over n tokens of each text, behind a prompt of 64, the least of a few; ρ: the drafter's "
+        "pass over one token of each, over c(1). Break-even: the least acceptance rate at which "
+        f"any draft length below {most} pays, and the one that needs it. Beside it the measured a "
+        f"of {method}, and the draft length and speedup that it predicts; {UNDEFINED}: drafting "
+        "does not pay. Predicted from passes alone: choosing tokens, roll-back, and texts of a "
+        f"batch that wait for each other are not in it. {WALL_CLOCK}",
+        data=of_targets(decoded, frames),
+        row="batch",
+        section="target",
+        stub="Texts",
+        columns=[
+            Column(
+                "c(1), ms", lambda value: number_text(1e3 * value, 1), "seconds", above="passes"
+            ),
+            Column("ρ", RATE, "rho", above="passes"),
+            Column(f"c({most})/c(1)", number_text, "verify_ratio", above="passes"),
+            Column("a", RATE, "break_even", above="break-even"),
+            Column("at γ", length_text, "at_length", above="break-even"),
+            Column("a", RATE, "rate", above="this drafter"),
+            Column("best γ", length_text, "draft_length", above="this drafter"),
+            Column(
+                "speedup",
+                lambda value, gamma: _times(value if gamma else math.nan),
+                ("speedup", "draft_length"),
+                above="this drafter",
+            ),
+        ],
+    )
+
+
+@styled
+def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
+    """Draw agreement and speedup of MARS over its threshold (after Figure 4 of MARS)."""
+    sweeps = []
+    for table in speeds:
+        mars = table[table["theta"].notna() & (table["temperature"] == 0)]
+        swept = mars.groupby("draft_length")["theta"].transform("nunique") > 1
+        sweeps.append(mars[swept])
+    if any(table["theta"].nunique() < 2 for table in sweeps):
+        return None
+    drawing, axes = grid(2, [one.target for one in decoded])
+    for (above, below), table in zip(axes.T, sweeps, strict=True):
+        groups = table.sort_values("theta").groupby("draft_length")
+        for (colour, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):
+            drawn = {**POINTS, "color": colour, "linestyle": style, "label": f"γ = {gamma}"}
+            above.plot(group["theta"], group["agreement"], **drawn)
+            below.errorbar(group["theta"], group["speedup"], _reach(group), **drawn, elinewidth=0.7)
+        percent(above, "y")
+        below.axhline(1, color=GREY, linewidth=0.8, zorder=0)
+        below.set_xlabel("threshold θ of the logit ratio")
+    axes[0, 0].set_ylabel("agreement with the baseline")
+    axes[1, 0].set_ylabel("speedup")
+    legend(drawing, axes[0], 4)
+    shown = ["target", "draft_length", "theta", "agreement", "speedup", "ci_low", "ci_high"]
+    return Figure(
+        "decoding_thresholds",
+        "The threshold of MARS",
+        "What does a smaller threshold gain, and what does it change?",
+        "Agreement with the baseline's tokens (above) and speedup (below, with its interval over "
+        "prompts) over the threshold: a smaller one accepts more.",
+        of_targets(decoded, sweeps)[shown],
+        drawing,
+    )
+
+
+def _reach(group: pd.DataFrame) -> np.ndarray:
+    """Return how far the interval of a speedup reaches below and above it, (2, rows)."""
+    ends = [group["speedup"] - group["ci_low"], group["ci_high"] - group["speedup"]]
+    return np.stack(ends).clip(min=0)
