@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..beyond.probability import FirstRanks
 from ..certificates.certify import certify
+from ..rules.builtin import FirstRanks
 from ..rules.rule import Counts, Cut, Rule
 from ..statistics.bootstrap import Flags, Floats
 from ..topk import TopK

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ..rules.builtin import Tree
 from ..rules.rule import Rule
@@ -58,14 +59,19 @@ def single_token(p: Floats, x: int) -> float:
     Args:
         p: (V,) ranked.
         x: index of the token, at least 1.
-
-    q* is level on a set A, and equals p elsewhere. A is x with the tokens above the level, which
-    is the largest mean of x with the j most probable other tokens.
     """
-    others = np.delete(p, x)
-    means = (p[x] + np.append(0.0, np.cumsum(others))) / np.arange(1, len(p) + 1)
-    size = int(np.argmax(means))  # how many others are in A
-    return level_cost(np.append(others[:size], p[x]))
+    return level_cost(p[single_active(p, x)])
+
+
+def single_active(p: Floats, x: int) -> NDArray[np.intp]:
+    """Return the indices of A, on which the q* of token x is level; it equals p elsewhere.
+
+    A is x with the tokens above the level c = max over j of (p(x) + P_j) / (j + 1), P_j the sum of
+    the j most probable other tokens.
+    """
+    others = np.delete(np.arange(len(p)), x)
+    means = (p[x] + np.append(0.0, np.cumsum(p[others]))) / np.arange(1, len(p) + 1)
+    return np.append(others[: int(np.argmax(means))], x)
 
 
 def tree(p: Floats, m: int) -> float:
@@ -74,14 +80,19 @@ def tree(p: Floats, m: int) -> float:
     Args:
         p: (V,) ranked.
         m: less than V.
-
-    The m next tokens have to reach x0. q* is level on x0 and those of them below the level, which
-    is the smallest mean of x0 with the j least probable of them.
     """
-    rivals = p[m:0:-1]  # from rank m + 1 up to rank 2
-    means = (p[0] + np.append(0.0, np.cumsum(rivals))) / np.arange(1, m + 2)
-    size = int(np.argmin(means))
-    return level_cost(np.append(rivals[:size], p[0]))
+    return level_cost(p[tree_active(p, m)])
+
+
+def tree_active(p: Floats, m: int) -> NDArray[np.intp]:
+    """Return the indices of A for a tree: the m next tokens have to reach x0.
+
+    q* is level on x0 and those of them below the level r = min over j of (p0 + S_j) / (j + 1), S_j
+    the sum of the j least probable of them.
+    """
+    rivals = np.arange(m, 0, -1)  # from rank m + 1 up to rank 2
+    means = (p[0] + np.append(0.0, np.cumsum(p[rivals]))) / np.arange(1, m + 2)
+    return np.append(0, rivals[: int(np.argmin(means))])
 
 
 def level_cost(active: Floats) -> float:
@@ -91,3 +102,47 @@ def level_cost(active: Floats) -> float:
     """
     c = float(active.mean())
     return c * float(phi(active / c - 1.0).sum())
+
+
+def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
+    """Return the q* at which KL(p || q) is least among the drafts that can be rejected.
+
+    q*(y) = c for y in A, the mean of p over A, and q*(y) = p(y) elsewhere (Lemma 4.2; Theorem 5.1
+    for trees); at the tie it makes, the worst case is rejection.
+
+    Args:
+        p: (V,), the target, summing to one.
+        rule: any rule that needs no raw logits.
+
+    Returns:
+        q*, (V,) in the order of p, and KL(p || q*) in nats: the rule's certificate.
+
+    Raises:
+        ValueError: the rule rejects nothing at this p, or p is no distribution.
+
+    Example:
+        >>> from analysis.rules import StrictGreedy, Tree
+        >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
+        >>> q.round(6).tolist(), round(kl, 6)
+        ([0.1, 0.45, 0.45], 0.05097)
+        >>> extremal_draft([0.1, 0.6, 0.3], Tree(m=2))[0].round(6).tolist()
+        [0.333333, 0.333333, 0.333333]
+    """
+    dist = TopK.from_probabilities(np.asarray(p, dtype=np.float64)[None, :])
+    ranked = dist.probs[0]
+    if isinstance(rule, Tree):
+        accepted, active_of = rule.m, tree_active
+    else:
+        accepted, active_of = int(rule.accepted_count(dist)[0]), single_active
+    if accepted >= len(ranked):
+        raise ValueError(
+            f"rule {rule.label!r} rejects nothing at this p (p0={ranked[0]:.6g}, "
+            f"V={len(ranked)}): there is no draft to show"
+        )
+    active = active_of(ranked, accepted)
+    e = (ranked[active] - ranked[0]) / ranked[0]  # p / p0 - 1: nothing is lost at near-ties
+    mean = float(e.mean())
+    level = float(ranked[0] * (1.0 + mean))
+    q = np.asarray(p, dtype=np.float64).copy()
+    q[dist.ids[0][active]] = level
+    return q, float(level * np.sum(phi((e - mean) / (1.0 + mean))))

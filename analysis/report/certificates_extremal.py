@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ..certificates.extremal import extremal_draft
+from ..certificates.reference import extremal_draft
 from ..rules import Additive, Rule, StrictGreedy, Tree
 from .figure import Figure
 from .style import BLUE, COLUMN, LEVEL, ORANGE, legend, styled

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.certificates.extremal import extremal_draft
+from analysis.certificates.reference import extremal_draft
 from analysis.rules import (
     Additive,
     Mars,

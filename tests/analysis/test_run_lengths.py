@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from analysis.report import published
 from analysis.rules import Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.mean_runs import MeanRuns
 from analysis.statistics.run_lengths import (
+    MeanRuns,
     censored_ends,
     failure_free_bound,
     run_lengths,

@@ -13,10 +13,9 @@ from analysis.acceptance.needed import accepts_rank, least_counts, probability_a
 from analysis.acceptance.realised import judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
-from analysis.beyond.probability import FirstRanks
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree, Typical
-from analysis.rules.builtin import AbsoluteThreshold, TopMAdditive
+from analysis.rules.builtin import AbsoluteThreshold, FirstRanks, TopMAdditive
 from analysis.rules.dials import Dial, build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.calls import calls_made
