@@ -36,7 +36,6 @@ import torch
 from analysis.trees.topology import symmetric
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import model_drafter
-from pipeline.decoding.fixed import FixedPasses
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.execution import graphs
@@ -51,12 +50,17 @@ from pipeline.execution.stopwatch import (
     throughput,
 )
 from pipeline.models import heads
+from pipeline.models.fixed_passes import Passes
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.compute import Decoder
-from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
-from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch, StaticBatch, pad_left
-from pipeline.stages.distributions.sampling import Sampling
+from pipeline.stages.distributions.decode import (
+    DecodedBatch,
+    Decoding,
+    Sampling,
+    decode_batch,
+    pad_left,
+)
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 
@@ -79,7 +83,6 @@ GREEDY = Sampling(0.0, 1.0, 0, 0)
 STEPS = 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 PARTINGS = {"float32": 0.0, "bfloat16": 0.02}  # a step: a close argmax may change with padding
-KINDS: dict[str, type[PaddedBatch]] = {"static": StaticBatch, "dynamic": GrowingBatch}
 
 Check = Callable[[torch.device], str]
 
@@ -112,7 +115,7 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, dict[str, li
 def decoded(model: LanguageModel, prompts: dict[str, list[int]], kind: str) -> DecodedBatch:
     """Decode greedily."""
     decoding, watch = Decoding(STEPS, 64, [0.5], GREEDY), Stopwatch(model.device)
-    out = decode_batch(model, prompts, decoding, KINDS[kind], watch, lambda _: None)
+    out = decode_batch(model, prompts, decoding, watch, lambda _: None, static=kind == "static")
     watch.seconds()
     return out.to_host()
 
@@ -167,7 +170,7 @@ def head_and_statistics(device: torch.device) -> str:
 def memory_runs_out(device: torch.device) -> str:
     """Check that a shard that does not fit is halved, and no other."""
     model, prompts = small(device, "bfloat16")
-    real = Decoder(model, prompts, Decoding(STEPS, 64, [], GREEDY), StaticBatch)
+    real = Decoder(model, prompts, Decoding(STEPS, 64, [], GREEDY), static=True)
     tried: list[int] = []
 
     def compute(shard: Any, path: Path, progress: Any) -> Any:
@@ -220,7 +223,7 @@ def decoding_graphs(device: torch.device) -> str:
     """Check that passes of fixed shapes decode what growing ones do, and are graphs on CUDA."""
     model, prompts = small(device, "float32")
 
-    def answers(passes: list[FixedPasses] | list[None]) -> list[int]:
+    def answers(passes: list[Passes] | list[None]) -> list[int]:
         of_target, of_drafter = passes
         found = []
         for tree in (None, symmetric(2, 3).by_level()):
@@ -230,7 +233,7 @@ def decoding_graphs(device: torch.device) -> str:
                 found += decode(model, drafter, verifier, prompt, 3, STEPS, of_target).tokens
         return found
 
-    fixed = [FixedPasses(model), FixedPasses(model)]
+    fixed = [Passes(model), Passes(model)]
     growing, same = answers([None, None]), answers(fixed)
     expect(growing == same, "fixed shapes decode other tokens than growing ones")
     graph = all(one.graph for one in fixed)
@@ -277,7 +280,7 @@ def ours(
         pending = Pending(Path(folder), "distributions")
         plan = Plan.open(pending, {name: len(ids) for name, ids in prompts.items()}, at_most(batch))
         begun = time.perf_counter()
-        decode = Decoder(model, prompts, decoding, KINDS[kind]).compute
+        decode = Decoder(model, prompts, decoding, static=kind == "static").compute
         compute_unfinished(
             plan, decode, steps=decoding.steps, label=model.label, device=model.device
         )
@@ -299,7 +302,8 @@ def with_generate(
     settings.eos_token_id, settings.pad_token_id = None, 0
     begun = time.perf_counter()
     for start in range(0, len(ordered), batch):
-        ids, mask, _ = pad_left(ordered[start : start + batch], 0, model.device)
+        ids, padding = pad_left(ordered[start : start + batch], model.device)
+        mask = (torch.arange(ids.shape[1], device=ids.device) >= padding[:, None]).long()
         out = DecodedBatch.empty(len(ids), decoding.steps, k, 0, model.device)
         rows = torch.arange(len(ids), device=model.device)
 

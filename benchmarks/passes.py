@@ -18,11 +18,11 @@ from hydra import compose, initialize_config_dir
 
 from analysis.trees.optimal import optimal
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
-from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import verification
 from pipeline.models import few_queries, few_rows
+from pipeline.models.fixed_passes import TreePass
 from pipeline.models.load import load_model
-from pipeline.models.tree_pass import TreePass
+from pipeline.models.passes import Text
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of
 from pipeline.plan.slices import run_settings
@@ -34,7 +34,7 @@ KINDS = {"transformers": "sdpa", "few_rows": "sdpa", "few_queries": few_queries.
 
 @torch.inference_mode()
 def timed(
-    sequence: CachedSequence, ids: torch.Tensor, tree: TreePass | None = None
+    sequence: Text, ids: torch.Tensor, tree: TreePass | None = None
 ) -> tuple[float, torch.Tensor]:
     """Return the seconds and logits of a pass over `ids` after what `sequence` holds, unchanged."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -45,7 +45,7 @@ def timed(
     return taken, logits
 
 
-def tree_beside_row(sequence: CachedSequence, ids: torch.Tensor) -> tuple[float, float]:
+def tree_beside_row(sequence: Text, ids: torch.Tensor) -> tuple[float, float]:
     """Return the least seconds of a pass over NODES tokens: as a tree, and in a row."""
     tree = optimal([0.6, 0.15, 0.08, 0.04], NODES - 1).by_level()
     model = sequence.model
@@ -69,7 +69,7 @@ def main(overrides: list[str]) -> None:
     models = dict.fromkeys(KINDS, wired)
     models["transformers"] = load_model(numbers, settings, f"targets.{key}")
     ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
-    sequences = {kind: CachedSequence(models[kind], PROMPT + max(NODES, *TOKENS)) for kind in KINDS}
+    sequences = {kind: Text(models[kind], PROMPT + max(NODES, *TOKENS)) for kind in KINDS}
     for sequence in sequences.values():
         with torch.inference_mode():
             sequence.read(ids)

@@ -36,6 +36,7 @@ def decode(name: str, batch: int, begin: float) -> None:
     import torch
 
     from pipeline.models.load import random_qwen3
+    from pipeline.models.passes import Texts
 
     shape = SHAPES[name] | {"tie_word_embeddings": True, "max_position_embeddings": 1024}
     model = random_qwen3(shape, "float32", "float32", torch.device("cpu"), name)
@@ -44,15 +45,12 @@ def decode(name: str, batch: int, begin: float) -> None:
     def steps(until: float) -> int:
         count = 0
         while time.time() < until:
-            cache, ids = model.new_cache(2 * PROMPT), torch.ones((batch, PROMPT), dtype=torch.long)
-            places = torch.arange(PROMPT).expand(batch, -1)
-            logits = model.forward(ids, torch.ones_like(ids), places, cache)
-            for at in range(PROMPT, 2 * PROMPT):
+            texts = Texts(model, 2 * PROMPT, padding=torch.zeros(batch, dtype=torch.long))
+            logits = texts.read(torch.ones((batch, PROMPT), dtype=torch.long))
+            for _ in range(PROMPT):
                 if time.time() >= until:
                     break
-                mask = torch.ones((batch, at + 1), dtype=torch.long)
-                token = logits.argmax(1, keepdim=True)
-                logits = model.forward(token, mask, torch.full((batch, 1), at), cache)
+                logits = texts.extend(logits[:, -1].argmax(1, keepdim=True))
                 count += 1
         return count
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import Choice, Greedy, Race
-from pipeline.decoding.fixed import FixedPasses, new_sequence
 from pipeline.decoding.growth import grow
-from pipeline.decoding.heads import HeadPasses, new_text
 from pipeline.decoding.shapes import Level, columns, levels, parents, readable, within
 from pipeline.models.devices import send
+from pipeline.models.fixed_passes import Passes
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.passes import Text
 
 Stop = Callable[[Tensor], bool]  # whether a chain ends before the token with logits (1, V)
 
@@ -152,7 +152,7 @@ class ModelDrafter:
         choice: Choice,
         tree: Shape | None = None,
         stop: Stop | None = None,
-        passes: FixedPasses | None = None,
+        passes: Passes | None = None,
     ) -> None:
         """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order.
 
@@ -168,20 +168,19 @@ class ModelDrafter:
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
         capacity += room(self.tree)
-        longest = widest(self.tree)
-        self._sequence = new_sequence(self._model, capacity, (), longest, self._passes)
-        self._sequence.read(prompt)
+        self._text = Text(self._model, capacity, (), widest(self.tree), self._passes)
+        self._text.read(prompt)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens in a row, or a tree as deep."""
         if count == 0:
             return nothing(self._model.device)
-        fresh = send(tokens[self._sequence.length :], self._model.device)
+        fresh = send(tokens[self._text.length :], self._model.device)
 
         def read(level: Level, before: Tensor | None) -> Tensor:
             if before is None:
-                return self._sequence.extend(fresh)[-1:]
-            return self._sequence.extend(level.read(before), level.tree)
+                return self._text.extend(fresh)[-1:]
+            return self._text.extend(level.read(before), level.tree)
 
         like = (self._model.device, self._model.module.dtype)
         draft, self._columns = drafted(
@@ -193,7 +192,7 @@ class ModelDrafter:
         """Roll the cache back to the text and what was read of the path."""
         if self._columns is not None:
             path = [self._columns[node] for node in path if node in self._columns]
-        self._sequence.keep(known, path)
+        self._text.keep(known, path)
 
 
 class HeadDrafter:
@@ -205,7 +204,7 @@ class HeadDrafter:
         choice: Choice,
         tree: Shape | None = None,
         stop: Stop | None = None,
-        passes: HeadPasses | None = None,
+        passes: Passes | None = None,
         draft_length: int = 1,
     ) -> None:
         """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order.
@@ -225,16 +224,17 @@ class HeadDrafter:
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
         assert hidden is not None
         capacity += room(self.tree)
-        self._text = new_text(self._model, capacity, self._longest, self._passes)
+        self._text = Text(self._model, capacity, (), self._longest, self._passes)
         self._pending = hidden  # (n, layers, d), of tokens whose next has no entry yet
         self._read_text(prompt[1:])
 
     def _read_text(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Read tokens (n,) after pending hidden states; return the last output and its logits."""
         hidden, self._pending = self._pending[: len(ids)], self._pending[len(ids) :]
-        read = self._text.read(ids, self._model.head.fuse(hidden[None])[0])
+        logits = self._text.extend(ids, None, self._model.head.fuse(hidden[None])[0], keep=1)
         self._settled = self._text.length  # later entries are drafted
-        return read
+        assert self._text.hidden is not None
+        return self._text.hidden[-1:], logits
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens in a row, or a tree as deep."""
@@ -247,7 +247,9 @@ class HeadDrafter:
             nonlocal outputs, logits
             if before is not None:
                 above = outputs if level.above is None else outputs[level.above]
-                outputs, logits = self._text.read(level.read(before), above, level.tree)
+                logits = self._text.extend(level.read(before), level.tree, above)
+                assert self._text.hidden is not None
+                outputs = self._text.hidden
             return logits
 
         like = (device, outputs.dtype)
@@ -318,7 +320,7 @@ def model_drafter(
     choice: Choice,
     tree: Shape | None = None,
     stop: Stop | None = None,
-    passes: FixedPasses | HeadPasses | None = None,
+    passes: Passes | None = None,
     draft_length: int = 1,
 ) -> Drafter:
     """Return what decodes with a model, of either kind; `tree` is in level order.
@@ -326,7 +328,5 @@ def model_drafter(
     For `passes` and `draft_length` see `HeadDrafter`.
     """
     if isinstance(model, HiddenDrafter):
-        assert not isinstance(passes, FixedPasses)
         return HeadDrafter(model, choice, tree, stop, passes, draft_length)
-    assert not isinstance(passes, HeadPasses)
     return ModelDrafter(model, choice, tree, stop, passes)

@@ -19,7 +19,7 @@ from analysis.trees.topology import ROOT, Growth, Topology
 from pipeline.decoding.choices import Greedy, Race, first
 from pipeline.decoding.shapes import Level
 from pipeline.models.devices import read, send
-from pipeline.models.tree_pass import tree_pass
+from pipeline.models.fixed_passes import tree_pass
 
 
 class Grown(NamedTuple):

@@ -14,15 +14,14 @@ from analysis.decoding.laws import leading
 from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import BrokenLogitsError
 from pipeline.decoding.drafters import Draft, Drafter, room
-from pipeline.decoding.fixed import FixedPasses, new_sequence
-from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import verification
 from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Mark, mark, seconds_between
 from pipeline.models.devices import send
+from pipeline.models.fixed_passes import Passes, TreePass
 from pipeline.models.load import LanguageModel
-from pipeline.models.tree_pass import TreePass
+from pipeline.models.passes import Text
 
 
 class Level(NamedTuple):
@@ -70,7 +69,7 @@ class Answer:
 class Run:
     """The state of one decoding."""
 
-    target: CachedSequence
+    target: Text
     drafter: Drafter
     verifier: Verifier
     draft_length: int
@@ -116,7 +115,7 @@ def decode(
     prompt: Sequence[int],
     draft_length: int,
     limit: int,
-    passes: FixedPasses | None = None,
+    passes: Passes | None = None,
 ) -> Answer:
     """Decode an answer of at most `limit` tokens to `prompt`.
 
@@ -131,7 +130,7 @@ def decode(
     capacity = len(prompt) + limit + room(drafter.tree)
     longest = 1 + max(draft_length, 0 if drafter.tree is None else len(drafter.tree))
     run = Run(
-        new_sequence(target, capacity, drafter.layers, longest, passes),
+        Text(target, capacity, drafter.layers, longest, passes),
         drafter,
         verifier,
         draft_length,

@@ -12,16 +12,14 @@ from analysis.rules import to_mapping
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import Noise
 from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room
-from pipeline.decoding.fixed import FixedPasses
-from pipeline.decoding.heads import HeadPasses
 from pipeline.decoding.laws import laws
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, check_prompt, decode
-from pipeline.decoding.sequence import check_trees
 from pipeline.decoding.stopping import Threshold
 from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
+from pipeline.models.fixed_passes import Passes
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.pair import load_pair
@@ -60,7 +58,7 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
     if any(method.tree is not None for method in methods):
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
-                check_trees(model)
+                model.check_trees()
     passes = {
         name: passes_of(settings[name].get("cache", "auto"), model)
         for name, model in (("target", target), ("drafter", drafter))
@@ -77,15 +75,13 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
     )
 
 
-def passes_of(cache: str, model: LanguageModel | HiddenDrafter) -> FixedPasses | HeadPasses | None:
+def passes_of(cache: str, model: LanguageModel | HiddenDrafter) -> Passes | None:
     """Return the passes of a model for the configuration key device.cache; None where shapes grow.
 
     Raises:
         PipelineError: static shapes are asked for and the model can't have them.
     """
-    if not fixed_shapes(cache, model):
-        return None
-    return HeadPasses(model) if isinstance(model, HiddenDrafter) else FixedPasses(model)
+    return Passes(model) if fixed_shapes(cache, model) else None
 
 
 def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from analysis.acceptance.divergences import compare
 from analysis.acceptance.realised import Steps
 from analysis.topk import TopK
-from pipeline.decoding.sequence import CachedSequence
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.passes import Text
 
 
 class Reader:
@@ -54,7 +54,7 @@ def compared(tokens: Sequence[int], baseline: Sequence[int]) -> dict[str, Any]:
 def read_again(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
     """Return the logits (n, V) from which the n tokens of an answer were chosen, in one pass."""
     text = torch.tensor([*prompt, *answer[:-1]], device=model.device)
-    return CachedSequence(model, len(text)).read(text, keep=len(answer))
+    return Text(model, len(text)).read(text, keep=len(answer))
 
 
 @torch.inference_mode()
@@ -68,7 +68,7 @@ def read_both(
     if isinstance(drafter, LanguageModel):
         return read_again(target, prompt, answer), read_again(drafter, prompt, answer)
     text = torch.tensor([*prompt, *answer[:-1]], device=target.device)
-    sequence = CachedSequence(target, len(text), drafter.layers)
+    sequence = Text(target, len(text), drafter.layers)
     logits = sequence.read(text, keep=len(answer))
     assert sequence.hidden is not None
     at = torch.arange(len(text), device=target.device)[None]

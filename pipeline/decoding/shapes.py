@@ -18,7 +18,7 @@ from torch import Tensor
 
 from analysis.trees.topology import ROOT, Topology, sequence
 from pipeline.models.devices import send
-from pipeline.models.tree_pass import TreePass, tree_pass
+from pipeline.models.fixed_passes import TreePass, tree_pass
 
 LATEST = 128  # shapes
 kept = lru_cache(LATEST)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.load import LanguageModel
+from pipeline.models.passes import Texts
 
 CROWDED = 7 / 8  # of a batch: with fewer going on, the cache is worth copying without the others
 
@@ -100,12 +101,9 @@ def converse(
         for begin, answer in zip(beginnings, answers, strict=True)
     ]
     at = len(turns.before)
-    cache = model.new_cache(at + turns.max_question + len(turns.between) + turns.max_answer)
-    prefix = torch.tensor([turns.before])
-    positions = torch.arange(at)[None]
-    logits = model.forward(prefix, torch.ones_like(prefix), positions, cache)
-    cache.reorder_cache(torch.zeros(len(rows), dtype=torch.long))
-    logits = logits.expand(len(rows), -1)
+    texts = Texts(model, at + turns.max_question + len(turns.between) + turns.max_answer)
+    logits = texts.read(torch.tensor([turns.before]))[:, -1].expand(len(rows), -1)
+    texts.select(torch.zeros(len(rows), dtype=torch.long))
     running = list(rows)
     while True:
         for row, token in zip(running, _next(logits, running, turns, generator), strict=True):
@@ -115,22 +113,10 @@ def converse(
         if not going:
             return rows
         if len(going) < CROWDED * len(running):
-            cache.reorder_cache(torch.tensor(going))
+            texts.select(torch.tensor(going))
             running = [running[i] for i in going]
         ids = torch.tensor([[row.tokens[-1]] for row in running])
-        logits = _step(model, ids, at, cache)
-        at += 1
-
-
-def _step(model: LanguageModel, ids: Tensor, at: int, cache: object) -> Tensor:
-    """Return the logits after one more token each; without a mask, since all are equally long."""
-    return model.module(
-        input_ids=ids,
-        position_ids=torch.full_like(ids, at),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
+        logits = texts.extend(ids)[:, -1]  # without a mask: all are equally long
 
 
 def _next(

@@ -6,12 +6,14 @@ logits are then wrong without an error. A few made-up tokens show that at once.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.models.passes import Texts
 
 if TYPE_CHECKING:
     from pipeline.models.language_model import LanguageModel
@@ -70,17 +72,13 @@ def both_ways(model: LanguageModel) -> tuple[Tensor, Tensor]:
         model.module(input_ids=part[None], use_cache=False).logits[0, -STEPS:]
         for part in (text, text[PADDED:])
     ]
-    mask = torch.ones((2, TOKENS), dtype=torch.long, device=model.device)
-    mask[1, :PADDED] = 0
-    ids, positions = text.repeat(2, 1) * mask, (mask.cumsum(1) - 1).clamp(min=0)
+    ids = text.repeat(2, 1)
+    ids[1, :PADDED] = 0
+    texts = Texts(model, TOKENS, padding=torch.tensor([0, PADDED], device=model.device))
     ends = [*range(TOKENS - STEPS, TOKENS + 1)]
     if model.draft_refusal() is None:
         del ends[ALONE + 1 : -1]
-    cache, begin, cached = model.new_cache(TOKENS), 0, []
-    for end in ends:
-        part = (ids[:, begin:end], mask[:, :end], positions[:, begin:end])
-        cached.append(model.forward_each(*part, cache, keep=end - begin))
-        begin = end
+    cached = [texts.extend(ids[:, begin:end]) for begin, end in pairwise([0, *ends])]
     return torch.stack(plain).double(), torch.cat(cached[1:], dim=1).double()
 
 

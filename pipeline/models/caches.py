@@ -97,9 +97,11 @@ def new_cache(module: Any, capacity: int) -> DynamicCache:
     return cache
 
 
-def select(cache: DynamicCache, running: Tensor) -> None:
-    """Keep only the sequences `running` (B,), a mask; every kind of layer can do that."""
-    cache.reorder_cache(running.nonzero()[:, 0])
+def one_layer(capacity: int) -> DynamicCache:
+    """Return an empty cache of one layer of full attention."""
+    cache = DynamicCache()
+    cache.layers = [PreallocatedLayer(capacity)]
+    return cache
 
 
 def cache_refusal(kind: type) -> str | None:

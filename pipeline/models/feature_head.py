@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
@@ -21,8 +21,6 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
-
-from pipeline.models.tree_pass import TreePass
 
 UNSEEN = -1e9  # instead of -inf: a padded row that sees nothing is finite, and looked at by nobody
 Rotation = tuple[Tensor, Tensor]
@@ -112,60 +110,10 @@ class FeatureHead(nn.Module):
         fused: Tensor = self.fc(hidden.flatten(2))
         return fused
 
-    def new_states(self, capacity: int) -> tuple[Tensor, Tensor]:
-        """Return room for the keys and values (1, heads, capacity, head_dim) of entries."""
-        layer, weight = self.midlayer, self.fc.weight
-        heads = layer.self_attn.q_proj.out_features // layer.head_dim
-        shape = (1, heads, capacity, layer.head_dim)
-        return weight.new_zeros(shape), weight.new_zeros(shape)
-
     def rotation(self, positions: Tensor, like: Tensor) -> Rotation:
         """Return cosines and sines (B, n, head_dim) for tokens at `positions` (B, n)."""
         cos, sin = self.rotary(like, positions)
         return cos, sin
-
-
-class Entries:
-    """The entries of one text, read as it grows, and rolled back.
-
-    Attributes:
-        length: how many there are; the first is that of token 1.
-    """
-
-    def __init__(self, head: FeatureHead, states: tuple[Tensor, Tensor]) -> None:
-        """Start empty; `states` are those of `head.new_states` with the room that is needed."""
-        self.length = 0
-        self._head = head
-        self._keys, self._values = states
-
-    def read(self, embedded: Tensor, features: Tensor, tree: TreePass | None = None) -> Tensor:
-        """Return the outputs (n, d), before the output norm, of the next n entries.
-
-        Args:
-            embedded: (n, d) of their tokens.
-            features: (n, d) fused hidden states of the target after the tokens before, or outputs.
-            tree: what the entries of a draft tree see, and where they stand; None is a text.
-        """
-        begin, end = self.length, self.length + len(embedded)
-        layer, features = self._head.midlayer, features[None]
-        seen: Tensor | None
-        if tree is None:
-            at = torch.arange(begin, end, device=embedded.device)[None]
-            seen = torch.arange(end, device=at.device) <= at.T if end - begin > 1 else None
-        else:
-            seen, at = tree.after(begin)
-        rotation = self._head.rotation(at + 1, features)
-        q, k, v = layer.project(embedded[None], features, rotation)
-        self._keys[:, :, begin:end], self._values[:, :, begin:end] = k, v
-        attended = scaled_dot_product_attention(
-            q, self._keys[:, :, :end], self._values[:, :, :end], attn_mask=seen
-        )
-        self.length = end
-        return layer.finish(attended, features)[0]
-
-    def crop(self, length: int) -> None:
-        """Forget all but the first `length` entries."""
-        self.length = min(self.length, length)
 
 
 class Depths:

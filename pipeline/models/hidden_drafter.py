@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
+from pipeline.models.caches import Cache, one_layer
 from pipeline.models.feature_head import Depths, FeatureHead
 from pipeline.models.heads import Head, linear_of
 from pipeline.models.language_model import LanguageModel
@@ -58,6 +61,61 @@ class HiddenDrafter:
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
         return logits.scatter_(-1, self.drafted.expand_as(given), given)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its outputs and attention."""
+        return self.head.fc.weight.dtype
+
+    @property
+    def feature_width(self) -> int:
+        """How many numbers beside a token it reads: fused hidden states, or its own outputs."""
+        return self.head.fc.out_features
+
+    def new_cache(self, capacity: int) -> Cache:
+        """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
+        return one_layer(capacity)
+
+    def check_drafts(self, key: str) -> None:
+        """Do nothing: what it has read can be rolled back."""
+
+    def read(
+        self,
+        ids: Tensor,
+        cache: Cache,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        keep: int = 0,
+        layers: Sequence[int] = (),  # noqa: ARG002 of language models
+        features: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the logits (B, keep, V) after the last of `ids`, and the outputs (B, n, d) of all.
+
+        Args:
+            ids: (B, n) tokens.
+            cache: the entries before; grown in place.
+            mask: (B, 1, n, columns of the cache) what is added to the scores; None is a text.
+            positions: (B, n) of the entries, from 0; None are the next ones.
+            keep: of how many tokens logits are wanted; 0 is all.
+            layers: of language models.
+            features: (B, n, d) fused hidden states of the target after the tokens before, or
+                outputs.
+        """
+        assert features is not None
+        layer = self.head.midlayer
+        if positions is None:
+            begin = cache.get_seq_length()
+            end = begin + ids.shape[1]
+            positions = torch.arange(begin, end, device=ids.device)[None]
+            if mask is None and end - begin > 1:
+                mask = torch.arange(end, device=ids.device) <= positions.T
+        rotation = self.head.rotation(positions + 1, features)
+        q, k, v = layer.project(self.embed(ids), features, rotation)
+        keys, values = cache.layers[0].update(k, v)
+        attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        outputs = layer.finish(attended, features)
+        return self.logits(outputs[:, -keep:]), outputs
+
     @torch.inference_mode()
     def gives_numbers(self) -> bool:
         """Whether its logits after a few made-up tokens are numbers, or -inf, at two depths."""
@@ -65,7 +123,8 @@ class HiddenDrafter:
         ids = (torch.arange(MADE_UP, device=self.device)[None] * 7919 + 5) % rows
         at = torch.arange(MADE_UP, device=self.device)[None]
         cache = self.target.new_cache(MADE_UP)
-        hidden = self.target.forward_hidden(ids, torch.ones_like(ids), at, cache, 1, self.layers)[1]
+        hidden = self.target.read(ids, cache, keep=1, layers=self.layers)[1]
+        assert hidden is not None
         made = [self.logits(one) for one in GivenText(self, 2).read(ids, hidden, at, at >= 0)]
         return not any(bool((one.isnan() | one.isposinf()).any()) for one in made)
 

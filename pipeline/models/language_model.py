@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import PipelineError
 from pipeline.models import caches
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
+from pipeline.models.caches import Cache
 
 KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
 
@@ -52,67 +50,59 @@ class LanguageModel:
                 f"have {longest}: lower prompts.max_tokens or {key}"
             )
 
-    def new_cache(self, capacity: int) -> DynamicCache:
+    def new_cache(self, capacity: int) -> Cache:
         """Return an empty key-value cache for sequences of at most `capacity` tokens."""
         return caches.new_cache(self.module, capacity)
 
-    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """Return the logits after the last of `ids`.
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of hidden states and attention."""
+        return self.module.dtype
+
+    @property
+    def feature_width(self) -> int:
+        """How many numbers beside a token it reads: none."""
+        return 0
+
+    def read(
+        self,
+        ids: Tensor,
+        cache: Cache,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        keep: int = 0,
+        layers: Sequence[int] = (),
+        features: Tensor | None = None,  # noqa: ARG002 of heads
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the logits after the last of `ids`, and hidden states of all.
 
         Args:
             ids: (B, n) tokens that are not in the cache yet.
-            mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
-                what is added to the attention scores.
-            positions: (B, n) positions of `ids` within their sequence, from 0.
             cache: keys and values of what came before; grown in place.
+            mask: (B, cached + n) 1 for tokens, 0 for padding; or (B, 1, n, columns of the cache)
+                what is added to the attention scores; None where there is no padding.
+            positions: (B, n) of `ids` within their sequence, from 0; None where all are equal.
+            keep: of how many tokens logits are wanted; 0 is all.
+            layers: after how many layers hidden states are wanted; after all of them it is also
+                after the final norm.
+            features: of heads.
 
         Returns:
-            (B, V) logits in the dtype of the head.
+            (B, keep, V) logits in the dtype of the head, a model may give all n; and hidden states
+            (B, n, layers, d), None without `layers`.
         """
-        return self.forward_each(ids, mask, positions, cache, keep=1)[:, -1]
-
-    def forward_hidden(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: DynamicCache,
-        keep: int,
-        layers: Sequence[int],
-    ) -> tuple[Tensor, Tensor]:
-        """Return logits as `forward_each`, and the hidden states (B, n, layers, d) of all `ids`.
-
-        `layers` says after how many layers; after all of them it is also after the final norm.
-        """
-        out = self._run(ids, mask, positions, cache, keep, output_hidden_states=True)
-        return out.logits[:, -keep:], hidden_states(out, layers)
-
-    def forward_each(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, keep: int
-    ) -> Tensor:
-        """Return the (B, keep, V) logits after each of the last `keep` of `ids`; see `forward`."""
-        out = self._run(ids, mask, positions, cache, keep)
-        return out.logits[:, -keep:]  # a model without logits_to_keep gives all
-
-    def _run(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: DynamicCache,
-        keep: int,
-        **options: bool,
-    ) -> Any:
-        """Return what the transformers model gives for `ids`."""
-        return self.module(
+        more = {"output_hidden_states": True} if layers else {}
+        out = self.module(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
-            **options,
+            **more,
         )
+        return out.logits, hidden_states(out, layers) if layers else None
 
     def static_refusal(self) -> str | None:
         """Return why decoding steps of this model can't all have the same shapes, or None."""
@@ -135,6 +125,19 @@ class LanguageModel:
                 "attention in all layers, or leave the drafter out with drafter=none"
             )
 
+    def check_trees(self) -> None:
+        """Check that the model can read the branches of a tree in one pass.
+
+        Raises:
+            PipelineError: it can't.
+        """
+        if refusal := self.static_refusal():
+            raise PipelineError(
+                f"decoding.methods: {self.label} can't read draft trees: {refusal}. Take a model "
+                "with full attention in all layers and attention: sdpa or eager, or methods "
+                "without a tree"
+            )
+
     def check_tokens(self, ids: Sequence[int], prompt: str) -> None:
         """Check that the model has the tokens `ids` of a prompt.
 
@@ -153,7 +156,7 @@ class LanguageModel:
         """Bytes the key-value cache holds for one token of one sequence."""
         one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         cache = self.new_cache(1)
-        self.forward(one, torch.ones_like(one), one, cache)
+        self.read(one, cache)
         states = (getattr(layer, name, None) for layer in cache.layers for name in KEPT)
         return sum(state.nbytes for state in states if state is not None)
 
@@ -182,7 +185,7 @@ class LanguageModel:
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
 
 
-class Model(Protocol):
+class Placed(Protocol):
     """A model of any kind."""
 
     @property
@@ -200,7 +203,7 @@ class Model(Protocol):
         ...
 
 
-def fixed_shapes(cache: str, model: Model) -> bool:
+def fixed_shapes(cache: str, model: Placed) -> bool:
     """Whether passes of a model have fixed shapes, by the configuration key device.cache.
 
     Args:

@@ -20,7 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.execution import preflight
 from pipeline.models.load import load_model, save_model, skeleton
 from pipeline.plan.graph import Node
-from pipeline.stages.distributions.running import StaticBatch
+from pipeline.stages.distributions.decode import begin
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
 
@@ -116,12 +116,12 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
     model = replace(made, eos=())
     assert bool(model.static_refusal()) == (name in {"mistral", "gemma2", "gemma3", "bloom"})
     if not model.static_refusal():  # what CUDA runs
-        batch = StaticBatch(model, [prompt for prompt, _, _ in texts.values()], 4)
         with torch.inference_mode():
-            steps = [batch.prefill()]
+            batch, logits = begin(model, [prompt for prompt, _, _ in texts.values()], 4, True)
+            steps = [logits]
             for step in range(3):
-                tokens = torch.tensor([answer[step] for _, answer, _ in texts.values()])
-                steps.append(batch.step(tokens, step).clone())
+                tokens = torch.tensor([[answer[step]] for _, answer, _ in texts.values()])
+                steps.append(batch.extend(tokens)[:, -1].clone())
         wanted = np.stack([logits[:4] for _, _, logits in texts.values()], axis=1)
         np.testing.assert_allclose(torch.stack(steps).numpy(), wanted, atol=1e-4)
 

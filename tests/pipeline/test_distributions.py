@@ -22,8 +22,7 @@ from pipeline.models import load as models
 from pipeline.models.load import load_model
 from pipeline.models.logit_statistics import logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
-from pipeline.stages.distributions.running import StaticBatch
-from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
+from pipeline.stages.distributions.decode import Sampling, begin, choose, uniforms
 from pipeline.store import distributions as stored
 from pipeline.store.artifacts import Artifact
 from tests.pipeline import tiny
@@ -114,14 +113,15 @@ def test_static_steps_are_what_a_cuda_graph_needs(model: Path) -> None:
     """A replay reads and writes the places of the captured step, and capturing repeats a step:
     nothing may move, and a step run again must give the same bits."""
     settings = {"path": str(model), "label": "tiny", "device": "cpu", "threads": 1}
-    batch = StaticBatch(load_model(tiny.MODEL, settings, "targets.tiny"), [[5, 6, 7], [8]], 6)
-    places = set()
     with torch.inference_mode():
-        batch.prefill()
+        batch, _ = begin(
+            load_model(tiny.MODEL, settings, "targets.tiny"), [[5, 6, 7], [8]], 6, True
+        )
+        places = set()
         for step in range(5):
-            logits = batch.step(torch.tensor([9 + step, 20 + step]), step)
-            assert torch.equal(batch._forward(), logits)
-            tensors = [held for held in vars(batch).values() if isinstance(held, torch.Tensor)]
+            logits = batch.extend(torch.tensor([[9 + step], [20 + step]]))
+            assert torch.equal(batch._one._forward(), logits)
+            tensors = [held for held in vars(batch._one).values() if isinstance(held, torch.Tensor)]
             tensors += [t for layer in batch.cache.layers for t in (layer.keys, layer.values)]
             places.add(tuple((t.data_ptr(), *t.shape, *t.stride()) for t in tensors))
     assert len(places) == 1

@@ -16,7 +16,7 @@ from pipeline.decoding.drafters import Draft
 from pipeline.decoding.verifiers import SpeculativeSampling
 from pipeline.errors import PipelineError
 from pipeline.models.vocabulary import check_pair, read_tokens
-from pipeline.stages.distributions.sampling import Sampling, choose
+from pipeline.stages.distributions.decode import Sampling, choose
 from pipeline.store.identity import Identities
 
 CPU = torch.device("cpu")

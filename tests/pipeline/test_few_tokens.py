@@ -13,14 +13,14 @@ from analysis.trees.topology import Topology
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import ModelDrafter, Nothing
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import verification
 from pipeline.decoding.verifiers import Match
 from pipeline.models import few_queries, few_rows
 from pipeline.models.few_rows import FewRows
 from pipeline.models.load import LanguageModel, load_model, skeleton
+from pipeline.models.passes import Text
 from pipeline.paths import ROOT
-from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch, StaticBatch
+from pipeline.stages.distributions.decode import begin
 from tests.pipeline import tiny
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}  # of logits of about 10
@@ -50,7 +50,7 @@ def test_cached_passes_over_few_tokens(tmp_path: Path) -> None:
     for n in (1, 2, 4, 5, 16, 17):
         text = torch.arange(20 + n) * 7 % tiny.VOCABULARY
         wanted = plain(input_ids=text[None], use_cache=False).logits[0, 20:]
-        sequence = CachedSequence(model, len(text))
+        sequence = Text(model, len(text))
         sequence.read(text[:20])
         torch.testing.assert_close(sequence.extend(text[20:]), wanted, **CLOSE)
 
@@ -58,7 +58,7 @@ def test_cached_passes_over_few_tokens(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_a_tree_and_its_branches(tmp_path: Path) -> None:
     model = load(tiny.write_model(tmp_path))
-    sequence = CachedSequence(model, 16)
+    sequence = Text(model, 16)
     sequence.read(torch.arange(9))
     branches = verification(Topology((-1, -1)), model.device, model.module.dtype)
     found = sequence.extend(torch.tensor([30, 40, 50]), branches)
@@ -68,16 +68,16 @@ def test_a_tree_and_its_branches(tmp_path: Path) -> None:
         torch.testing.assert_close(found[at], wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("kind", [GrowingBatch, StaticBatch])
+@pytest.mark.parametrize("static", [False, True])
 @torch.inference_mode()
-def test_padded_batches(kind: type[PaddedBatch], tmp_path: Path) -> None:
+def test_padded_batches(static: bool, tmp_path: Path) -> None:
     """The prompts of 3, 1 and 2 tokens are read by a pass of 9 padded queries."""
     folder = tiny.write_model(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model, prompts = load(folder), [[5, 6, 7], [8], [9, 10]]
     assert model.static_refusal() is None
-    batch = kind(model, prompts, 6)
-    found = [batch.prefill(), batch.step(torch.tensor([11, 12, 13]), 0).clone()]
+    texts, logits = begin(model, prompts, 6, static)
+    found = [logits, texts.extend(torch.tensor([[11], [12], [13]]))[:, -1]]
     for row, prompt in enumerate(prompts):
         text = torch.tensor([[*prompt, 11 + row]])
         wanted = plain(input_ids=text, use_cache=False).logits[0, -2:]

@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 import torch
 
 from pipeline.execution import graphs
+from pipeline.models import passes
 from pipeline.models.load import load_model
-from pipeline.stages.distributions import running
-from pipeline.stages.distributions.running import StaticBatch
+from pipeline.stages.distributions.decode import begin
 from tests.pipeline import tiny
 
 LOGITS = torch.tensor([[1.0, 2.0]])
@@ -126,23 +125,21 @@ def test_without_memory_the_shard_is_halved_and_capturing_goes_on(cuda: Cuda) ->
 def test_a_batch_replays_what_was_captured(
     works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first step is captured, the rest replayed or run; the batch goes when it is let go: a
+    """The pass is captured once, its steps are replayed or run; the batch goes when it is let go: a
     cycle would keep its key-value cache beside the next one's."""
     tried = []
 
     def captured(run: Callable[[], torch.Tensor], label: str) -> Any:
         tried.append(label)
-        return (lambda: LOGITS) if works else None
+        return (lambda: run().fill_(7)) if works else None
 
-    monkeypatch.setattr(running, "captured", captured)
+    monkeypatch.setattr(passes, "captures", lambda _: True)
+    monkeypatch.setattr(passes, "captured", captured)
     settings = {"path": str(tiny.write_model(tmp_path)), "label": "a", "device": "cpu"}
     model = load_model(tiny.MODEL, settings | {"threads": 1}, "targets.a")
-    batch = StaticBatch(model, [[5, 6, 7], [8]], 6)
-    batch.prefill()
-    batch.model = replace(model, device=torch.device("cuda"))
-    assert not batch.graph
-    for step in range(3):
-        assert (batch.step(torch.tensor([9, 20]), step) is LOGITS) is works
+    batch, _ = begin(model, [[5, 6, 7], [8]], 6, True)
+    for _ in range(3):
+        assert bool((batch.extend(torch.tensor([[9], [20]])) == 7).all()) is works
     assert batch.graph is works
     assert tried == ["a"]
     gc.disable()

@@ -14,11 +14,12 @@ from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
-from pipeline.models.feature_head import Depths, Entries
+from pipeline.models.feature_head import Depths
 from pipeline.models.head_files import check_head, load_head, read_head, save_head
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
+from pipeline.models.passes import Text
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, plain_greedy, tiny
 
@@ -47,10 +48,10 @@ def drafted_plainly(model: HiddenDrafter, text: list[int], count: int) -> list[i
     fused = model.head.fuse(hidden_of(model.target, text[:-1], model.layers)[None])[0]
     tokens = list(text)
     for _ in range(count):
-        entries = Entries(model.head, model.head.new_states(len(tokens)))
-        outputs = entries.read(model.embed(torch.tensor(tokens[1:])), fused)
-        tokens.append(int(model.logits(outputs[-1]).argmax()))
-        fused = torch.cat([fused, outputs[-1:]])
+        entries = Text(model, len(tokens))
+        tokens.append(int(entries.read(torch.tensor(tokens[1:]), 1, fused).argmax()))
+        assert entries.hidden is not None
+        fused = torch.cat([fused, entries.hidden[-1:]])
     return tokens[len(text) :]
 
 

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.models.cache_check import relative_error
-from pipeline.models.caches import select
 from pipeline.models.devices import check_threads
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.passes import Texts
 from pipeline.models.prompt_tokens import encode
 from pipeline.models.vocabulary import read_tokens
 from pipeline.store.identity import hub_commit
@@ -34,9 +34,8 @@ def load(directory: Path | str, device: str = "cpu", **changes: Any) -> Language
 
 
 def last_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
-    mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1])[None]
     with torch.inference_mode():
-        return model.forward(ids, mask, positions, model.new_cache(ids.shape[1]))
+        return Texts(model, ids.shape[1]).read(ids)[:, -1]
 
 
 def test_eos_comes_from_the_generation_config(directory: Path) -> None:
@@ -73,10 +72,9 @@ def test_preallocated_cache_equals_transformers(directory: Path) -> None:
     results = []
     for cache in (model.new_cache(9), DynamicCache(config=model.module.config)):
         with torch.inference_mode():
-            model.forward(ids[:, :7], torch.ones_like(ids[:, :7]), torch.arange(7)[None], cache)
-            select(cache, keep)
-            steps = [model.forward(ids[keep, i : i + 1], torch.ones_like(ids[keep, : i + 1]),
-                                   torch.tensor([[i]]), cache) for i in (7, 8)]  # fmt: skip
+            model.read(ids[:, :7], cache)
+            cache.reorder_cache(keep.nonzero()[:, 0])
+            steps = [model.read(ids[keep, i : i + 1], cache)[0] for i in (7, 8)]
         results.append(torch.stack(steps))
     assert torch.equal(*results)
     assert model.cache_bytes() == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, head_dim, float32

@@ -14,6 +14,7 @@ from pipeline.execution.stopwatch import mark, seconds_between
 from pipeline.models.feature_head import Depths
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.passes import Texts
 
 LONGEST = 8  # tokens of a text in a pass: drafts of up to 7
 PROMPT, REPETITIONS = 64, 4
@@ -70,16 +71,12 @@ def of_model(model: LanguageModel, ids: Tensor, n: int) -> Pass:
     """Return a pass over the last n tokens (B, n) of texts whose others have been read."""
     batch, length = ids.shape
     begun = length - n
-    cache = model.new_cache(length)
-    at = torch.arange(length, device=model.device).expand(batch, -1)
-    mask = torch.ones_like(at)
-    model.forward(ids[:, :begun], mask[:, :begun], at[:, :begun], cache)
+    texts = Texts(model, length, padding=ids.new_zeros(batch))
+    texts.read(ids[:, :begun])
 
     def run() -> Tensor:
-        logits = model.forward_each(ids[:, begun:], mask, at[:, begun:], cache, n)
-        chosen = logits.argmax(-1)
-        for layer in cache.layers:
-            layer.crop(-n)
+        chosen = texts.extend(ids[:, begun:]).argmax(-1)
+        texts.crop(begun)
         return chosen
 
     return run

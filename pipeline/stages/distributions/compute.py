@@ -19,11 +19,10 @@ from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, join,
 from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
+from pipeline.models.language_model import fixed_shapes
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.plan.stage import Node
-from pipeline.stages.distributions.decode import DecodedBatch, Decoding, decode_batch
-from pipeline.stages.distributions.running import PaddedBatch, StaticBatch, running_batch
-from pipeline.stages.distributions.sampling import Sampling
+from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 
@@ -82,12 +81,12 @@ class Decoder:
         model: LanguageModel,
         prompts: Mapping[str, list[int]],
         decoding: Decoding,
-        running: type[PaddedBatch],
+        static: bool,
     ) -> None:
         """Decode shards of `prompts`."""
         self.device = model.device
         self.model = model
-        self._prompts, self._decoding, self._running = prompts, decoding, running
+        self._prompts, self._decoding, self._static = prompts, decoding, static
 
     def compute(
         self, shard: Shard, path: Path, progress: Callable[[int], object]
@@ -95,7 +94,7 @@ class Decoder:
         """Decode a shard; its transfer and writing are left for later."""
         watch = Stopwatch(self.device)
         batch = {name: self._prompts[name] for name in shard.prompts}
-        out = decode_batch(self.model, batch, self._decoding, self._running, watch, progress)
+        out = decode_batch(self.model, batch, self._decoding, watch, progress, self._static)
         return partial(write_shard, self.model.label, batch, out, watch, path)
 
 
@@ -105,8 +104,8 @@ class NodeDecoder(Decoder):
     def __init__(self, node: Node, prompts: Mapping[str, list[int]]) -> None:
         """Load it."""
         model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
-        running = running_batch(node.settings["cache"], model)
-        super().__init__(model, prompts, decoding_of(node.config), running)
+        static = fixed_shapes(node.settings["cache"], model)
+        super().__init__(model, prompts, decoding_of(node.config), static)
         self._node = node
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
@@ -115,7 +114,7 @@ class NodeDecoder(Decoder):
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the model, the run and its throughput."""
-        return distribution_facts(self._node, self.model, self._running, measured)
+        return distribution_facts(self._node, self.model, measured, self._static)
 
 
 def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> NodeDecoder:
@@ -193,7 +192,7 @@ def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> 
 
 
 def distribution_facts(
-    node: Node, model: LanguageModel, running: type[PaddedBatch], measured: Sequence[ShardMeasured]
+    node: Node, model: LanguageModel, measured: Sequence[ShardMeasured], static: bool
 ) -> dict[str, Any]:
     """Return what the record says of the model, the run and its throughput."""
     config = node.config
@@ -212,7 +211,7 @@ def distribution_facts(
         "temperatures": config["temperatures"],
         "eos": list(model.eos),
         **describe_device(model.device),
-        "static_shapes": issubclass(running, StaticBatch),
+        "static_shapes": static,
         "cuda_graph": all(shard["graph"] for shard in measured),
         "peak_memory_bytes": peak_memory(model.device),
         **throughput(measured, model, Peaks.of(model.device, model.module.dtype) if cuda else None),

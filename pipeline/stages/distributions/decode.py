@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,17 +13,27 @@ from torch import Tensor
 
 from pipeline.execution.graphs import side_stream
 from pipeline.execution.stopwatch import Stopwatch
+from pipeline.models.caches import ALIGNED
+from pipeline.models.fixed_passes import Passes
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import LogitStatistics, Tempered, tempered_statistics
-from pipeline.stages.distributions.running import GrowingBatch, PaddedBatch
-from pipeline.stages.distributions.sampling import Sampling, choose, uniforms
+from pipeline.models.nucleus import nucleus
+from pipeline.models.passes import Texts
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
 
 
-@dataclass(frozen=True)
-class Decoding:
+class Sampling(NamedTuple):
+    """How tokens are chosen; temperature 0 is greedy, top_k 0 and top_p 1 leave all tokens in."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+
+
+class Decoding(NamedTuple):
     """What is decoded and stored of every prompt."""
 
     steps: int
@@ -52,12 +64,9 @@ class DecodedBatch:
         return cls(
             token_id=zeros(torch.int32),
             statistics=LogitStatistics(
-                top_ids=zeros(torch.int32, k),
-                top_logits=zeros(torch.float32, k),
-                logsumexp=zeros(torch.float64),
-                top_surprisal=zeros(torch.float64),
-                log_tail=zeros(torch.float64),
-                entropy=zeros(torch.float64),
+                zeros(torch.int32, k),
+                zeros(torch.float32, k),
+                *(zeros(torch.float64) for _ in LogitStatistics._fields[2:]),
             ),
             tempered=Tempered(*(zeros(torch.float64, temperatures) for _ in Tempered._fields)),
             lengths=torch.full((batch,), steps, device=device),
@@ -95,22 +104,45 @@ class DecodedBatch:
         )
 
 
+def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the tokens (B, W) of prompts, and how many columns each has before its first (B,)."""
+    width = max(map(len, prompts))
+    ids = torch.zeros((len(prompts), width), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+    padding = torch.tensor([width - len(prompt) for prompt in prompts])
+    return ids.to(device), padding.to(device)
+
+
+def begin(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], steps: int, static: bool
+) -> tuple[Texts, Tensor]:
+    """Read prompts; return their texts, with room for `steps` more, and the logits (B, V) after.
+
+    With static shapes a step is one launch on CUDA instead of some hundred.
+    """
+    ids, padding = pad_left(prompts, model.device)
+    passes = Passes(model, len(ids), ALIGNED) if static else None
+    texts = Texts(model, ids.shape[1] + steps, passes=passes, padding=padding)
+    return texts, texts.read(ids)[:, -1]
+
+
 @torch.inference_mode()
 def decode_batch(
     model: LanguageModel,
     prompts: dict[str, list[int]],
     decoding: Decoding,
-    running: type[PaddedBatch],
     watch: Stopwatch,
     progress: Callable[[int], object],
+    static: bool = False,
 ) -> DecodedBatch:
     """Decode `prompts` (tokens by prompt_id) together.
 
     Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
-    token and runs the model on it. Prompts whose answer has ended leave a batch that can shrink.
+    token and runs the model on it. Prompts whose answer has ended leave the batch, where its
+    shapes are not `static`.
     """
     steps, k = decoding.steps, min(decoding.k, model.vocab_size)
-    batch = running(model, list(prompts.values()), steps)
     noise = torch.from_numpy(
         np.stack([uniforms(decoding.sampling.seed, name, steps) for name in prompts])
     ).to(model.device)
@@ -120,7 +152,7 @@ def decode_batch(
     rows = torch.arange(len(prompts), device=model.device)  # still decoding
 
     with watch("prefill"):
-        logits = batch.prefill()
+        texts, logits = begin(model, list(prompts.values()), steps, static)
     for step in range(steps):
         with watch("statistics"):
             found, tempered = tempered_statistics(logits, k, temperatures)
@@ -135,12 +167,47 @@ def decode_batch(
                 share = float(going.float().mean())
                 if share == 0:
                     break
-                if share <= 1 - RETIRE_SHARE and isinstance(batch, GrowingBatch):
+                if share <= 1 - RETIRE_SHARE and not static:
                     rows, token = rows[going], token[going]
-                    batch.keep(going)
-            logits = batch.step(token, step)
+                    texts.select(going.nonzero()[:, 0])
+            logits = texts.extend(token[:, None])[:, -1]
     with watch("statistics"):
         ended = torch.isin(out.token_id, eos)
         out.lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)
-    out.graph = batch.graph
+    out.graph = texts.graph
     return out
+
+
+def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
+    """Return the (steps,) uniform numbers of a prompt: entry i depends on (seed, id, i) only.
+
+    The choice of a token is so reproducible whatever batch a prompt is decoded in.
+    """
+    key = hashlib.sha256(f"{seed}\n{prompt_id}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+    return generator.random(steps)
+
+
+def choose(logits: Tensor, argmax: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
+    """Return the (B,) tokens chosen from `logits` (B, V) by the inverse of their distribution.
+
+    Args:
+        logits: raw logits.
+        argmax: (B,) the most probable tokens, taken when decoding is greedy.
+        sampling: how tokens are chosen; top_k is applied before top_p.
+        uniform: (B,) float64 numbers in [0, 1).
+    """
+    if sampling.temperature == 0:
+        return argmax
+    if sampling.top_k == 0 and sampling.top_p == 1:
+        return _invert(torch.softmax(logits.float() / sampling.temperature, dim=1), uniform)
+    ordered, ids = logits.float().sort(dim=1, descending=True, stable=True)
+    probabilities = nucleus(ordered, sampling.temperature, sampling.top_p, sampling.top_k)
+    return ids.gather(1, _invert(probabilities, uniform)[:, None])[:, 0]
+
+
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Return per row the first index whose cumulated weight exceeds `uniform` of the total."""
+    cumulated = weights.double().cumsum(1)
+    index = torch.searchsorted(cumulated, (uniform * cumulated[:, -1])[:, None], right=True)[:, 0]
+    return index.clamp(max=weights.shape[1] - 1)  # NaN logits: reported after the shard

@@ -19,6 +19,7 @@ from pipeline.models.logit_statistics import (
     logit_statistics,
     tempered_statistics,
 )
+from pipeline.models.passes import Texts
 from pipeline.stages.drafts.compare import DepthStatistics, PairStatistics, compare
 
 
@@ -44,6 +45,7 @@ class Batch:
     ids: Tensor  # (B, W + n)
     mask: Tensor  # (B, W + n), 0 left of the prompts
     positions: Tensor  # (B, W + n)
+    padding: Tensor  # (B,) columns left of the prompts
     width: int  # W
     lengths: Tensor  # (B,) tokens of each answer
 
@@ -60,7 +62,11 @@ class Batch:
             mask[row, : width - len(prompt)] = 0
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         lengths = torch.tensor([len(answer) for answer in answers])
-        return cls(ids.to(device), mask.to(device), positions.to(device), width, lengths.to(device))
+        padding = width - torch.tensor([len(prompt) for prompt in prompts])
+        ids, mask, positions, padding, lengths = (
+            one.to(device) for one in (ids, mask, positions, padding, lengths)
+        )
+        return cls(ids, mask, positions, padding, width, lengths)
 
 
 class ForcedSteps(NamedTuple):
@@ -82,19 +88,14 @@ class ForcedSteps(NamedTuple):
 class _Model:
     """A language model that reads a batch, whatever depth its tokens are at."""
 
-    layers: tuple[int, ...] = ()
+    def __init__(self, model: LanguageModel, batch: Batch, layers: Sequence[int] = ()) -> None:
+        self._batch = batch
+        self._texts = Texts(model, batch.ids.shape[1], layers, padding=batch.padding)
 
-    def __init__(self, model: LanguageModel, batch: Batch) -> None:
-        self._model, self._batch = model, batch
-        self._cache = model.new_cache(batch.ids.shape[1] - 1)
-
-    def read(self, begin: int, end: int, keep: int, layers: Sequence[int] = ()) -> _Read:
+    def read(self, begin: int, end: int, keep: int) -> _Read:
         """Read columns begin to end of the batch."""
-        batch = self._batch
-        read = (batch.ids[:, begin:end], batch.mask[:, :end], batch.positions[:, begin:end])
-        if layers:
-            return _Read(*self._model.forward_hidden(*read, self._cache, keep, layers))
-        return _Read(self._model.forward_each(*read, self._cache, keep), None)
+        logits = self._texts.read(self._batch.ids[:, begin:end], keep)
+        return _Read(logits, self._texts.hidden)
 
     def draft(self, begin: int, end: int, keep: int, target: _Read) -> list[Tensor]:  # noqa: ARG002
         """Return what `logits` makes (B n, V) logits of, by depth."""
@@ -109,7 +110,6 @@ class _Head:
     """A head that reads a batch behind its target, at every depth."""
 
     def __init__(self, model: HiddenDrafter, batch: Batch, depths: int) -> None:
-        self.layers = model.layers
         self._model, self._batch = model, batch
         self._text = GivenText(model, depths)
 
@@ -147,15 +147,17 @@ def teacher_force(
     full vocabulary take; the key-value caches make them one pass.
     """
     size, columns = batch.ids.shape
-    target = _Model(pair.target, batch)
     drafter: _Model | _Head
+    layers: tuple[int, ...] = ()
     if isinstance(pair.drafter, HiddenDrafter):
+        layers = pair.drafter.layers
         drafter = _Head(pair.drafter, batch, pair.depths)
     else:
         drafter = _Model(pair.drafter, batch)
+    target = _Model(pair.target, batch, layers)
     if batch.width > 1:
         with watch("models"):
-            read = target.read(0, batch.width - 1, 1, drafter.layers)
+            read = target.read(0, batch.width - 1, 1)
             drafter.draft(0, batch.width - 1, 1, read)
     rows = max(pair.target.vocab_size, pair.drafter.vocab_size)
     length = max(1, pair.block // (size * rows))
@@ -163,7 +165,7 @@ def teacher_force(
     for begin in range(batch.width - 1, columns - 1, length):
         end = min(begin + length, columns - 1)
         with watch("models"):
-            read = target.read(begin, end, end - begin, drafter.layers)
+            read = target.read(begin, end, end - begin)
             drafts = drafter.draft(begin, end, end - begin, read)
         with watch("comparison"):
             logits = [drafter.logits(draft) for draft in drafts]

@@ -40,7 +40,7 @@ from pipeline.decoding.verifiers import (
     TreeSampling,
     Verifier,
 )
-from pipeline.stages.distributions.sampling import Sampling, choose
+from pipeline.stages.distributions.decode import Sampling, choose
 from tests.analysis.exact import Fork, Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import CPU
 
@@ -70,8 +70,8 @@ class Markov:
     def check_tokens(self, *_: Any) -> None:
         """All tokens are its own."""
 
-    def __call__(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **_: Any) -> Any:
-        return SimpleNamespace(logits=self.table[input_ids[:, -logits_to_keep:]])
+    def read(self, ids: torch.Tensor, *_: Any, keep: int = 0, **__: Any) -> Any:
+        return self.table[ids[:, -keep:]], None
 
 
 class ForkedNoise:

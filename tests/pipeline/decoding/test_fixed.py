@@ -16,19 +16,20 @@ import torch
 
 from analysis.rules import Mars
 from analysis.trees.topology import Growth, Topology, batch
-from pipeline.decoding import fixed, pair
+from pipeline.decoding import pair
 from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
 from pipeline.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing
-from pipeline.decoding.fixed import BLOCK, FixedPass, FixedPasses
-from pipeline.decoding.heads import HeadPass, HeadPasses
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, decode
 from pipeline.decoding.pair import passes_of
 from pipeline.decoding.stopping import Threshold
 from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
 from pipeline.errors import PipelineError
+from pipeline.models import fixed_passes as fixed
+from pipeline.models.fixed_passes import BLOCK, FixedPass, Passes
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.passes import Text
 from pipeline.plan.drafting import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.stage import Node
@@ -109,14 +110,13 @@ class Graphs:
 
     def _capture(self, run: Any, label: str) -> Callable[[], torch.Tensor] | None:
         logits, owner = run(), run.__self__
-        self.captured.append((label, len(logits)))
-        beside = "outputs" if isinstance(owner, HeadPass) else "hidden"
-        kept = getattr(owner, beside)
+        self.captured.append((label, logits.shape[1]))
+        kept = owner.hidden
 
         def replay() -> torch.Tensor:
             logits.copy_(run())
             if kept is not None:
-                setattr(owner, beside, kept.copy_(getattr(owner, beside)))
+                owner.hidden = kept.copy_(owner.hidden)
             return logits
 
         return replay if self._works else None
@@ -131,8 +131,8 @@ def answers(
     target: LanguageModel,
     drafter: LanguageModel | HiddenDrafter,
     name: str,
-    passes: FixedPasses | None = None,
-    drafts: FixedPasses | HeadPasses | None = None,
+    passes: Passes | None = None,
+    drafts: Passes | None = None,
     limit: int = LIMIT,
 ) -> list[tuple[Any, ...]]:
     """The answers to all texts by one method, one after the other."""
@@ -158,30 +158,24 @@ def test_fixed_shapes_decode_what_growing_ones_do(
     name: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the columns hold that are not in use."""
-    real, real_head = FixedPass.__call__, HeadPass.__call__
+    real = FixedPass.__call__
     lengths, of_head = [], []
 
-    def poison(keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        keys[:, :, length:] = 100.0
-        values[:, :, length:] = -1000.0
-
-    def poisoned(self: FixedPass, ids: Any, length: int, tree: Any) -> torch.Tensor:
+    def poisoned(self: FixedPass, ids: Any, length: int, *rest: Any) -> torch.Tensor:
         for layer in self._cache.layers:
-            poison(layer.keys, layer.values, length)
-        lengths.append(length)
-        return real(self, ids, length, tree)
-
-    def poisoned_head(self: HeadPass, ids: Any, features: Any, length: int, tree: Any) -> Any:
-        poison(self._keys, self._values, length)
-        of_head.append(len(ids))
-        return real_head(self, ids, features, length, tree)
+            layer.keys[:, :, length:] = 100.0
+            layer.values[:, :, length:] = -1000.0
+        if isinstance(self._model, HiddenDrafter):
+            of_head.append(ids.shape[1])
+        else:
+            lengths.append(length)
+        return real(self, ids, length, *rest)
 
     monkeypatch.setattr(FixedPass, "__call__", poisoned)
-    monkeypatch.setattr(HeadPass, "__call__", poisoned_head)
     head = name.startswith("head")
     drafts: Any = random_head(target) if head else drafter
     fixed_drafts = passes_of("static", drafts)
-    found = answers(target, drafts, name, FixedPasses(target), fixed_drafts)
+    found = answers(target, drafts, name, Passes(target), fixed_drafts)
     assert found == answers(target, drafts, name)
     assert len(lengths) > len(TEXTS)
     assert bool(of_head) is head
@@ -194,11 +188,12 @@ def test_fixed_shapes_decode_what_growing_ones_do(
 def test_what_an_earlier_text_left_behind_is_not_read(target: LanguageModel) -> None:
     """NaN would go through a mask."""
     head = random_head(target)
-    passes, heads = FixedPasses(target), HeadPasses(head)
+    passes, heads = Passes(target), Passes(head)
     found = answers(target, head, "head", passes, heads)
     with torch.inference_mode():
-        for states in (*heads.cache(1), *(s for la in passes.cache(1).layers for s in la._buffers)):
-            states.fill_(torch.nan)
+        for layer in (*heads.cache(1).layers, *passes.cache(1).layers):
+            for states in layer._buffers:
+                states.fill_(torch.nan)
     assert answers(target, head, "head", passes, heads) == found
 
 
@@ -208,7 +203,7 @@ def test_answers_end_where_growing_shapes_end_them(
 ) -> None:
     free = answers(target, drafter, "alone")[0][0]
     ended = replace(target, eos=(free[6],))
-    passes, drafts = FixedPasses(ended), FixedPasses(drafter)
+    passes, drafts = Passes(ended), Passes(drafter)
     for limit in (1, 2, 5, 12):
         found = answers(ended, drafter, name, passes, drafts, limit)
         assert found == answers(ended, drafter, name, limit=limit)
@@ -222,7 +217,7 @@ def test_a_pass_is_captured_once_for_all_answers(
     """A capture that fails is not tried again, and the passes are run."""
     graphs = Graphs(monkeypatch, works)
     target, drafter = replace(target, label="t"), replace(drafter, label="d")
-    passes, drafts = FixedPasses(target), FixedPasses(drafter)
+    passes, drafts = Passes(target), Passes(drafter)
     assert not passes.graph
     for _ in range(2):
         assert answers(target, drafter, "chain", passes, drafts) == answers(
@@ -230,7 +225,7 @@ def test_a_pass_is_captured_once_for_all_answers(
         )
     assert graphs.captured == [("t", 1), ("t", 1 + GAMMA), ("d", 1), ("d", 2)]
     head = random_head(target)
-    heads = HeadPasses(head)
+    heads = Passes(head)
     assert not heads.graph
     answers(target, head, "head", passes, heads)  # the target's hidden states are kept
     assert graphs.captured[4:] == [("t", 1), ("t", 1 + GAMMA), ("head", 1), ("head", 1 + GAMMA)]
@@ -244,15 +239,15 @@ def test_a_longer_text_takes_a_larger_cache_and_new_graphs(
     target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = Graphs(monkeypatch)
-    passes = FixedPasses(target)
+    passes = Passes(target)
     for columns, made in ((9, 1), (BLOCK - 4, 1), (BLOCK - 3, 2), (20, 2), (3 * BLOCK, 3)):
-        sequence = fixed.new_sequence(target, columns, (), 4, passes)
+        sequence = Text(target, columns, (), 4, passes)
         assert len(graphs.captured) == 2 * made
-    assert sequence.cache.layers[0].keys.shape[2] == 4 * BLOCK
-    expecting = FixedPasses(target)
+    assert sequence.cache.layers[0]._capacity == 4 * BLOCK
+    expecting = Passes(target)
     expecting.expect(2 * BLOCK)
-    sequence = fixed.new_sequence(target, 9, (), 4, expecting)
-    assert sequence.cache.layers[0].keys.shape[2] == 2 * BLOCK
+    sequence = Text(target, 9, (), 4, expecting)
+    assert sequence.cache.layers[0]._capacity == 2 * BLOCK
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])

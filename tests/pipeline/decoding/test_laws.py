@@ -77,8 +77,8 @@ class Markov:
     def check_tokens(self, *_: Any) -> None:
         """All tokens are its own."""
 
-    def __call__(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **_: Any) -> Any:
-        return SimpleNamespace(logits=self.table[input_ids[:, -logits_to_keep:]])
+    def read(self, ids: torch.Tensor, *_: Any, keep: int = 0, **__: Any) -> Any:
+        return self.table[ids[:, -keep:]], None
 
 
 @pytest.mark.parametrize("law", ["speculative", "races", "lookup"])

@@ -29,7 +29,6 @@ from pipeline.decoding.choices import (
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter, nothing
 from pipeline.decoding.lookup import LookupFirst, PromptLookup, continuation
 from pipeline.decoding.loop import decode
-from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import verification as verification_pass
 from pipeline.decoding.verifiers import (
     BlockVerification,
@@ -42,6 +41,7 @@ from pipeline.errors import PipelineError
 from pipeline.execution import stopwatch
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
+from pipeline.models.passes import Text
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
 from tests.pipeline.heads import random_head
@@ -223,7 +223,7 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
 
 @torch.inference_mode()
 def test_hidden_states_after_a_path_are_those_of_its_nodes(target: LanguageModel) -> None:
-    sequence = CachedSequence(target, 12, (1, 2))
+    sequence = Text(target, 12, (1, 2))
     sequence.read(torch.tensor(PROMPTS[0]))
     tree = Topology((-1, -1, 1))
     shape = verification_pass(tree, CPU, torch.float32)
@@ -232,7 +232,7 @@ def test_hidden_states_after_a_path_are_those_of_its_nodes(target: LanguageModel
     assert sequence.hidden is not None
     assert found is not None
     assert found.equal(sequence.hidden[[0, 2, 3]])
-    assert CachedSequence(target, 4).hidden_after((0,)) is None
+    assert Text(target, 4).hidden_after((0,)) is None
 
 
 class Event:

@@ -18,9 +18,9 @@ from analysis.trees.topology import Topology
 from pipeline.decoding import pair
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
-from pipeline.models.feature_head import Entries
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, hidden_states
+from pipeline.models.passes import Text
 from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
@@ -223,9 +223,8 @@ def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
     ids = torch.tensor(text)
     hidden = hidden_states(model.target.module(ids[None], output_hidden_states=True), model.layers)
-    entries = Entries(model.head, model.head.new_states(len(text)))
-    outputs = entries.read(model.embed(ids[1:]), model.head.fuse(hidden[:, :-1])[0])
-    return torch.cat([torch.zeros(1, V), model.logits(outputs)])
+    found = Text(model, len(text)).extend(ids[1:], None, model.head.fuse(hidden[:, :-1])[0])
+    return torch.cat([torch.zeros(1, V), found])
 
 
 def test_likelihoods_and_indicators_are_those_of_plain_passes(

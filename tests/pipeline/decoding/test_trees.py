@@ -26,11 +26,11 @@ from pipeline.decoding import loop
 from pipeline.decoding.choices import Choice, Greedy, Noise, Race, first
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
 from pipeline.decoding.loop import Answer, Level, decode, reach
-from pipeline.decoding.sequence import CachedSequence
 from pipeline.decoding.shapes import columns, levels, parents, verification
 from pipeline.decoding.verifiers import Match
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.passes import Text
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, logits, plain_greedy
 
@@ -72,7 +72,7 @@ def test_a_tree_is_read_like_its_branches_and_one_path_is_kept(
     tokens = torch.randint(V, (len(tree),), generator=torch.Generator().manual_seed(1)).tolist()
     ends = [node for node in range(ROOT, len(tree)) if node == ROOT or not tree.children[node]]
     for end in ends:
-        sequence_ = CachedSequence(target, 30)
+        sequence_ = Text(target, 30)
         sequence_.read(torch.tensor(text[:-1]))
         seen = verification(tree, CPU, torch.float32)
         found = sequence_.extend(torch.tensor([text[-1], *tokens]), seen)
@@ -89,7 +89,7 @@ def test_a_tree_is_read_like_its_branches_and_one_path_is_kept(
         kept = text + [tokens[node] for node in path]
         wanted = logits(target, [*kept, 11, 12])[-2:]
         torch.testing.assert_close(after, wanted, **CLOSE)
-        whole = CachedSequence(target, 30)
+        whole = Text(target, 30)
         whole.read(torch.tensor([*kept, 11, 12]))
         for one, other in zip(sequence_.cache.layers, whole.cache.layers, strict=True):
             assert one.keys.shape == other.keys.shape  # nothing but the text is left
@@ -325,14 +325,14 @@ def test_caches_hold_the_text_after_many_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept: list[tuple[bool, int, int]] = []
-    real = CachedSequence.keep
+    real = Text.keep
 
-    def watched(self: CachedSequence, length: int, path: Any) -> None:
+    def watched(self: Text, length: int, path: Any) -> None:
         real(self, length, path)
         columns_ = {layer.keys.shape[2] for layer in self.cache.layers}
         kept.append((self.model is target, length + len(path), *columns_))
 
-    monkeypatch.setattr(CachedSequence, "keep", watched)
+    monkeypatch.setattr(Text, "keep", watched)
     own = ModelDrafter(drafter, Greedy(), tree)
     decode(target, own, Match(Greedy()), PROMPTS[0], tree.depth, LIMIT)
     assert len(kept) > 6

@@ -1,0 +1,191 @@
+"""Passes of a model over texts that grow and are rolled back: its cache, and nothing else.
+
+One class for one text and for left-padded batches, for a language model and for a head on it, with
+shapes that grow or are fixed (`pipeline.models.fixed_passes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.models.caches import Cache
+from pipeline.models.devices import send
+from pipeline.models.fixed_passes import Passes, TreePass
+
+
+class Texts:
+    """B texts that a model has read, equally long in columns of its cache.
+
+    Attributes:
+        length: how many columns are in use.
+        hidden: (B, n, ...) of the tokens that were read last: hidden states after `layers`, or a
+            head's outputs; None where none are kept.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        capacity: int,
+        layers: Sequence[int] = (),
+        longest: int = 1,
+        passes: Passes | None = None,
+        padding: Tensor | None = None,
+    ) -> None:
+        """Start empty, with room for `capacity` tokens.
+
+        Args:
+            model: what reads.
+            capacity: tokens, padding included.
+            layers: after how many layers hidden states are kept; empty is none.
+            longest: the most tokens of a pass of fixed shape.
+            passes: of the model, and of no other text that is still read with: passes over at most
+                `longest` tokens have fixed shapes, and logits and hidden states are valid until
+                the next. Without, all shapes grow.
+            padding: (B,) columns before the first token of each text; None is none.
+        """
+        self.model, self.length = model, 0
+        self.hidden: Tensor | None = None
+        self._layers, self._padding, self._longest = layers, padding, longest
+        self._passes, self._mask = passes, None
+        self.cache: Cache
+        if passes is None:
+            self.cache = model.new_cache(capacity)
+        else:
+            self.cache = passes.cache(capacity + longest)
+            self._one, self._more = (passes.of_width(width, layers) for width in (1, longest))
+        if padding is not None:
+            column = torch.arange(capacity, device=padding.device)
+            self._mask = (column >= padding[:, None]).long()
+
+    @property
+    def graph(self) -> bool:
+        """Whether passes of fixed shapes are replayed from CUDA graphs."""
+        return self._passes is not None and self._passes.graph
+
+    def read(self, ids: Tensor, keep: int = 1, features: Tensor | None = None) -> Tensor:
+        """Read prompts (B, n), by a pass whose shape grows; for the others see `extend`."""
+        return self._read(ids, None, features, keep, fixed=False)
+
+    def extend(
+        self,
+        ids: Tensor,
+        tree: TreePass | None = None,
+        features: Tensor | None = None,
+        keep: int = 0,
+    ) -> Tensor:
+        """Read tokens and return the logits (B, keep, V) after the last of them.
+
+        Args:
+            ids: (B, n) tokens.
+            tree: what they see, as nodes of a draft tree after the text; None is a chain.
+            features: (B, n, d) that a head reads beside them.
+            keep: 0 is all n.
+        """
+        return self._read(ids, tree, features, keep, fixed=self._passes is not None)
+
+    def _read(
+        self, ids: Tensor, tree: TreePass | None, features: Tensor | None, keep: int, *, fixed: bool
+    ) -> Tensor:
+        n = ids.shape[1]
+        if fixed and 0 < n <= self._longest:
+            one = self._one if n == 1 else self._more
+            logits = one(ids, self.length, tree, features, self._padding)
+            self.hidden = None if one.hidden is None else one.hidden[:, :n]
+        else:
+            logits = self._grow(ids, tree, features, keep)
+        self.length += n
+        # a model may give all; a drafter may have fewer rows
+        return logits[:, -keep:, : self.model.vocab_size]
+
+    def _grow(
+        self, ids: Tensor, tree: TreePass | None, features: Tensor | None, keep: int
+    ) -> Tensor:
+        mask = positions = None
+        if self._passes is not None:
+            for layer in self.cache.layers:
+                layer.grow(self.length)
+        if tree is not None:
+            mask, positions = tree.after(self.length)
+        elif self._mask is not None and self._padding is not None:
+            end = self.length + ids.shape[1]
+            mask = self._mask[:, :end]
+            at = torch.arange(self.length, end, device=ids.device)
+            positions = (at - self._padding[:, None]).clamp(min=0)
+        logits, self.hidden = self.model.read(
+            ids, self.cache, mask, positions, keep=keep, layers=self._layers, features=features
+        )
+        return logits
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` columns for good; none when there are not more."""
+        kept = min(length, self.length)
+        if self._passes is None and kept < self.length:  # else masked, then overwritten
+            for layer in self.cache.layers:
+                layer.crop(kept - self.length)
+        self.length = kept
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only the texts `rows` (b,), indices in their new order; shapes have to grow."""
+        self.cache.reorder_cache(rows)
+        if self._padding is not None and self._mask is not None:
+            self._padding, self._mask = self._padding[rows], self._mask[rows]
+
+
+class Text(Texts):
+    """One text, and drafts after it; tokens (n,), logits (n, V), hidden states (n, ...)."""
+
+    def __init__(
+        self,
+        model: Any,
+        capacity: int,
+        layers: Sequence[int] = (),
+        longest: int = 1,
+        passes: Passes | None = None,
+    ) -> None:
+        """Start empty; for the arguments see `Texts`.
+
+        Raises:
+            PipelineError: a layer of the model can't be rolled back.
+        """
+        model.check_drafts("decoding")
+        super().__init__(model, capacity, layers, longest, passes)
+        self._windows = [layer for layer in self.cache.layers if layer.is_sliding]
+        for layer in self._windows:  # until the next roll-back they keep more than their window
+            layer.activate_past_recording()
+
+    def _read(
+        self, ids: Tensor, tree: TreePass | None, features: Tensor | None, keep: int, *, fixed: bool
+    ) -> Tensor:
+        features = None if features is None else features[None]
+        logits = super()._read(ids[None], tree, features, keep, fixed=fixed)[0]
+        self.hidden = None if self.hidden is None else self.hidden[0]
+        return logits
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens; a window drops what it kept for this."""
+        if length >= self.length:
+            for layer in self._windows:
+                layer.crop(0)
+        super().crop(length)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Keep the first `length` tokens and, of the ones read after them, those of `path`."""
+        if list(path) != list(range(len(path))):
+            index = send([length + at for at in path], self.model.device)
+            for layer in self.cache.layers:  # in place: the cache's buffers stay where they are
+                for states in (layer.keys, layer.values):
+                    states[:, :, length : length + len(path)] = states.index_select(2, index)
+        self.crop(length + len(path))
+
+    def hidden_after(self, path: Sequence[int]) -> Tensor | None:
+        """Return the hidden states (1 + p, layers, d) of the token read before a draft, and a path.
+
+        None where none are kept.
+        """
+        if self.hidden is None:
+            return None
+        return self.hidden[send([0, *(at + 1 for at in path)], self.hidden.device)]
