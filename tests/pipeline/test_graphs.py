@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeline.execution import graphs
-from pipeline.models import passes
+from pipeline.models import fixed_passes
 from pipeline.models.load import load_model
 from pipeline.stages.distributions.decode import begin
 from tests.pipeline import tiny
@@ -133,8 +133,8 @@ def test_a_batch_replays_what_was_captured(
         tried.append(label)
         return (lambda: run().fill_(7)) if works else None
 
-    monkeypatch.setattr(passes, "captures", lambda _: True)
-    monkeypatch.setattr(passes, "captured", captured)
+    monkeypatch.setattr(fixed_passes, "captures", lambda _: True)
+    monkeypatch.setattr(fixed_passes, "captured", captured)
     settings = {"path": str(tiny.write_model(tmp_path)), "label": "a", "device": "cpu"}
     model = load_model(tiny.MODEL, settings | {"threads": 1}, "targets.a")
     batch, _ = begin(model, [[5, 6, 7], [8]], 6, True)
