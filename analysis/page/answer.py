@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..report.acceptance_tables import GREEDY, LENGTH
+from ..report.acceptance import LENGTH
+from ..report.acceptance_figures import GREEDY, certified_by_any, own_rules, row_of, rules_in
 from ..report.measured import Certified, Measured
-from ..report.pairs import Pairs
+from ..report.records import Results
 from ..report.text import UNDEFINED, number_text, share_text
 from ..rules import Additive
 from ..statistics.bootstrap import PromptBootstrap, few
@@ -57,7 +58,7 @@ class Answer:
     warnings: Sequence[str] = field(default_factory=tuple)
 
 
-def recommended(pairs: Pairs, target: str, budget: float = BUDGET) -> str:
+def recommended(pairs: Results, target: str, budget: float = BUDGET) -> str:
     """Return the label of the rule that accepts the longest runs at a small price.
 
     Among the rules that judge tokens, it is the one with the most tokens a call of those that give
@@ -66,15 +67,15 @@ def recommended(pairs: Pairs, target: str, budget: float = BUDGET) -> str:
     """
     labels = [
         rule
-        for rule in pairs.labels("baseline", "criteria", "preset")
+        for rule in rules_in(pairs, "baseline", "criteria", "preset")
         if pairs.rules[rule].judges_tokens
-        and pairs.row(target, rule, "given_up")["ci_high"] <= budget
+        and row_of(pairs, target, rule, "given_up")["ci_high"] <= budget
     ]
-    return max(labels or [GREEDY], key=lambda rule: pairs.value(target, rule, LENGTH))
+    return max(labels or [GREEDY], key=lambda rule: row_of(pairs, target, rule, LENGTH)["value"])
 
 
 def of_pair(
-    pairs: Pairs, target: str, sound: Mapping[str, Any], speeds: pd.DataFrame | None
+    pairs: Results, target: str, sound: Mapping[str, Any], speeds: pd.DataFrame | None
 ) -> Answer:
     """Say what a drafter does for a target.
 
@@ -88,7 +89,9 @@ def of_pair(
     rules = list(dict.fromkeys([GREEDY, best]))
 
     def row(name: str, means: str, statistic: str, percent: bool = True) -> Fact:
-        return Fact(name, means, [_text(pairs.row(target, r, statistic), percent) for r in rules])
+        return Fact(
+            name, means, [_text(row_of(pairs, target, r, statistic), percent) for r in rules]
+        )
 
     facts = [
         row("Accepted", "drafted tokens that the rule keeps", "acceptance"),
@@ -114,9 +117,9 @@ def of_pair(
     )
 
 
-def by_any_divergence(pairs: Pairs, target: str, rules: Sequence[str]) -> list[Fact]:
+def by_any_divergence(pairs: Results, target: str, rules: Sequence[str]) -> list[Fact]:
     """Return what KL or another divergence certifies, where more than KL was asked for."""
-    mine = pairs.certified_by_any(target)
+    mine = certified_by_any(pairs, target)
     if not mine:
         return []
     texts = [_text(mine[rule], True) if rule in mine else UNDEFINED for rule in rules]
@@ -196,9 +199,12 @@ def of_target(
     )
 
 
-def _reason(pairs: Pairs, target: str, best: str, measured: Mapping[str, Any] | None) -> str:
-    base, length = pairs.value(target, GREEDY, LENGTH), pairs.value(target, best, LENGTH)
-    labels = pairs.labels("baseline", "criteria", "preset")
+def _reason(pairs: Results, target: str, best: str, measured: Mapping[str, Any] | None) -> str:
+    base, length = (
+        row_of(pairs, target, GREEDY, LENGTH)["value"],
+        row_of(pairs, target, best, LENGTH)["value"],
+    )
+    labels = rules_in(pairs, "baseline", "criteria", "preset")
     judged = sum(pairs.rules[rule].judges_tokens for rule in labels)
     budget = share_text(BUDGET)
     if best == GREEDY:
@@ -207,8 +213,8 @@ def _reason(pairs: Pairs, target: str, best: str, measured: Mapping[str, Any] | 
             "step and accepts more. The text stays the target's own."
         )
     else:
-        departs = pairs.value(target, best, "departure")
-        lost = pairs.value(target, best, "given_up") / departs if departs else math.nan
+        departs = row_of(pairs, target, best, "departure")["value"]
+        lost = row_of(pairs, target, best, "given_up")["value"] / departs if departs else math.nan
         said = (
             f"Of the {judged} rules that judge tokens, it has the most tokens a call among those "
             f"that surely give up at most {budget} of target probability a step: "
@@ -227,11 +233,9 @@ def _reason(pairs: Pairs, target: str, best: str, measured: Mapping[str, Any] | 
     return said
 
 
-def _trust_pair(pairs: Pairs, target: str, sound: Mapping[str, Any]) -> list[str]:
-    row = pairs.row(target, GREEDY, "acceptance")
-    inexact = max(
-        pairs.value(target, rule, "inexact") for rule in pairs.labels("baseline", "criteria")
-    )
+def _trust_pair(pairs: Results, target: str, sound: Mapping[str, Any]) -> list[str]:
+    row = row_of(pairs, target, GREEDY, "acceptance")
+    inexact = max(row_of(pairs, target, rule, "inexact")["value"] for rule in own_rules(pairs))
     exact = (
         "Every certificate is exact for the stored logits."
         if not inexact

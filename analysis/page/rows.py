@@ -11,8 +11,9 @@ import pandas as pd
 
 from ..decoding.metrics import Decoded
 from ..decoding.speed import call_costs
-from ..report.acceptance_tables import GREEDY, LENGTH
-from ..report.pairs import Pairs
+from ..report.acceptance import LENGTH
+from ..report.acceptance_figures import GREEDY, row_of, rules_in
+from ..report.records import Results, select
 from ..report.text import number_text, share_text, symbol
 from ..statistics.run_lengths import censored_ends
 from .packing import digits
@@ -30,7 +31,7 @@ MEASURES = {
 LIFTS = (8, 23, 38)  # how far a name stands above its point, in pixels
 
 
-def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
+def rule_rows(pairs: Results, target: str, marked: str) -> list[Row]:
     """Return every rule that judges tokens: what it gains and what it costs.
 
     Args:
@@ -38,14 +39,14 @@ def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
         target: its printed name.
         marked: label of the recommended rule, which the chart names.
     """
-    presets = pairs.listing[pairs.listing["group"] == "preset"]
+    presets = select(pairs["listing"], group="preset")
     known = dict(zip(presets["rule"], presets["name"], strict=True))
-    labels = pairs.labels("baseline", "criteria", "preset", "dial")
+    labels = rules_in(pairs, "baseline", "criteria", "preset", "dial")
     rules = [rule for rule in map(pairs.rules.get, labels) if rule is not None]
     rows = []
     for rule in in_order([rule for rule in rules if rule.judges_tokens]):
         label = rule.label
-        length = pairs.row(target, label, LENGTH)
+        length = row_of(pairs, target, label, LENGTH)
         if not math.isfinite(length["value"]):
             continue
         named = label in (marked, GREEDY) or label in known or rule.name == "mars"
@@ -77,21 +78,21 @@ def rule_rows(pairs: Pairs, target: str, marked: str) -> list[Row]:
     ]
 
 
-def _shares(pairs: Pairs, target: str, label: str) -> Row:
+def _shares(pairs: Results, target: str, label: str) -> Row:
     found: Row = {}
     for name in ("acceptance", "certified", "departure", "given_up"):
-        value = pairs.value(target, label, name)
+        value = row_of(pairs, target, label, name)["value"]
         key = "accepted" if name == "acceptance" else name
         found |= {key: digits(value, 4), f"{key}_text": share_text(value)}
     return found
 
 
-def dial_rows(pairs: Pairs, target: str) -> list[Row]:
+def dial_rows(pairs: Results, target: str) -> list[Row]:
     """Return every setting of every dial: a row a measure."""
     rows = []
-    for setting in pairs.listing[pairs.listing["group"] == "dial"].to_dict("records"):
+    for setting in select(pairs["listing"], group="dial").to_dict("records"):
         for measure in MEASURES:
-            row = pairs.row(target, setting["rule"], measure)
+            row = row_of(pairs, target, setting["rule"], measure)
             if math.isnan(row["value"]):
                 continue
             length = measure == LENGTH

@@ -1,55 +1,307 @@
-"""Figures of a drafter's acceptance, one panel a target."""
+"""Figures of the section on a drafter, and the table of the frontier that one of them draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator
 
-from ..rules import Mars
-from .dots import dots
-from .figure import Figure
-from .pairs import Pairs
+from ..acceptance.frontier import COSTS
+from ..acceptance.summary import UNION
+from ..rules import Mars, StrictGreedy
+from ..statistics.trajectories import CENSORED
+from .notes import AT_LEAST, few_notes
 from .published import TABLE2
-from .style import percent, styled
+from .records import Column, Figure, Results, Row, Table, across, select
+from .style import BLACK, GREY, LINES, RULED, TEXT, grid, legend, logarithmic, percent, styled
+from .text import number_text, share_text
 
+GREEDY = StrictGreedy().label
+MARKERS = "osD^vP*Xh"
+DOTS = ("D", "o", "s", "^", "v")
+ROW, APART = 0.3, 0.16  # inches of a rule; of that, between two points
 MOST = 10  # rows of a panel
-FEWEST = 30  # steps of a bin that is drawn
+AXES = {
+    "departure": "steps that depart from greedy",
+    "nats": "log-likelihood given up, nats a token",
+}
+COSTS_SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "departure": ("departs", share_text),
+    "nats": ("nats given up", partial(number_text, digits=3)),
+}
+
+
+def rules_in(results: Results, *groups: str) -> list[str]:
+    """Return the labels of groups of the listing, each label once."""
+    listing = results["listing"]
+    found = (listing.loc[listing["group"] == group, "rule"] for group in groups)
+    return list(dict.fromkeys(label for rules in found for label in rules))
+
+
+def own_rules(results: Results) -> list[str]:
+    """Return the labels of strict greedy and of the study's own rules."""
+    return rules_in(results, "baseline", "criteria")
+
+
+def row_of(results: Results, target: str, rule: str, statistic: str) -> Row:
+    """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
+    rows = results.rows("acceptance", "target", "rule", "statistic")
+    missing = dict.fromkeys(results["acceptance"].columns, math.nan)
+    return rows.get((target, rule, statistic), missing)
+
+
+def certified_by_any(results: Results, target: str) -> dict[str, Row]:
+    """Return the rows of the share that some divergence certifies, by rule; may be empty."""
+    found = results.rows("breakdown", "target", "depth", "divergence", "statistic", "rule")
+    wanted = (target, 0, UNION, "certified")
+    return {str(key[4]): row for key, row in found.items() if key[:4] == wanted}
 
 
 @styled
-def rules_figure(pairs: Pairs) -> Figure:
+def rules_figure(results: Results) -> Figure:
     """Draw certified and accepted shares with their intervals, a row for each rule."""
-    every = pairs.labels("baseline", "criteria")
-    rules = [x for x in every if pairs.rules[x] in (*TABLE2, Mars(0.9)) or pairs.rules[x].own]
+    every = own_rules(results)
+    rules = [x for x in every if results.rules[x] in (*TABLE2, Mars(0.9)) or results.rules[x].own]
     rules = (rules if len(rules) > 1 else every)[:MOST]
     kinds = {"certified": "certified", "acceptance": "accepted"}
-    drawing, axes = dots(pairs, rules, kinds, pairs.row)
+    drawing, axes = _dots(results, rules, kinds, partial(row_of, results))
     for axis in axes:
-        percent(axis, "x")
         axis.set_xlabel("steps")
-    frames = [
-        pd.DataFrame({"target": target, "rule": every, **_shares(pairs, target, every, kinds)})
-        for target in pairs.targets
+    rows = [
+        {"target": target, "rule": rule}
+        | {
+            f"{kind}{end and '_'}{end}": found[end or "value"]
+            for kind in kinds
+            for found in [row_of(results, target, rule, kind)]
+            for end in ("", "ci_low", "ci_high")
+        }
+        for target in results.targets
+        for rule in every
     ]
     return Figure(
         "acceptance_rules",
         "Certified and accepted, rule by rule",
+        "How much of what is accepted was guaranteed?",
         "Share of steps that each rule accepts, and that its certificate promised "
         "to accept for certain, by the lower ends where certificates are intervals. The distance "
         "between them is what the certificate, which holds for every drafter of this KL, cannot "
         "know of this one. Bars: intervals over prompts. The CSV file has the other rules.",
+        pd.DataFrame(rows),
         drawing,
-        pd.concat(frames, ignore_index=True),
     )
 
 
-def _shares(
-    pairs: Pairs, target: str, rules: Sequence[str], kinds: Iterable[str]
-) -> dict[str, list[float]]:
-    columns = {}
-    for kind in kinds:
-        found = [pairs.row(target, rule, kind) for rule in rules]
-        columns[kind] = [row["value"] for row in found]
-        columns |= {f"{kind}_{end}": [row[end] for row in found] for end in ("ci_low", "ci_high")}
-    return columns
+@styled
+def divergence_figure(
+    results: Results, rules: Sequence[str], divergences: Mapping[str, str]
+) -> Figure:
+    """Draw the coverage of some rules by each divergence and by the union.
+
+    Args:
+        results: the study.
+        rules: labels of the rules drawn.
+        divergences: printed name of each divergence, the union last.
+    """
+    frame = select(results["breakdown"], depth=0, statistic="coverage").drop(columns="depth")
+    found = results.rows("breakdown", "target", "rule", "depth", "divergence", "statistic")
+    names = {name: divergences[name] for name in frame["divergence"].unique()}
+    drawing, axes = _dots(
+        results, rules, names, lambda t, r, name: found[t, r, 0, name, "coverage"], [*names][-1]
+    )
+    for axis in axes:
+        axis.set_xlabel("of accepted steps")
+    return Figure(
+        "divergences",
+        "Coverage by other divergences, drawn",
+        "Which accepted steps do certificates in other divergences promise?",
+        "Accepted steps that certificates promised to accept, by the divergence they bound and by "
+        "the union of all, from the lower ends where certificates are intervals; bars are "
+        "intervals over prompts.",
+        select(frame, rule=rules),
+        drawing,
+    )
+
+
+def _dots(
+    results: Results,
+    rules: Sequence[str],
+    kinds: Mapping[str, str],
+    row_of: Callable[[str, str, str], Row],
+    last: str = "",
+) -> tuple[Drawing, Sequence[Axes]]:
+    """Draw a point of each kind for each rule, with its interval, one panel a target.
+
+    Args:
+        results: the targets and the names of the rules.
+        rules: labels of the rules, from the top.
+        kinds: printed name of each kind.
+        row_of: gives value, ci_low and ci_high of a target, rule and kind.
+        last: a kind that is drawn in black, as a bar.
+    """
+    size = (TEXT, 1.0 + ROW * len(rules))
+    drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
+    axes = drawing.subplots(1, len(results.targets), sharey=True, squeeze=False)[0]
+    at = np.arange(len(rules))
+    for axis, target in zip(axes, results.targets, strict=True):
+        for place, (kind, name) in enumerate(kinds.items()):
+            rows = [row_of(target, rule, kind) for rule in rules]
+            value, low, high = (
+                np.array([row[key] for row in rows]) for key in ("value", "ci_low", "ci_high")
+            )
+            axis.errorbar(
+                value,
+                at + APART * (place - (len(kinds) - 1) / 2),
+                xerr=np.nan_to_num(np.stack([value - low, high - value]).clip(min=0)),
+                fmt="|" if kind == last else DOTS[place % len(DOTS)],
+                color=BLACK if kind == last else LINES[place % len(LINES)][0],
+                markersize=6 if kind == last else 3,
+                elinewidth=0.7,
+                label=name,
+            )
+        axis.set_title(target)
+        axis.set_xlim(-0.02, 1.02)
+        axis.grid(axis="x", **RULED)
+        axis.set_axisbelow(True)
+        percent(axis, "x")
+    axes[0].set_yticks(at, [results.names[rule] for rule in rules], fontsize=6.5)
+    axes[0].set_ylim(len(rules) - 0.4, -0.6)
+    legend(drawing, axes[:1], len(kinds))
+    return drawing, axes
+
+
+def frontier(results: Results) -> Table:
+    """Gain and cost of the presets, and of every other rule on a frontier."""
+    frame, names = results["frontier"], results.names
+    listing = select(results["listing"], group="preset")
+    presets = dict(zip(listing["rule"], listing["name"], strict=True))
+    nodes = dict(zip(frame["rule"], frame["nodes"], strict=True))
+
+    def tokens(row: Row) -> str:
+        return ("≥ " if row["cut"] > CENSORED else "") + number_text(row["tokens"])
+
+    def verdict(row: Row) -> str:
+        if row["better"]:
+            return f"no: {names[row['better']]}"
+        return f"yes ({share_text(row['frontier'])})"
+
+    columns = [Column("tokens", tokens, "", {"cost": COSTS[0]})]
+    for cost, (heading, text) in COSTS_SHOWN.items():
+        columns.append(Column(heading, text, where={"cost": cost}))
+        columns.append(Column("frontier", verdict, "", {"cost": cost}))
+    others = {
+        rule: names[rule] + (f" ({nodes[rule]} nodes a level)" if nodes[rule] > 1 else "")
+        for rule in _best(results)
+        if rule not in presets
+    }
+    return Table(
+        name="frontier",
+        title="Gain and cost: who is on the frontier",
+        question="Which rules are worth their cost?",
+        caption=f"What every rule, preset and setting gains with {results.drafter}, against what "
+        "it costs. Lengths are tokens per verification call, of drafts of unlimited length "
+        f"(per_call). {AT_LEAST} "
+        "Departs: steps at which a token other than the target's argmax is emitted; "
+        "nats given up: log p(x₀) − log p(y) of the emitted y, mean over steps. After each cost: "
+        "yes where no rule is better, one that emits as many tokens for as little of this cost "
+        "with as few nodes a level, and more, less or fewer of one; in brackets in how many of the "
+        "resamples of the prompts. Elsewhere the better rule that emits most. Rules at the same "
+        "point are listed once. Every rule accepts what strict greedy does, so its departures are "
+        "its acceptance less that of strict greedy, and chains lie on nearly one curve there: the "
+        "nats tell them apart.",
+        data=frame,
+        row="rule",
+        columns=across(results.targets, columns),
+        stub="Rule",
+        order={
+            "Engine presets": {rule: f"{names[rule]}, {name}" for rule, name in presets.items()},
+            "Other rules on a frontier": others,
+        },
+        names=names,
+        notes=few_notes(frame["prompts"]),
+    )
+
+
+def _best(results: Results) -> list[str]:
+    """Return the rules on a frontier of any target, by their tokens, each point once."""
+    frame = results["frontier"]
+    best = set(frame.loc[frame["better"] == "", "rule"])
+    points: dict[tuple[Any, ...], str] = {}
+    for rule in (rule for rule in results.names if rule in best):
+        rows = frame[frame["rule"] == rule]
+        points.setdefault((*rows["tokens"], *rows["value"], *rows["nodes"]), rule)
+    tokens = {rule: sum(point[: len(point) // 3]) for point, rule in points.items()}
+    return sorted(tokens, key=lambda rule: tokens[rule])
+
+
+@styled
+def frontier_figure(results: Results) -> Figure:
+    """Draw every rule on both planes: dials as curves, presets by name, the frontier below."""
+    frame = results["frontier"]
+    drawing, axes = grid(len(COSTS), results.targets)
+    drawing.set_figheight(5.6)
+    for row, cost in zip(axes, COSTS, strict=True):
+        for axis, target in zip(row, results.targets, strict=True):
+            part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
+            _plane(axis, part.set_index("rule"), results)
+            axis.set_xlabel(AXES[cost])
+            if cost == "departure":
+                percent(axis, "x")
+        row[0].set_ylabel("tokens a call (log scale)")
+    legend(drawing, axes[0, :1], 3)
+    return Figure(
+        "frontier",
+        "Gain and cost, drawn",
+        "Which rules are worth their cost?",
+        "Tokens a call against what they cost, every rule that was measured. Grey line: the "
+        "frontier of the rules that draft one token a level. Trees depart nowhere and pay in nodes "
+        "a level, the numbers beside them. Bars: intervals over prompts, of presets.",
+        frame,
+        drawing,
+    )
+
+
+def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
+    finite = part[np.isfinite(part["value"])]
+    chains = finite[finite["nodes"] == 1].sort_values(["value", "tokens"])
+    best = np.maximum.accumulate(chains["tokens"])
+    axis.step(chains["value"], best, where="post", color=GREY, linewidth=3, zorder=0)
+    axis.plot(chains["value"], chains["tokens"], ".", color=GREY, markersize=3, zorder=1)
+    listing = results["listing"]
+    dials = listing[(listing["group"] == "dial") & listing["rule"].isin(chains.index)]
+    for (color, style), (name, rows) in zip(
+        cycle(LINES), dials.groupby("name", sort=False), strict=False
+    ):
+        line = chains.loc[rows["rule"]]
+        axis.plot(line["value"], line["tokens"], color=color, linestyle=style, label=str(name))
+    trees = finite[finite["nodes"] > 1]
+    axis.plot(trees["value"], trees["tokens"], "_", color=BLACK, label="tree", clip_on=False)
+    for _, tree in trees.iterrows():
+        at = (tree["value"], tree["tokens"])
+        axis.annotate(str(tree["nodes"]), at, (4, -2), textcoords="offset points", fontsize=5.5)
+    presets = listing[listing["group"] == "preset"]
+    for marker, name, rule in zip(cycle(MARKERS), presets["name"], presets["rule"], strict=False):
+        if rule in finite.index:
+            one = finite.loc[rule]
+            axis.errorbar(
+                one["value"],
+                one["tokens"],
+                xerr=[[one["value"] - one["ci_low"]], [one["ci_high"] - one["value"]]],
+                yerr=[[one["tokens"] - one["tokens_low"]], [one["tokens_high"] - one["tokens"]]],
+                fmt=marker,
+                color=BLACK,
+                markersize=4,
+                elinewidth=0.6,
+                label=f"{name}: {results.names[rule]}",
+            )
+    logarithmic(axis, "y")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.grid(**RULED)

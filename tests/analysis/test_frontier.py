@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.acceptance.frontier import COSTS, dominates, frontier
 from analysis.acceptance.realised import judge
-from analysis.report.acceptance_frontier import frontier_figure, frontier_table
-from analysis.report.pairs import Pairs
 from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, TopMMultiplicative, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.calls import calls_made
@@ -85,34 +82,3 @@ def test_who_is_as_good_is_not_better() -> None:
     assert dominates(tokens, cost, nodes, 2)[0].tolist() == [True, True, False]
     assert not dominates(tokens, np.zeros((1, 3)), np.array([1, 1, 1]), 2).any()
     assert dominates(tokens, np.zeros((1, 3)), np.array([1, 1, 2]), 2)[0].tolist()[:2] == [True] * 2
-
-
-def test_the_table_names_the_better_rule_and_lists_a_point_once(made) -> None:
-    frame = made[3].assign(target="T", prompts=4, few_prompts=True)
-    listing = [("baseline", "", "greedy"), ("preset", "engine", "additive t=0.1")]
-    pairs = Pairs(
-        "D",
-        ["T"],
-        {rule.label: rule for rule in RULES},
-        pd.DataFrame(listing, columns=["group", "name", "rule"]),
-        *(pd.DataFrame() for _ in range(3)),
-        frontier=frame,
-    )
-    table = frontier_table(pairs)
-    presets, others = table.sections
-    [(name, cells)] = presets.rows
-    found = frame[frame["rule"] == "additive t=0.1"].set_index("cost")
-    assert name == f"{Additive(0.1).title}, engine"
-    for at, cost in ((2, "departure"), (4, "nats")):
-        better = found.loc[cost, "better"]
-        wanted = f"no: {pairs.names[better]}" if better else "yes ("
-        assert cells[at].text.startswith(wanted)
-    names = [name for name, _ in others.rows]
-    assert len(names) == len(set(names))
-    on = set(frame.loc[frame["better"] == "", "rule"])
-    assert {pairs.names[rule] for rule in on if not rule.startswith("tree")} >= {
-        name for name in names if "nodes" not in name
-    }
-    assert "Tree (m = 4) (4 nodes a level)" in names
-    drawing = frontier_figure(pairs).drawing
-    assert [axis.get_ylabel() for axis in drawing.axes] == ["tokens a call (log scale)"] * 2

@@ -16,7 +16,7 @@ from analysis.page.charts import charts
 from analysis.page.packing import ALPHABET, LEVELS, pack_certificates, pack_counts, pack_flags
 from analysis.page.steps import Drafted, TargetSteps
 from analysis.report.measured import Certified, Measured, certificate_statistics
-from analysis.report.pairs import Pairs
+from analysis.report.records import Results
 from analysis.report.text import share_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -159,7 +159,7 @@ def test_an_empty_rejection_region_is_null_in_json() -> None:
     assert found["answers"][0]["steps"][0]["r"] == [None]
 
 
-def pairs(given_up: dict[str, float], length: dict[str, float]) -> Pairs:
+def pairs(given_up: dict[str, float], length: dict[str, float]) -> Results:
     """Strict greedy and Additive (0.1) on target "a"."""
     rules = {rule.label: rule for rule in (GREEDY, Additive(0.1), Tree(2))}
     listing = pd.DataFrame(
@@ -171,8 +171,9 @@ def pairs(given_up: dict[str, float], length: dict[str, float]) -> Pairs:
         for name, values in (("given_up", given_up), ("realised_per_call", length))
         for rule, value in values.items()
     ]
-    empty = pd.DataFrame()
-    return Pairs("drafter", ["a"], rules, listing, pd.DataFrame(statistics), empty, empty)
+    breakdown = pd.DataFrame(columns=["target", "rule", "depth", "divergence", "statistic"])
+    frames = {"acceptance": pd.DataFrame(statistics), "listing": listing, "breakdown": breakdown}
+    return Results(["a"], rules, frames, "drafter")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_what_another_divergence_certifies_is_said_where_there_is_one() -> None:
     one = pairs({"greedy": 0.0}, {"greedy": 2.0})
     assert by_any_divergence(one, "a", ["greedy"]) == []
     rows = [
-        {"target": target, "rule": rule, "divergence": kind, "statistic": statistic}
+        {"target": target, "rule": rule, "depth": 0, "divergence": kind, "statistic": statistic}
         | {"value": value, "ci_low": value - 0.01, "ci_high": value + 0.01}
         for target, rule, kind, statistic, value in (
             ("a", "greedy", "tv", "certified", 0.2),
@@ -198,9 +199,9 @@ def test_what_another_divergence_certifies_is_said_where_there_is_one() -> None:
             ("b", "greedy", "union", "certified", 0.9),
         )
     ]
-    some = replace(one, divergences=pd.DataFrame(rows[:2]))
+    some = one.with_frames(breakdown=pd.DataFrame(rows[:2]))
     assert by_any_divergence(some, "a", ["greedy"]) == []
-    some = replace(one, divergences=pd.DataFrame(rows))
+    some = one.with_frames(breakdown=pd.DataFrame(rows))
     (fact,) = by_any_divergence(some, "a", ["greedy", "tree m=2"])
     assert list(fact.values) == ["26 % [25, 27 %]", "–"]
 

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from analysis.report.acceptance_budgets import budget_table
-from analysis.report.acceptance_depths import by_depth
-from analysis.report.acceptance_divergences import by_divergence, divergence_figure
-from analysis.report.acceptance_figures import rules_figure
-from analysis.report.acceptance_frontier import frontier_figure, frontier_table
-from analysis.report.acceptance_sampling import sampling_table
-from analysis.report.acceptance_tables import accepted
-from analysis.report.pairs import Pairs
-from analysis.report.records import Part
+from analysis.report import acceptance
+from analysis.report.records import Part, Results, together
 from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import (
     Additive,
@@ -30,10 +22,16 @@ from analysis.rules import (
     build,
 )
 from pipeline.plan.stage import Node
-from pipeline.stages.report.logged import logged_part
 from pipeline.store.artifacts import Artifact
 
-# rules of the profile and of the figure along an answer, as far as the study has them
+FRAMES = {  # of Results, and the files of stage acceptance that they are
+    "acceptance": "statistics",
+    "breakdown": "breakdown",
+    "levels": "levels",
+    "frontier": "frontier",
+    "profile": "profile",
+}
+# rules of figures and of the table by depth, as far as the study has them
 SHOWN: tuple[Rule, ...] = (
     Additive(0.1),
     StrictGreedy(),
@@ -45,72 +43,36 @@ SHOWN: tuple[Rule, ...] = (
 )
 
 
-class Drafter(NamedTuple):
-    """What was measured of a drafter, and how it goes along answers and margins."""
-
-    pairs: Pairs
-    profile: pd.DataFrame
-
-
-def measure_drafter(node: Node, found: Sequence[Artifact]) -> Drafter | None:
-    """Read what was measured of a drafter; None without one, or where both were only logged."""
-    if not found or "logged" in found[0].record["config"]:
-        return None
-    targets = node.config["targets"]
-    pairs = read_pairs(targets, node.config["drafter"], found)
-    return Drafter(pairs, drafters_together(targets, found, "profile"))
-
-
-def acceptance_part(
-    node: Node, upstream: Mapping[str, list[Artifact]], drafter: Drafter | None
-) -> Part | None:
-    """Return the part on the drafter, or None in a study without one."""
-    found = upstream.get("acceptance", [])
+def measure_drafter(node: Node, found: Sequence[Artifact]) -> Results | None:
+    """Read what was measured of a drafter, or only logged; None without one."""
     if not found:
         return None
-    if drafter is None:
-        return logged_part(node, found)
-    pairs, profile = drafter
-    measured = list(profile["rule"].unique())
-    own = [rule for rule in pairs.rules.values() if rule.own]
+    targets, drafter = node.config["targets"], node.config["drafter"]
+
+    def read(name: str) -> Any:
+        pairs = zip(targets, found, strict=True)
+        return together({target: artifact.read(name).to_pandas() for target, artifact in pairs})
+
+    if "logged" in found[0].record["config"]:
+        own = {rule.label: rule for rule in map(build, node.config["rules"])}
+        return Results(targets, own, {"logged": read("statistics")}, drafter)
+    frames = {name: read(file) for name, file in FRAMES.items()}
+    frames["listing"] = found[0].read("listing").to_pandas()
+    rules = {rule.label: rule for rule in rules_of(found[0])}
+    facts = {"sampled": found[0].record["facts"]["sampled_temperature"]}
+    return Results(targets, rules, frames, drafter, facts)
+
+
+def acceptance_part(upstream: Mapping[str, list[Artifact]], drafter: Results) -> Part:
+    """Return the part on the drafter."""
+    if "logged" in drafter:
+        return acceptance.acceptance_part(drafter, [])
+    measured = list(drafter["profile"]["rule"].unique())
+    own = [rule for rule in drafter.rules.values() if rule.own]
     known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
-    chosen = list(known or measured)[: len(SHOWN)]
     sampling = upstream["distributions"][0].record["config"]
-    return Part(
-        f"Will {pairs.drafter} be accepted?",
-        [
-            rules_figure(pairs),
-            accepted(pairs),
-            by_divergence(pairs),
-            divergence_figure(pairs, chosen),
-            budget_table(pairs),
-            frontier_table(pairs),
-            frontier_figure(pairs),
-            sampling_table(pairs),
-            by_depth(pairs, chosen),
-        ],
-        [left_out(sampling)] if pairs.sampled is None else [],
-    )
-
-
-def read_pairs(targets: Sequence[str], drafter: str, found: Sequence[Artifact]) -> Pairs:
-    """Read the statistics of every pair."""
-    breakdown = drafters_together(targets, found, "breakdown")
-    levels = drafters_together(targets, found, "levels")
-    sampled = levels["statistic"] == "probability"
-    return Pairs(
-        drafter=drafter,
-        targets=targets,
-        rules={rule.label: rule for rule in rules_of(found[0])},
-        listing=found[0].read("listing").to_pandas(),
-        statistics=drafters_together(targets, found, "statistics"),
-        sampled=found[0].record["facts"]["sampled_temperature"],
-        depths=breakdown[breakdown["depth"] > 0].drop(columns="divergence"),
-        divergences=breakdown[breakdown["depth"] == 0].drop(columns="depth"),
-        budgets=levels[~sampled],
-        sampling=levels[sampled].rename(columns={"rule": "law"}).drop(columns="statistic"),
-        frontier=drafters_together(targets, found, "frontier"),
-    )
+    says = [left_out(sampling)] if drafter.facts["sampled"] is None else []
+    return acceptance.acceptance_part(drafter, list(known or measured)[: len(SHOWN)], says)
 
 
 def rules_of(acceptance: Artifact) -> list[Rule]:
@@ -121,18 +83,8 @@ def rules_of(acceptance: Artifact) -> list[Rule]:
     return [StrictGreedy(), *map(build, mappings)]
 
 
-def drafters_together(targets: Sequence[str], found: Sequence[Artifact], name: str) -> pd.DataFrame:
-    """Return a file of all pairs, with the target's printed name."""
-    frames = [
-        artifact.read(name).to_pandas().assign(target=target)
-        for target, artifact in zip(targets, found, strict=True)
-    ]
-    table = pd.concat(frames, ignore_index=True)
-    return table[["target", *(column for column in table if column != "target")]]
-
-
 def left_out(sampling: Mapping[str, Any]) -> str:
-    """Say why table *stochastic* is not there.
+    """Say why table *sampling* is not there.
 
     Args:
         sampling: temperature, top_p and top_k of the answers.
@@ -147,12 +99,29 @@ def left_out(sampling: Mapping[str, Any]) -> str:
     return f"Stochastic verification is left out: these answers were {why}."
 
 
+def logged_setup(targets: Sequence[str], drafts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
+    """Return what is known of both logs, by printed name of the target."""
+    setups = {}
+    for target, pair in zip(targets, drafts, strict=True):
+        facts = pair.record["facts"]
+        left_out = [f"{count} {reason}" for reason, count in facts["excluded"].items()]
+        setups[target] = {
+            "log of the drafter": facts["log"],
+            "model": facts["drafter"],
+            "steps": pair.record["rows"]["logged"],
+            "log-probabilities a step": f"{facts['k']} of the target, {facts['draft_k']} of it",
+            "each of it is off by at most": f"{facts['draft_log_prob_error']:.2g} nats",
+            "left out": ", ".join(left_out) or "none",
+        }
+    return setups
+
+
 def drafter_setup(
-    pairs: Pairs, drafts: Sequence[Artifact], found: Sequence[Artifact]
+    results: Results, drafts: Sequence[Artifact], found: Sequence[Artifact]
 ) -> dict[str, dict[str, Any]]:
     """Return what was compared, whether it was sound, and how far the passes drifted."""
     setups = {}
-    for target, draft, artifact in zip(pairs.targets, drafts, found, strict=True):
+    for target, draft, artifact in zip(results.targets, drafts, found, strict=True):
         pair, sound = draft.record["facts"], artifact.record["facts"]
         drift = pair["drift"]
         rows_of = [pair[model]["vocab_size"] for model in ("target", "drafter")]
@@ -161,8 +130,8 @@ def drafter_setup(
             "steps and rules": f"{sound['steps']} and {sound['rules']}",
             "certified decisions": sound["certified"],
             "of them rejected": sound["violations"],
-            "KL − R at rejected steps, least": near(sound["tightest_rejected"], pairs),
-            "R − KL at certified steps, least": near(sound["tightest_certified"], pairs),
+            "KL − R at rejected steps, least": near(sound["tightest_rejected"], results.names),
+            "R − KL at certified steps, least": near(sound["tightest_certified"], results.names),
             "KL(p‖q), mean and median": " and ".join(
                 f"{kl:.4g}" if np.isfinite(kl) else number_text(kl)
                 for kl in (sound["mean_kl"], sound["median_kl"])
@@ -180,8 +149,6 @@ def drafter_setup(
     return setups
 
 
-def near(found: Mapping[str, Any] | None, pairs: Pairs) -> str:
+def near(found: Mapping[str, Any] | None, names: Mapping[str, str]) -> str:
     """Return a slack and its rule as printed."""
-    return (
-        UNDEFINED if found is None else f"{found['nats']:.2e} nats ({pairs.names[found['rule']]})"
-    )
+    return UNDEFINED if found is None else f"{found['nats']:.2e} nats ({names[found['rule']]})"

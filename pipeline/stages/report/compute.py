@@ -16,13 +16,13 @@ from typing import Any
 
 from analysis.page.steps import TargetSteps
 from analysis.report.escape import markdown
-from analysis.report.records import Part, Table
+from analysis.report.records import Part, Results, Table
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.stage import Node
 from pipeline.stages.report.acceptance import (
-    Drafter,
     acceptance_part,
     drafter_setup,
+    logged_setup,
     measure_drafter,
 )
 from pipeline.stages.report.accuracy import answers_shown
@@ -30,7 +30,6 @@ from pipeline.stages.report.categories import categories_part
 from pipeline.stages.report.decoding import decoding_shown, measure_decoding
 from pipeline.stages.report.index import certificates_part, introduction
 from pipeline.stages.report.inputs import Target, measure, read_targets, target_setup
-from pipeline.stages.report.logged import logged_setup
 from pipeline.stages.report.numbers import macros
 from pipeline.stages.report.page.build import Found, build
 from pipeline.stages.report.page.bundle import Bundle
@@ -64,7 +63,9 @@ def _write(
     measured = measure(targets)
     parts = drawing.begin(certificates_part(targets, measured))
     drafter = measure_drafter(node, upstream.get("acceptance", []))
-    parts += drawing.begin(acceptance_part(node, upstream, drafter))
+    if drafter is not None:
+        parts += drawing.begin(acceptance_part(upstream, drafter))
+    compared = drafter if drafter is not None and "logged" not in drafter else None
     decoding = measure_decoding(node, upstream)
     for part in (*decoding_shown(node, upstream, *decoding), *answers_shown(node, upstream)):
         parts += drawing.begin(part)
@@ -81,10 +82,9 @@ def _write(
         Found(
             study_of(node),
             measured,
-            [*steps_of(node, targets, upstream, drafter)],
-            None if drafter is None else drafter.pairs,
+            [*steps_of(node, targets, upstream, compared)],
+            compared,
             [artifact.record["facts"] for artifact in upstream.get("acceptance", [])],
-            None if drafter is None else drafter.profile,
             *decoding,
             published.compared,
             published.verdict,
@@ -156,7 +156,7 @@ def steps_of(
     node: Node,
     targets: Sequence[Target],
     upstream: Mapping[str, list[Artifact]],
-    drafter: Drafter | None,
+    drafter: Results | None,
 ) -> Iterator[TargetSteps]:
     """Yield the steps of every target as the page takes them."""
     for at, (source, target) in enumerate(
@@ -169,13 +169,12 @@ def steps_of(
 
 
 def setups(
-    targets: Sequence[Target], drafter: Drafter | None, upstream: Mapping[str, list[Artifact]]
+    targets: Sequence[Target], drafter: Results | None, upstream: Mapping[str, list[Artifact]]
 ) -> list[dict[str, dict[str, Any]]]:
     """Return the facts of the set-up, by part of the report and by target."""
     found = [{target.label: target_setup(target) for target in targets}]
-    if drafter is None:
-        if upstream.get("acceptance"):
-            found.append(logged_setup([target.label for target in targets], upstream["drafts"]))
-    else:
-        found.append(drafter_setup(drafter.pairs, upstream["drafts"], upstream["acceptance"]))
+    if drafter is not None and "logged" in drafter:
+        found.append(logged_setup(drafter.targets, upstream["drafts"]))
+    elif drafter is not None:
+        found.append(drafter_setup(drafter, upstream["drafts"], upstream["acceptance"]))
     return found

@@ -20,10 +20,10 @@ from analysis.page.charts import charts
 from analysis.page.packing import LEVELS
 from analysis.page.steps import TargetSteps
 from analysis.report import records
+from analysis.report.acceptance_figures import own_rules
 from analysis.report.measured import Measured
 from analysis.report.notes import shared_notes
-from analysis.report.pairs import Pairs
-from analysis.report.records import Part
+from analysis.report.records import Part, Results
 from analysis.report.render import html_table, notes
 from analysis.report.table import Table
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
@@ -50,7 +50,6 @@ class Found:
         targets: the steps of each target.
         pairs: what was measured of the drafter; None without one.
         sound: facts of the stage acceptance, target by target; empty without a drafter.
-        profile: shares of steps by position and margin; None without a drafter.
         decoded, speeds: what was decoded, target by target; empty where nothing was.
         compared: our numbers beside the paper's.
         verdict: the table that sums them up.
@@ -63,9 +62,8 @@ class Found:
     study: str
     measured: Measured
     targets: Sequence[TargetSteps]
-    pairs: Pairs | None
+    pairs: Results | None
     sound: Sequence[Mapping[str, Any]]
-    profile: pd.DataFrame | None
     decoded: Sequence[Decoded]
     speeds: Sequence[pd.DataFrame]
     compared: pd.DataFrame
@@ -144,21 +142,21 @@ def data_of(found: Found, answers: Sequence[Answer], rules: Sequence[Rule]) -> d
 def pair_of(found: Found, target: TargetSteps, answer: Answer) -> dict[str, Any] | None:
     """Return what the charts of a drafter draw; None without one."""
     pairs = found.pairs
-    if pairs is None or found.profile is None:
+    if pairs is None:
         return None
     known = [label for label, _ in profile_rules(pairs)]
     return {
         "rules": rows.rule_rows(pairs, target.label, answer.rule),
         "dial": rows.dial_rows(pairs, target.label),
-        "profile": rows.profile_rows(found.profile, target.label, known),
+        "profile": rows.profile_rows(pairs["profile"], target.label, known),
         "distance": steps.distances(target),
     }
 
 
-def profile_rules(pairs: Pairs) -> list[tuple[str, str]]:
+def profile_rules(pairs: Results) -> list[tuple[str, str]]:
     """Return label and printed name of the rules whose profile can be chosen."""
-    labels = pairs.labels("baseline", "criteria")
-    return [(rule.label, rule.title) for rule in steps.in_order([pairs.rules[x] for x in labels])]
+    rules = [pairs.rules[label] for label in own_rules(pairs)]
+    return [(rule.label, rule.title) for rule in steps.in_order(rules)]
 
 
 def timings_of(found: Found) -> dict[str, Any]:
@@ -218,9 +216,9 @@ def page_of(
     }
 
 
-def dial_names(pairs: Pairs) -> list[str]:
+def dial_names(pairs: Results) -> list[str]:
     """Return the names of the dials in their order."""
-    listing = pairs.listing
+    listing = pairs["listing"]
     return [str(name) for name in listing.loc[listing["group"] == "dial", "name"]]
 
 

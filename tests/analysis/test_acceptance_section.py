@@ -1,0 +1,196 @@
+"""The section on a drafter: its tables print what was measured, its notes what is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.acceptance.budgets import budget_curves, budget_of_drafter
+from analysis.acceptance.frontier import frontier
+from analysis.acceptance.realised import judge
+from analysis.acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE, sampling_statistics
+from analysis.acceptance.summary import (
+    UNION,
+    coverage,
+    depth_statistics,
+    finite_shares,
+    rule_statistics,
+    stochastic_statistics,
+)
+from analysis.report.acceptance import LAWS, acceptance_part
+from analysis.report.records import Results, Table
+from analysis.report.render import lines
+from analysis.report.text import UNDEFINED, number_text, share_text
+from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
+from analysis.statistics.bootstrap import PromptBootstrap
+from tests.analysis.cases import drafted_steps, noisy
+
+RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
+TURNED = [Additive(1.0), Multiplicative(0.5), Mars(0.9), Tree(2)]
+LENGTHS = (20, 20, 20, 20)
+DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
+T, FEW = "target A", {"target": "target A", "prompts": 4, "few_prompts": True}
+
+
+def measured(missing: bool = False, sampled: bool = True) -> Results:
+    """A drafter, which lacks a token or not, of which only 5 target tokens are stored."""
+    z, w = noisy(80, 12, 1.5, 0.6)
+    if missing:
+        w[:, 3] = -np.inf
+    steps, found = drafted_steps(z, w, 5, LENGTHS)
+    bootstrap = PromptBootstrap(np.repeat(range(4), LENGTHS), 20, 0.9, 0)
+    distances = {name: getattr(found, name) for name in DIVERGENCES}
+    every = judge(steps, [*RULES, *TURNED])
+    verdicts = every[: len(RULES)]
+    judged = {name: judge(steps, RULES, name, x) for name, x in distances.items()}
+    covered = [
+        coverage({name: judged[name][at] for name in DIVERGENCES}, bootstrap)
+        for at in range(len(RULES))
+    ]
+    breakdown = [
+        pd.concat([finite_shares(distances, bootstrap), *covered]).assign(depth=0),
+        *(depth_statistics(d, steps, verdicts, bootstrap).assign(divergence="") for d in (1, 2)),
+    ]
+    laws = {SPECULATIVE: 1 - found.tv, ARGMAX: np.exp(found.draft_log_prob)}
+    levels = [
+        frame
+        for one in verdicts
+        for frame in (
+            budget_curves(one, [0.1], steps.trajectories),
+            budget_of_drafter(steps, one, bootstrap, 3),
+        )
+    ]
+    statistics = [rule_statistics(steps, one, bootstrap, 8) for one in every]
+    if sampled:
+        frame = sampling_statistics(steps.target, found.kl, laws, RULES, [0.1], bootstrap)
+        levels.append(frame.assign(statistic="probability"))
+        four = (found.tv, found.erss_acceptance, found.harmonic_mean, laws[ARGMAX])
+        statistics.append(stochastic_statistics(*four, steps.trajectories, bootstrap))
+    groups = [("baseline", "", StrictGreedy()), *(("criteria", "", rule) for rule in RULES)]
+    groups += [("preset", "engine", Multiplicative(0.5)), *(("dial", "d", r) for r in TURNED)]
+    frames = {
+        "acceptance": pd.concat(statistics).assign(**FEW),
+        "breakdown": pd.concat(breakdown).assign(**FEW),
+        "levels": pd.concat(levels).assign(**FEW),
+        "frontier": frontier(steps, every, bootstrap).assign(**FEW),
+    }
+    listing = pd.DataFrame([(*group, rule.label) for *group, rule in groups])
+    frames["listing"] = listing.set_axis(["group", "name", "rule"], axis=1)
+    rules = {rule.label: rule for rule in (*RULES, *TURNED)}
+    return Results([T], rules, frames, "D", {"sampled": 0.5 if sampled else None})
+
+
+@pytest.fixture(scope="module")
+def full() -> Results:
+    return measured()
+
+
+def tables(results: Results) -> dict[str, Table]:
+    shown = acceptance_part(results, [rule.label for rule in RULES[:2]]).shown
+    return {item.name: item for item in shown if isinstance(item, Table)}
+
+
+def cells(table: Table) -> dict[str, list[str]]:
+    return {name: texts for _, rows in lines(table) for name, texts, _ in rows}
+
+
+def test_every_table_prints_its_numbers(full: Results) -> None:
+    found = tables(full)
+    printed = {name: cells(table) for name, table in found.items()}
+    value = full["acceptance"].set_index(["rule", "statistic"])["value"]
+    ends = full["acceptance"].set_index(["rule", "statistic"])["optimistic"]
+    for rule in RULES:
+        row = printed["acceptance"][rule.title]
+        assert row[0] == share_text(value[rule.label, "acceptance"])
+        certified = [share_text(end[rule.label, "certified"]) for end in (value, ends)]
+        assert row[1] in (certified[0], f"{certified[0].removesuffix(' %')}–{certified[1]}")
+    exact, opened = printed["acceptance"]["Strict greedy"], printed["acceptance"][RULES[2].title]
+    assert not any("–" in text for text in exact)
+    assert any("–" in text for text in opened)  # certificates known as intervals
+    assert any(note.startswith("Two numbers with a dash") for note in found["acceptance"].notes)
+    covered = full["breakdown"].set_index(["rule", "divergence", "statistic"])["value"]
+    row = printed["divergences"]["Strict greedy"]
+    names = (*DIVERGENCES, UNION)
+    assert row == [share_text(covered["greedy", name, "coverage"]) for name in names]
+    levels = full["levels"].query("at == 'drafter'")
+    known = levels.set_index(["rule", "statistic", "kind"])["value"]
+    row = printed["budgets"]["Strict greedy"]
+    assert row[:3] == [share_text(known["greedy", "acceptance", kind])
+                       for kind in ("uniform", "budget", "realised")]  # fmt: skip
+    assert row[-1] == number_text(known["greedy", "tokens_3", "realised"])
+    for table in found.values():
+        assert any("Few prompts: intervals come from 4 prompts" in note for note in table.notes)
+
+
+def test_sampled_laws_stand_beside_what_is_certified(full: Results) -> None:
+    table = tables(full)["sampling"]
+    row, own = cells(table), table.data.set_index(["law", "kind"])["value"]
+    for law in (SPECULATIVE, ARGMAX):
+        shares = [share_text(own[law, kind]) for kind in ("step", "uniform", "budget", "measured")]
+        assert row[LAWS[law]][:4] == shares
+        assert row[LAWS[law]][4].removeprefix("≥ ") == number_text(own[law, "tokens"])
+    assert row["Exponential races"][:3] == [UNDEFINED] * 3
+    bound = row["Exponential races, lower bound"][3]
+    assert float(bound.split()[0]) < float(row["Exponential races"][3].split()[0])
+    assert row["Additive (t = 0.1)"][0] == share_text(own[f"{SAMPLED}additive t=0.1", "step"])
+    assert row["Additive (t = 0.1)"][3:] == [UNDEFINED] * 2
+    assert "sampling" not in tables(measured(sampled=False))
+
+
+def test_a_reduced_vocabulary_is_said_below_the_tables() -> None:
+    found = tables(measured(missing=True))
+    assert cells(found["divergences"])["Strict greedy"][0] == "0 %"
+    assert cells(found["divergences"])["Strict greedy"][1] != "0 %"
+    for name, said in {
+        "acceptance": "Steps with a finite KL(p‖q): 0 % / 0 %",
+        "divergences": "Steps with a finite divergence: KL 0 %. At",
+        "budgets": f"The mean KL is infinite ({T})",
+    }.items():
+        assert any(note.startswith(said[:30]) for note in found[name].notes), name
+
+
+def test_the_frontier_names_the_better_rule_and_lists_a_point_once(full: Results) -> None:
+    (_, presets), (_, others) = lines(tables(full)["frontier"])
+    [(name, texts, _)] = presets
+    found = full.select("frontier", rule="multiplicative alpha=0.5").set_index("cost")
+    assert name == f"{Multiplicative(0.5).title}, engine"
+    for at, cost in ((2, "departure"), (4, "nats")):
+        better = found.loc[cost, "better"]
+        assert texts[at].startswith(f"no: {full.names[better]}" if better else "yes (")
+    names = [name for name, *_ in others]
+    assert len(names) == len(set(names))
+    assert "Tree (m = 4) (4 nodes a level)" in names
+
+
+def test_depths_are_laid_out_below_headings(full: Results) -> None:
+    laid = lines(tables(full)["depths"])
+    assert [heading for heading, _ in laid] == ["", "Accepted", "Certified"]
+    value = full["breakdown"].set_index(["rule", "depth", "statistic"])["value"]
+    [*_, (name, texts, _)] = laid[1][1]
+    assert name == "Additive (t = 0.1)"
+    assert texts == [share_text(value["additive t=0.1", depth, "acceptance"]) for depth in (1, 2)]
+
+
+def test_figures_draw_what_their_files_hold(full: Results) -> None:
+    part = acceptance_part(full, [rule.label for rule in RULES])
+    figures = {item.name: item for item in part.shown if not isinstance(item, Table)}
+    assert list(figures) == ["acceptance_rules", "divergences", "frontier"]
+    assert len(figures["divergences"].data) == len(RULES) * 5
+    value = full["acceptance"].set_index(["rule", "statistic"])["value"]
+    drawn = figures["acceptance_rules"].data.set_index("rule")
+    for rule in RULES:
+        assert drawn.loc[rule.label, "certified"] == value[rule.label, "certified"]
+
+
+def test_two_logs_print_both_ends() -> None:
+    rows = [("greedy", "acceptance", 0.5, 0.75), ("greedy", "certified_tv", 0.25, 0.5),
+            ("greedy", "certified_kl", 0.0, 0.5), ("", "kl", 0.1, np.inf), ("", "tv", 0.1, 0.2),
+            ("", "acceptance", 0.8, 0.9)]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["rule", "statistic", "value", "optimistic"])
+    results = Results([T], {"greedy": StrictGreedy()}, {"logged": frame.assign(target=T)}, "D")
+    [table] = acceptance_part(results, []).shown
+    assert lines(table) == [(T, [("Strict greedy", ["50–75 %", "25–50 %", "0–50 %"], [])])]
+    assert table.notes == [f"{T}: mean KL(p‖q) 0.100–∞ nats, mean total variation 0.100–0.200; "
+                           "speculative sampling of a drafted draw accepts 80–90 % of the tokens, "
+                           "at temperature 1."]  # fmt: skip
