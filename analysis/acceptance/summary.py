@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
-from ..statistics.run_lengths import failure_free_bound, run_lengths
+from ..statistics.run_lengths import run_lengths
 from ..statistics.trajectories import Trajectories
 from .realised import Steps, Verdict
 
@@ -35,10 +35,8 @@ def rule_statistics(
         all steps: acceptance, certified, departure (accepted, but not the target's argmax), empty
         (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
         accepted.
-        given_up: target probability an emitted draft gives up, mean over all steps. gain: of
-        realised_long_run over that of strict greedy, on the same resamples; like it +inf without
-        a rejection, with a one-sided limit.
-        slack_median, slack_p5: of R - KL, nats. rank_correlation: Spearman's, of R - KL and
+        given_up: target probability an emitted draft gives up, mean over all steps.
+        slack_median: of R - KL, nats. rank_correlation: Spearman's, of R - KL and
         acceptance over steps; ordered: how often an accepted step has a larger R - KL than a
         rejected one (ties half). realised_<estimator>, certified_<estimator>: acceptance
         lengths with `cut` and `cut_optimistic`, NaN elsewhere, see analysis.statistics.run_lengths.
@@ -55,13 +53,9 @@ def rule_statistics(
         share_row("given_up", np.where(departs, steps.given_up, 0.0), everywhere, bootstrap),
         between_row("empty", empty, possibly_empty, everywhere, bootstrap),
         share_row("inexact", verdict.lower < verdict.upper, everywhere, bootstrap),
-        _gain(accepted, steps.draft_rank == 1, bootstrap),
     ]
-    slack = _quantiles(
-        steps.slack(verdict.lower), steps.slack(verdict.upper), [0.5, 0.05], bootstrap
-    )
-    for at, name in enumerate(("slack_median", "slack_p5")):
-        rows.append(_row(name, *(column[at] for column in slack)))
+    slack = _quantiles(steps.slack(verdict.lower), steps.slack(verdict.upper), [0.5], bootstrap)
+    rows.append(_row("slack_median", *(column[0] for column in slack)))
     for name, value, optimistic in _association(steps, verdict):
         rows.append(_row(name, value, optimistic, np.nan, np.nan))
     for kind, sure, maybe in (
@@ -251,21 +245,6 @@ def share_row(name: str, above: Weights, below: Weights, bootstrap: PromptBootst
         value = over.sum() / under.sum()
         low, high = bootstrap.interval(bootstrap.sums(over) / bootstrap.sums(under))
     return _row(name, value, value, float(low), float(high))
-
-
-def _gain(accepted: Flags, greedy: Flags, bootstrap: PromptBootstrap) -> Row:
-    """Return the relative gain of long_run, N / rejections, over that of strict greedy."""
-    rejected, base = (
-        np.bincount(bootstrap.prompts, weights=~flags) for flags in (accepted, greedy)
-    )
-    with np.errstate(invalid="ignore", divide="ignore"):
-        value = base.sum() / rejected.sum() - 1
-        low, high = bootstrap.interval(bootstrap.sums(base) / bootstrap.sums(rejected) - 1)
-    if np.isinf(value):
-        size = len(accepted)
-        bound = failure_free_bound(size, bootstrap.count, bootstrap.confidence)
-        low = bound * base.sum() / size - 1
-    return _row("gain", value, value, float(low), float(high))
 
 
 def between_row(

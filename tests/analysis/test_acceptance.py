@@ -13,7 +13,6 @@ from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
 from analysis.rules import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import failure_free_bound
 from analysis.topk import TopK
 from tests.analysis.cases import THRESHOLD_RULES, drafted_steps, noisy
 
@@ -191,30 +190,6 @@ def test_the_rank_correlation_of_exact_certificates_is_spearmans() -> None:
     found = rule_statistics(steps, same, bootstrap(steps), 8).set_index("statistic")
     assert found.loc[["rank_correlation", "ordered"], "value"].isna().tolist() == [True, False]
     assert found.loc["ordered", "value"] == 0.5
-
-
-def test_the_gain_is_that_of_the_long_run_on_the_same_resamples() -> None:
-    steps, drawn = pair(0.8), bootstrap(pair(0.8))
-    greedy, relaxed = judge(steps, [StrictGreedy(), Additive(t=0.1)])
-    assert np.array_equal(greedy.accepted, steps.draft_rank == 1)
-    found = [
-        rule_statistics(steps, verdict, drawn, 8).set_index("statistic")
-        for verdict in (greedy, relaxed)
-    ]
-    base, length = (table.loc["realised_long_run", "value"] for table in found)
-    row = found[1].loc["gain"]
-    assert row["value"] == row["optimistic"] == pytest.approx(length / base - 1)
-    gains = []
-    for times in drawn.weights:
-        weights = times[drawn.prompts]
-        gains.append(weights @ ~greedy.accepted / (weights @ ~relaxed.accepted) - 1)
-    ordered = sorted(gains)  # 50 of them, at 0.9: the third from either end
-    assert [row["ci_low"], row["ci_high"]] == pytest.approx([ordered[2], ordered[-3]])
-    assert found[0].loc["gain", ["value", "ci_low", "ci_high"]].tolist() == [0, 0, 0]
-    everything = replace(relaxed, accepted=np.ones(len(steps), dtype=bool))
-    row = rule_statistics(steps, everything, drawn, 8).set_index("statistic").loc["gain"]
-    limit = failure_free_bound(len(steps), PROMPTS, 0.9)
-    assert (row["value"], row["ci_low"]) == (math.inf, pytest.approx(limit / base - 1))
 
 
 def test_exact_certificates_give_one_value() -> None:

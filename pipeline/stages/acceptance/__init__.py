@@ -128,7 +128,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=7,
+    version=8,
     upstream=("drafts",),
     columns={
         "data": STEP
