@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,16 +24,7 @@ from pipeline.store.identity import READERS, hub_files, local_path, split_patter
 GROUPS = 16  # row groups of a Parquet file that are held
 
 
-class SourceRows(Protocol):
-    """The rows of one file."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        ...
-
-    def read(self, at: int) -> tuple[Any, str]:
-        """Return row `at`, and where it stands, for errors."""
-        ...
+Rows = tuple[int, Callable[[int], tuple[Any, str]]]  # how many; reads one, and where it stands
 
 
 def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
@@ -83,13 +74,9 @@ class Source:
         Raises:
             PipelineError: one can't be read, or there are no rows.
         """
-        kinds: dict[str, Callable[[Path], SourceRows]] = {
-            ".jsonl": JsonLines,
-            ".parquet": Parquet,
-            ".txt": Text,
-        }
-        self._files: list[SourceRows] = [kinds[file.suffix](file) for file in files]
-        self._ends = list(accumulate(len(rows) for rows in self._files))
+        kinds = {".jsonl": _json_lines, ".parquet": _parquet, ".txt": _text}
+        self._files = [kinds[file.suffix](file) for file in files]
+        self._ends = list(accumulate(size for size, _ in self._files))
         if not len(self):
             raise PipelineError(f"prompts.source: {files[0]} holds no rows")
 
@@ -104,29 +91,21 @@ class Source:
             PipelineError: it can't be read, or is no mapping.
         """
         file = bisect_right(self._ends, at)
-        row, place = self._files[file].read(at - (self._ends[file - 1] if file else 0))
+        _, read = self._files[file]
+        row, place = read(at - (self._ends[file - 1] if file else 0))
         if not isinstance(row, Mapping):
             raise PipelineError(f'prompts.source: {place}: expected an object, as {{"text": "Hi"}}')
         return row
 
 
-class JsonLines:
-    """The rows of a .jsonl file; empty lines are none."""
+def _json_lines(path: Path) -> Rows:
+    """Return the rows of a .jsonl file, none parsed yet; empty lines are none."""
+    found = enumerate(read_text(path).split("\n"), 1)
+    lines = [(number, line) for number, line in found if line.strip()]
 
-    def __init__(self, path: Path) -> None:
-        """Read the file, of which no line is parsed yet."""
-        self._path = path
-        lines = read_text(path).split("\n")
-        self._lines = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self._lines)
-
-    def read(self, at: int) -> tuple[Any, str]:
-        """Return row `at`, and where it stands."""
-        number, line = self._lines[at]
-        place = f"{self._path}, line {number}"
+    def read(at: int) -> tuple[Any, str]:
+        number, line = lines[at]
+        place = f"{path}, line {number}"
         try:
             return json.loads(line), place
         except (ValueError, RecursionError) as error:
@@ -135,57 +114,42 @@ class JsonLines:
                 'a line, as {"text": "Hi"}'
             ) from error
 
+    return len(lines), read
 
-class Parquet:
-    """The rows of a .parquet file."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the file's metadata."""
-        self._path = path
-        try:
-            self._file = pq.ParquetFile(path, page_checksum_verification=True)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(error) from error
-        about = self._file.metadata
-        sizes = (about.row_group(group).num_rows for group in range(about.num_row_groups))
-        self._ends = list(accumulate(sizes))
-        self._group = lru_cache(GROUPS)(self._file.read_row_group)
+def _parquet(path: Path) -> Rows:
+    """Return the rows of a .parquet file, read by row groups of which some are held."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self._ends[-1] if self._ends else 0
-
-    def read(self, at: int) -> tuple[Any, str]:
-        """Return row `at`, and where it stands."""
-        group = bisect_right(self._ends, at)
-        begin = self._ends[group - 1] if group else 0
-        try:
-            [row] = self._group(group).slice(at - begin, 1).to_pylist()
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(error) from error
-        return row, f"{self._path}, row {at}"
-
-    def _unreadable(self, error: Exception) -> PipelineError:
+    def unreadable(error: Exception) -> PipelineError:
         return PipelineError(
-            f"prompts.source: {self._path} is no Parquet file that can be read: "
-            f"{first_line(error)}. Fetch or write it again"
+            f"prompts.source: {path} is no Parquet file that can be read: {first_line(error)}. "
+            "Fetch or write it again"
         )
 
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(error) from error
+    about = file.metadata
+    ends = list(accumulate(about.row_group(at).num_rows for at in range(about.num_row_groups)))
+    group_of = lru_cache(GROUPS)(file.read_row_group)
 
-class Text:
-    """A .txt file: one row, without the newlines at its end."""
+    def read(at: int) -> tuple[Any, str]:
+        group = bisect_right(ends, at)
+        begin = ends[group - 1] if group else 0
+        try:
+            [row] = group_of(group).slice(at - begin, 1).to_pylist()
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise unreadable(error) from error
+        return row, f"{path}, row {at}"
 
-    def __init__(self, path: Path) -> None:
-        """Read the file."""
-        self._path, self._text = path, read_text(path).rstrip("\r\n")
+    return (ends[-1] if ends else 0), read
 
-    def __len__(self) -> int:
-        """Return 1."""
-        return 1
 
-    def read(self, at: int) -> tuple[Any, str]:  # noqa: ARG002
-        """Return the row, and where it stands."""
-        return {"text": self._text}, str(self._path)
+def _text(path: Path) -> Rows:
+    """Return the one row of a .txt file, without the newlines at its end."""
+    text = read_text(path).rstrip("\r\n")
+    return 1, lambda _: ({"text": text}, str(path))
 
 
 def read_text(path: Path) -> str:
