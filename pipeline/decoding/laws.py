@@ -22,7 +22,7 @@ from pipeline.decoding.verifiers import (
     TreeSampling,
     Verifier,
 )
-from pipeline.plan.methods import BLOCK, RACES, Method
+from pipeline.plan.method import BLOCK, RACES, Method
 
 
 def laws(method: Method, noise: Noise) -> tuple[Choice, Verifier]:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from analysis.rules import to_mapping
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import Noise
 from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room
@@ -24,7 +23,7 @@ from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.pair import load_pair
 from pipeline.models.vocabulary import common_rows
-from pipeline.plan.methods import Method, with_baselines
+from pipeline.plan.method import Method, method_mapping, with_baselines
 from pipeline.plan.stage import Node, pair_label
 
 T = TypeVar("T")
@@ -169,29 +168,14 @@ def shape_facts(pair: DecodingPair) -> dict[str, Any]:
 
 
 def run_facts(method: Method) -> dict[str, Any]:
-    """Return what a record says of a run."""
-    return {
-        "method": method.name,
-        "drafter": method.drafter,
-        "sampling": method.sampling,
-        "rule": None if method.rule is None else to_mapping(method.rule),
-        "lossless": method.lossless,
-        "draft_length": method.draft_length,
-        "temperature": method.temperature,
-        **({} if method.model_length is None else {"model_length": method.model_length}),
-        **method.truncation,
-        **({} if method.drafting is None else {"drafting": method.drafting.shown}),
-        **_tree_facts(method),
-    }
-
-
-def _tree_facts(method: Method) -> dict[str, Any]:
-    """Return what the record says of the tree of a method; nothing of a chain."""
+    """Return what a record says of a run: its method and name, and the shape of its tree."""
+    facts = {"method": method.name, "lossless": method.lossless} | method_mapping(method)
     tree, shape = method.tree, method.topology
     if tree is None or shape is None:
-        return {}
+        return facts
     found = {"name": tree.name, "shown": tree.shown, "nodes": len(shape), "depth": shape.depth}
     if tree.measured:
         found["acceptance"] = list(tree.acceptance or ())
-    parents = {"parents": list(shape.parents)} if isinstance(shape, Topology) else {}
-    return {"tree": found | parents}
+    if isinstance(shape, Topology):
+        found["parents"] = list(shape.parents)
+    return facts | {"shape": found}

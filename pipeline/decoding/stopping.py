@@ -9,7 +9,7 @@ from torch import Tensor
 from pipeline.decoding.choices import BrokenLogitsError
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import chosen_statistics, top_k_unread
-from pipeline.plan.drafting import Drafting
+from pipeline.plan.method import Drafting
 
 
 class Threshold:

@@ -15,7 +15,7 @@ from pipeline.decoding.reading import read_again
 from pipeline.errors import PipelineError
 from pipeline.harness.prompts import chat_text, text_tokens
 from pipeline.harness.tasks import LONGEST, cut
-from pipeline.plan.methods import Method
+from pipeline.plan.method import Method
 
 
 class DecodingModel(TemplateLM):

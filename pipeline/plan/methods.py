@@ -1,4 +1,4 @@
-"""Decoding methods from `decoding.methods`: what drafts, what accepts, how long, how hot."""
+"""Methods from the entries of `decoding.methods`: their keys, their ranges, what goes together."""
 
 from __future__ import annotations
 
@@ -8,125 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.fields import FieldError, check, from_mapping, ranged, refused
-from analysis.rules import Rule, StrictGreedy, Tree, build
-from analysis.trees.topology import Growth, Topology
+from analysis.rules import Rule, Tree, build
 from pipeline.errors import PipelineError
-from pipeline.plan import drafting
 from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
-from pipeline.plan.drafting import Drafting, build_drafting
+from pipeline.plan.method import (
+    BLOCK,
+    DRAFTERS,
+    DRAFTING,
+    SAMPLINGS,
+    SPECULATIVE,
+    Method,
+    build_drafting,
+)
 
-DRAFTERS = {
-    "model": "",
-    "prompt_lookup": " (prompt lookup)",
-    "lookup_first": " (look-up first)",  # and where it finds nothing, the model
-}
 OWN = ("drafter", "sampling", "draft_length", "model_length", "temperature", "top_p", "top_k")
-BASELINE = "autoregressive"
-SPECULATIVE = "speculative"
-RACES = "races"  # the sampling whose baseline needs noise of its own
-BLOCK = "block"  # the sampling that tests a draft as a whole
-SAMPLINGS = {
-    SPECULATIVE: "speculative sampling",
-    RACES: "exponential races",
-    BLOCK: "block verification",
-}
-
-
-@dataclass(frozen=True)
-class Method:
-    """One way to decode.
-
-    Attributes:
-        drafter: model, prompt_lookup, lookup_first, or none for the baseline.
-        rule: the acceptance rule, None for the baseline and for sampling alone.
-        sampling: speculative, races or block, None for a rule alone; of a baseline, how the
-            target chooses: races by the race of the drafting methods, None otherwise.
-        draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
-        model_length: those of the model where look-up finds nothing; None is draft_length.
-        temperature: 0 is greedy.
-        tree: the shape of its drafts; None is a chain.
-        drafting: when its drafter stops before; None is never.
-        top_p: which of the most probable tokens target and drafter may choose; 1 is all.
-        top_k: likewise, before top_p; 0 is all.
-    """
-
-    drafter: str
-    rule: Rule | None
-    sampling: str | None
-    draft_length: int
-    temperature: float
-    tree: DraftTree | None = None
-    drafting: Drafting | None = None
-    top_p: float = 1.0
-    top_k: int = 0
-    model_length: int | None = None
-
-    @property
-    def topology(self) -> Topology | Growth | None:
-        """The shape of its drafts in level order, or how it grows; None is a chain."""
-        return None if self.tree is None else self.tree.topology(self.draft_length)
-
-    @property
-    def needs_drafts(self) -> bool:
-        """Whether the shape of its tree hangs on what stage drafts measured."""
-        return self.tree is not None and self.tree.needs_drafts
-
-    @property
-    def truncation(self) -> dict[str, float]:
-        """What leaves tokens out: top_p and top_k where they do."""
-        given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
-        return {name: value for name, (value, all_in) in given.items() if value != all_in}
-
-    @property
-    def name(self) -> str:
-        """The method as printed, without draft length and temperature."""
-        cut = shown_truncation(self.truncation)
-        if self.drafter == "none":
-            return BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "") + cut
-        law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
-        tree = "" if self.tree is None or isinstance(self.rule, Tree) else f" ({self.tree.shown})"
-        stops = "" if self.drafting is None else f" (drafting {self.drafting.shown})"
-        length = "" if self.model_length is None else f" (model drafts {self.model_length})"
-        return law + DRAFTERS[self.drafter] + length + tree + stops + cut
-
-    @property
-    def uses_model(self) -> bool:
-        """Whether the drafter of the study drafts, always or at times."""
-        return self.drafter in ("model", "lookup_first")
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the output is that of the target, or distributed like it."""
-        return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
-
-
-def shown_truncation(given: Mapping[str, float]) -> str:
-    """Return top_p and top_k as printed behind a method; nothing where they leave all in.
-
-    Example:
-        >>> shown_truncation({"top_p": 0.9})
-        ' (top-p 0.9)'
-    """
-    parts = [f"{name.replace('_', '-')} {value:g}" for name, value in given.items()]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def baseline(method: Method) -> Method:
-    """Return the target alone as `method` is compared with it: with the same noise.
-
-    Races decode token for token what the target alone decodes with the same race, so they have
-    a baseline of their own; all other methods of a temperature share one, and of a truncation.
-    """
-    races = RACES if method.sampling == RACES else None
-    return Method(
-        "none", None, races, 0, method.temperature, top_p=method.top_p, top_k=method.top_k
-    )
-
-
-def with_baselines(methods: list[Method]) -> list[Method]:
-    """Return the baselines of `methods`, coldest first and each once, and then the methods."""
-    alone = sorted({*map(baseline, methods)}, key=lambda one: (one.temperature, one.name))
-    return [*alone, *methods]
 
 
 def build_methods(
@@ -283,10 +178,10 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             f"{where}: give either rule or sampling ({', '.join(SAMPLINGS)}), not both"
         )
     own = (*OWN, *KEYS) if "tree" in entry else OWN
-    own = (*own, *drafting.KEYS) if "drafting" in entry else own
+    own = (*own, *DRAFTING) if "drafting" in entry else own
     of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in own}
     of_tree = {key: entry[key] for key in entry if key in KEYS and "tree" in entry}
-    stops = {key: entry[key] for key in entry if key in drafting.KEYS and "drafting" in entry}
+    stops = {key: entry[key] for key in entry if key in DRAFTING and "drafting" in entry}
     apart = {*of_rule, *of_tree, *stops}
     plain = {key: value for key, value in entry.items() if key not in apart}
     try:

@@ -14,7 +14,7 @@ from pipeline.store.fingerprint import file_digest
 from pipeline.store.identity import Identities, local_path
 
 if TYPE_CHECKING:
-    from pipeline.plan.methods import Method
+    from pipeline.plan.method import Method
 
 
 def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
@@ -72,18 +72,10 @@ def rule_slice(rule: Any) -> dict[str, Any]:
 
 
 def method_slice(method: Method) -> dict[str, Any]:
-    """What of a method determines what it decodes."""
-    return {
-        "drafter": method.drafter,
-        "sampling": method.sampling,
-        "draft_length": method.draft_length,
-        "temperature": method.temperature,
-        **({} if method.model_length is None else {"model_length": method.model_length}),
-        **method.truncation,
-        **({} if method.rule is None else rule_slice(method.rule)),
-        **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
-        **({} if method.drafting is None else {"drafting": method.drafting.to_mapping()}),
-    }
+    """What of a method determines what it decodes: its mapping, and its rule's own source."""
+    from pipeline.plan.method import method_mapping
+
+    return method_mapping(method) | ({} if method.rule is None else rule_slice(method.rule))
 
 
 def statistics_slice(config: Config) -> dict[str, Any]:

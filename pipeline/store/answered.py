@@ -5,26 +5,26 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.decoding.answers import Answered
-from analysis.rules import build
+from pipeline.plan.method import read_method
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import printed
 
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read what a target, given by its printed name, answered."""
     facts = artifact.record["facts"]
+    methods = [read_method(run) for run in facts["runs"]]
     runs = pd.DataFrame(
         [
             {
-                "method": printed(run),
-                "drafter": run["drafter"],
-                "draft_length": run["draft_length"],
-                "temperature": run["temperature"],
+                "method": one.title,
+                "drafter": one.drafter,
+                "draft_length": one.draft_length,
+                "temperature": one.temperature,
                 "baseline": run["baseline"],
-                "rule": None if run["rule"] is None else build(run["rule"]),
-                "exact": run["lossless"] and run["sampling"] not in ("speculative", "block"),
+                "rule": one.rule,
+                "exact": one.lossless and one.sampling not in ("speculative", "block"),
             }
-            for run in facts["runs"]
+            for one, run in zip(methods, facts["runs"], strict=True)
         ]
     )
     data = artifact.read().to_pandas()

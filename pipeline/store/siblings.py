@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
-from pipeline.plan.methods import RACES, Method
+from pipeline.plan.method import RACES, Method
 from pipeline.store.artifacts import Artifact
 
 STEPS = 4096  # of the text, at most: evenly spread over it

@@ -12,7 +12,8 @@ from pipeline.errors import PipelineError
 from pipeline.harness import __main__ as command
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.methods import build_methods, with_baselines
+from pipeline.plan.method import with_baselines
+from pipeline.plan.methods import build_methods
 from tests.results.models import WORDS, write_model
 
 PROMPT = " ".join(WORDS[20:27])

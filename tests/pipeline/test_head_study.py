@@ -128,7 +128,7 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Made, fol
             if text[-1] != 2 or len(text) == len(prompt["token_ids"]):
                 text.append(int(module(torch.tensor([text])).logits[0, -1].argmax()))
         mine = data[(data["prompt_id"] == prompt["prompt_id"]) & (data["temperature"] == 0)]
-        strict = mine[[(runs[run]["rule"] or {}).get("rule") == "greedy" for run in mine["run"]]]
+        strict = mine[[runs[run].get("rule", {}).get("rule") == "greedy" for run in mine["run"]]]
         assert set(strict["drafter"]) == {"model", "lookup_first", "prompt_lookup"}
         for tokens in strict["token_ids"]:
             assert tokens.tolist() == text[len(prompt["token_ids"]) :]

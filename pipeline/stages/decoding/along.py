@@ -12,7 +12,7 @@ from typing import Any
 from analysis.acceptance.realised import Steps, judge
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.reading import Reader, steps_of
-from pipeline.plan.methods import Method
+from pipeline.plan.method import Method
 
 STORED = 256  # of the target's tokens: where they do not decide, a certificate is an interval
 

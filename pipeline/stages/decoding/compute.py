@@ -36,7 +36,7 @@ from pipeline.execution.workers import open_workers
 from pipeline.formats import spec_bench
 from pipeline.models.pair import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.methods import Method, with_baselines
+from pipeline.plan.method import Method, with_baselines
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import PASSES, STAGE, records
 from pipeline.stages.decoding.along import along

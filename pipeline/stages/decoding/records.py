@@ -13,7 +13,7 @@ from pipeline.decoding.choices import first
 from pipeline.decoding.judging import ranked, rule_accepts
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.reading import Reader, compared
-from pipeline.plan.methods import Method, baseline
+from pipeline.plan.method import Method, baseline
 
 
 def shard(

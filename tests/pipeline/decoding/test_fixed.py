@@ -30,7 +30,7 @@ from pipeline.models.fixed_passes import BLOCK, FixedPass, Passes
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
-from pipeline.plan.drafting import Drafting
+from pipeline.plan.method import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from analysis.rules import Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.methods import build_methods, with_baselines
+from pipeline.plan.method import method_mapping, read_method, with_baselines
+from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
@@ -191,6 +193,23 @@ def test_trees_that_make_no_sense_are_refused(change: dict[str, Any], message: s
         return
     with pytest.raises(PipelineError, match=message):
         build_methods([TREE | change])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rule": "additive", "t": 0.1}, {"rule": "tree", "m": 2},
+        {"drafter": "lookup_first", "model_length": 2}, {"drafting": "entropy", "threshold": 2},
+        {"tree": "optimal", "nodes": 3, "acceptance": [0.6, 0.3]},
+        {"tree": "dynamic", "width": 2, "nodes": 4},
+    ],
+)  # fmt: skip
+def test_a_method_and_its_baseline_are_read_from_their_mappings(change: dict[str, Any]) -> None:
+    for method in with_baselines(build_methods([GOOD | change])):
+        assert read_method(json.loads(json.dumps(method_mapping(method)))) == method
+    raced = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
+    for method in with_baselines(build_methods([raced | {"top_p": 0.9, "top_k": 5}])):
+        assert read_method(method_mapping(method) | {"other": 1}) == method
 
 
 def test_the_shape_of_a_tree_is_made_once() -> None:

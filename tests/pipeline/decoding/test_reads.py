@@ -36,7 +36,7 @@ from pipeline.decoding.verifiers import (
 )
 from pipeline.models import devices
 from pipeline.models.load import LanguageModel
-from pipeline.plan.drafting import Drafting
+from pipeline.plan.method import Drafting
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy
 from tests.pipeline.heads import random_head
 

@@ -76,7 +76,7 @@ def stage(
         decode=lambda ids, **_: " ".join(map(str, ids)),
         chat_template="numbers",
         apply_chat_template=lambda turns, **_: [
-            int(n) for t in turns for n in t["content"].split()
+            int(n) if n.isdigit() else 0 for t in turns for n in t["content"].split()
         ],
     )
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
@@ -274,8 +274,8 @@ def test_a_killed_stage_resumes_and_ends_with_the_same_content(
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
     pending = stage(PROMPTS, methods=[METHODS[0], METHODS[3], *TREES])
     runs, found = pending.facts["runs"], content(pending)
-    shapes = {at: Topology(tuple(run["tree"]["parents"])) for at, run in enumerate(runs)
-              if "tree" in run}  # fmt: skip
+    shapes = {at: Topology(tuple(run["shape"]["parents"])) for at, run in enumerate(runs)
+              if "shape" in run}  # fmt: skip
     assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
     levels: dict[Any, list[Any]] = {}
     for row in found["levels"]:

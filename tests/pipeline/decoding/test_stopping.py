@@ -19,7 +19,7 @@ from pipeline.decoding.reading import Reader
 from pipeline.decoding.stopping import Threshold, measured
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
-from pipeline.plan.drafting import Drafting
+from pipeline.plan.method import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding.along import along

@@ -1,0 +1,212 @@
+"""A decoding method: what drafts, what accepts, how long, how hot; its mapping and its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from analysis import rules
+from analysis.fields import check, check_keys, from_mapping, ranged, refused
+from analysis.rules import Rule, StrictGreedy, Tree
+from analysis.trees.topology import Growth, Topology
+from pipeline.plan.draft_trees import DraftTree, build_tree
+
+DRAFTERS = {
+    "model": "",
+    "prompt_lookup": "prompt lookup",
+    "lookup_first": "look-up first",  # and where it finds nothing, the model
+}
+BASELINE = "autoregressive"
+SPECULATIVE = "speculative"
+RACES = "races"  # the sampling whose baseline needs noise of its own
+BLOCK = "block"  # the sampling that tests a draft as a whole
+SAMPLINGS = {
+    SPECULATIVE: "speculative sampling",
+    RACES: "exponential races",
+    BLOCK: "block verification",
+}
+MEASURES = ("max_q", "entropy")
+DRAFTING = ("drafting", "threshold")  # keys of an entry
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A drafter stops where its measure of the next token is not sure enough.
+
+    Attributes:
+        measure: max_q, the largest probability, or entropy.
+        threshold: max_q has to exceed it; the entropy, in nats, has to be below it.
+    """
+
+    measure: str
+    threshold: float = ranged("a number of at least 0", lambda value: value >= 0)
+
+    @property
+    def shown(self) -> str:
+        """The rule as printed."""
+        return f"{self.measure} threshold={self.threshold:g}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what was configured, as plain values: what identifies it."""
+        return {"drafting": self.measure, "threshold": self.threshold}
+
+
+def build_drafting(mapping: Mapping[str, Any], where: str) -> Drafting:
+    """Return the rule for stopping from those keys of an entry that are about it.
+
+    Raises:
+        FieldError: the measure or a key is not known or missing, or a value out of range.
+    """
+    measure = mapping["drafting"]
+    if measure not in MEASURES:
+        raise refused(f"{where}.drafting", measure, f"one of {', '.join(MEASURES)}")
+    given = {key: value for key, value in mapping.items() if key != "drafting"}
+    check_keys(given, ["threshold"], f"{where}.", f"drafting: {measure}")
+    if given.get("threshold") is None:
+        raise refused(f"{where}.threshold", None, f"a number: drafting: {measure} takes it")
+    drafting = from_mapping(Drafting, {"measure": measure, **given}, f"{where}.", "drafting")
+    check(drafting, f"{where}.")
+    return drafting
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode.
+
+    Attributes:
+        drafter: model, prompt_lookup, lookup_first, or none for the baseline.
+        rule: the acceptance rule, None for the baseline and for sampling alone.
+        sampling: speculative, races or block, None for a rule alone; of a baseline, how the
+            target chooses: races by the race of the drafting methods, None otherwise.
+        draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
+        model_length: those of the model where look-up finds nothing; None is draft_length.
+        temperature: 0 is greedy.
+        tree: the shape of its drafts; None is a chain.
+        drafting: when its drafter stops before; None is never.
+        top_p: which of the most probable tokens target and drafter may choose; 1 is all.
+        top_k: likewise, before top_p; 0 is all.
+    """
+
+    drafter: str
+    rule: Rule | None
+    sampling: str | None
+    draft_length: int
+    temperature: float
+    tree: DraftTree | None = None
+    drafting: Drafting | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    model_length: int | None = None
+
+    @property
+    def topology(self) -> Topology | Growth | None:
+        """The shape of its drafts in level order, or how it grows; None is a chain."""
+        return None if self.tree is None else self.tree.topology(self.draft_length)
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether the shape of its tree hangs on what stage drafts measured."""
+        return self.tree is not None and self.tree.needs_drafts
+
+    @property
+    def truncation(self) -> dict[str, float]:
+        """What leaves tokens out: top_p and top_k where they do."""
+        given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
+        return {name: value for name, (value, all_in) in given.items() if value != all_in}
+
+    @property
+    def name(self) -> str:
+        """The method as printed in lines, without draft length and temperature."""
+        if self.drafter == "none":
+            law = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
+        else:
+            law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
+        return law + "".join(f" ({part})" for part in self._parts) + self._cut
+
+    @property
+    def title(self) -> str:
+        """The method as printed in tables: its rule is written as in the papers."""
+        if self.rule is None:
+            return self.name[:1].upper() + self.name[1:]
+        return ", ".join([self.rule.title, *self._parts]) + self._cut
+
+    @property
+    def _parts(self) -> list[str]:
+        """What is printed behind the law: the drafter, and how it drafts."""
+        found = [DRAFTERS.get(self.drafter, "")]
+        if self.model_length is not None:
+            found.append(f"model drafts {self.model_length}")
+        if self.tree is not None and not isinstance(self.rule, Tree):
+            found.append(self.tree.shown)
+        if self.drafting is not None:
+            found.append(f"drafting {self.drafting.shown}")
+        return [part for part in found if part]
+
+    @property
+    def _cut(self) -> str:
+        parts = [f"{name.replace('_', '-')} {value:g}" for name, value in self.truncation.items()]
+        return f" ({', '.join(parts)})" if parts else ""
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the drafter of the study drafts, always or at times."""
+        return self.drafter in ("model", "lookup_first")
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is that of the target, or distributed like it."""
+        return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
+
+
+def method_mapping(method: Method) -> dict[str, Any]:
+    """Return a method as plain values, from which `read_method` makes it again.
+
+    The rates that stage drafts measured for its tree are left out: artifacts determine them.
+    """
+    return {
+        "drafter": method.drafter,
+        "sampling": method.sampling,
+        "draft_length": method.draft_length,
+        "temperature": method.temperature,
+        **({} if method.model_length is None else {"model_length": method.model_length}),
+        **method.truncation,
+        **({} if method.rule is None else {"rule": rules.to_mapping(method.rule)}),
+        **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
+        **({} if method.drafting is None else {"drafting": method.drafting.to_mapping()}),
+    }
+
+
+def read_method(mapping: Mapping[str, Any]) -> Method:
+    """Return the method of a mapping; other keys are left alone, null stands for none."""
+    plain = [spec.name for spec in fields(Method) if spec.name not in MADE]
+    made: dict[str, Any] = {
+        name: None if mapping.get(name) is None else make(mapping[name])
+        for name, make in MADE.items()
+    }
+    return Method(**{name: mapping[name] for name in plain if name in mapping}, **made)
+
+
+def baseline(method: Method) -> Method:
+    """Return the target alone as `method` is compared with it: with the same noise.
+
+    Races decode token for token what the target alone decodes with the same race, so they have
+    a baseline of their own; all other methods of a temperature share one, and of a truncation.
+    """
+    races = RACES if method.sampling == RACES else None
+    return Method(
+        "none", None, races, 0, method.temperature, top_p=method.top_p, top_k=method.top_k
+    )
+
+
+def with_baselines(methods: list[Method]) -> list[Method]:
+    """Return the baselines of `methods`, coldest first and each once, and then the methods."""
+    alone = sorted({*map(baseline, methods)}, key=lambda one: (one.temperature, one.name))
+    return [*alone, *methods]
+
+
+MADE: Mapping[str, Callable[[Any], Any]] = {  # fields that have mappings of their own
+    "rule": rules.build,
+    "tree": lambda one: build_tree(one, "tree"),
+    "drafting": lambda one: build_drafting(one, "drafting"),
+}
