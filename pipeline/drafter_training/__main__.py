@@ -69,10 +69,9 @@ def run(recipe: Any, name: str, directory: Path) -> None:
     examples = read_examples(recipe, directory, target, tokenizer, layers)
     chosen = {**recipe.train, **recipe.heads[name], "seed": recipe.seed}
     settings = SimpleNamespace(**chosen | {"layers": layers})
-    order = np.random.default_rng(recipe.seed).permutation(len(examples))
-    count = round(len(order) * settings.held_out)
-    held_out = [examples[i] for i in order[:count]]
-    rest = order[count:]
+    count = round(len(examples) * settings.held_out)
+    held_out = examples[len(examples) - count :]  # written last: no earlier head was trained on it
+    rest = np.random.default_rng(recipe.seed).permutation(len(examples) - count)
     used = [examples[i] for i in rest[: round(settings.share * len(rest))]]
     if not used or not held_out:
         raise PipelineError(
