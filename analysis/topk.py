@@ -252,7 +252,9 @@ class TopK:
     def __getitem__(self, steps: slice | NDArray[np.intp]) -> TopK:
         """Return some of the steps; arrays are views for a slice, copies for indices."""
         stored = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        rows = {name: x[steps] for name, x in stored.items() if isinstance(x, np.ndarray)}
+        rows: dict[str, Any] = {
+            name: x[steps] for name, x in stored.items() if isinstance(x, np.ndarray)
+        }
         return replace(self, **rows)
 
     @property

@@ -130,16 +130,16 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     """
     dist = TopK.from_probabilities(np.asarray(p, dtype=np.float64)[None, :])
     ranked = dist.probs[0]
-    if isinstance(rule, Tree):
-        accepted, active_of = rule.m, tree_active
-    else:
-        accepted, active_of = int(rule.accepted_count(dist)[0]), single_active
+    accepted = rule.m if isinstance(rule, Tree) else int(rule.accepted_count(dist)[0])
     if accepted >= len(ranked):
         raise ValueError(
             f"rule {rule.label!r} rejects nothing at this p (p0={ranked[0]:.6g}, "
             f"V={len(ranked)}): there is no draft to show"
         )
-    active = active_of(ranked, accepted)
+    if isinstance(rule, Tree):
+        active = tree_active(ranked, accepted)
+    else:
+        active = single_active(ranked, accepted)
     e = (ranked[active] - ranked[0]) / ranked[0]  # p / p0 - 1: nothing is lost at near-ties
     mean = float(e.mean())
     level = float(ranked[0] * (1.0 + mean))

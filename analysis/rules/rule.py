@@ -237,7 +237,7 @@ class Rule:
         return counts
 
     def _given_cut(self, dist: TopK) -> Cut:
-        cut = self._ask("cut", dist)
+        cut: Cut | None = self._ask("cut", dist)
         if cut is None:
             raise ValueError(
                 f"rule {self.label!r} says nothing: give its class a method cut(dist) "
