@@ -11,12 +11,20 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
+from analysis.report.certificates import (
+    estimator_table,
+    run_length_table,
+    table1,
+    table2,
+    table3,
+    table4,
+    table7,
+)
 from analysis.report.escape import latex, macro
 from analysis.report.measured import Measured, certificate_statistics, top_statistics
 from analysis.report.notes import shared_notes
-from analysis.report.paper_run_lengths import estimator_table, run_length_table
-from analysis.report.paper_tables import table1, table2, table3, table4, table7
-from analysis.report.table import Cell, Section, Table
+from analysis.report.records import Column, Table
+from analysis.report.render import csv_text, latex_table, lines, markdown_table, notes
 from analysis.report.text import certificate_text, digits_text, run_text
 from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -89,8 +97,8 @@ def test_the_cells_of_table_2(measured: Measured) -> None:
     lower, _ = certificates(TARGETS[0], "greedy")
     ordered = np.sort(lower)
     expected = [lower.mean(), ordered[139], ordered[13], ordered[69]]  # ranks 280 q
-    assert cells(table.markdown(), "Strict greedy")[:4] == [digits_text(x) for x in expected]
-    assert cells(table.markdown(), "*as published*")[:4] == [
+    assert cells(markdown_table(table), "Strict greedy")[:4] == [digits_text(x) for x in expected]
+    assert cells(markdown_table(table), "*as published*")[:4] == [
         "*0.438*",
         "*0.559*",
         "*0.006*",
@@ -98,7 +106,7 @@ def test_the_cells_of_table_2(measured: Measured) -> None:
     ]
     finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
     mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
-    assert cells(table.markdown(), "Additive (t = 0.3)")[4:] == [
+    assert cells(markdown_table(table), "Additive (t = 0.3)")[4:] == [
         digits_text(mean),
         r"0.693\*",
         digits_text(finite[13]),
@@ -111,19 +119,19 @@ def test_an_open_certificate_prints_a_range(measured: Measured) -> None:
     table = {table.name: table for table in all_tables(measured)}["table3"]
     lower, upper = certificates(TARGETS[0], INEXACT)
     low, high = np.sort(lower)[13], np.sort(upper)[13]
-    assert cells(table.markdown(), "t = 0.45")[0] == f"{digits_text(low)}–{digits_text(high)}"
+    assert cells(markdown_table(table), "t = 0.45")[0] == f"{digits_text(low)}–{digits_text(high)}"
     assert "both ends of certificates known as intervals" in table.notes[-2]
 
 
 def test_a_table_shows_published_values_of_matching_targets_only(measured: Measured) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     for name, key, row in (("table2", "mean", published.CERTIFICATES), ("table5", 0.1, None)):
-        data = pd.read_csv(io.StringIO(tables[name].csv()), keep_default_na=False)
+        data = pd.read_csv(io.StringIO(csv_text(tables[name].data)), keep_default_na=False)
         ours = data[(data["target"] == TARGETS[0]) & (data["rule"] == "greedy")]
         printed = ours[ours[{"table2": "statistic", "table5": "eps"}[name]] == key].iloc[0]
         assert str(printed["published"]) == ("4.83" if row is None else "0.438")
         assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
-    assert "as published" not in tables["table6"].markdown()  # of the other target
+    assert "as published" not in markdown_table(tables["table6"])  # of the other target
 
 
 def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
@@ -133,7 +141,7 @@ def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
     shown = [rule for rule in RULES if rule in published.TABLE2]
-    printed = {rule.label: cells(table.markdown(), rule.title) for rule in shown}
+    printed = {rule.label: cells(markdown_table(table), rule.title) for rule in shown}
     marked = 0
     for (rule, eps), row in data.iterrows():
         lower, upper = certificates(TARGETS[0], rule)
@@ -146,7 +154,7 @@ def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
             assert cell.startswith(f"≥ {row['value']:.2f}") or not row["censored"]
             marked += row["censored"]
     assert 0 < marked < 3 * len(printed)
-    assert r"$\ge$" in table.latex()
+    assert r"$\ge$" in latex_table(table)
     for of in tables.values():
         assert re.fullmatch(r"(Table \d: )?\w[^:]{10,}", of.title)
     estimators = tables["estimators"]
@@ -160,12 +168,12 @@ def test_tables_with_intervals_warn_of_few_prompts(measured: Measured) -> None:
     for table in all_tables(measured):
         assert any("from 4 prompts, fewer than 30" in note for note in table.notes), table.name
         assert table.data["few_prompts"].all()
-        assert "few_prompts" in table.csv().splitlines()[0]
+        assert "few_prompts" in csv_text(table.data).splitlines()[0]
 
 
 def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:
     tables = {table.name: table for table in all_tables(measured)}
-    data = pd.read_csv(io.StringIO(tables["table2"].csv()))
+    data = pd.read_csv(io.StringIO(csv_text(tables["table2"].data)))
     assert (data["ci_low"] <= data["value"]).all()
     assert (data["value"] <= data["ci_high"]).all()
     assert data.groupby("rule")["empty"].max().to_dict() == {
@@ -174,7 +182,7 @@ def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:
         "greedy": 0,
         "tree m=2": 0,
     }
-    runs = pd.read_csv(io.StringIO(tables["table6"].csv()))
+    runs = pd.read_csv(io.StringIO(csv_text(tables["table6"].data)))
     assert set(runs["estimator"]) == {"per_call", "mean_run", "long_run", "residual_64"}
     assert set(runs["target"]) == {TARGETS[1]}
     assert {"failing_prompts", "empty", "inexact", "optimistic"} <= set(runs)
@@ -206,7 +214,7 @@ def test_rules_beyond_the_paper_are_in_table_7_and_missing_tables_are_left_out(
 
 def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Measured) -> None:
     for table in all_tables(measured):
-        text = table.latex()
+        text = latex_table(table)
         columns = re.search(r"\\begin{tabular}{l(r+)}", text)
         assert columns is not None
         for line in text.splitlines():
@@ -222,27 +230,28 @@ def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Measur
 def test_rows_of_rules_that_print_alike_are_one() -> None:
     """Top-4 and Top-6 differ by one in the last digit, Top-2 does not; nothing else is folded."""
     rows = [
-        (f"Top-{m} + {rest}", [Cell(a), Cell(b)])
+        (f"Top-{m} + {rest}", a, b)
         for m, a, b in ((2, "0.190", "1.2e-4"), (4, "0.194", "1.4e-4"), (6, "0.195", "1.4e-4"))
         for rest in ("additive (t = 0.1)", "additive (t = 0.2)")
     ]
-    rows.append(("Strict greedy", [Cell("0.195"), Cell("1.4e-4")]))
-    data = pd.DataFrame({"row": range(len(rows))})
-    table = Table("a", "Title", "", "Rule", [("", 2)], ["x", "y"], [Section("", rows)], data)
-    (section,) = table.sections
-    assert [(name, cells[0].text) for name, cells in section.rows] == [
+    rows.append(("Strict greedy", "0.195", "1.4e-4"))
+    data = pd.DataFrame(rows, columns=["rule", "x", "y"]).assign(published="1")
+    columns = [Column("x", str, "x"), Column("y", str, "y")]
+    table = Table("a", "Title", "Why?", "", data, "rule", columns)
+    ((_, printed),) = lines(table)
+    assert [(name, cells[0]) for name, cells, _ in printed] == [
         ("Top-2 + additive (t = 0.1)", "0.190"),
         ("Top-2 + additive (t = 0.2)", "0.190"),
         ("Top-4, 6 + additive (t = 0.1)", "0.194"),
         ("Top-4, 6 + additive (t = 0.2)", "0.194"),
         ("Strict greedy", "0.195"),
     ]
-    assert "share a row" in table.notes[-1]
-    assert len(table.csv().splitlines()) == 8
-    published = [(name, [Cell(cell.text, "1") for cell in cells]) for name, cells in rows]
-    whole = Table("a", "T", "", "Rule", [("", 2)], ["x", "y"], [Section("", published)], data)
-    assert len(whole.sections[0].rows) == 7
-    assert whole.notes == ()
+    assert "share a row" in notes(table)[-1]
+    assert len(csv_text(table.data).splitlines()) == 8
+    published = [Column("x", str, "x", published=str), columns[1]]
+    whole = Table("a", "T", "Why?", "", data, "rule", published)
+    assert len(lines(whole)[0][1]) == 7
+    assert notes(whole) == []
 
 
 def test_a_note_of_several_tables_is_said_once(measured: Measured) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from analysis.report.categories import CategorySteps, category_statistics, category_table
-from analysis.report.paper_run_lengths import COMPARED_AT
+from analysis.report.certificates import COMPARED_AT
 from analysis.report.records import Part
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags, Floats

@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.report.certificates import (
+    estimator_table,
+    run_length_table,
+    table1,
+    table2,
+    table3,
+    table4,
+    table7,
+)
 from analysis.report.certificates_extremal import extremal_figure
 from analysis.report.certificates_margin import margins_table
 from analysis.report.certificates_tables import bounds_table, determined_table
 from analysis.report.measured import Measured
 from analysis.report.paper_figures import figure1, figure2, figure3, figure4, figure5, own_figure
-from analysis.report.paper_run_lengths import estimator_table, run_length_table
-from analysis.report.paper_tables import table1, table2, table3, table4, table7
 from analysis.report.published import CERTIFICATES
 from analysis.report.records import Part
 from analysis.report.table import PUBLISHED

@@ -1,0 +1,321 @@
+"""The paper's Tables 1 to 6 for any targets and rules, and a table of the rules beyond them.
+
+Every function takes what was measured and returns a `Table`, or None where the study has none
+of its rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from ..rules import Additive, Multiplicative, Rule, TopMAdditive
+from ..statistics.run_lengths import censored_ends, with_censored
+from . import published
+from .measured import Measured
+from .notes import AT_LEAST, coverage_notes, few_notes, undefined_notes
+from .records import Column, Table, across
+from .text import MARK, certificate_text, interval_text, run_text, symbol
+
+STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
+FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and parameter
+    Additive: ("Additive certificate", "t"),
+    Multiplicative: ("Multiplicative certificate", "alpha"),
+}
+FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
+COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
+CEILINGS = (
+    "Where something can be rejected, a single-token certificate stays below log 2 = 0.693 "
+    "(Theorem 4.6), a tree's below log(m+1) (Theorem 5.3); both are reached only in the limit."
+)
+TOP_M = (
+    "Top-m keeps the tokens of rank at most m; read literally, the paper's gate keeps m-1, "
+    "and m = 2 would be strict greedy."
+)
+EMPTY = (
+    f"Means take the ceiling for it, quantiles rank it at the top; {MARK} marks a ceiling "
+    "printed for it."
+)
+EVERY_EPS = "Such a step is certified at every ε."
+PER_CALL = (
+    "Tokens per verification call (accepted ones and the corrected or bonus token) for "
+    "drafts of unlimited length, a position being accepted if its certificate exceeds ε: "
+    "all steps over uncertified steps plus trajectories that end certified. The paper "
+    "does not state this estimator; its printed cells decode consistently as it. "
+    f"{AT_LEAST}"
+)
+ESTIMATORS = (
+    "per_call: all steps over uncertified steps plus trajectories that end certified. "
+    "mean_run: certified steps over maximal certified runs; its range is the least and the most "
+    "that certificates known as intervals allow. long_run: all steps over uncertified steps, "
+    "which no end cuts; without one, a one-sided bound. residual: mean certified run from a "
+    f"start, capped at the window, over the starts with a whole window left. {AT_LEAST}"
+)
+
+
+def table1(measured: Measured) -> Table:
+    """Cumulative probability of the k most probable tokens."""
+    printed = [
+        published.printed_top_probability(row["target"], row["k"], row["statistic"])
+        for row in measured.top.to_dict("records")
+    ]
+    data = measured.top.assign(published=printed)
+    columns = [
+        Column(heading, "{:.3f}".format, where={"statistic": name}, published=_printed)
+        for name, heading in STATISTICS.items()
+    ]
+    return Table(
+        "table1",
+        "Table 1: probability of the k most probable tokens",
+        "How sure is the target of its next token?",
+        "Probability of the k most probable target tokens over decoding steps.",
+        data,
+        "k",
+        across(measured.targets, columns),
+        "k",
+        notes=few_notes(data["prompts"]),
+    )
+
+
+def table2(measured: Measured) -> Table | None:
+    """Certificates under the criteria of the paper's Table 2."""
+    return _certificate_table(
+        measured,
+        [rule for rule in measured.rules if rule in published.TABLE2],
+        "table2",
+        "Table 2: certificates, rule by rule",
+        "How much drafter error does each criterion tolerate?",
+        "Exact KL certificates over decoding steps in nats: the least KL(p‖q) at which "
+        f"the criterion can reject. Higher tolerates more drafter error. {CEILINGS}",
+    )
+
+
+def table7(measured: Measured) -> Table | None:
+    """Certificates under the rules that no table of the paper shows."""
+    rules = [
+        rule
+        for rule in measured.rules
+        if rule not in published.TABLE2 and type(rule) not in FAMILIES and not _in_table4(rule)
+    ]
+    return _certificate_table(
+        measured,
+        rules,
+        "table7",
+        "Table 7: certificates of rules beyond the paper's tables",
+        "How much drafter error do the other criteria tolerate?",
+        "KL certificates in nats under criteria beyond the paper's tables. "
+        f"{CEILINGS} {TOP_M} MARS tests the ratio of the two largest raw logits; where the "
+        "largest is not positive only the argmax is accepted.",
+        undefined_notes(measured, rules),
+    )
+
+
+def _certificate_table(
+    measured: Measured,
+    rules: Sequence[Rule],
+    name: str,
+    title: str,
+    question: str,
+    caption: str,
+    notes: Sequence[str] = (),
+) -> Table | None:
+    """Lay out every statistic of the certificates, a row for each rule."""
+    if not rules:
+        return None
+    return Table(
+        name,
+        title,
+        question,
+        caption,
+        _data(measured, rules, list(STATISTICS)),
+        "rule",
+        across(measured.targets, [_column(rules, name) for name in STATISTICS]),
+        "Criterion",
+        names={rule.label: rule.title for rule in rules},
+        notes=[*_notes(measured, rules), *notes],
+    )
+
+
+def table3(measured: Measured) -> Table | None:
+    """The p5 of the additive and multiplicative certificates over t and alpha."""
+    shown = {
+        title: {
+            rule.label: f"{symbol(parameter)} = {rule.parameters[parameter]:g}"
+            for rule in measured.rules
+            if type(rule) is family
+        }
+        for family, (title, parameter) in FAMILIES.items()
+    }
+    rules = [rule for family in FAMILIES for rule in measured.rules if type(rule) is family]
+    if not rules:
+        return None
+    return Table(
+        "table3",
+        "Table 3: small certificates over t and α",
+        "How do the smallest certificates grow with the relaxation?",
+        "Sensitivity of the additive and multiplicative certificates to their "
+        "parameters: 5th percentile over decoding steps, in nats.",
+        _data(measured, rules, ["p5"]),
+        "rule",
+        across(measured.targets, [_column(rules, "p5")]),
+        "Parameter",
+        order=shown,
+        notes=_notes(measured, rules),
+    )
+
+
+def table4(measured: Measured) -> Table | None:
+    """The p5 of the top-m + additive certificate over t and m."""
+    rules = [rule for rule in measured.rules if _in_table4(rule)]
+    if not rules:
+        return None
+    data = _data(measured, rules, ["p5"])
+    parameters = {rule.label: rule.parameters for rule in rules}
+    ms = sorted({rule.parameters["m"] for rule in rules})
+    text = partial(_certificate, {rule.label: rule for rule in rules})
+    of = ("rule", "value", "optimistic")
+    columns = [Column(f"m = {m}", text, of, {"m": m}, published=_printed) for m in ms]
+    return Table(
+        "table4",
+        "Table 4: small certificates of Top-m rules",
+        "Does a limit on ranks change the smallest certificates?",
+        "Top-m additive relaxed acceptance: 5th percentile of the certificate over "
+        f"decoding steps, in nats. {TOP_M}",
+        data,
+        "t",
+        across(measured.targets, columns),
+        "t",
+        order=sorted({rule.parameters["t"] for rule in rules}),
+        notes=_notes(measured, rules),
+        shown=data.assign(
+            **{key: [parameters[rule][key] for rule in data["rule"]] for key in ("m", "t")}
+        ),
+    )
+
+
+def run_length_table(measured: Measured, at: int) -> Table:
+    """Certifiable run lengths of the target number `at`: Tables 5, 6, then 8 and on."""
+    target = measured.targets[at]
+    rules, by_label = _shown(measured), {rule.label: rule for rule in measured.rules}
+    data = measured.runs[measured.runs["target"] == target]
+    data = _with_shares(measured, data).assign(
+        published=[_published_run(row, by_label[row["rule"]]) for row in data.to_dict("records")]
+    )
+    number = at + 5 if at < 2 else at - 2 + FIRST_EXTRA
+    columns = [
+        Column(f"{eps:.2f}", _run, (), {"estimator": "per_call", "eps": eps}, "ε", str)
+        for eps in dict.fromkeys(data["eps"])
+    ]
+    return Table(
+        f"table{number}",
+        f"Table {number}: certified tokens a call, {target}",
+        "How many tokens a call are certified if the drafter's KL stays below ε?",
+        f"Mean certifiable acceptance length of {target}, by the bound ε on the KL in nats. "
+        f"{PER_CALL}",
+        data,
+        "rule",
+        columns,
+        "Criterion",
+        order=[rule.label for rule in rules],
+        names={rule.label: rule.title for rule in rules},
+        notes=[*coverage_notes(measured, rules, [target], EVERY_EPS), *few_notes(data["prompts"])],
+    )
+
+
+def estimator_table(measured: Measured) -> Table:
+    """Compare the estimators of the run length at one level, with their intervals."""
+    rules = _shown(measured)
+    labels = [rule.label for rule in rules]
+    levels = sorted(measured.runs["eps"].unique())
+    eps = min(levels, key=lambda level: abs(level - COMPARED_AT))
+    data = measured.runs[(measured.runs["eps"] == eps) & measured.runs["rule"].isin(labels)]
+    names = list(dict.fromkeys(data["estimator"]))
+    columns = [Column(name, _run_interval, (), {"estimator": name}) for name in names]
+    of = ("failing_prompts", "prompts")
+    columns.append(Column("failing", "{}/{}".format, of, {"estimator": names[0]}))
+    notes = coverage_notes(measured, rules, measured.targets, EVERY_EPS)
+    return Table(
+        "estimators",
+        "Four estimators of the certified length",
+        "Does the certified length depend on how it is estimated?",
+        f"Four estimators of the certifiable run length at ε = {eps:g}, in tokens, "
+        "with bootstrap intervals over prompts, and the prompts with at least one uncertified "
+        f"step. {ESTIMATORS}",
+        _with_shares(measured, data),
+        "rule",
+        across(measured.targets, columns),
+        "Criterion",
+        order=labels,
+        names={rule.label: rule.title for rule in rules},
+        notes=[*notes, *few_notes(data["prompts"])],
+    )
+
+
+def _column(rules: Sequence[Rule], statistic: str) -> Column:
+    """Return the column of a statistic of certificates, in nats."""
+    text = partial(_certificate, {rule.label: rule for rule in rules})
+    of = ("rule", "value", "optimistic")
+    return Column(STATISTICS[statistic], text, of, {"statistic": statistic}, published=_printed)
+
+
+def _certificate(rules: Mapping[str, Rule], rule: str, value: float, optimistic: float) -> str:
+    return certificate_text(value, optimistic, rules[rule].ceiling)
+
+
+def _run(row: Mapping[Any, Any]) -> str:
+    return run_text(row["value"], row["optimistic"], censored_ends(row))
+
+
+def _run_interval(row: Mapping[Any, Any]) -> str:
+    values = (row[name] for name in ("value", "optimistic", "ci_low", "ci_high"))
+    return interval_text(*values, censored_ends(row))
+
+
+def _in_table4(rule: Rule) -> bool:
+    return type(rule) is TopMAdditive and rule.convention == "rank"
+
+
+def _data(measured: Measured, rules: Sequence[Rule], statistics: Sequence[str]) -> pd.DataFrame:
+    """Return the tidy certificates of some rules beside the published ones."""
+    rows = [
+        measured.row(target, rule.label, statistic)
+        | {"published": published.printed_certificate(target, rule, statistic)}
+        for target in measured.targets
+        for rule in rules
+        for statistic in statistics
+    ]
+    data = pd.DataFrame(rows)
+    counted = any(rule.undefined_means for rule in rules)
+    return data if counted else data.drop(columns="undefined")
+
+
+def _notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
+    prompts = measured.certificates["prompts"]
+    return [*coverage_notes(measured, rules, measured.targets, EMPTY), *few_notes(prompts)]
+
+
+def _printed(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"
+
+
+def _shown(measured: Measured) -> list[Rule]:
+    """Return the rules of the paper's tables and a user's own; all where the paper has none."""
+    paper = {rule for rule in measured.rules if rule in published.TABLE2}
+    return [rule for rule in measured.rules if not paper or rule in paper or rule.own]
+
+
+def _published_run(row: Mapping[Any, Any], rule: Rule) -> str:
+    """Return what the paper prints for a row of `Measured.runs`; it has one estimator only."""
+    value = published.printed_run_length(row["target"], rule, row["eps"])
+    return "" if row["estimator"] != "per_call" or math.isnan(value) else run_text(value, value)
+
+
+def _with_shares(measured: Measured, runs: pd.DataFrame) -> pd.DataFrame:
+    """Add the share of steps with an empty region and with an interval to rows of `runs`."""
+    found = [measured.row(row["target"], row["rule"], "mean") for row in runs.to_dict("records")]
+    shares = {name: [row[name] for row in found] for name in ("empty", "inexact")}
+    return with_censored(runs).assign(**shares)
