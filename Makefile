@@ -61,7 +61,7 @@ bench: install ## Time the certificate kernel
 	$(PY) -m benchmarks.certificates $(ARGS)
 
 bench-decoding: install ## Time decoding with a drafter against transformers' assisted generation
-	$(PY) -m benchmarks.decoding $(ARGS)
+	$(PY) -m benchmarks.decoding speed $(ARGS)
 
 robustness: install ## Kill, damage and crowd a small study, and look for what is lost
 	$(PY) -m benchmarks.robustness $(ARGS)

@@ -1,42 +1,64 @@
-"""Time greedy decoding with a drafter against transformers' own generation.
+"""Decoding held against transformers, against passes of the model, and against the target's law.
 
-``make bench-decoding`` or ``python -m benchmarks.decoding study=mini``, with the overrides of
-``python -m pipeline``; decoding.prompts and decoding.steps count, draft lengths are LENGTHS. Same
-target, prompts and draft length; every prompt is decoded by all ways in turn, in one process.
-Transformers drafts with the same model, or, where the drafter is a head, which it can't load, by
-prompt look-up. Prints milliseconds a token (medians over prompts), the paired ratios to the target
-alone with their interval over prompts, and whether all gave the same tokens.
+``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter beside
+transformers' own generation: same target, prompts and draft length, every prompt by all ways in
+turn. Transformers drafts with the same model, or, where the drafter is a head, by prompt look-up.
+Prints milliseconds a token, ratios to the target alone with their interval over prompts, and
+whether all gave the same tokens; decoding.prompts and decoding.steps count.
+
+``passes`` times passes over n tokens after a prompt of 160, of study=smollm2, with transformers'
+own linear maps, with those of `pipeline.models.few_rows`, and with `few_queries` as well; and a
+pass over a draft tree of NODES tokens beside one over as many in a row. With device.threads=1 the
+processor's time is counted, which other programs disturb less.
+
+``losslessness [--answers N]`` decodes the shortest prompt many times, by speculative sampling and
+by races, on chains and on trees, and holds the joint frequencies of the first four tokens against
+their exact law, from plain passes of the target: chi-square over the cells that are expected often
+enough, the rest in one. The drafter's own answers must be refused.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
+from scipy import stats
+from torch import Tensor
 
+from analysis.trees.optimal import optimal
+from analysis.trees.topology import Growth, symmetric
 from pipeline import cli
-from pipeline.decoding.choices import Greedy
+from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
 from pipeline.decoding.drafters import Drafter, Nothing, model_drafter
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match
+from pipeline.decoding.shapes import verification
+from pipeline.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
 from pipeline.execution import runner
+from pipeline.models import few_queries, few_rows
+from pipeline.models.fixed_passes import TreePass
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.load import load_model
 from pipeline.models.pair import load_pair
+from pipeline.models.passes import Text
 from pipeline.paths import CONF
+from pipeline.plan.composition import settings_of
+from pipeline.plan.slices import run_settings
 
 LENGTHS, RESAMPLES = (2, 3, 4, 5), 2000
 ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
 
-def main(overrides: list[str]) -> None:
+def speed(overrides: list[str]) -> None:
     """Compare all ways to decode for the first target of the configuration."""
     target, drafter, prompts, config = load(overrides)
     print(
@@ -151,5 +173,157 @@ def compare(gamma: int, ways: dict[str, Decoder], prompts: list[list[int]]) -> N
         )
 
 
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+PROMPT, REPETITIONS, NODES = 160, 20, 60
+KINDS = {"transformers": "sdpa", "few_rows": "sdpa", "few_queries": few_queries.NAME}  # attention
+
+
+@torch.inference_mode()
+def timed(sequence: Text, ids: Tensor, tree: TreePass | None = None) -> tuple[float, Tensor]:
+    """Return the seconds and logits of a pass over `ids` after what `sequence` holds, unchanged."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    before, begun = sequence.length, clock()
+    logits = sequence.extend(ids, tree)
+    taken = clock() - begun
+    sequence.crop(before)
+    return taken, logits
+
+
+def tree_beside_row(sequence: Text, ids: Tensor) -> tuple[float, float]:
+    """Return the least seconds of a pass over NODES tokens: as a tree, and in a row."""
+    tree = optimal([0.6, 0.15, 0.08, 0.04], NODES - 1).by_level()
+    model = sequence.model
+    shape = verification(tree, model.device, model.module.dtype)
+    best = [float("inf")] * 2
+    for _ in range(REPETITIONS):
+        for at, read in enumerate((shape, None)):
+            best[at] = min(best[at], timed(sequence, ids[:NODES], read)[0])
+    return best[0], best[1]
+
+
+def passes(overrides: list[str]) -> None:
+    """Time the first target of the study."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = settings_of(compose("config", ["study=smollm2", *overrides]))
+    key, target = next(iter(config.targets.items()))
+    numbers = {name: getattr(target, name) for name in ("dtype", "head_dtype", "attention")}
+    settings = run_settings(config, target)
+    wired = load_model(numbers, settings, f"targets.{key}")
+    few_rows.LEAST_BYTES = sys.maxsize
+    models = dict.fromkeys(KINDS, wired)
+    models["transformers"] = load_model(numbers, settings, f"targets.{key}")
+    ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
+    sequences = {kind: Text(models[kind], PROMPT + max(NODES, *TOKENS)) for kind in KINDS}
+    for sequence in sequences.values():
+        with torch.inference_mode():
+            sequence.read(ids)
+    best: dict[tuple[str, int], float] = {}
+    off = dict.fromkeys(KINDS, 0.0)
+    for _ in range(REPETITIONS):
+        for n in TOKENS:
+            wanted = timed(sequences["transformers"], ids[:n])[1]
+            for kind, sequence in sequences.items():
+                sequence.model.module.config._attn_implementation = KINDS[kind]
+                taken, logits = timed(sequence, ids[:n])
+                best[kind, n] = min(best.get((kind, n), taken), taken)
+                off[kind] = max(off[kind], float((logits - wanted).abs().max()))
+    print(f"{target.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1)")
+    print("tokens        " + "".join(f"{n:>11}" for n in TOKENS) + "  largest difference")
+    for kind in KINDS:
+        times = [best[kind, n] for n in TOKENS]
+        cells = "".join(f"{1e3 * t:>6.1f} {t / times[0]:.2f}" for t in times)
+        print(f"{kind:14}{cells}  {off[kind]:.1g}")
+    tree, row = tree_beside_row(sequences["few_queries"], ids)
+    print(
+        f"{NODES} tokens as a tree {1e3 * tree:.1f} ms, in a row {1e3 * row:.1f} ms, "
+        f"ratio {tree / row:.2f}"
+    )
+
+
+TEMPERATURE, LEAST = 0.7, 8.0
+DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens
+GSS, ERSS, ALONE = "speculative sampling", "exponential races", "the drafter alone"
+Start = tuple[int, ...]
+
+
+@torch.inference_mode()
+def law(target: LanguageModel, prompt: list[int], first: Start) -> np.ndarray:
+    """Return the law of the next token after the prompt and the tokens `first`."""
+    logits = target.module(torch.tensor([[*prompt, *first]])).logits[0, -1]
+    return torch.softmax(logits.double() / TEMPERATURE, 0).numpy()
+
+
+def expected(target: LanguageModel, prompt: list[int], answers: int) -> dict[Start, float]:
+    """Return the expected count of every beginning that is expected at least LEAST times.
+
+    A beginning has COUNTED tokens, or fewer and ends the answer.
+    """
+    cells: dict[Start, float] = {(): float(answers)}
+    for _ in range(COUNTED):
+        longer: dict[Start, float] = {}
+        for start, count in cells.items():
+            if start and start[-1] in target.eos:
+                longer[start] = count
+                continue
+            p = count * law(target, prompt, start)
+            longer |= {(*start, int(b)): float(p[b]) for b in np.flatnonzero(p >= LEAST)}
+        cells = longer
+    return cells
+
+
+def p_value(counts: Counter[Start], cells: dict[Start, float], answers: int) -> float:
+    """Return the chi-square p-value of counted beginnings, all others being one cell."""
+    found = [counts[cell] for cell in cells]
+    wanted = list(cells.values())
+    return float(
+        stats.chisquare([*found, answers - sum(found)], [*wanted, answers - sum(wanted)]).pvalue
+    )
+
+
+def by_name(name: str, drafter: LanguageModel, noise: Noise) -> tuple[Verifier, Drafter]:
+    """Return what verifies and what drafts."""
+    race = Race(TEMPERATURE, noise)
+    if name == GSS:
+        drawn = Inversion(TEMPERATURE, noise, DRAFT)
+        return SpeculativeSampling(TEMPERATURE, noise), model_drafter(drafter, drawn)
+    if name == f"{GSS}, tree":
+        raced = DrawnRace(TEMPERATURE, noise)
+        tree = symmetric(2, DRAFTED)
+        return TreeSampling(TEMPERATURE, noise), model_drafter(drafter, raced, tree)
+    if name == ALONE:
+        return Match(race), Nothing(drafter.device)
+    grown = Growth(3, 6, DRAFTED) if name != ERSS else None
+    return Match(race), model_drafter(drafter, race, grown)
+
+
+def losslessness(given: list[str]) -> None:
+    """Print the p-value of every law."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding losslessness")
+    parser.add_argument("--answers", type=int, default=2000, help="of each method")
+    arguments, overrides = parser.parse_known_args(given)
+    answers = arguments.answers
+    target, drafter, prompts, _ = load(overrides)
+    if not isinstance(drafter, LanguageModel):
+        parser.error(f"{drafter.label} is a head and can't decode alone: give drafter=mini")
+    prompt = min(prompts, key=len)
+    cells = expected(target, prompt, answers)
+    if len(cells) < 2:
+        parser.error(f"--answers={answers} is too few for a test: give 1000 or more")
+    print(f"{target.label}, {drafter.label}: {answers} answers, {len(cells) + 1} cells")
+    for name in (GSS, f"{GSS}, tree", ERSS, f"{ERSS}, dynamic tree", ALONE):
+        counts: Counter[Start] = Counter()
+        for seed in range(answers):
+            noise = Noise(seed, "losslessness", LENGTH + 1, target.device, DRAFTED)
+            verifier, source = by_name(name, drafter, noise)
+            model = drafter if name == ALONE else target
+            answer = decode(model, source, verifier, prompt, DRAFTED, LENGTH).tokens
+            counts[tuple(answer[:COUNTED])] += 1
+        print(f"  {name:<32} chi-square p = {p_value(counts, cells, answers):.3g}", flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    commands = {"speed": speed, "passes": passes, "losslessness": losslessness}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        commands[sys.argv[1]](sys.argv[2:])
+    else:
+        raise SystemExit(f"give one of {', '.join(commands)}, then overrides")

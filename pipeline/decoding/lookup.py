@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.decoding.drafters import Draft, Drafter, Shape
 from pipeline.models.devices import send
 
-LEAST = 2  # tokens of a match, where longer ones are looked for: `python -m benchmarks.lookup`
+LEAST = 2  # tokens of a match, where longer ones are looked for: see docs/decoding.md
 
 
 class LookupFirst:
