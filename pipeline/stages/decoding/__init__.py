@@ -81,7 +81,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=8,
+    version=9,
     upstream=("prompts", "drafts"),  # the latter for methods that hang on what it measured
     columns={
         "data": RUN
@@ -125,21 +125,6 @@ STAGE = Stage(
             "z1": "float64",
             "z2": "float64",
             "top_surprisal": "float64",
-        },
-        "indicators": STEP
-        | {  # whether a rule accepts the drafter's token there
-            "rule": "string",
-            "accepted": "bool",
-        },
-        "along": STEP
-        | {  # the answers of the rules, and the greedy ones, read again by both models
-            "run": "int32",
-            "own": "bool",  # the answer that this run emitted, else the greedy one
-            "kl": "float64",
-            "lower": "float64",  # certificate of the run's rule, nats
-            "upper": "float64",
-            "accepted": "bool",
-            "certified": "bool",
         },
         "failures": {"prompt_id": "string", "reason": "string"},
         "timings/runs": RUN

@@ -39,7 +39,6 @@ from pipeline.models.prompt_tokens import encode
 from pipeline.plan.method import Method, with_baselines
 from pipeline.plan.stage import Node
 from pipeline.stages.decoding import PASSES, STAGE, records
-from pipeline.stages.decoding.along import along
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
@@ -186,8 +185,7 @@ def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[st
             answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
         ordered = [answers[index] for index in range(count)]
         reader = Reader(pair.target, pair.drafter, row["token_ids"])
-        certified = along(reader, row, pair.runs, [answer for answer, _ in ordered])
-        return records.shard(reader, row, pair.runs, ordered) | {"along": certified}
+        return records.shard(reader, row, pair.runs, ordered)
 
     rows, reason = attempt(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
-from analysis.rules import Rule, Tree
-from pipeline.decoding.choices import first
-from pipeline.decoding.judging import ranked, rule_accepts
+from pipeline.decoding.judging import ranked
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.reading import Reader, compared
 from pipeline.plan.method import Method, baseline
@@ -96,26 +91,22 @@ def shard(
             )
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
-        rows |= trajectory(reader, prompt, greedy, runs)
+        rows["trajectory"] = trajectory(reader, prompt, greedy)
     return rows
 
 
 def trajectory(
-    reader: Reader, prompt: dict[str, Any], answer: Sequence[int], runs: Sequence[Method]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return what the drafter would draft at every step of the greedy baseline's answer.
-
-    Both models read the answer in one pass; each rule that decodes with the model drafter is
-    asked for every step, tested there or not.
-    """
+    reader: Reader, prompt: dict[str, Any], answer: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return what the drafter would draft at every step of the greedy baseline's answer."""
     logits, drafts = reader.both(answer)
     drafted = drafts.argmax(1)
     dist, rank, log_prob = ranked(logits, drafted, 2)
     assert dist.logits is not None
-    steps = [{"prompt_id": prompt["prompt_id"], "position": at} for at in range(len(answer))]
-    rows = [
-        step
-        | {
+    return [
+        {
+            "prompt_id": prompt["prompt_id"],
+            "position": at,
             "token_id": answer[at],
             "draft_token_id": int(drafted[at]),
             "draft_rank": int(rank[at]),
@@ -124,28 +115,5 @@ def trajectory(
             "z2": float(dist.logits[at, 1]),
             "top_surprisal": float(dist.top_surprisal[at]),
         }
-        for at, step in enumerate(steps)
+        for at in range(len(answer))
     ]
-    rules = {
-        run.rule.label: run.rule
-        for run in runs
-        if run.rule is not None and run.uses_model and run.temperature == 0
-    }
-    indicators = [
-        step | {"rule": label, "accepted": bool(accepted)}
-        for label, rule in rules.items()
-        for step, accepted in zip(steps, teacher_forced(rule, logits, drafts), strict=True)
-    ]
-    return {"trajectory": rows, "indicators": indicators}
-
-
-def teacher_forced(rule: Rule, logits: Tensor, drafts: Tensor) -> np.ndarray:
-    """Say at which of n steps a rule accepts what is drafted from the drafter's logits (n, V).
-
-    A rule of trees accepts where the target's argmax is among the tokens that a tree drafts.
-    """
-    argmax = logits.argmax(1)
-    if isinstance(rule, Tree):
-        covered = first(drafts, rule.m) == argmax[:, None]
-        return np.asarray(covered.any(1).cpu().numpy())
-    return rule_accepts(rule, logits, drafts.argmax(1), argmax)

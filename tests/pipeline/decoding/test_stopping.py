@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -22,7 +20,6 @@ from pipeline.models.load import LanguageModel
 from pipeline.plan.method import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
-from pipeline.stages.decoding.along import along
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, greedy, logits, plain_greedy
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
@@ -106,34 +103,6 @@ def test_blocks_do_not_stop() -> None:
     block = {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0}
     with pytest.raises(PipelineError, match="sampling=block tests drafts of a length"):
         build_methods([block | {"drafting": "max_q", "threshold": 0.5}])
-
-
-def test_both_models_read_again_what_was_emitted(
-    target: LanguageModel, drafter: LanguageModel
-) -> None:
-    methods = build_methods([GOOD, GOOD | {"rule": "additive", "t": 0.4}])
-    alone = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[0], 3)
-    other = SimpleNamespace(tokens=plain_greedy(drafter, PROMPTS[0]))
-    base = SimpleNamespace(drafter="none", temperature=0.0, rule=None)
-    rows = pd.DataFrame(
-        along(
-            Reader(target, drafter, PROMPTS[0]),
-            {"prompt_id": "p"},
-            [base, *methods],  # type: ignore[list-item]
-            [alone, alone, other],  # type: ignore[list-item]
-        )
-    )
-    assert rows.groupby(["run", "own"]).size().tolist() == [LIMIT] * 4
-    one = rows[rows["run"] == 1].drop(columns="own")
-    first, second = (one[rows["own"][one.index] == own] for own in (False, True))
-    pd.testing.assert_frame_equal(first.reset_index(drop=True), second.reset_index(drop=True))
-    p = logits(target, PROMPTS[0] + other.tokens)[len(PROMPTS[0]) - 1 : -1].double().softmax(1)
-    q = logits(drafter, PROMPTS[0] + other.tokens)[len(PROMPTS[0]) - 1 : -1].double().softmax(1)
-    own = rows[(rows["run"] == 2) & rows["own"]]
-    np.testing.assert_allclose(own["kl"], (p * (p / q).log()).sum(1).numpy(), rtol=1e-4, atol=1e-6)
-    chosen = p.gather(1, q.argmax(1)[:, None])[:, 0]
-    np.testing.assert_array_equal(own["accepted"], (chosen > p.max(1).values - 0.4).numpy())
-    assert (own["accepted"] | ~own["certified"]).all()
 
 
 def test_an_answer_is_read_once_and_its_likelihood_is_that_of_a_pass_of_its_own(
