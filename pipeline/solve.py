@@ -51,7 +51,7 @@ def main(overrides: Sequence[str]) -> None:
         settings, nodes, store = cli.prepare(config)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
-            read = list(read_targets(settings, nodes, store, overrides))
+            read = list(solved_targets(settings, nodes, store, overrides))
         for rows in tables(settings, nodes, read):
             sweeps.print_table(rows)
             print()
@@ -61,9 +61,9 @@ def main(overrides: Sequence[str]) -> None:
         raise SystemExit(f"error: {explain(error)}") from None
 
 
-def read_targets(
+def solved_targets(
     settings: Any, nodes: dict[str, list[Node]], store: Store, overrides: Sequence[str]
-) -> Iterator[Target]:
+) -> Iterator[SolvedTarget]:
     """Yield every target with what was stored of it.
 
     Raises:
@@ -75,11 +75,11 @@ def read_targets(
             command = " ".join(["python -m pipeline", *overrides, "stage=distributions"])
             raise PipelineError(f"distributions {node.label} was not made yet: run `{command}`")
         made = nodes["drafts"][at : at + 1]
-        yield Target(settings, node, dump, store.find(made[0]) if made else None)
+        yield SolvedTarget(settings, node, dump, store.find(made[0]) if made else None)
 
 
 def tables(
-    settings: Any, nodes: dict[str, list[Node]], read: Sequence[Target]
+    settings: Any, nodes: dict[str, list[Node]], read: Sequence[SolvedTarget]
 ) -> Iterator[list[SummaryRow]]:
     """Yield the rows of three tables: solved settings, promises and the KL needed of `criteria`."""
     dials = _dials(settings)
@@ -101,7 +101,7 @@ def _dials(settings: Any) -> list[Dial]:
     return [] if given is None else build_dials([given], f"solve.engine={engine}")
 
 
-def _write_settings(settings: Any, read: Sequence[Target]) -> None:
+def _write_settings(settings: Any, read: Sequence[SolvedTarget]) -> None:
     """Write and print a file for every answer that was found, of the engine asked for."""
     name, directory = settings.solve.engine, Path(settings.outputs) / "engine_settings"
     directory.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _write_settings(settings: Any, read: Sequence[Target]) -> None:
             print(f"{shown(path)}:\n{text}")
 
 
-class Target:
+class SolvedTarget:
     """The stored steps of a target, and what was drafted there."""
 
     def __init__(self, settings: Any, node: Node, dump: Artifact, drafts: Artifact | None) -> None:

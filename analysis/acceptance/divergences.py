@@ -59,10 +59,12 @@ class Comparison:
     argmax_rank: Integers
 
 
-def compare(target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]) -> Comparison:
+def compare_logits(
+    target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]
+) -> Comparison:
     """Compare the distributions of two (N, V) arrays of logits over the same vocabulary."""
     p, q = log_softmax(target_logits), log_softmax(draft_logits)
-    token, rank = drafted(target_logits, draft_logits)
+    token, rank = drafted_token(target_logits, draft_logits)
     return Comparison(
         kl=kl(p, q),
         reverse_kl=kl(q, p),
@@ -184,7 +186,7 @@ def entropy(log_p: Floats) -> Floats:
     return np.asarray(-np.where(p > 0, p * np.where(p > 0, log_p, 0), 0).sum(axis=1))
 
 
-def drafted(
+def drafted_token(
     target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]
 ) -> tuple[Integers, Integers]:
     """Return the drafter's argmax and its target rank, (N,) each.

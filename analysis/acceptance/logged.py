@@ -133,7 +133,7 @@ def judge_logged(pair: LoggedPair, rules: Sequence[Rule]) -> dict[str, Judged]:
     return found
 
 
-def violations(judged: Judged) -> NDArray[np.intp]:
+def logged_violations(judged: Judged) -> NDArray[np.intp]:
     """Return the steps that are surely certified and surely rejected: none, or a log is wrong."""
     sure = judged["certified_tv"][0] | judged["certified_kl"][0]
     return np.flatnonzero(sure & ~judged["acceptance"][1])

@@ -18,8 +18,8 @@ from ..acceptance.summary import UNION
 from ..statistics.run_lengths import censored_ends, with_censored
 from .acceptance_figures import (
     divergence_figure,
-    frontier,
     frontier_figure,
+    frontier_table,
     own_rules,
     row_of,
     rules_figure,
@@ -77,20 +77,20 @@ def acceptance_part(results: Results, shown: Sequence[str], says: Sequence[str] 
         title,
         [
             rules_figure(results),
-            accepted(results),
-            by_divergence(results),
+            acceptance_table(results),
+            divergence_table(results),
             divergence_figure(results, shown, DIVERGENCES),
-            budgets(results),
-            frontier(results),
+            budget_table(results),
+            frontier_table(results),
             frontier_figure(results),
-            sampling(results),
-            by_depth(results, shown),
+            sampling_table(results),
+            depth_table(results, shown),
         ],
         says,
     )
 
 
-def accepted(results: Results) -> Table:
+def acceptance_table(results: Results) -> Table:
     """Certified beside accepted, rule by rule."""
     rules, frame = own_rules(results), results["acceptance"]
     columns = [
@@ -145,7 +145,7 @@ def _infinite_depth(results: Results) -> list[str]:
     ]
 
 
-def by_divergence(results: Results) -> Table:
+def divergence_table(results: Results) -> Table:
     """Coverage of accepted steps by each divergence and by their union, rule by rule."""
     frame = select(results["breakdown"], depth=0).drop(columns="depth")
     names = [str(name) for name in frame["divergence"].unique()]
@@ -186,7 +186,7 @@ def _infinite_somewhere(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
     ]
 
 
-def budgets(results: Results) -> Table:
+def budget_table(results: Results) -> Table:
     """What each rule is sure to accept at the drafter's mean KL, beside what it accepts."""
     levels = results["levels"]
     frame = levels[(levels["at"] == "drafter") & (levels["statistic"] != "probability")]
@@ -233,7 +233,7 @@ def budgets(results: Results) -> Table:
     )
 
 
-def sampling(results: Results) -> Table | None:
+def sampling_table(results: Results) -> Table | None:
     """Certified and measured acceptance of each law; None where no answers were sampled."""
     levels, names = results["levels"], results.names
     frame = levels[(levels["at"] == "drafter") & (levels["statistic"] == "probability")]
@@ -277,7 +277,7 @@ def sampling(results: Results) -> Table | None:
     )
 
 
-def by_depth(results: Results, rules: Sequence[str]) -> Table | None:
+def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
     """KL, acceptance and certification over depth; None for a drafter that is no head."""
     frame = results["breakdown"]
     frame = frame[(frame["depth"] > 0) & frame["rule"].isin(["", *rules])]

@@ -178,7 +178,7 @@ def _dots(
     return drawing, axes
 
 
-def frontier(results: Results) -> Table:
+def frontier_table(results: Results) -> Table:
     """Gain and cost of the presets, and of every other rule on a frontier."""
     frame, names = results["frontier"], results.names
     listing = select(results["listing"], group="preset")

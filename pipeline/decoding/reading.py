@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.acceptance.divergences import compare
+from analysis.acceptance.divergences import compare_logits
 from analysis.acceptance.realised import Steps
 from analysis.topk import TopK
 from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
@@ -91,7 +91,7 @@ def _sum_of_chosen(logits: Tensor, answer: Sequence[int]) -> float:
 def steps_of(target: Tensor, drafts: Tensor, stored: int) -> Steps:
     """Return the logits (n, V) of both models at n steps as those of one answer, so many stored."""
     logits, others = (one.double().cpu().numpy() for one in (target, drafts))
-    found = compare(logits, others)
+    found = compare_logits(logits, others)
     return Steps(
         TopK.from_logits(logits, k=min(stored, logits.shape[1])),
         np.arange(len(logits), dtype=np.int32),

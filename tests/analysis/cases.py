@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import xlogy
 
-from analysis.acceptance.divergences import Comparison, compare
+from analysis.acceptance.divergences import Comparison, compare_logits
 from analysis.acceptance.realised import Steps
 from analysis.certificates.certify import Certificates, certify
 from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, TopMMultiplicative, Typical
@@ -54,7 +54,7 @@ def drafted_steps(
     z: np.ndarray, w: np.ndarray, k: int | None = None, lengths: Sequence[int] = ()
 ) -> tuple[Steps, Comparison]:
     """Draft logits w beside target logits z (N, V), of which k are stored; one text, or several."""
-    found = compare(z, w)
+    found = compare_logits(z, w)
     target = TopK.from_columns(**stored_columns(z, k or z.shape[1]), vocab_size=z.shape[1])
     position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths or [len(z)]])
     steps = Steps(

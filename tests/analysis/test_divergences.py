@@ -38,7 +38,7 @@ def test_kl_agrees_with_fifty_digits_within_its_stated_rounding(noise: float) ->
 
 def test_equal_distributions_have_divergence_zero_exactly() -> None:
     z = logits(5, 100)
-    found = d.compare(z, z.copy())
+    found = d.compare_logits(z, z.copy())
     assert not found.kl.any()
     assert not found.reverse_kl.any()
     assert not found.tv.any()
@@ -98,17 +98,17 @@ def test_ties_go_against_the_drafter() -> None:
     # target ranks: token 2 first, then 0 and 3 (tied, by id), then 1
     z = np.array([[1.0, 0.0, 2.0, 1.0]], dtype=np.float32)
     tied = np.array([[5.0, 1.0, 5.0, 5.0]], dtype=np.float32)
-    token, rank = d.drafted(z, tied)
+    token, rank = d.drafted_token(z, tied)
     assert (token[0], rank[0]) == (3, 3)
     assert d.argmax_rank(z, tied)[0] == 3  # tokens 0 and 3 rank before token 2
     best = np.array([[0.0, 1.0, 5.0, 5.0 - 1e-6]], dtype=np.float32)
-    assert d.drafted(z, best)[1][0] == 1
+    assert d.drafted_token(z, best)[1][0] == 1
     assert d.argmax_rank(z, best)[0] == 1
 
 
 def test_ranks_agree_with_sorting() -> None:
     z, w = logits(50, 30), logits(50, 30)
-    found = d.compare(z, w)
+    found = d.compare_logits(z, w)
     for row in range(50):
         ranked = sorted(range(30), key=lambda v: (-z[row, v], v))
         drafted = sorted(range(30), key=lambda v: -w[row, v])

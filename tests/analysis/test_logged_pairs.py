@@ -7,7 +7,7 @@ import pytest
 
 from analysis import TopK
 from analysis.acceptance.divergences import kl, total_variation
-from analysis.acceptance.logged import LoggedPair, compare_logged, judge_logged, violations
+from analysis.acceptance.logged import LoggedPair, compare_logged, judge_logged, logged_violations
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
@@ -66,7 +66,7 @@ def test_ends_contain_the_truth(k: int, draft_k: int, digits: int, noise: float)
         inside = own <= rule.m if isinstance(rule, Tree) else rank <= rule.accepted_count(target)
         assert np.all(found["acceptance"][0] <= inside), rule
         assert np.all(inside <= found["acceptance"][1]), rule
-        assert len(violations(found)) == 0
+        assert len(logged_violations(found)) == 0
         assert np.all(found["certified_tv"][0] <= inside)
 
 
@@ -126,7 +126,7 @@ def test_the_kl_counts_what_the_drafter_has_elsewhere(q_k: int, near: bool) -> N
     assert pair.kl.high[0] == pytest.approx(true if whole else np.inf, abs=1e-12)
     found = judge_logged(pair, [StrictGreedy()])["greedy"]
     assert found["certified_kl"][0][0] == (near and found["acceptance"][0][0])
-    assert len(violations(found)) == 0
+    assert len(logged_violations(found)) == 0
 
 
 def exact(p: np.ndarray, k: int) -> TopK:

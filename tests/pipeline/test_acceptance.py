@@ -41,7 +41,7 @@ def drafts(
     """
     folder.mkdir()
     schema = columns.schema("drafts", k=K, draft_k=DRAFT_K, depths=1 + len(deeper))
-    depths = [vars(divergences.compare(z, one)) for one in (w, *deeper)]
+    depths = [vars(divergences.compare_logits(z, one)) for one in (w, *deeper)]
     stored, drafted = stored_columns(z, K), stored_columns(w, DRAFT_K)
     values = {
         "prompt_id": np.repeat([f"prompt-{at}" for at in range(len(LENGTHS))], LENGTHS).tolist(),
@@ -51,7 +51,7 @@ def drafts(
         "top_ids": stored["top_ids"].tolist(),
         "top_logits": stored["top_logits"].tolist(),
         "logsumexp": z[:, 0],  # which nothing is computed from
-        **vars(divergences.compare(z, w)),
+        **vars(divergences.compare_logits(z, w)),
         **at_sampling(z, w, sampled),
         **{f"draft_{name}": list(values) for name, values in drafted.items()},
         **{
@@ -74,7 +74,7 @@ def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str
     """The laws of stochastic verification at the temperature of the answers."""
     names = ("kl", "tv", "erss_acceptance", "harmonic_mean")
     t = sampled or np.nan
-    found = divergences.compare(z / t, w / t) if sampled else None
+    found = divergences.compare_logits(z / t, w / t) if sampled else None
     laws = {f"sampled_{name}": getattr(found, name, np.full(len(z), t)) for name in names}
     p = np.exp(divergences.log_softmax(z / t))
     stored = stored_columns(z, K, sampled or 1.0)
@@ -163,7 +163,7 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         assert min(each) > 0
     budgets = found.read("levels").to_pandas()
     budgets = budgets[(budgets["at"] == "drafter")].set_index(["rule", "kind", "statistic"])
-    assert budgets["eps"].min() == pytest.approx(divergences.compare(z, w).kl.mean())
+    assert budgets["eps"].min() == pytest.approx(divergences.compare_logits(z, w).kl.mean())
     assert budgets.loc[("greedy", "realised", "acceptance"), "value"] == pytest.approx(
         values["greedy", "acceptance"]
     )
@@ -227,7 +227,7 @@ def test_every_drafter_is_sound(tmp_path: Path, noise: float) -> None:
 
 def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -> None:
     z, w = logits(0.3)
-    wrong = divergences.compare(z, w)
+    wrong = divergences.compare_logits(z, w)
     rejected = int(np.flatnonzero(wrong.draft_rank > 1)[0])
     wrong.kl[rejected] = 0.0
     upstream = drafts(tmp_path / "in", z, w, kl=wrong.kl)
@@ -250,7 +250,7 @@ def test_every_depth_of_a_draft_is_judged(tmp_path: Path) -> None:
     for depth, q in ((1, w), (2, deep)):
         agreed = (z.argmax(1) == q.argmax(1)).mean()
         assert table.loc[(depth, "greedy", "acceptance"), "value"] == pytest.approx(agreed)
-        kl = divergences.compare(z, q).kl
+        kl = divergences.compare_logits(z, q).kl
         assert table.loc[(depth, "", "kl_median"), "value"] == pytest.approx(np.sort(kl)[35])
         row = table.loc[(depth, "greedy", "certified")]
         assert row["ci_low"] <= row["value"] <= row["ci_high"]

@@ -80,7 +80,7 @@ def test_all_columns_equal_plain_forward_passes(block: int) -> None:
     for row, name in enumerate(PROMPTS):
         n = len(ANSWERS[name])
         z, w = plain(both.target, name), plain(both.drafter, name)
-        wanted = divergences.compare(z, w)
+        wanted = divergences.compare_logits(z, w)
         # float32 passes with another batch and cache: logits agree to about 1e-5
         for field, values in own(found.pair).items():
             np.testing.assert_allclose(
@@ -107,14 +107,14 @@ def test_device_formulas_equal_the_numpy_ones() -> None:
     z[:10], w[:20] = z[:10].round(), w[:20].round()  # ties
     w[39] = z[39]
     found = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 1.0)
-    for field, wanted in vars(divergences.compare(z, w)).items():
+    for field, wanted in vars(divergences.compare_logits(z, w)).items():
         # sums of 200 float64 terms in another order
         np.testing.assert_allclose(
             getattr(found, field), wanted, rtol=1e-11, atol=1e-15, err_msg=field
         )
     tempered = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 2.0)
     np.testing.assert_allclose(
-        tempered.kl, divergences.compare(z / 2, w / 2).kl, rtol=1e-11, atol=1e-15
+        tempered.kl, divergences.compare_logits(z / 2, w / 2).kl, rtol=1e-11, atol=1e-15
     )
 
 
@@ -128,7 +128,7 @@ def test_laws_of_sampling_are_at_the_temperature_of_the_answers() -> None:
     rng = np.random.default_rng(0)
     z, w = (torch.from_numpy(2 * rng.standard_normal((30, 50), dtype=np.float32)) for _ in range(2))
     found = pair_statistics(z, w, 1.0, 0.5)
-    wanted = divergences.compare(z.numpy() / 0.5, w.numpy() / 0.5)
+    wanted = divergences.compare_logits(z.numpy() / 0.5, w.numpy() / 0.5)
     for name in ("kl", "tv", "erss_acceptance", "harmonic_mean"):
         law = getattr(found, f"sampled_{name}")
         np.testing.assert_allclose(law, getattr(wanted, name), rtol=1e-11)
@@ -173,7 +173,7 @@ def test_masked_tokens_on_the_device() -> None:
     z[:, 3:6] = w[:, 5:9] = -np.inf
     w[20:, 9:] = z[20:, 9:] = -np.inf
     w[:10, 5:9] = 0.5  # the rest have a drafter that masks what the target has: KL is infinite
-    wanted = vars(divergences.compare(z, w))
+    wanted = vars(divergences.compare_logits(z, w))
     assert np.isposinf(wanted["kl"]).tolist() == [False] * 10 + [True] * 20
     for shift in (np.float32(0), np.float32(10_000)):
         found = pair_statistics(torch.from_numpy(z + shift), torch.from_numpy(w + shift), 1.0)
@@ -206,7 +206,7 @@ def test_one_order_of_ratios_serves_both_temperatures() -> None:
     z[:, 3:6] = w[:, 5:9] = -np.inf
     found = pair_statistics(torch.from_numpy(z), torch.from_numpy(w), 2.0, 0.5)
     for name, temperature in (("", 2.0), ("sampled_", 0.5)):
-        wanted = divergences.compare(z / temperature, w / temperature)
+        wanted = divergences.compare_logits(z / temperature, w / temperature)
         for law in ("tv", "erss_acceptance", "harmonic_mean"):
             np.testing.assert_allclose(
                 getattr(found, name + law), getattr(wanted, law), rtol=1e-11, err_msg=name + law
@@ -261,7 +261,7 @@ def test_rows_that_one_model_has_alone_are_left_out_and_their_mass_is_told() -> 
     for row, name in enumerate(PROMPTS):
         full = divergences.log_softmax(plain(both.target, name, VOCAB + 8))
         largest = max(largest, float(np.exp(full[:, VOCAB:]).sum(axis=1).max()))
-        wanted = divergences.compare(plain(both.target, name), plain(both.drafter, name))
+        wanted = divergences.compare_logits(plain(both.target, name), plain(both.drafter, name))
         np.testing.assert_allclose(found.pair.kl[row, : len(wanted.kl)], wanted.kl, rtol=1e-4)
     lengths = torch.tensor([len(plain(both.target, name)) for name in PROMPTS])
     of_target, of_drafter = found.most_left_out(lengths).tolist()
@@ -510,7 +510,7 @@ def test_a_head_is_compared_at_every_depth(block: int, reduced: bool) -> None:
             if len(PROMPTS[name]) - 1 < 1 + depth:
                 continue  # a draft that would begin before the text does
             w = head.logits(output[0])[len(PROMPTS[name]) - 1 : -1].numpy()
-            wanted = divergences.compare(z, w)
+            wanted = divergences.compare_logits(z, w)
             for field in ("kl", "tv", "draft_rank", "argmax_rank"):
                 np.testing.assert_allclose(
                     getattr(found.depths, f"depth_{field}")[row, :n, depth],

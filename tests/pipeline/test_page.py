@@ -139,7 +139,7 @@ def test_a_token_shows_its_candidates_with_the_keyboard(opened: Opened) -> None:
 
 def test_the_calculator_agrees_with_solve(opened: Opened, small_study: SmallStudy) -> None:
     study = Study(*small_study.overrides, "solve.eps=0.1", "solve.draft_lengths=[2,5]")
-    read = list(solve.read_targets(study.config, study.nodes, study._store, []))
+    read = list(solve.solved_targets(study.config, study.nodes, study._store, []))
     _, promised, _ = solve.tables(study.config, study.nodes, read)
     labels = opened.page.evaluate("PAGE.rules.map((rule) => rule.label)")
     targets = opened.page.evaluate("PAGE.steps.map((target) => target.label)")

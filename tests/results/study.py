@@ -171,15 +171,15 @@ def stored(k: int) -> dict[str, Any]:
 
 def compared() -> dict[str, Any]:
     """Return what is stored of the pair of fixed logits."""
-    own = asdict(divergences.compare(TARGET, DRAFT))
-    law = asdict(divergences.compare(TARGET / SAMPLED, DRAFT / SAMPLED))
+    own = asdict(divergences.compare_logits(TARGET, DRAFT))
+    law = asdict(divergences.compare_logits(TARGET / SAMPLED, DRAFT / SAMPLED))
     names = ("kl", "tv", "erss_acceptance", "harmonic_mean")
     laws = {f"sampled_{name}": law[name] for name in names}
     moments = stored_columns(TARGET, K, SAMPLED)
     laws |= {f"sampled_{name}": moments[name] for name in ("top_surprisal", "log_tail", "entropy")}
     laws["sampled_draft_prob"] = np.exp(law["draft_log_prob"])
     drafted = {f"draft_{name}": values for name, values in stored_columns(DRAFT, V).items()}
-    depths = [own, asdict(divergences.compare(TARGET, (TARGET + DRAFT) / 2))]
+    depths = [own, asdict(divergences.compare_logits(TARGET, (TARGET + DRAFT) / 2))]
     names = [name for name in columns.schema("drafts").names if name.startswith("depth_")]
     deep = {
         name: np.stack([one[name.removeprefix("depth_")] for one in depths], axis=1).tolist()

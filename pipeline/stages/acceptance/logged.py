@@ -9,7 +9,7 @@ from analysis.acceptance.logged import (
     Range,
     judge_logged,
     logged_statistics,
-    violations,
+    logged_violations,
 )
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
@@ -48,7 +48,7 @@ def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:
     )
     judged = judge_logged(pair, rules)
     for rule, found in judged.items():
-        if len(wrong := violations(found)):
+        if len(wrong := logged_violations(found)):
             step = int(wrong[0])
             raise PipelineError(
                 f"{len(wrong)} steps are certified and rejected, which cannot be; the first: rule "

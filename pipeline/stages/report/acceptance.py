@@ -63,7 +63,7 @@ def measure_drafter(node: Node, found: Sequence[Artifact]) -> Results | None:
     return Results(targets, rules, frames, drafter, facts)
 
 
-def acceptance_part(upstream: Mapping[str, list[Artifact]], drafter: Results) -> Part:
+def drafter_part(upstream: Mapping[str, list[Artifact]], drafter: Results) -> Part:
     """Return the part on the drafter."""
     if "logged" in drafter:
         return acceptance.acceptance_part(drafter, [])
@@ -99,7 +99,9 @@ def left_out(sampling: Mapping[str, Any]) -> str:
     return f"Stochastic verification is left out: these answers were {why}."
 
 
-def logged_setup(targets: Sequence[str], drafts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
+def logged_drafter_setup(
+    targets: Sequence[str], drafts: Sequence[Artifact]
+) -> dict[str, dict[str, Any]]:
     """Return what is known of both logs, by printed name of the target."""
     setups = {}
     for target, pair in zip(targets, drafts, strict=True):

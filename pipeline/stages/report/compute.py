@@ -20,9 +20,9 @@ from analysis.report.records import Part, Results, Table
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.stage import Node
 from pipeline.stages.report.acceptance import (
-    acceptance_part,
+    drafter_part,
     drafter_setup,
-    logged_setup,
+    logged_drafter_setup,
     measure_drafter,
 )
 from pipeline.stages.report.accuracy import answers_shown
@@ -64,7 +64,7 @@ def _write(
     parts = drawing.begin(certificates_part(targets, measured))
     drafter = measure_drafter(node, upstream.get("acceptance", []))
     if drafter is not None:
-        parts += drawing.begin(acceptance_part(upstream, drafter))
+        parts += drawing.begin(drafter_part(upstream, drafter))
     compared = drafter if drafter is not None and "logged" not in drafter else None
     decoding = measure_decoding(node, upstream)
     for part in (*decoding_shown(node, upstream, *decoding), *answers_shown(node, upstream)):
@@ -174,7 +174,7 @@ def setups(
     """Return the facts of the set-up, by part of the report and by target."""
     found = [{target.label: target_setup(target) for target in targets}]
     if drafter is not None and "logged" in drafter:
-        found.append(logged_setup(drafter.targets, upstream["drafts"]))
+        found.append(logged_drafter_setup(drafter.targets, upstream["drafts"]))
     elif drafter is not None:
         found.append(drafter_setup(drafter, upstream["drafts"], upstream["acceptance"]))
     return found
