@@ -46,8 +46,7 @@ from pipeline.models import few_queries, few_rows
 from pipeline.models.fixed_passes import TreePass
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_model
-from pipeline.models.pair import load_pair
+from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of

@@ -19,8 +19,7 @@ from analysis.trees.laws import NOTHING
 from analysis.trees.topology import Topology
 from pipeline.decoding.shapes import offsets
 from pipeline.models.devices import send
-from pipeline.models.logit_statistics import argmax, top_k_unread
-from pipeline.models.nucleus import nucleus
+from pipeline.models.logit_statistics import argmax, nucleus, top_k_unread
 
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
 CALL, SIBLING = 1, 2  # streams of numbers apart from those of positions: of calls, of siblings

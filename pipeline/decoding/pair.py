@@ -21,7 +21,7 @@ from pipeline.execution.shards import out_of_memory
 from pipeline.models.fixed_passes import Passes
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, fixed_shapes
-from pipeline.models.pair import load_pair
+from pipeline.models.load import load_pair
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.method import Method, method_mapping, with_baselines
 from pipeline.plan.stage import Node, pair_label

@@ -1,25 +1,55 @@
 """The target's hidden states of the training text, computed once: what a drafter reads and learns.
 
 One file a shard of text, so that a run that was stopped goes on after the last whole one.
+
+Products may be rounded to bfloat16: where the processor multiplies it itself a batch is about 1.5
+times as fast, and generated text is that of a model whose weights are rounded once more: good to
+train on, since what a drafter learns from is computed in float32 later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from pipeline.drafter_training.dataset import Written
 from pipeline.errors import PipelineError
 
 LAYERS = "layers"  # in the metadata of a file
 AT_ONCE = 2048  # tokens of a batch, padding included
+
+
+@dataclass(frozen=True)
+class Written:
+    """A conversation as the target wrote it."""
+
+    tokens: NDArray[np.int32]  # all of it, the chat template included
+    answer_at: int  # index of the answer's first token
+    temperature: float  # of the answer; 0 is greedy
+
+
+def shards(directories: Iterable[Path]) -> list[Path]:
+    """Return the shards in `directories`, one of each name, in order of their names."""
+    found = {path.name: path for folder in directories for path in folder.glob("shard-*.parquet")}
+    return [found[name] for name in sorted(found)]
+
+
+def read(path: Path) -> list[Written]:
+    """Return the conversations of a shard."""
+    table = pq.read_table(path, columns=["token_ids", "answer_at", "temperature"]).to_pydict()
+    return [
+        Written(np.asarray(tokens, np.int32), at, temperature)
+        for tokens, at, temperature in zip(*table.values(), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -98,3 +128,24 @@ def examples(conversations: Sequence[Written], layers: Sequence[int], path: Path
         Example(torch.from_numpy(one.tokens).long(), one.answer_at, piece)
         for one, piece in zip(conversations, pieces, strict=True)
     ]
+
+
+class RoundedLinear(nn.Module):
+    """A linear map in bfloat16, from float32 to float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Round the weights of `linear`, which has no bias."""
+        super().__init__()
+        assert linear.bias is None
+        self.weight: Tensor = nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (..., n)."""
+        return nn.functional.linear(x.bfloat16(), self.weight).float()
+
+
+def round_products(module: nn.Module) -> None:
+    """Replace all linear maps of `module`."""
+    for name, inner in list(module.named_modules()):
+        if isinstance(inner, nn.Linear):
+            module.set_submodule(name, RoundedLinear(inner))

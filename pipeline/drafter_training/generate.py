@@ -25,9 +25,8 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from pipeline.drafter_training.conversations import Choice, Conversation, Turns, converse
-from pipeline.drafter_training.novelty import Novelty
-from pipeline.drafter_training.openings import Openings
-from pipeline.drafter_training.products import round_products
+from pipeline.drafter_training.features import round_products
+from pipeline.drafter_training.openings import Novelty, Openings
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.paths import ASSETS, CONF, OUTPUTS

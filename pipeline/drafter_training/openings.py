@@ -1,8 +1,13 @@
-"""The beginnings of training questions: how one may ask, times what about."""
+"""Training questions: how they may begin, and which are new.
+
+A beginning is how one may ask, times what about. A question is new when it shares few n-grams of
+words with earlier ones, and no long one with the study's prompts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,3 +31,44 @@ class Openings:
             opening = self._openings[rng.integers(len(self._openings))]
             topic = self._topics[rng.integers(len(self._topics))]
             yield opening.replace("{}", topic)
+
+
+class Novelty:
+    """Knows the questions so far by their n-grams of words; case and punctuation don't count."""
+
+    def __init__(self, study: Iterable[str], n_study: int, n: int, repeated: float) -> None:
+        """Keep apart from the prompts `study`.
+
+        Args:
+            study: the texts of which no question may share an n-gram of `n_study` words.
+            n_study: the words of those n-grams; a shorter text counts as one n-gram.
+            n: the words of the n-grams compared between questions.
+            repeated: the share of its n-grams that a question may have in common with earlier ones.
+        """
+        self._n_study, self._n, self._repeated = n_study, n, repeated
+        self._study = {gram for text in study for gram in ngrams(text, n_study)}
+        self._seen: set[int] = set()
+
+    def refusal(self, text: str) -> str | None:
+        """Return why `text` is no new question, or None and remember it."""
+        if not ngrams(text, 1):
+            return "empty"
+        if ngrams(text, self._n_study) & self._study:
+            return "in the study"
+        grams = ngrams(text, self._n)
+        if len(grams & self._seen) > self._repeated * len(grams):
+            return "repeated"
+        self._seen |= grams
+        return None
+
+
+def ngrams(text: str, n: int) -> set[int]:
+    """Return the hashes of the n-grams of words of `text`; all its words where it has fewer.
+
+    Example:
+        >>> len(ngrams("One fish, two fish; one fish!", 2))
+        4
+    """
+    words = re.findall(r"\w+", text.lower())
+    spans = range(max(len(words) - n, 0) + 1) if words else ()
+    return {hash(tuple(words[at : at + n])) for at in spans}

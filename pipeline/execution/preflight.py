@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from pipeline.execution.worker import execution_of, target_settings
 from pipeline.models.devices import check_threads, choose_device
-from pipeline.models.load import skeleton
-from pipeline.models.pair import check_pair_skeletons, pair_tokenizer
+from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
 from pipeline.plan.stage import Node, stage_of
 
 

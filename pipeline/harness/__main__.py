@@ -34,7 +34,7 @@ def evaluate(tasks: list[str], limit: int | None, overrides: list[str]) -> list[
     from pipeline.decoding.pair import load_decoding_pair
     from pipeline.harness.model import DecodingModel
     from pipeline.loader import Study
-    from pipeline.models.pair import pair_tokenizer
+    from pipeline.models.load import pair_tokenizer
 
     study = Study(*overrides, "stage=accuracy")
     nodes, include = study.nodes["accuracy"], study.config.accuracy.include

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from pipeline.models import few_queries
+from pipeline.models import few_rows
 
 Cache = DynamicCache  # of a model, all layers
 ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
@@ -118,7 +118,7 @@ def cache_refusal(kind: type) -> str | None:
 def static_refusal(module: Any) -> str | None:
     """Return why decoding steps of a transformers model can't all have the same shapes, or None."""
     attention = module.config._attn_implementation
-    if attention not in ("sdpa", "eager", few_queries.NAME):
+    if attention not in ("sdpa", "eager", few_rows.NAME):
         return f"attention: {attention} takes no mask of the scores"
     if any(type(layer) is not PreallocatedLayer for layer in new_cache(module, 1).layers):
         return "it has layers that are no full attention"

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.drafter_training import dataset, generate
+from pipeline.drafter_training import features, generate
 from pipeline.drafter_training.conversations import Choice, Turns, converse, sample
-from pipeline.drafter_training.novelty import Novelty
+from pipeline.drafter_training.openings import Novelty
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from tests.pipeline import tiny
 
@@ -165,7 +165,7 @@ def test_reading_the_shards(tmp_path: Path) -> None:
             shard = tmp_path / name / f"shard-{number:05d}.parquet"
             pq.write_table(pa.table(columns, schema=generate.SCHEMA), shard)
     (tmp_path / "a" / "shard-00002.partial").write_bytes(b"cut off")
-    paths = dataset.shards([tmp_path / "a", tmp_path / "b"])
-    kept = [written for path in paths for written in dataset.read(path)]
+    paths = features.shards([tmp_path / "a", tmp_path / "b"])
+    kept = [written for path in paths for written in features.read(path)]
     assert [written.tokens.tolist() for written in kept] == [[1, 11, 5], [1, 22, 5], [1, 23, 5]]
     assert {(written.answer_at, round(written.temperature, 3)) for written in kept} == {(2, 0.7)}

@@ -24,7 +24,7 @@ from pipeline.models import vocabulary
 from pipeline.models.hidden_drafter import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.load import new_qwen3, wrap
-from pipeline.stages.drafts import compare, sums
+from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import PairStatistics
 from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
@@ -96,7 +96,7 @@ def test_all_columns_equal_plain_forward_passes(block: int) -> None:
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both forms of the sums: that of the CPU and that of CUDA."""
     if request.param == "torch":
-        monkeypatch.setattr(compare, "divergence_sums", sums.sums_on_device)
+        monkeypatch.setattr(compare, "divergence_sums", compare.sums_on_device)
 
 
 @pytest.mark.usefixtures("either")
@@ -191,8 +191,8 @@ def test_long_sums_keep_their_digits() -> None:
     log_p, log_q = logs
     (p, q), d = (x.exp() for x in logs), log_p - log_q
     assert int((d.abs() < divergences.SERIES_BELOW).sum()) > 1000
-    found = sums.divergence_sums(log_p, p, log_q, q)
-    by_torch = sums.sums_on_device(log_p, p, log_q, q)
+    found = compare.divergence_sums(log_p, p, log_q, q)
+    by_torch = compare.sums_on_device(log_p, p, log_q, q)
     for one, other in zip(found, by_torch, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
     exact = [math.fsum((abs(row)).tolist()) / 2 for row in p - q]

@@ -15,7 +15,7 @@ from pipeline.decoding.drafters import ModelDrafter, Nothing
 from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import verification
 from pipeline.decoding.verifiers import Match
-from pipeline.models import few_queries, few_rows
+from pipeline.models import few_rows
 from pipeline.models.few_rows import FewRows
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.models.passes import Text
@@ -43,7 +43,7 @@ def test_cached_passes_over_few_tokens(tmp_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model = load(folder)
     assert sum(isinstance(inner, FewRows) for inner in model.module.modules()) == 2 * 7 + 1
-    assert model.module.config._attn_implementation == few_queries.NAME
+    assert model.module.config._attn_implementation == few_rows.NAME
     tied = model.module.get_output_embeddings().weight is model.module.get_input_embeddings().weight
     assert tied
     assert model.memory_bytes() == sum(t.nbytes for t in (*plain.parameters(), *plain.buffers()))
@@ -97,7 +97,7 @@ def test_attention(batch: int, n: int, added: bool) -> None:
     mask[-1, :, :, :3] = False
     if added:
         mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
-    found, none = few_queries.attend(layer, query, key, value, mask, scaling=0.3)
+    found, none = few_rows.attend(layer, query, key, value, mask, scaling=0.3)
     wanted = sdpa_attention_forward(layer, query, key, value, mask, scaling=0.3)[0]
     assert none is None
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
@@ -106,9 +106,9 @@ def test_attention(batch: int, n: int, added: bool) -> None:
 def test_rows_of_padding_that_see_nothing_are_finite() -> None:
     mask = torch.zeros(1, 1, 2, 4, dtype=torch.bool)
     states = torch.ones(1, 1, 4, 8)
-    found = few_queries.attend(
-        torch.nn.Module(), states[:, :, :2], states, states, mask, scaling=1.0
-    )[0]
+    found = few_rows.attend(torch.nn.Module(), states[:, :, :2], states, states, mask, scaling=1.0)[
+        0
+    ]
     assert found.isfinite().all()
 
 

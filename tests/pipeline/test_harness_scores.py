@@ -11,8 +11,7 @@ import torch
 from analysis.decoding import answers
 from pipeline.decoding.pair import load_decoding_pair
 from pipeline.execution import runner
-from pipeline.models.load import load_tokenizer
-from pipeline.models.pair import pair_tokenizer
+from pipeline.models.load import load_tokenizer, pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store

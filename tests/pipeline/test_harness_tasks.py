@@ -13,7 +13,7 @@ from pipeline.decoding.pair import load_decoding_pair
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.harness import tasks as harness
-from pipeline.models.pair import pair_tokenizer
+from pipeline.models.load import pair_tokenizer
 from pipeline.store.artifacts import Store
 from tests.pipeline.answering import METHODS, note_asked, study, write_place
 from tests.results.models import WORDS

@@ -18,8 +18,7 @@ import torch
 
 from pipeline.drafter_training import __main__ as training
 from pipeline.drafter_training import features, generate, train
-from pipeline.drafter_training.dataset import Written
-from pipeline.drafter_training.features import Example
+from pipeline.drafter_training.features import Example, Written
 from pipeline.errors import PipelineError
 from pipeline.models.feature_head import FeatureHead
 from pipeline.models.head_files import load_head

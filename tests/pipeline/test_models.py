@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
 
 from pipeline.errors import PipelineError
-from pipeline.models.cache_check import relative_error
 from pipeline.models.devices import check_threads
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
-from pipeline.models.passes import Texts
+from pipeline.models.passes import Texts, relative_error
 from pipeline.models.prompt_tokens import encode
 from pipeline.models.vocabulary import read_tokens
 from pipeline.store.identity import hub_commit

@@ -29,7 +29,7 @@ from pipeline.decoding.pair import (
 from pipeline.decoding.reading import Reader, compared, steps_of
 from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
-from pipeline.models.pair import pair_tokenizer
+from pipeline.models.load import pair_tokenizer
 from pipeline.plan.method import Method, baseline
 from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import STAGE, STORED

@@ -34,7 +34,7 @@ from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, write
 from pipeline.execution.stopwatch import describe_device
 from pipeline.execution.workers import open_workers
 from pipeline.formats import spec_bench
-from pipeline.models.pair import pair_tokenizer
+from pipeline.models.load import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.method import Method, with_baselines
 from pipeline.plan.stage import Node

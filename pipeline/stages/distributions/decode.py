@@ -16,8 +16,7 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.caches import ALIGNED
 from pipeline.models.fixed_passes import Passes
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import LogitStatistics, Tempered, tempered_statistics
-from pipeline.models.nucleus import nucleus
+from pipeline.models.logit_statistics import LogitStatistics, Tempered, nucleus, tempered_statistics
 from pipeline.models.passes import Texts
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait

@@ -21,7 +21,7 @@ from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.execution.workers import open_workers
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.pair import load_pair, pair_tokenizer
+from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.stage import Node, pair_label
 from pipeline.stages.drafts.forced import Batch, ComparedPair, ForcedSteps, teacher_force
