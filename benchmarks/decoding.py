@@ -42,7 +42,7 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import verification
 from pipeline.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
 from pipeline.execution import runner
-from pipeline.models import few_queries, few_rows
+from pipeline.models import few_rows
 from pipeline.models.fixed_passes import TreePass
 from pipeline.models.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -174,7 +174,7 @@ def compare(gamma: int, ways: dict[str, Decoder], prompts: list[list[int]]) -> N
 
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 PROMPT, REPETITIONS, NODES = 160, 20, 60
-KINDS = {"transformers": "sdpa", "few_rows": "sdpa", "few_queries": few_queries.NAME}  # attention
+KINDS = {"transformers": "sdpa", "few_rows": "sdpa", "few_queries": few_rows.NAME}  # attention
 
 
 @torch.inference_mode()
