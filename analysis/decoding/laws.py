@@ -9,7 +9,7 @@ comes in as numbers, so that every law is a plain function and can be enumerated
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
 Rows = Callable[[int], tuple[Floats, Floats | None]]
-
-
-class ChainVerdict(NamedTuple):
-    """How many drafted tokens are accepted, and the token emitted after them."""
-
-    accepted: int
-    token: int
-
-
-class Call(NamedTuple):
-    """One verification call of a history: `position` is that of its first drafted token."""
-
-    position: int
-    drafted: int
-    accepted: int
+ChainVerdict = tuple[int, int]  # accepted tokens, and the token emitted after them
 
 
 def leading(accepted: Flags) -> int:
@@ -58,7 +44,7 @@ def match(drafted: Sequence[int], choices: Sequence[int]) -> ChainVerdict:
     accepted = 0
     while accepted < len(drafted) and drafted[accepted] == choices[accepted]:
         accepted += 1
-    return ChainVerdict(accepted, choices[accepted])
+    return accepted, choices[accepted]
 
 
 def relaxed(accepts: Flags, argmax: Sequence[int]) -> ChainVerdict:
@@ -69,7 +55,7 @@ def relaxed(accepts: Flags, argmax: Sequence[int]) -> ChainVerdict:
         argmax: the target's n + 1 argmaxes.
     """
     accepted = leading(accepts)
-    return ChainVerdict(accepted, argmax[accepted])
+    return accepted, argmax[accepted]
 
 
 def race(logits: Floats, log_times: Floats) -> NDArray[np.intp]:
@@ -139,7 +125,7 @@ def speculative_sampling(
     accepted = leading(tests if also is None else tests | also)
     target, draft = rows(accepted)
     weights = target if draft is None else residual(target, draft)
-    return ChainVerdict(accepted, pick(weights, token_uniform(accepted)))
+    return accepted, pick(weights, token_uniform(accepted))
 
 
 def block_verification(
@@ -175,7 +161,7 @@ def block_verification(
     weights = target[n]
     if accepted < n:
         weights = residual(kept[accepted] * target[accepted], draft[accepted])
-    return ChainVerdict(accepted, pick(weights, token_uniform(accepted)))
+    return accepted, pick(weights, token_uniform(accepted))
 
 
 def block_accepts(kept: Iterable[Any], excess: Iterable[Any], uniforms: Floats) -> int:
@@ -193,7 +179,9 @@ def block_accepts(kept: Iterable[Any], excess: Iterable[Any], uniforms: Floats) 
     return accepted
 
 
-def history(indicators: Sequence[bool], draft_length: int, limit: int | None = None) -> list[Call]:
+def history(
+    indicators: Sequence[bool], draft_length: int, limit: int | None = None
+) -> list[tuple[int, int, int]]:
     """Return the calls of greedy speculative decoding whose tests have the given outcomes.
 
     The walk over teacher-forced indicators: a call tests up to `draft_length` positions and
@@ -207,12 +195,15 @@ def history(indicators: Sequence[bool], draft_length: int, limit: int | None = N
         draft_length: at least 1.
         limit: positions that the answer might have had, where a token ended it before them;
             None where it has as many as it might.
+
+    Returns:
+        Of each call the position of its first drafted token, drafted and accepted tokens.
     """
     limit = len(indicators) if limit is None else limit
     calls, position = [], 0
     while position < len(indicators):
         drafted = min(draft_length, limit - position - 1)
         accepted = leading(np.asarray(indicators[position : position + drafted], dtype=np.bool_))
-        calls.append(Call(position, drafted, accepted))
+        calls.append((position, drafted, accepted))
         position += accepted + 1
     return calls

@@ -129,7 +129,7 @@ def predicted_curves(found: Floats, largest: int) -> dict[str, Curve]:
             points.append((len(tree), tree_tokens_per_call(tree, found)))  # type: ignore[arg-type]
         if points:
             curves[SHAPES[name]] = _curve(points)
-    best = best_trees(found, largest).tokens
+    best = best_trees(found, largest)[0]
     possible = np.isfinite(best)
     curves[SHAPES["optimal"]] = (np.arange(largest + 1.0)[possible][1:], best[possible][1:])
     return curves

@@ -12,7 +12,7 @@ accepted path, and its race is independent of those that led to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,8 @@ from ..decoding.laws import Floats, Rows, pick, residual
 from .topology import ROOT, Topology
 
 NOTHING = -1  # in the place of a token: none is drafted
-
-
-class TreeVerdict(NamedTuple):
-    """The accepted nodes from the root on, and the token emitted after them."""
-
-    path: tuple[int, ...]
-    token: int
+# the accepted nodes from the root on, and the token emitted after them
+TreeVerdict = tuple[tuple[int, ...], int]
 
 
 def arrivals(logits: Floats, log_times: Floats | float, count: int) -> NDArray[np.intp]:
@@ -76,7 +71,7 @@ def match_tree(tree: Topology, drafted: Sequence[int], choices: Sequence[int]) -
         token = choices[node + 1]
         found = [child for child in tree.children[node] if drafted[child] == token]
         if not found:
-            return TreeVerdict(tuple(path), token)
+            return tuple(path), token
         node = found[0]
         path.append(node)
 
@@ -119,7 +114,7 @@ def tree_speculative_sampling(
             p = _normalised(residual(p, q))
             q = _without(q, token)
         else:
-            return TreeVerdict(tuple(path), pick(p, token_uniform(len(path))))
+            return tuple(path), pick(p, token_uniform(len(path)))
         node = path[-1]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,16 +19,7 @@ from .topology import ROOT, Floats, Topology
 SUM_ROUNDING = 1e-9  # by which rates may add up to more than 1
 
 
-class Best(NamedTuple):
-    """The best trees of every size up to k.
-
-    Attributes:
-        tokens: (k + 1,) the tokens that the best tree of 0, 1, ..., k nodes is expected to emit.
-        tree: gives the best tree of some size.
-    """
-
-    tokens: Floats
-    tree: Callable[[int], Topology]
+Best = tuple[Floats, Callable[[int], Topology]]  # as `best_trees` returns them
 
 
 def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Topology:
@@ -53,7 +43,7 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
         >>> optimal([0.6, 0.3], 4)
         Topology(parents=(-1, 0, -1, 1))
     """
-    return best_trees(rates, k, depth).tree(k)
+    return best_trees(rates, k, depth)[1](k)
 
 
 def optimal_by_cost(
@@ -90,21 +80,23 @@ def optimal_by_cost(
     found, largest = Topology(()), 1.0
     before = np.ones(k + 1)
     for levels in range(1, (k if depth is None else min(depth, k)) + 1):
-        best = best_trees(rates, k, levels)
-        speedups = best.tokens * verify[0] / (verify + levels * draft_cost)
+        tokens, tree = best_trees(rates, k, levels)
+        speedups = tokens * verify[0] / (verify + levels * draft_cost)
         at = int(np.argmax(speedups))
         if speedups[at] > largest:
-            found, largest = best.tree(at), float(speedups[at])
-        if np.array_equal(best.tokens, before):  # more levels would change nothing either
+            found, largest = tree(at), float(speedups[at])
+        if np.array_equal(tokens, before):  # more levels would change nothing either
             break
-        before = best.tokens
+        before = tokens
     return found, largest
 
 
 def best_trees(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Best:
     """Return the best trees of all sizes up to k; arguments and errors are those of `optimal`.
 
-    A size that a tree of this depth and width cannot have has tokens of -inf.
+    Returns:
+        (k + 1,) the tokens that the best tree of 0, 1, ..., k nodes is expected to emit, -inf of a
+        size that no tree of this depth and width has; and what gives the best tree of some size.
     """
     given = np.asarray(rates, dtype=np.float64)
     if given.ndim != 1 or not (given >= 0).all() or given.sum() > 1 + SUM_ROUNDING:
@@ -154,7 +146,7 @@ def _by_heap(rates: Floats, k: int, levels: int) -> Best:
             _refuse(size, levels, len(rates))
         return Topology(tuple(parents[:size]))
 
-    return Best(np.array(tokens + [-np.inf] * (k + 1 - len(tokens))), tree)
+    return np.array(tokens + [-np.inf] * (k + 1 - len(tokens))), tree
 
 
 def _by_program(rates: Floats, k: int, levels: int) -> Best:
@@ -200,4 +192,4 @@ def _by_program(rates: Floats, k: int, levels: int) -> Best:
                 nodes -= share
         return Topology(tuple(parents))
 
-    return Best(1 + added[-1], tree)
+    return 1 + added[-1], tree

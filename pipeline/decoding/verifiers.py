@@ -169,7 +169,7 @@ class SpeculativeSampling:
         split = len(follow.columns)
         accepted = verification.leading(tested(passed, judge.of(found[split:])))
         token = follow.of(found[:split])(accepted)
-        return chain(verification.ChainVerdict(accepted, token), drafted)
+        return chain((accepted, token), drafted)
 
 
 class TreeSampling:
@@ -200,7 +200,7 @@ class TreeSampling:
                     path.append(child)
                     break
             else:
-                return on_tree(trees.TreeVerdict(tuple(path), token()), tree, drafted)
+                return on_tree((tuple(path), token()), tree, drafted)
 
     def _siblings(
         self, logits: Tensor, draft: Draft, tree: Topology, node: int, position: int
@@ -238,7 +238,7 @@ class BlockVerification:
             logits, draft, torch.stack([scale[1:], excess], 1), *follow.columns
         )
         accepted = verification.block_accepts(of_prefix[:, 0], of_prefix[:, 1], uniforms[:, TEST])
-        return chain(verification.ChainVerdict(accepted, follow.of(found)(accepted)), drafted)
+        return chain((accepted, follow.of(found)(accepted)), drafted)
 
 
 def of_drafted(p: Tensor, draft: Draft) -> Tensor:

@@ -204,10 +204,9 @@ def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() ->
     """Drafts of 5 tokens, answers of 12: every test succeeds with 0.7; the nominal form is off."""
     generator = np.random.default_rng(0)
     calls = [
-        {"run": 0, "reach": call.drafted, "tested": min(call.accepted + 1, call.drafted)}
-        | {"accepted": call.accepted}
+        {"run": 0, "reach": drafted, "tested": min(accepted + 1, drafted), "accepted": accepted}
         for _ in range(4000)
-        for call in history((generator.random(12) < 0.7).tolist(), 5)
+        for _, drafted, accepted in history((generator.random(12) < 0.7).tolist(), 5)
     ]
     table = pd.DataFrame(calls)
     measured = 1 + table["accepted"].mean()

@@ -15,7 +15,7 @@ import pytest
 from analysis.acceptance.divergences import argmax_rank
 from analysis.decoding import laws as chains
 from analysis.trees import laws
-from analysis.trees.laws import NOTHING, TreeVerdict
+from analysis.trees.laws import NOTHING
 from analysis.trees.topology import (
     ROOT,
     Topology,
@@ -92,7 +92,7 @@ def sampled(tree: Topology, p: Rows, q: Rows) -> Counter[tuple[int, ...]]:
             ),
             lambda _: Uniform(fork),
         )
-        return (*(drafts[node] for node in verdict.path), verdict.token)
+        return (*(drafts[node] for node in verdict[0]), verdict[1])
 
     return outcomes(run)
 
@@ -313,9 +313,9 @@ def test_arrivals_are_ordered_and_stop_where_nothing_can_be_drawn() -> None:
 def test_tree_greedy_follows_the_argmax_as_far_as_it_is_drafted() -> None:
     tree = symmetric(2, 2)  # nodes 0, 1; 2, 3 after 0; 4, 5 after 1
     drafted = [7, 8, 1, 2, 3, 4]
-    assert laws.match_tree(tree, drafted, [8, 0, 4, 0, 0, 0, 9]) == TreeVerdict((1, 5), 9)
-    assert laws.match_tree(tree, drafted, [7, 5, 0, 0, 0, 0, 0]) == TreeVerdict((0,), 5)
-    assert laws.match_tree(tree, drafted, [6, 0, 0, 0, 0, 0, 0]) == TreeVerdict((), 6)
-    assert laws.match_tree(Topology(()), [], [6]) == TreeVerdict((), 6)
+    assert laws.match_tree(tree, drafted, [8, 0, 4, 0, 0, 0, 9]) == ((1, 5), 9)
+    assert laws.match_tree(tree, drafted, [7, 5, 0, 0, 0, 0, 0]) == ((0,), 5)
+    assert laws.match_tree(tree, drafted, [6, 0, 0, 0, 0, 0, 0]) == ((), 6)
+    assert laws.match_tree(Topology(()), [], [6]) == ((), 6)
     chain = chains.match([4, 5, 6], [4, 5, 7, 8])
-    assert laws.match_tree(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == TreeVerdict((0, 1), chain.token)
+    assert laws.match_tree(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == ((0, 1), chain[1])
