@@ -15,6 +15,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
+from analysis.report.escape import without_formulas
 from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_counts import Counts, read_counts
@@ -181,7 +182,7 @@ def _show(
             print()
             sweeps.print_table(rows)
             table = pd.DataFrame(rows)
-            table.to_csv(directory / f"{name}.csv", index=False)
+            without_formulas(table).to_csv(directory / f"{name}.csv", index=False)
             table.to_parquet(directory / f"{name}.parquet", index=False)
     print(
         "\nof_all: of all calls, as engines print it; conditional: of those that reached the place"

@@ -77,11 +77,13 @@ def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> N
         return
     import pandas as pd
 
+    from analysis.report.escape import without_formulas
+
     file = place.with_name(f"{place.name}.csv")
     print(f"{len(chosen)} of {len(rows)} rows: {which}.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(rows).to_csv(file, index=False)
+        without_formulas(pd.DataFrame(rows)).to_csv(file, index=False)
         print(f"all rows: {shown(file)}", flush=True)
     except OSError as error:
         print(f"all rows: {shown(file)} can't be written ({error.strerror})", flush=True)
@@ -227,6 +229,7 @@ def _parsed(texts: Sequence[str | None]) -> list[Any]:
 def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, Any]]) -> None:
     import pandas as pd
 
+    from analysis.report.escape import without_formulas
     from analysis.report.style import render
     from analysis.report.sweep_figure import sweep_figure
     from analysis.statistics.bootstrap import FEW_PROMPTS
@@ -234,7 +237,7 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, 
     table = pd.DataFrame(rows)
     if "prompts" in table:
         table["few_prompts"] = table["prompts"] < FEW_PROMPTS
-    table.to_csv(directory / f"{name}.csv", index=False)
+    without_formulas(table).to_csv(directory / f"{name}.csv", index=False)
     table.to_parquet(directory / f"{name}.parquet", index=False)
     print_table(rows)
     figure = sweep_figure(table, swept)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import PipelineError
@@ -43,6 +44,27 @@ def damaged_shards(partial: Path) -> list[str]:
     ]
 
 
+def damaged_copies(folder: Path, reports: Sequence[Artifact]) -> list[str]:
+    """Return what is wrong with the copies of `reports` in `folder`, one directory a study.
+
+    A copy is whole if every file of one report is in it as recorded. Of a damaged one the files
+    are named that differ from the report it is nearest to.
+    """
+    problems = []
+    for place in sorted(path for path in folder.glob("[!.]*") if path.is_dir()):
+        different = [
+            [name for name, digest in files.items() if not _is(place / name, digest)]
+            for files in (report.record["files"] for report in reports)
+        ]
+        nearest = min(different, key=len, default=[])
+        problems += [f"{place / name} differs from its report in artifacts/" for name in nearest]
+    return problems
+
+
+def _is(path: Path, digest: str) -> bool:
+    return path.is_file() and file_digest(path) == digest
+
+
 def main(arguments: list[str]) -> int:
     """Verify the store and return the exit status."""
     root = (Path(arguments[0]) if arguments else OUTPUTS) / "artifacts"
@@ -53,7 +75,7 @@ def main(arguments: list[str]) -> int:
         )
     directories = [path for stage in VERSIONS for path in sorted((root / stage).glob("*"))]
     artifacts = [Artifact(path) for path in directories if not path.name.startswith(".")]
-    damaged, failed = [], 0
+    damaged, reports, failed = [], [], 0
     for artifact in artifacts:
         try:
             problems = artifact.damage()
@@ -63,8 +85,14 @@ def main(arguments: list[str]) -> int:
             problems, failed = [str(error)], failed + 1
         else:
             damaged += [artifact.directory] if problems else []
+            reports += (
+                [artifact] if not problems and artifact.directory.parent.name == "report" else []
+            )
         for problem in problems:
             print(problem, file=sys.stderr)
+    copies = damaged_copies(root.parent / "report", reports)
+    for problem in copies:
+        print(f"{problem}: the next run of the study copies it again", file=sys.stderr)
     try:
         Store(root).set_aside(damaged)
     except OSError as error:
@@ -81,7 +109,7 @@ def main(arguments: list[str]) -> int:
         f"{len(artifacts)} artifacts verified, {len(damaged) + failed} damaged; "
         f"{len(partials)} unfinished, {len(shards)} of their shards and plans damaged"
     )
-    return 1 if damaged or failed or shards or models else 0
+    return 1 if damaged or failed or shards or models or copies else 0
 
 
 if __name__ == "__main__":

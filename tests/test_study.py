@@ -24,7 +24,7 @@ from hydra import compose, initialize_config_dir
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, StrictGreedy, Tree
 from conf import schema
-from pipeline import cli, solve
+from pipeline import cli, solve, verify
 from pipeline.loader import Study
 from pipeline.paths import CONF
 from pipeline.plan.composition import quoted
@@ -66,6 +66,24 @@ def test_report_holds_every_table_and_figure(small_study: SmallStudy) -> None:
     assert linked == files - {"index.md"}
     for path in report.rglob("figures/*.png"):
         assert path.with_suffix(".csv").is_file(), path
+
+
+def test_verify_names_what_is_damaged_of_the_copied_report(
+    small_study: SmallStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = small_study.outputs / "report/mini/tables/table2.csv"
+    whole = file.read_bytes()
+    assert verify.main([str(small_study.outputs)]) == 0
+    for damage in (whole.replace(b"1", b"2", 1), None):
+        file.unlink() if damage is None else file.write_bytes(damage)
+        capsys.readouterr()
+        assert verify.main([str(small_study.outputs)]) == 1
+        printed = capsys.readouterr().err
+        assert f"{file} differs from its report" in printed
+        assert printed.count("differs") == 1
+    pipeline(*small_study.overrides)
+    assert file.read_bytes() == whole
+    assert verify.main([str(small_study.outputs)]) == 0
 
 
 def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy) -> None:

@@ -1,9 +1,12 @@
-"""Plain text as Markdown, as LaTeX and as the name of a LaTeX macro."""
+"""Plain text as Markdown, as LaTeX, as the name of a LaTeX macro and as cells of a CSV file."""
 
 from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
+
+import pandas as pd
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -62,6 +65,8 @@ DIGITS = dict(
         strict=True,
     )
 )
+
+FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?![\d.e+-]*$))")  # what a spreadsheet would compute
 
 
 def latex(text: str) -> str:
@@ -122,3 +127,22 @@ def macro(*names: str) -> str:
     """
     words = re.findall(r"[A-Za-z]+|[0-9.]|(?<==)-(?=[0-9])", " ".join(names))
     return "".join(DIGITS.get(word) or word[0].upper() + word[1:] for word in words)
+
+
+def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame for a CSV file: a text that a spreadsheet would compute gets an apostrophe.
+
+    >>> frame = pd.DataFrame({"model": ["=1+1", "+x", "@y", "-", "a=b"], "value": [-1, 2, 3, 4, 5]})
+    >>> without_formulas(frame)["model"].tolist()
+    ["'=1+1", "'+x", "'@y", '-', 'a=b']
+    """
+
+    def safe(value: Any) -> Any:
+        return FORMULA.sub(r"'\g<0>", value) if isinstance(value, str) else value
+
+    escaped = frame.copy()
+    for at, dtype in enumerate(frame.dtypes):
+        if not pd.api.types.is_numeric_dtype(dtype):
+            escaped.isetitem(at, frame.iloc[:, at].astype(object).map(safe, na_action="ignore"))
+    escaped.columns = pd.Index([safe(name) for name in frame.columns])
+    return escaped

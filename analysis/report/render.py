@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from . import style
-from .escape import latex, markdown, one_line
+from .escape import latex, markdown, one_line, without_formulas
 from .records import Column, Figure, Row, Table
 from .text import UNDEFINED
 
@@ -22,7 +22,6 @@ FOLDED = (
 )
 TOP_M = re.compile(r"Top-(\d+) (\+ .+)")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
-FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?![\d.e+-]*$))")  # what a spreadsheet would compute
 
 Line = tuple[str, list[str], list[str]]  # a name, the cells, and the published ones or none
 
@@ -45,23 +44,8 @@ def names(item: Table | Figure) -> list[str]:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return a tidy frame as CSV; an empty cell is a value that does not exist.
-
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
-
-    >>> frame = pd.DataFrame({"model": ["=1+1", "+x", "@y", "-", "a=b"], "value": [-1, 2, 3, 4, 5]})
-    >>> csv_text(frame).split()
-    ['model,value', "'=1+1,-1", "'+x,2", "'@y,3", '-,4', 'a=b,5']
-    """
-
-    def safe(value: Any) -> Any:
-        return FORMULA.sub(r"'\g<0>", value) if isinstance(value, str) else value
-
-    escaped = frame.copy()
-    for at, dtype in enumerate(frame.dtypes):
-        if not pd.api.types.is_numeric_dtype(dtype):
-            escaped.isetitem(at, frame.iloc[:, at].astype(object).map(safe, na_action="ignore"))
-    escaped.columns = [safe(name) for name in frame.columns]
+    """Return a tidy frame as CSV; an empty cell is a value that does not exist."""
+    escaped = without_formulas(frame)
     return str(escaped.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
