@@ -44,7 +44,7 @@ from pipeline.decoding.verifiers import Match, SpeculativeSampling, TreeSampling
 from pipeline.execution import runner
 from pipeline.models import few_rows
 from pipeline.models.fixed_passes import TreePass
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text

@@ -49,7 +49,7 @@ from pipeline.execution.stopwatch import (
     product_rate,
     throughput,
 )
-from pipeline.models import heads
+from pipeline.models import language_model
 from pipeline.models.fixed_passes import Passes
 from pipeline.models.load import LanguageModel, random_qwen3
 from pipeline.models.logit_statistics import tempered_statistics
@@ -153,8 +153,8 @@ def head_and_statistics(device: torch.device) -> str:
     """Check the product in bfloat16 and the statistics by masks against the CPU's."""
     torch.manual_seed(1)
     hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
-    here = heads.wide_product(hidden, weight)
-    there = heads.wide_product(hidden.to(device), weight.to(device)).cpu()
+    here = language_model.wide_product(hidden, weight)
+    there = language_model.wide_product(hidden.to(device), weight.to(device)).cpu()
     product = (here - there).abs().max().item()
     expect(product <= 1e-3, f"logits are {product:.3g} apart")
     here[0, :200] = here[0].max()  # ties

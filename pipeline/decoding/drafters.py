@@ -16,7 +16,7 @@ from pipeline.decoding.growth import grow
 from pipeline.decoding.shapes import Level, columns, levels, parents, readable, within
 from pipeline.models.devices import send
 from pipeline.models.fixed_passes import Passes
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 

@@ -19,7 +19,7 @@ from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.fixed_passes import Passes
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.load import load_pair
 from pipeline.models.vocabulary import common_rows

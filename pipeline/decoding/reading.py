@@ -12,7 +12,7 @@ from torch import Tensor
 from analysis.acceptance.divergences import compare_logits
 from analysis.acceptance.realised import Steps
 from analysis.topk import TopK
-from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 

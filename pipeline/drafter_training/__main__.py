@@ -24,8 +24,8 @@ from pipeline.drafter_training.features import round_products
 from pipeline.drafter_training.generate import load, recipe_of
 from pipeline.drafter_training.openings import ngrams
 from pipeline.errors import PipelineError
-from pipeline.models.feature_head import FeatureHead
-from pipeline.models.head_files import read_weights, save_head
+from pipeline.models.heads.feature_head import FeatureHead
+from pipeline.models.heads.head_files import read_weights, save_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import ASSETS, OUTPUTS
 from pipeline.plan.composition import EXPECTED_ERRORS, explain

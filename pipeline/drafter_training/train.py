@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from pipeline.drafter_training.features import Example
 from pipeline.errors import PipelineError
-from pipeline.models.feature_head import Depths, FeatureHead
+from pipeline.models.heads.feature_head import Depths, FeatureHead
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -21,7 +21,7 @@ BLOCK = 256  # columns: a kept cache has whole blocks, so that few texts need a 
 
 
 class Model(Protocol):
-    """A language model, or a head on one (`pipeline.models.hidden_drafter.HiddenDrafter`)."""
+    """A language model, or a head on one (`pipeline.models.heads.hidden_drafter.HiddenDrafter`)."""
 
     @property
     def label(self) -> str: ...  # noqa: D102

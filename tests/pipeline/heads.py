@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.models.feature_head import FeatureHead
-from pipeline.models.hidden_drafter import HiddenDrafter, projection_of
+from pipeline.models.heads.feature_head import FeatureHead
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, projection_of
 from pipeline.models.language_model import LanguageModel
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from pipeline.execution import stopwatch
 from pipeline.execution.shard_plan import at_most
-from pipeline.models import devices, heads, load, logit_statistics
+from pipeline.models import devices, language_model, load, logit_statistics
 from pipeline.models.devices import set_up
 from pipeline.models.load import LanguageModel, load_model
 from pipeline.stages.distributions.compute import needed
@@ -37,15 +37,15 @@ def test_a_narrow_weight_gives_the_logits_of_its_wide_copy(
     torch.manual_seed(0)
     linear = nn.Linear(16, 40, bias=False).bfloat16()
     hidden = torch.randn(shape).bfloat16()
-    wide = heads.Head(linear, torch.float32)
+    wide = language_model.Head(linear, torch.float32)
     assert wide.weight.dtype == torch.float32
-    monkeypatch.setattr(heads, "sums_wide", lambda *_: True)
-    narrow = heads.Head(linear, torch.float32)
+    monkeypatch.setattr(language_model, "sums_wide", lambda *_: True)
+    narrow = language_model.Head(linear, torch.float32)
     assert narrow.weight.data_ptr() == linear.weight.data_ptr()  # no copy
     assert torch.equal(narrow(hidden), wide(hidden))
     exact = hidden.double() @ linear.weight.double().T
     torch.testing.assert_close(narrow(hidden).double(), exact, rtol=1e-6, atol=1e-6)
-    biased = heads.Head(nn.Linear(16, 40).bfloat16(), torch.float32)
+    biased = language_model.Head(nn.Linear(16, 40).bfloat16(), torch.float32)
     assert biased.weight.dtype == torch.float32
 
 
@@ -62,10 +62,12 @@ def test_the_product_asks_cuda_for_float32(monkeypatch: pytest.MonkeyPatch) -> N
     hidden = torch.randn(2, 3, 4).bfloat16()
     weight = torch.randn(5, 4).bfloat16()
     monkeypatch.setattr(torch, "mm", mm)
-    found = heads.wide_product(hidden.as_subclass(OnCuda), weight)
+    found = language_model.wide_product(hidden.as_subclass(OnCuda), weight)
     assert asked == {"shape": (6, 4), "dtype": torch.float32}
     monkeypatch.undo()
-    torch.testing.assert_close(found.as_subclass(torch.Tensor), heads.wide_product(hidden, weight))
+    torch.testing.assert_close(
+        found.as_subclass(torch.Tensor), language_model.wide_product(hidden, weight)
+    )
 
 
 @pytest.mark.parametrize("k", [1, 20, 49, 50])

@@ -21,7 +21,7 @@ from pipeline.execution import shards
 from pipeline.execution.row_threads import in_threads
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models import vocabulary
-from pipeline.models.hidden_drafter import GivenText
+from pipeline.models.heads.hidden_drafter import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.load import new_qwen3, wrap
 from pipeline.stages.drafts import compare

@@ -28,8 +28,8 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
-from pipeline.models.head_files import load_head
-from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.head_files import load_head
+from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of

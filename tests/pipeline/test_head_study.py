@@ -23,7 +23,7 @@ from conf.schema import Config
 from pipeline import cli, gc, sweeps, verify
 from pipeline.errors import PipelineError
 from pipeline.execution import preflight, runner
-from pipeline.models.head_files import save_head
+from pipeline.models.heads.head_files import save_head
 from pipeline.models.load import load_model
 from pipeline.paths import CONF
 from pipeline.plan.graph import Node, with_upstream

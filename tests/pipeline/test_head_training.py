@@ -20,8 +20,8 @@ from pipeline.drafter_training import __main__ as training
 from pipeline.drafter_training import features, generate, train
 from pipeline.drafter_training.features import Example, Written
 from pipeline.errors import PipelineError
-from pipeline.models.feature_head import FeatureHead
-from pipeline.models.head_files import load_head
+from pipeline.models.heads.feature_head import FeatureHead
+from pipeline.models.heads.head_files import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_tokenizer
 from tests.pipeline import heads, tiny

@@ -14,9 +14,9 @@ from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
-from pipeline.models.feature_head import Depths
-from pipeline.models.head_files import check_head, load_head, read_head, save_head
-from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.feature_head import Depths
+from pipeline.models.heads.head_files import check_head, load_head, read_head, save_head
+from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.models.passes import Text

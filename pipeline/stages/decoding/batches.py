@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pipeline.decoding.pair import DecodingPair, attempt
 from pipeline.execution.stopwatch import mark, seconds_between
-from pipeline.models.feature_head import Depths
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.feature_head import Depths
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Texts
 

@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, join, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.execution.workers import open_workers
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.vocabulary import common_rows

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.execution.row_threads import in_threads
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.models.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import (
     LogitStatistics,

@@ -27,7 +27,7 @@ from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Tre
 from pipeline.errors import PipelineError
 from pipeline.models import fixed_passes as fixed
 from pipeline.models.fixed_passes import BLOCK, FixedPass, Passes
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting

@@ -17,7 +17,7 @@ from analysis.trees.topology import Topology
 from pipeline.decoding import pair
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.passes import Text
 from pipeline.plan.graph import Node

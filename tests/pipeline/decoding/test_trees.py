@@ -28,7 +28,7 @@ from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
 from pipeline.decoding.loop import Answer, Level, decode, reach
 from pipeline.decoding.shapes import columns, levels, parents, verification
 from pipeline.decoding.verifiers import Match
-from pipeline.models.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from tests.pipeline import heads

@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.models import eagle3_files
-from pipeline.models.eagle3_files import EMBEDDING, PROJECTION, TARGETS, Eagle3
-from pipeline.models.feature_head import FeatureHead
 from pipeline.models.few_rows import use_few_rows
-from pipeline.models.heads import linear_of
-from pipeline.models.hidden_drafter import HiddenDrafter, like_target, projection_of
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.heads import eagle3_files
+from pipeline.models.heads.eagle3_files import EMBEDDING, PROJECTION, TARGETS, Eagle3
+from pipeline.models.heads.feature_head import FeatureHead
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
+from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.store.identity import HEAD_FILES, hub_files, local_path
 
 KIND = "feature_head"  # model_type in config.json

@@ -48,7 +48,7 @@ class Eagle3:
     Attributes:
         drafted: how many tokens can be drafted.
         width: of the target's hidden states.
-        norm_before_residual: as of `pipeline.models.feature_head.Layer`.
+        norm_before_residual: as of `pipeline.models.heads.feature_head.Layer`.
     """
 
     drafted: int

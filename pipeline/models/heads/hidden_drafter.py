@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.models.caches import Cache, one_layer
-from pipeline.models.feature_head import Depths, FeatureHead
-from pipeline.models.heads import Head, linear_of
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.heads.feature_head import Depths, FeatureHead
+from pipeline.models.language_model import Head, LanguageModel, linear_of
 
 MADE_UP = 14  # tokens
 

@@ -1,0 +1,1 @@
+"""Heads on a target: their layer, what drafts with it, and their files."""
