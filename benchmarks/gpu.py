@@ -39,7 +39,8 @@ from pipeline.decoding.drafters import model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.execution import graphs
-from pipeline.execution.shards import Plan, at_most, compute_unfinished, join, out_of_memory
+from pipeline.execution.shard_plan import Plan, at_most
+from pipeline.execution.shards import compute_unfinished, join, out_of_memory
 from pipeline.execution.stopwatch import (
     Peaks,
     Stopwatch,

@@ -14,14 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.execution.ray_workers import RayWorkers
 from pipeline.execution.runner import ensure
-from pipeline.execution.shards import Plan
-from pipeline.execution.workers import Here
+from pipeline.execution.shard_plan import Plan
+from pipeline.execution.workers import Here, RayWorkers
 from pipeline.loader import Study
-from pipeline.plan.stage import Node
 from pipeline.stages.distributions.compute import open_decoder, read_prompts
 from pipeline.store.artifacts import Artifact, Pending, Store
+from pipeline.store.node import Node
 
 Upstream = dict[str, list[Artifact]]
 

@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.rules import Additive, Rule, StrictGreedy, to_mapping
-from pipeline.execution.in_order import stream_threads
 from pipeline.execution.runner import ensure
-from pipeline.plan.graph import Node
+from pipeline.execution.threads import stream_threads
 from pipeline.stages.certificates import write_certificates
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending, Store
 from pipeline.store.distributions import MOMENTS, as_top_k
 from pipeline.store.distributions import ROWS as CHUNK
+from pipeline.store.node import Node
 
 VOCABULARY, DIFFERENT = 4096, 16
 RULES: tuple[Rule, ...] = (StrictGreedy(), Additive(0.1))

@@ -269,7 +269,6 @@ class Device:
 class Execution:
     """Who computes the long stages; never part of what is computed."""
 
-    targets: int = _at_least(1)
     engine: str = _one_of("inline", "ray")
     workers: int | None = _optional_at_least(1)
     address: str | None = _ranged(

@@ -32,7 +32,8 @@ from pipeline.plan.composition import (
     report_name,
     settings_of,
 )
-from pipeline.store.artifacts import Artifact, Store, slug
+from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.node import slug
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 schema.register()
@@ -174,18 +175,10 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
     name = report_name(config) if settings.stage == "report" else ""
     missing = runner.missing(wanted, store)
     if any(stage_of(node).models(node) for node in missing):
-        from pipeline.execution import preflight
-
-        preflight.check_models(missing)  # an error now rather than after the prompts
+        runner.check_models(missing)  # an error now rather than after the prompts
     if note:
         _note(config, Path(settings.outputs) / "runs")
-    _refer(wanted, store)
-    told, at_once = False, settings.execution.targets
-    if at_once > 1 and settings.execution.engine == "inline":
-        from pipeline.execution.beside import ensure_targets
-
-        told = ensure_targets(nodes, wanted, len(settings.targets), at_once, store)
-    artifacts = runner.ensure(wanted, store, told=told)
+    artifacts = runner.ensure(wanted, store)
     if name:
         from pipeline.report_copy import serve
 
@@ -201,22 +194,10 @@ def _note(config: DictConfig, runs: Path) -> None:
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
 
 
-def _refer(nodes: list, store: Store) -> None:
-    """Note what this command, or this point of a sweep, needs to be kept."""
-    from pipeline.gc import refer
-
-    if HydraConfig.initialized():
-        overrides = HydraConfig.get().overrides.task
-        elsewhere = ("outputs=", "device.", "execution.")
-        command = " ".join(o for o in overrides if not o.startswith(elsewhere))
-        with suppress(OSError):  # outputs that can't be written serve what they hold
-            refer(command, nodes, store)
-
-
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     """Check the configuration and plan every stage, without computing anything."""
     from pipeline.plan.graph import plan
-    from pipeline.plan.rules import build_rules
+    from pipeline.plan.slices import build_rules
     from pipeline.store.identity import Identities
 
     settings = settings_of(config)

@@ -22,7 +22,7 @@ from pipeline.formats.engine_counts import Counts, read_counts
 from pipeline.paths import CONF
 from pipeline.plan.composition import EXPECTED_ERRORS, explain, settings_of
 from pipeline.plan.stage import SummaryRow
-from pipeline.store.artifacts import slug
+from pipeline.store.node import slug
 
 OWN = ("engine.", "outputs=")  # overrides that ask for no study
 

@@ -13,9 +13,9 @@ from hydra import compose, initialize_config_dir
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
-from pipeline.plan.stage import Node
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +83,7 @@ class Study:
         """
         import numpy as np
 
-        from pipeline.store.words import words
+        from pipeline.store.distributions import words
 
         (node,) = self._of("distributions", target)
         drafts = self._of("drafts", target)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.execution.runner import UNWRITABLE, shown
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest
 
 
 def serve(report: Artifact, place: Path, store: Store) -> None:

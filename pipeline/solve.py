@@ -27,11 +27,12 @@ from pipeline.errors import PipelineError
 from pipeline.execution.runner import shown
 from pipeline.paths import CONF
 from pipeline.plan.composition import EXPECTED_ERRORS, explain
-from pipeline.plan.rules import build_dials, judged_by_logs
-from pipeline.plan.stage import Node, SummaryRow
-from pipeline.store.artifacts import Artifact, Store, slug
+from pipeline.plan.slices import build_dials, judged_by_logs
+from pipeline.plan.stage import SummaryRow
+from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions, read_steps
+from pipeline.store.node import Node, slug
 
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution

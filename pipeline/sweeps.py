@@ -14,8 +14,9 @@ from typing import Any
 
 from analysis.report.text import UNDEFINED, length_text, limits, mark_of, upper_end
 from pipeline.execution.runner import shown
-from pipeline.plan.stage import Node, stage_of
-from pipeline.store.artifacts import Artifact, slug
+from pipeline.plan.stage import stage_of
+from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node, slug
 
 POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept

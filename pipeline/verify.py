@@ -15,8 +15,7 @@ from pipeline.gguf_models.source import damaged_models
 from pipeline.paths import OUTPUTS
 from pipeline.plan.graph import VERSIONS
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.durable import read_sealed
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest, read_sealed
 
 PARTIAL = ".partial"
 

@@ -18,9 +18,9 @@ PLUMBING = {  # no stage's own
     "pipeline.plan.graph",
     "pipeline.plan.slices",
     "pipeline.plan.stage",
-    "pipeline.plan.summaries",
     "pipeline.store.artifacts",
-    "pipeline.store.fingerprint",
+    "pipeline.store.durable",
+    "pipeline.store.node",
     "pipeline.store.identity",
 }
 

@@ -28,7 +28,7 @@ from pipeline.plan.composition import (
     report_name,
     settings_of,
 )
-from pipeline.plan.rules import build_dials, build_rules
+from pipeline.plan.slices import build_dials, build_rules
 from tests.pipeline import tiny
 
 GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "accuracy", "device")

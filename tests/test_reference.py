@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.statistics.bootstrap import summary
 from pipeline.loader import Study
-from pipeline.store.fingerprint import fingerprint
+from pipeline.store.node import fingerprint
 from tests.conftest import pipeline
 
 REFERENCE = Path(__file__).parent / "reference" / "mini.json"

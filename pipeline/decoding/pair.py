@@ -24,7 +24,8 @@ from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.load import load_pair
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.method import Method, method_mapping, with_baselines
-from pipeline.plan.stage import Node, pair_label
+from pipeline.plan.stage import pair_label
+from pipeline.store.node import Node
 
 T = TypeVar("T")
 

@@ -20,8 +20,9 @@ from typing import Any
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
 from pipeline.plan.graph import MODULES, STAGES, with_upstream
-from pipeline.plan.stage import Node, stage_of
+from pipeline.plan.stage import stage_of
 from pipeline.store.artifacts import Artifact, Pending, Store
+from pipeline.store.node import Node
 
 RECORDED_PACKAGES = (
     "numpy",
@@ -38,16 +39,60 @@ ATTEMPTS = 3  # to make an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
-def ensure(nodes: Iterable[Node], store: Store, *, told: bool = False) -> list[Artifact]:
+def check_models(nodes: Iterable[Node]) -> None:
+    """Check the models that `nodes`, still to be computed, will load.
+
+    Raises:
+        PipelineError: there is no such device or are fewer processors; workers can't be had; a
+            model is of a kind that can't be run; one that reads drafts can't take them back; or
+            tokenizers differ.
+    """
+    from pipeline.models.devices import check_threads, choose_device
+    from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
+
+    checked = set()
+    for node in nodes:
+        models = stage_of(node).models(node)
+        elsewhere = bool(models) and _join_workers(node)
+        for _, _, settings in models:
+            if not elsewhere:
+                choose_device(settings["device"])
+                check_threads(settings["threads"])
+        if not models or (models[0].key, len(models)) in checked:
+            continue
+        key, config, settings = models[0]
+        checked.add((key, len(models)))
+        if len(models) == 1:
+            skeleton(config, settings, key)
+        else:
+            check_pair_skeletons(node.config, node.settings, key)
+            pair_tokenizer(node.config, node.settings, key)
+
+
+def _join_workers(node: Node) -> bool:
+    """Join the workers that a node asks for; return whether they may be on other machines."""
+    from pipeline.execution.worker import connect, execution_of, share_out, target_settings
+
+    asked = execution_of(node)
+    if asked["engine"] == "inline":
+        return False
+    there = connect(asked["address"]).cluster_resources()
+    settings = target_settings(node)
+    share_out(there, asked["workers"], settings["device"], settings["threads"])
+    return asked["address"] is not None
+
+
+def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
     """Bring `nodes` and what they need up to date; return their artifacts, checked, in order.
 
     What an up-to-date artifact was made from is not looked for: it may have been deleted. What is
-    found damaged is set aside and made anew. `told`: what is to be run was said already.
+    found damaged is set aside and made anew.
 
     Raises:
         PipelineError: a stage says what is wrong, or the disk is full or loses what it is given.
     """
     wanted, computed, damages = list(nodes), set[str](), Counter[Path]()
+    told = False
     while True:
         # again after each group: an upstream rebuilt with other content makes more nodes stale
         try:

@@ -16,8 +16,7 @@ from uuid import uuid4
 
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Pending
-from pipeline.store.durable import put, read_sealed, write_sealed
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest, put, read_sealed, write_sealed
 
 PLAN = "plan.json"
 

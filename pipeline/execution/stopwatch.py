@@ -9,12 +9,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:  # workers start faster
-    from pipeline.models.language_model import LanguageModel
 
 Mark = float | torch.cuda.Event
 DECODING = ("prefill", "decode", "statistics")  # the rest of a shard overlaps with the next one's
@@ -122,14 +119,14 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 
 def throughput(
-    measured: Iterable[Mapping[str, Any]], model: LanguageModel, peaks: Peaks | None
+    measured: Iterable[Mapping[str, Any]], model: Any, peaks: Peaks | None
 ) -> dict[str, Any]:
     """Sum up what finished shards took.
 
     Args:
         measured: of each shard its seconds by span, rows, and what decoding takes at least:
             forwards (steps of the batch), forward_tokens and kv_tokens (read in them).
-        model: what decoded them.
+        model: what decoded them, a `pipeline.models.language_model.LanguageModel`.
         peaks: of the device, or None. The bound is the time in which it moves the weights, once a
             step, and the keys and values, or does the operations, whichever is longer.
     """

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.store.artifacts import slug
+from pipeline.store.node import slug
 
 
 def is_question(row: Mapping[str, Any]) -> bool:

@@ -20,8 +20,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.paths import OUTPUTS, ROOT
-from pipeline.store.durable import put, read_sealed, sync, write_sealed
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 
 MODELS = OUTPUTS / "models"
 VERSION = 1  # of the conversion: bump it when what is written changes

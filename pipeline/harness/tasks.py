@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.store.fingerprint import file_digest, fingerprint
+from pipeline.store.durable import file_digest
+from pipeline.store.node import fingerprint
 
 KEY = "accuracy.tasks"
 INSTALL = 'pip install -e ".[harness]"'

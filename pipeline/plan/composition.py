@@ -19,8 +19,7 @@ from analysis.fields import FieldError, check
 from conf.schema import Config, Execution
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
-from pipeline.store.artifacts import slug
-from pipeline.store.fingerprint import fingerprint
+from pipeline.store.node import fingerprint, slug
 
 # errors of a user's making, or of the machine's: printed without a traceback
 EXPECTED_ERRORS = (

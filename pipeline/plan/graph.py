@@ -12,8 +12,9 @@ from typing import Any
 from conf import schema
 from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.stage import Node, Request, Stage
+from pipeline.plan.stage import Request, Stage
 from pipeline.store.identity import Identities
+from pipeline.store.node import Node
 
 __all__ = ["MODULES", "RESUMABLE", "STAGES", "VERSIONS", "Node", "plan", "with_upstream"]
 

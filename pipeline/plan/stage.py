@@ -8,59 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from conf.schema import Config
-from pipeline.store.fingerprint import fingerprint
+from pipeline.store.artifacts import Artifact
 from pipeline.store.identity import Identities
-
-if TYPE_CHECKING:
-    from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
 
 SummaryRow = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Node:
-    """One artifact to be: its stage, what determines it, and what it is made from."""
-
-    stage: str
-    label: str
-    config: Mapping[str, Any]
-    upstream: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)  # never determines the content
-
-    @property
-    def version(self) -> int:
-        """The version of the stage's computation."""
-        return stage_of(self).version
-
-    @cached_property
-    def upstream_nodes(self) -> tuple[Node, ...]:
-        """All nodes this one is made from, in order."""
-        return tuple(node for nodes in self.upstream.values() for node in nodes)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of stage, version, configuration slice and upstream fingerprints."""
-        return fingerprint(
-            {
-                "stage": self.stage,
-                "version": self.version,
-                "config": self.config,
-                "upstream": {
-                    name: [node.fingerprint for node in nodes]
-                    for name, nodes in self.upstream.items()
-                },
-            }
-        )
-
-    @property
-    def hash12(self) -> str:
-        """The part of the fingerprint that names the directory."""
-        return self.fingerprint[:12]
 
 
 @dataclass(frozen=True)

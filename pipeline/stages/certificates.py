@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import rule_slice, statistics_slice
-from pipeline.plan.stage import Node, Request, Stage, SummaryRow
-from pipeline.plan.summaries import bootstrap_settings
+from pipeline.plan.slices import bootstrap_settings, rule_slice, statistics_slice
+from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import STEP
+from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -82,7 +82,7 @@ def nodes(request: Request) -> list[Node]:
 
 def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: list[Pending]) -> None:
     """Certify the distributions under the rule of every node, each into its own artifact."""
-    from pipeline.execution.in_order import stream_threads
+    from pipeline.execution.threads import stream_threads
     from pipeline.store import columns, distributions
 
     rules = [node.settings["rule"] for node in nodes]
@@ -124,7 +124,7 @@ def write_certificates(
     import pyarrow as pa
 
     from analysis.certificates.certify import certify
-    from pipeline.execution.in_order import in_order
+    from pipeline.execution.threads import in_order
     from pipeline.store import columns
     from pipeline.store.distributions import ROWS
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import statistics_slice
-from pipeline.plan.stage import Node, Request, Stage, SummaryRow
-from pipeline.plan.summaries import bootstrap_settings, lower_bound_marks
+from pipeline.plan.slices import bootstrap_settings, lower_bound_marks, statistics_slice
+from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COUNTED
+from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact, Pending

@@ -8,27 +8,139 @@ directory. What is damaged is set aside in ``quarantine/`` and made anew.
 
 from __future__ import annotations
 
-import re
+import errno
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import DamagedError
-from pipeline.store.durable import put, sync, write_sealed
-from pipeline.store.fingerprint import file_digest
-from pipeline.store.published import RECORD, Artifact, content_digest
+from pipeline.errors import DamagedError, PipelineError
+from pipeline.store import columns as known
+from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
+from pipeline.store.node import RECORD, Node, content_digest, slug
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.plan.stage import Node
-
-__all__ = ["RECORD", "Artifact", "Pending", "Store", "content_digest", "slug"]
+GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
 SCHEMA_VERSION = 2  # of record.json and of the columns
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published artifact."""
+
+    directory: Path
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The record written when the artifact was published.
+
+        Raises:
+            DamagedError: it is not what was written.
+        """
+        path = self.directory / RECORD
+        try:
+            return read_sealed(path)
+        except ValueError as error:
+            raise DamagedError(self.directory, f"{path} {error}") from error
+        except OSError as error:
+            raise self._unreadable(path, error) from error
+
+    @property
+    def content(self) -> str:
+        """Digest of the artifact's content, timings and machine aside."""
+        return str(self.record["content"])
+
+    @cached_property
+    def _checked(self) -> set[str]:
+        return set()
+
+    def _check(self, name: str) -> None:
+        """Check a file against the record, once."""
+        if name in self._checked:
+            return
+        path = self.directory / name
+        if name not in self.record["files"]:
+            raise DamagedError(self.directory, f"{path} is not in {RECORD}")
+        try:
+            digest = file_digest(path)
+        except OSError as error:
+            raise self._unreadable(path, error) from error
+        if digest != self.record["files"][name]:
+            raise DamagedError(self.directory, f"{path} differs from its checksum in {RECORD}")
+        if path.suffix == ".parquet":
+            try:
+                known.check_file(self.record["stage"], name.removesuffix(".parquet"), path)
+            except PipelineError as error:
+                raise DamagedError(self.directory, str(error)) from error
+        self._checked.add(name)
+
+    def _unreadable(self, path: Path, error: OSError) -> PipelineError:
+        if error.errno in GONE:
+            return DamagedError(self.directory, f"{path} is missing")
+        if error.errno == errno.EIO:
+            return DamagedError(self.directory, f"{path} can't be read ({error.strerror})")
+        return PipelineError(f"{path} can't be read ({error.strerror or error})")
+
+    def damage(self) -> list[str]:
+        """Return what differs from the record, of every file; an empty list when nothing does."""
+        found = []
+        try:
+            names = sorted(self.record["files"])
+        except DamagedError as error:
+            return [error.reason]
+        if not self.directory.name.endswith(f"-{self.record['fingerprint'][:12]}"):
+            found.append(f"{self.directory / RECORD} is the record of another artifact")
+        for name in names:
+            try:
+                self._check(name)
+            except DamagedError as error:
+                found.append(error.reason)
+        present = {
+            path.relative_to(self.directory).as_posix()
+            for path in self.directory.rglob("*")
+            if path.is_symlink() or not path.is_dir()
+        }
+        strangers = sorted(present - set(names) - {RECORD})
+        return found + [f"{self.directory / name} is not in {RECORD}" for name in strangers]
+
+    def read(self, name: str = "data", columns: list[str] | None = None) -> pa.Table:
+        """Read a Parquet file of the artifact, its checksum and schema checked.
+
+        Raises:
+            DamagedError: the file is not what was published.
+        """
+        with self._open(name) as file:
+            return file.read(columns=columns)
+
+    def batches(
+        self, name: str = "data", columns: list[str] | None = None, rows: int = 8192
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a Parquet file in batches of at most `rows` rows; errors are those of `read`."""
+        with self._open(name) as file:
+            # one row group at a time: over all of them, what was read is kept until the end
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(rows, row_groups=[group], columns=columns)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        """Open a checked Parquet file; damage done since is found by the checksums of its pages."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._check(f"{name}.parquet")
+        path = self.directory / f"{name}.parquet"
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                yield file
+        except (OSError, pa.ArrowException) as error:
+            raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
 
 
 class Pending:
@@ -61,8 +173,6 @@ class Pending:
         """Yield a Parquet writer for `<name>.parquet`, checked against the stage's columns."""
         import pyarrow.parquet as pq
 
-        from pipeline.store import columns as known
-
         path = self.directory / f"{name}.parquet"
         known.check_schema(self.stage, name, schema, path)
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
@@ -91,12 +201,15 @@ class Store:
 
     def find(self, node: Node) -> Artifact | None:
         """Return the published artifact of `node`, fresh or not, or None."""
-        folder = self.root / node.stage
-        if folder.is_dir():
-            for path in folder.iterdir():
-                if path.name.endswith(f"-{node.hash12}"):
-                    return Artifact(path)
-        return None
+        return next(map(Artifact, self._places(node)), None)
+
+    def _places(self, node: Node) -> list[Path]:
+        folder, end = self.root / node.stage, f"-{node.hash12}"
+        return (
+            [path for path in folder.iterdir() if path.name.endswith(end)]
+            if folder.is_dir()
+            else []
+        )
 
     def fresh(self, node: Node, known: dict[str, bool] | None = None) -> bool:
         """Whether `node` is published and no upstream was rebuilt with other content since.
@@ -146,10 +259,6 @@ class Store:
         finally:
             lock.release()
 
-    def moving(self) -> Any:
-        """Hold the lock under which directories are moved to their place or away from it."""
-        return self.lock("moving")
-
     def workspace(self, node: Node) -> Path:
         """Where `node` is made."""
         return self.root / node.stage / f".{node.hash12}.partial"
@@ -170,12 +279,8 @@ class Store:
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         contents = {name: artifact.content for name, artifact in upstream.items()}
-        return Pending(
-            directory,
-            node.stage,
-            workspace,
-            {"fingerprint": node.fingerprint, "version": node.version, "upstream": contents},
-        )
+        made_from = {"fingerprint": node.fingerprint, "version": node.version, "upstream": contents}
+        return Pending(directory, node.stage, workspace, made_from)
 
     def publish(self, node: Node, pending: Pending, environment: Mapping[str, Any]) -> Artifact:
         """Record, sync and rename a finished artifact to its place."""
@@ -211,15 +316,12 @@ class Store:
         }
         write_sealed(pending.directory / RECORD, record)
         place = self.root / node.stage / f"{slug(node.label)}-{node.hash12}"
-        with self.moving():
-            for at, old in enumerate(self._all(node)):
+        with self.lock("moving"):
+            for at, old in enumerate(self._places(node)):
                 old.rename(pending.workspace / f"replaced-{at}")
             put(pending.directory, place)
         shutil.rmtree(pending.workspace, ignore_errors=True)
         return Artifact(place)
-
-    def _all(self, node: Node) -> list[Path]:
-        return list((self.root / node.stage).glob(f"*-{node.hash12}"))
 
     def set_aside(self, directories: Sequence[Path]) -> list[Path]:
         """Move those of `directories` that are damaged to the quarantine, and say so.
@@ -227,7 +329,7 @@ class Store:
         Each is looked at again, since another process may have mended it meanwhile.
         """
         moved = []
-        with self.moving():
+        with self.lock("moving"):
             for directory in directories:
                 damage = Artifact(directory).damage() if directory.is_dir() else []
                 if not damage:
@@ -241,8 +343,3 @@ class Store:
                 more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
                 print(f"damaged: {damage[0]}{more}; set aside in {place}", flush=True)
         return moved
-
-
-def slug(label: str) -> str:
-    """Return `label` as a file name."""
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)[:100]  # a file name has at most 255 bytes

@@ -1,4 +1,4 @@
-"""Read an artifact of stage decoding as `analysis.decoding.metrics.Decoded`."""
+"""Read artifacts of the stages decoding and accuracy as the records that analysis takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 
+from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
 from pipeline.plan.method import read_method
@@ -62,3 +63,31 @@ def thetas(decoded: Decoded) -> list[float]:
         rule.theta if isinstance(rule, Mars) and drafter == "model" else math.nan
         for rule, drafter in zip(rules, decoded.runs["drafter"], strict=True)
     ]
+
+
+def read_answered(target: str, artifact: Artifact) -> Answered:
+    """Read what a target, given by its printed name, answered."""
+    facts = artifact.record["facts"]
+    methods = [read_method(run) for run in facts["runs"]]
+    runs = pd.DataFrame(
+        [
+            {
+                "method": one.title,
+                "drafter": one.drafter,
+                "draft_length": one.draft_length,
+                "temperature": one.temperature,
+                "baseline": run["baseline"],
+                "rule": one.rule,
+                "exact": one.lossless and one.sampling not in ("speculative", "block"),
+            }
+            for one, run in zip(methods, facts["runs"], strict=True)
+        ]
+    )
+    data = artifact.read().to_pandas()
+    return Answered(
+        target,
+        list(facts["tasks"]),
+        runs,
+        data.drop(columns=["token_ids", "method", "drafter"]),
+        artifact.read("timings/runs").to_pandas(),
+    )

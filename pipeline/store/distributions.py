@@ -7,7 +7,8 @@ was read from an engine's log has log-probabilities in the place of raw logits, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +18,13 @@ from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED, numbers
+from pipeline.store.identity import hub_files, local_path
+from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from analysis.acceptance.realised import Steps
 
+TOKENIZER = "tokenizer.json"
 ROWS = 8192  # of a chunk
 FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
@@ -141,3 +145,48 @@ def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
 def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:
     found = numbers(batch.column(name))
     return found if at is None else found[:, at]
+
+
+def words(
+    node: Node, dump: Artifact, drafts: Artifact | None, ids: Iterable[int]
+) -> dict[int, str]:
+    """Return the text of tokens by id, of those that are known.
+
+    The target's tokenizer knows them all. Where it is not at hand any more, what the artifacts
+    stored of the emitted tokens is taken.
+
+    Args:
+        node: of the target's distributions.
+        dump: its artifact.
+        drafts: that of stage drafts, where there is a drafter.
+        ids: of the tokens.
+    """
+    wanted = sorted(set(ids))
+    file = _tokenizer(node)
+    if file is not None:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
+        texts = tokenizer.decode_batch([[token] for token in wanted], skip_special_tokens=False)
+        return dict(zip(wanted, texts, strict=True))
+    for artifact in (dump, drafts):
+        if artifact is not None and "tokens.parquet" in artifact.record["files"]:
+            known = artifact.read("tokens").to_pydict()
+            stored = dict(zip(known["token_id"], known["text"], strict=True))
+            return {token: stored[token] for token in wanted if token in stored}
+    return {}
+
+
+def _tokenizer(node: Node) -> Path | None:
+    """Return the file of a target's tokenizer; None where it has none, or is not at hand."""
+    path = node.settings.get("path")
+    if path is None or "model" not in node.config:  # of an engine's log there is none
+        return None
+    try:
+        place = local_path(path)
+        if place is None:
+            place = hub_files(path, node.config["model"]["commit"], [TOKENIZER], "target")
+    except PipelineError:
+        return None
+    file = place / TOKENIZER
+    return file if file.is_file() else None

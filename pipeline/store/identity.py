@@ -17,8 +17,8 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.gguf_models import source as gguf
 from pipeline.paths import ROOT
-from pipeline.store.durable import read_sealed, seal
-from pipeline.store.fingerprint import file_digest, fingerprint
+from pipeline.store.durable import file_digest, read_sealed, seal
+from pipeline.store.node import fingerprint
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 PICKLED = "pytorch_model.bin"  # weights of published heads without safetensors

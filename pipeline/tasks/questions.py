@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.harness import prompts
 from pipeline.harness import tasks as harness
 from pipeline.models.prompt_tokens import encode
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest
 from pipeline.tasks.checks import score
 from pipeline.tasks.items import is_foreign, is_ours_or_file, ours, read_items, task_file
 

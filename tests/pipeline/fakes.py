@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.plan.graph import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.durable import write_sealed
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest, write_sealed
+from pipeline.store.node import Node
 
 calls: list[str] = []
 

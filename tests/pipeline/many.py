@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Shard, ShardMeasured, at_most
-from pipeline.plan.stage import Node
+from pipeline.execution.shard_plan import Shard, ShardMeasured, at_most
 from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
 
 Upstream = Mapping[str, Sequence[Artifact]]
 TO_DIE = "MANY_TO_DIE"  # a directory: a worker dies over each shard that is named in it, once

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline.execution import runner, shards
-from pipeline.plan.graph import Node
 from pipeline.store.artifacts import Store
+from pipeline.store.node import Node
 
 
 def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> shards.Plan:

@@ -11,9 +11,9 @@ import pyarrow as pa
 from analysis.certificates.certify import certify
 from analysis.rules import expand, to_mapping
 from analysis.topk import TopK
-from pipeline.plan.graph import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
 
 TEMPERATURES = [0.25, 0.5]  # stored besides 1

@@ -16,10 +16,10 @@ from analysis.acceptance import divergences
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.dials import build_dial
 from pipeline.errors import PipelineError
-from pipeline.plan.graph import Node
 from pipeline.stages.acceptance import compute as acceptance
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 

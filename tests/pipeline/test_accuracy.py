@@ -21,11 +21,11 @@ from pipeline.execution import runner
 from pipeline.harness import tasks as harness
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import summary
 from pipeline.stages.report.accuracy import answers_shown
-from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.decoded import read_answered
+from pipeline.store.node import Node
 from pipeline.tasks.items import read_items
 from pipeline.tasks.sandbox import level
 from tests.pipeline.answering import METHODS, note_asked, rows, study, write, write_place

@@ -17,10 +17,10 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Draft, ModelDrafter
 from pipeline.decoding.lookup import PromptLookup
 from pipeline.errors import PipelineError
-from pipeline.execution import preflight
+from pipeline.execution import runner
 from pipeline.models.load import load_model, save_model, skeleton
-from pipeline.plan.graph import Node
 from pipeline.stages.distributions.decode import begin
+from pipeline.store.node import Node
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
 
@@ -145,7 +145,7 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
         match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
         r"value cache \(past_key_values\), and would read every token as the first",
     ):
-        preflight.check_models([node])
+        runner.check_models([node])
 
 
 @pytest.mark.parametrize("name", ["gemma2", "bloom"])
@@ -169,6 +169,6 @@ def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> No
     pair = {"target": config, "drafter": config}
     node = Node("decoding", "made", pair, settings={"target": run, "drafter": run})
     with pytest.raises(PipelineError, match=r"^targets.made: .* can't be used with drafts"):
-        preflight.check_models([node])
-    preflight.check_models([Node("distributions", "made", {"model": config}, settings=run)])
+        runner.check_models([node])
+    runner.check_models([Node("distributions", "made", {"model": config}, settings=run)])
     check_dump(directory, tmp_path, "eager", 1e-3)

@@ -18,7 +18,7 @@ from pipeline.errors import DamagedError, PipelineError
 from pipeline.execution import runner
 from pipeline.plan import graph as stages
 from pipeline.store.artifacts import Store
-from pipeline.store.fingerprint import fingerprint
+from pipeline.store.node import fingerprint
 from tests.pipeline import fakes
 
 

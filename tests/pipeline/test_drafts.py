@@ -18,8 +18,8 @@ import torch
 from analysis.acceptance import divergences
 from pipeline.errors import PipelineError
 from pipeline.execution import shards
-from pipeline.execution.row_threads import in_threads
 from pipeline.execution.stopwatch import Stopwatch
+from pipeline.execution.threads import in_threads
 from pipeline.models import vocabulary
 from pipeline.models.heads.hidden_drafter import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states

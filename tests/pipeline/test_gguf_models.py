@@ -27,7 +27,7 @@ from pipeline.models.load import load_model, load_tokenizer
 from pipeline.paths import CONF
 from pipeline.stages.report.inputs import named
 from pipeline.store import identity
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest
 from tests.pipeline import tiny, tiny_gguf
 from tests.pipeline.fakes import Syncs
 

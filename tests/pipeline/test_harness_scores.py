@@ -13,8 +13,8 @@ from pipeline.decoding.pair import load_decoding_pair
 from pipeline.execution import runner
 from pipeline.models.load import load_tokenizer, pair_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.decoded import read_answered
 from pipeline.tasks.checks import score
 from pipeline.tasks.items import FOLDER, read_items, task_file
 from tests.pipeline.answering import rows, study, write, write_place

@@ -20,9 +20,10 @@ from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.graph import RESUMABLE, VERSIONS, Node, with_upstream
+from pipeline.plan.graph import RESUMABLE, VERSIONS, with_upstream
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.durable import read_sealed
+from pipeline.store.node import Node
 from tests.pipeline.stopping import interrupt
 
 LONG = sorted(RESUMABLE)

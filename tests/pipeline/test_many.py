@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.execution import ray_session, ray_workers
-from pipeline.execution.ray_session import Share, connect, share_out
-from pipeline.execution.ray_workers import RayWorkers
-from pipeline.execution.shards import Plan, at_most
-from pipeline.execution.workers import Here, open_workers
+from pipeline.execution import worker, workers
+from pipeline.execution.shard_plan import Plan, at_most
+from pipeline.execution.worker import connect, share_out
+from pipeline.execution.workers import Here, RayWorkers, open_workers
 from pipeline.plan.methods import build_methods
-from pipeline.plan.stage import Node
 from pipeline.stages.distributions import compute as distributions
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest
+from pipeline.store.node import Node
 from tests.conftest import pipeline
 from tests.pipeline import many
 from tests.pipeline.tiny import MODEL, built, dump_node, prompts_node, write_model, write_prompts
@@ -121,7 +120,7 @@ def test_what_was_finished_is_not_computed_again(ray: Any, tmp_path: Path) -> No
 def test_what_no_worker_can_do_ends_the_run(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(ray_workers, "DEATHS", 2)
+    monkeypatch.setattr(workers, "DEATHS", 2)
     plan = toy_plan(tmp_path / "run")
     with pytest.raises(PipelineError, match=message), crew(toy_node(**toy), 1) as asked:
         asked.compute_unfinished(plan, steps=1, label="toy")
@@ -210,7 +209,7 @@ def test_engine_inline_computes_here() -> None:
 def test_processors_and_gpus_are_shared_out(
     there: dict[str, float], workers: int | None, device: str, threads: int | None, share: Any
 ) -> None:
-    assert share_out(there, workers, device, threads) == Share(*share)
+    assert share_out(there, workers, device, threads) == share
 
 
 @pytest.mark.parametrize(
@@ -252,7 +251,7 @@ def test_an_address_where_nobody_listens_ends_in_one_line_before_any_work(tmp_pa
 
 def test_an_address_that_does_not_resolve_is_one_line() -> None:
     with pytest.raises(PipelineError, match=r"^execution.address=a\.invalid:1 can't be reached"):
-        ray_session._reach("a.invalid:1")
+        worker._reach("a.invalid:1")
 
 
 @pytest.mark.parametrize("override", ["execution.workers=2", "execution.address=auto"])

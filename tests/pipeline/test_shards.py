@@ -12,15 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.execution.shards import (
-    Compute,
-    Plan,
-    Shard,
-    at_most,
-    compute_unfinished,
-    join,
-    write_groups,
-)
+from pipeline.execution.shard_plan import Plan, Shard, at_most
+from pipeline.execution.shards import Compute, compute_unfinished, join, write_groups
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from tests.pipeline import fakes

@@ -16,8 +16,8 @@ import pytest
 from analysis.rules import Additive, Mars, StrictGreedy
 from analysis.topk import TopK
 from benchmarks.stage_memory import stream
-from pipeline.execution import in_order as streams
-from pipeline.execution.in_order import in_order, stream_threads
+from pipeline.execution import threads as streams
+from pipeline.execution.threads import in_order, stream_threads
 from pipeline.stages import certificates
 from pipeline.stages.certificates import grouped, write_certificates
 from pipeline.store import columns

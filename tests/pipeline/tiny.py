@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.execution import runner
 from pipeline.models.load import new_qwen3, save_model
-from pipeline.plan.graph import Node
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.fingerprint import file_digest
+from pipeline.store.durable import file_digest
+from pipeline.store.node import Node
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"

@@ -23,9 +23,10 @@ import pyarrow as pa
 from analysis.acceptance import divergences
 from pipeline.execution import runner
 from pipeline.loader import Study
-from pipeline.plan.graph import VERSIONS, Node
+from pipeline.plan.graph import VERSIONS
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
 from tests.results.models import write_model, write_prompts
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from analysis.report.text import limits, upper_end
-from pipeline.plan.slices import check_stored_tokens, rule_slice, statistics_slice
-from pipeline.plan.stage import Node, Request, Stage, SummaryRow
-from pipeline.plan.summaries import lower_bound_marks
+from pipeline.plan.slices import (
+    check_stored_tokens,
+    lower_bound_marks,
+    rule_slice,
+    statistics_slice,
+)
+from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COUNTED, STEP
+from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
@@ -39,7 +44,7 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: a preset or a dial is no rule, or needs more stored tokens.
     """
-    from pipeline.plan.rules import build_dials, build_rules
+    from pipeline.plan.slices import build_dials, build_rules
 
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:

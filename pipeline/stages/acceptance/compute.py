@@ -28,11 +28,11 @@ from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.plan.stage import Node
-from pipeline.plan.summaries import bootstrap_settings
+from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import DRAFTED, read_steps
+from pipeline.store.node import Node
 
 POSITIONS = 16  # of a bin of the profile
 DECILES = 10

@@ -14,11 +14,11 @@ from analysis.acceptance.logged import (
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
 from pipeline.errors import PipelineError
-from pipeline.plan.stage import Node
-from pipeline.plan.summaries import bootstrap_settings
+from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_logged
+from pipeline.store.node import Node
 
 
 def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:

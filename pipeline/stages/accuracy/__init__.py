@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plan.slices import method_slice, statistics_slice
-from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
-from pipeline.plan.summaries import bootstrap_settings
+from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
+from pipeline.plan.stage import Request, Stage, SummaryRow, pair_models
 from pipeline.store.columns import Columns
+from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
@@ -84,7 +84,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL, decide, verdicts
-    from pipeline.store.answered import read_answered
+    from pipeline.store.decoded import read_answered
 
     one = read_answered(node.settings["target"]["label"], artifact)
     found = answers.accuracy(one, *bootstrap_settings(node.settings), node.settings["margin"])

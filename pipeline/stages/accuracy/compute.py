@@ -27,13 +27,14 @@ from pipeline.decoding.pair import (
     run_facts,
 )
 from pipeline.decoding.reading import Reader, compared, steps_of
-from pipeline.execution.shards import Plan, Shard, at_most, compute_unfinished, write_tables
+from pipeline.execution.shard_plan import Plan, Shard, at_most
+from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.load import pair_tokenizer
 from pipeline.plan.method import Method, baseline
-from pipeline.plan.stage import Node
 from pipeline.stages.accuracy import STAGE, STORED
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.node import Node
 from pipeline.tasks import sandbox
 from pipeline.tasks.questions import Question, questions
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.slices import method_slice, statistics_slice
-from pipeline.plan.stage import Node, Request, Stage, SummaryRow, pair_models
-from pipeline.plan.summaries import bootstrap_settings
+from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
+from pipeline.plan.stage import Request, Stage, SummaryRow, pair_models
 from pipeline.store.columns import STEP, Columns
+from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact

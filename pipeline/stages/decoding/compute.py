@@ -30,19 +30,20 @@ from pipeline.decoding.pair import (
 )
 from pipeline.decoding.reading import Reader
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, write_tables
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
+from pipeline.execution.shards import write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.execution.workers import open_workers
 from pipeline.formats import spec_bench
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.method import Method, with_baselines
-from pipeline.plan.stage import Node
 from pipeline.stages.decoding import PASSES, STAGE, records
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import schema
+from pipeline.store.node import Node
 from pipeline.store.siblings import sibling_rates
 
 WARM_UP = 8  # tokens decoded before anything is timed

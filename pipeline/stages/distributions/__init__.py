@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.rules import judged_by_logs
-from pipeline.plan.slices import check_stored_tokens, log_slice, model_slice, run_settings
-from pipeline.plan.stage import Node, Request, Stage, UsedModel
+from pipeline.plan.slices import (
+    check_stored_tokens,
+    judged_by_logs,
+    log_slice,
+    model_slice,
+    run_settings,
+)
+from pipeline.plan.stage import Request, Stage, UsedModel
 from pipeline.store.columns import STEP, TARGET, TEMPERED
+from pipeline.store.node import Node
 
 
 def check(request: Request) -> None:

@@ -15,16 +15,17 @@ import pyarrow as pa
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, join, write_groups
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
+from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.language_model import fixed_shapes
 from pipeline.models.load import LanguageModel, load_model, skeleton
-from pipeline.plan.stage import Node
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.node import Node
 
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 

@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from pipeline.formats.engine_lines import counted
 from pipeline.formats.engine_logs import EngineLog, read_log, stacked
-from pipeline.plan.stage import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from pipeline.store.identity import local_path
+from pipeline.store.node import Node
 
 NOT_TOLD = (
     "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "

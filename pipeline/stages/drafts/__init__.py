@@ -8,8 +8,9 @@ from __future__ import annotations
 from pipeline.errors import PipelineError
 from pipeline.models.vocabulary import check_pair
 from pipeline.plan.slices import drafter_slice, log_slice, run_settings
-from pipeline.plan.stage import Node, Request, Stage, UsedModel, pair_models
+from pipeline.plan.stage import Request, Stage, UsedModel, pair_models
 from pipeline.store.columns import STEP, TARGET, Columns
+from pipeline.store.node import Node
 
 PAIR: Columns = {  # target p against drafter q, analysis.acceptance.divergences
     "kl": "float64",  # KL(p||q)

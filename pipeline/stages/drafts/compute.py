@@ -16,17 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import Plan, Shard, ShardMeasured, at_most, join, write_groups
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
+from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.execution.workers import open_workers
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.vocabulary import common_rows
-from pipeline.plan.stage import Node, pair_label
+from pipeline.plan.stage import pair_label
 from pipeline.stages.drafts.forced import Batch, ComparedPair, ForcedSteps, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.node import Node
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
@@ -344,6 +346,5 @@ def drafter_facts(model: LanguageModel | HiddenDrafter, config: Any) -> dict[str
     facts = model_facts(model, config["drafter"])
     if isinstance(model, LanguageModel):
         return facts
-    target = model_facts(model.target, config["target"])
-    dtypes = {name: target[name] for name in ("dtype", "logits_dtype")}
+    dtypes = {"dtype": config["target"]["dtype"], "logits_dtype": config["target"]["head_dtype"]}
     return facts | dtypes | {"head": config["drafter"]["head"]}

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.execution.row_threads import in_threads
 from pipeline.execution.stopwatch import Stopwatch
+from pipeline.execution.threads import in_threads
 from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import (

@@ -13,10 +13,11 @@ from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import Step
 from pipeline.formats.engine_lines import counted
 from pipeline.formats.engine_logs import EngineLog, read_log, stacked
-from pipeline.plan.stage import Node, pair_label
+from pipeline.plan.stage import pair_label
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.identity import local_path
+from pipeline.store.node import Node
 
 Pairs = Mapping[tuple[str, int], tuple[Sequence[Step], Sequence[Step]]]  # of target and drafter
 ELSEWHERE = "trajectories whose tokens the drafter's log does not have"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import log_slice
-from pipeline.plan.stage import Node, Request, Stage
+from pipeline.plan.stage import Request, Stage
+from pipeline.store.node import Node
 
 
 def check(request: Request) -> None:

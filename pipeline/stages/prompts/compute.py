@@ -22,10 +22,10 @@ from pipeline.formats.engine_logs import prompt_id, read_log
 from pipeline.formats.prompt_files import Source, source_files
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.stage import Node
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.identity import local_path
+from pipeline.store.node import Node
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")

@@ -5,9 +5,9 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
-from pipeline.plan.rules import check_names
-from pipeline.plan.slices import statistics_slice
-from pipeline.plan.stage import Node, Request, Stage
+from pipeline.plan.slices import check_names, statistics_slice
+from pipeline.plan.stage import Request, Stage
+from pipeline.store.node import Node
 
 UPSTREAM = (
     "prompts",

@@ -21,8 +21,8 @@ from analysis.rules import (
     Typical,
     build,
 )
-from pipeline.plan.stage import Node
 from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
 
 FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from analysis.decoding.answers import accuracy
 from analysis.report.accuracy import accuracy_parts
 from analysis.report.records import Part
-from pipeline.plan.stage import Node
-from pipeline.store.answered import read_answered
 from pipeline.store.artifacts import Artifact
+from pipeline.store.decoded import read_answered
+from pipeline.store.node import Node
 
 
 def answers_shown(node: Node, upstream: Mapping[str, list[Artifact]]) -> list[Part]:

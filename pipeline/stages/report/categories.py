@@ -11,9 +11,9 @@ from analysis.report.certificates import COMPARED_AT
 from analysis.report.records import Part
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags, Floats
-from pipeline.plan.stage import Node
 from pipeline.stages.report.inputs import Target
 from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
 
 
 def categories_part(

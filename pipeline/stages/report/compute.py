@@ -18,7 +18,6 @@ from analysis.page.steps import TargetSteps
 from analysis.report.escape import markdown
 from analysis.report.records import Part, Results, Table
 from pipeline.execution.progress import progress_bar
-from pipeline.plan.stage import Node
 from pipeline.stages.report.acceptance import (
     drafter_part,
     drafter_setup,
@@ -37,6 +36,7 @@ from pipeline.stages.report.page.read import target_steps
 from pipeline.stages.report.published import published_part
 from pipeline.stages.report.shown import files, listing, names
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.node import Node
 
 MOST_DRAWERS = 4  # processes
 INDEX = """\

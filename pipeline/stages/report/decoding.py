@@ -15,9 +15,9 @@ from analysis.decoding.speed import signs_of_load, speed
 from analysis.report.decoding import decoding_part
 from analysis.report.decoding_speed import speed_part
 from analysis.report.records import Part
-from pipeline.plan.stage import Node
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_decoded, thetas
+from pipeline.store.node import Node
 
 
 def measure_decoding(

@@ -17,9 +17,9 @@ from analysis.rules import Rule, build
 from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
 from analysis.statistics.repeats import LENGTH, inside_repeats
 from analysis.statistics.trajectories import Trajectories
-from pipeline.plan.stage import Node
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
 
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 

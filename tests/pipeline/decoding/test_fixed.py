@@ -32,8 +32,8 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting
 from pipeline.plan.methods import build_methods
-from pipeline.plan.stage import Node
 from pipeline.stages.decoding import compute
+from pipeline.store.node import Node
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V
 from tests.pipeline.heads import random_head
 

@@ -20,11 +20,11 @@ from pipeline.loader import Study
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.passes import Text
-from pipeline.plan.graph import Node
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
-from pipeline.store.artifacts import Artifact, Pending, content_digest
+from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.node import Node, content_digest
 from pipeline.store.siblings import _stored, sibling_rates
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy

@@ -9,10 +9,10 @@ import numpy as np
 from analysis.page.steps import Drafted, TargetSteps
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import Flags
-from pipeline.plan.stage import Node
 from pipeline.stages.report.inputs import Target
 from pipeline.store.artifacts import Artifact
-from pipeline.store.words import words
+from pipeline.store.distributions import words
+from pipeline.store.node import Node
 
 
 def target_steps(
