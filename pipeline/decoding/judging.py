@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,16 +119,8 @@ def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) ->
     return accepts
 
 
-class Ranked(NamedTuple):
-    """The top K of n rows of logits, and where one token of each stands."""
-
-    dist: TopK
-    rank: np.ndarray  # (n,) from 1
-    log_prob: np.ndarray  # (n,)
-
-
-def ranked(logits: Tensor, tokens: Tensor, k: int) -> Ranked:
-    """Return the top K of raw logits (n, V), and where `tokens` (n,) stand."""
+def ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, Numbers, Numbers]:
+    """Return the top K of raw logits (n, V), ranks and log-probabilities of `tokens` (n,)."""
     size = logits.shape[1]
     found = logit_statistics(logits, min(k, size))
     mine = logits.gather(1, tokens[:, None])
@@ -144,4 +136,4 @@ def ranked(logits: Tensor, tokens: Tensor, k: int) -> Ranked:
         mine[:, 0].double(),
     )
     dist = TopK(ids.astype(np.int32), top, surprisal, log_tail, entropy, size)
-    return Ranked(dist, 1 + ahead, (given - top[:, 0]) - surprisal)
+    return dist, 1 + ahead, (given - top[:, 0]) - surprisal

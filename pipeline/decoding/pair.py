@@ -9,13 +9,30 @@ from typing import Any, TypeVar
 import torch
 
 from analysis.trees.topology import Topology
-from pipeline.decoding.choices import Noise
+from pipeline.decoding.choices import (
+    DRAFT,
+    TOKEN,
+    Choice,
+    DrawnRace,
+    FreshInversion,
+    Greedy,
+    Inversion,
+    Noise,
+    Race,
+    Truncation,
+)
 from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room
-from pipeline.decoding.laws import laws
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.stopping import Threshold
-from pipeline.decoding.verifiers import Verifier
+from pipeline.decoding.verifiers import (
+    BlockVerification,
+    Match,
+    Relaxed,
+    SpeculativeSampling,
+    TreeSampling,
+    Verifier,
+)
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
 from pipeline.models.fixed_passes import Passes
@@ -23,7 +40,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.load import load_pair
 from pipeline.models.vocabulary import common_rows
-from pipeline.plan.method import Method, method_mapping, with_baselines
+from pipeline.plan.method import BLOCK, RACES, Method, method_mapping, with_baselines
 from pipeline.plan.stage import pair_label
 from pipeline.store.node import Node
 
@@ -157,6 +174,27 @@ def strategies(
     if method.drafter == "lookup_first":
         drafter = LookupFirst(lookup, drafter, method.model_length)
     return drafter, verifier
+
+
+def laws(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
+    """Return how `method` chooses the drafted tokens, and how it verifies them."""
+    t, kept = method.temperature, Truncation(method.top_p, method.top_k)
+    if method.sampling == RACES:
+        race = Race(t, noise, kept)
+        return race, Match(race)
+    if method.drafter == "none" and t > 0:
+        drawn = Inversion(t, noise, TOKEN, kept)
+        return drawn, Match(drawn)
+    if method.sampling == BLOCK:
+        return FreshInversion(t, noise, kept), BlockVerification(t, noise, kept)
+    if t > 0 and method.tree is not None:
+        return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
+    if t > 0:
+        drawn = Inversion(t, noise, DRAFT, kept)
+        return drawn, SpeculativeSampling(t, noise, method.rule, kept)
+    if method.rule is None or method.lossless:
+        return Greedy(), Match(Greedy())
+    return Greedy(), Relaxed(method.rule)
 
 
 def shape_facts(pair: DecodingPair) -> dict[str, Any]:

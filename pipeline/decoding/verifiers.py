@@ -70,9 +70,9 @@ def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int],
         BrokenLogitsError: a row of the target's logits (n + 1, V), or of those that the drafter
             chose from, has a NaN or +inf, or nothing but -inf.
     """
-    largest, drafter = logits.amax(1).double(), draft.first  # a NaN is larger than all
-    drafter = largest[:0] if drafter is None else drafter.double()
-    largest, first, drafted, *found = read(largest, drafter, draft.tokens, *wanted)
+    of_target = logits.amax(1).double()  # a NaN is larger than all
+    of_drafter = of_target[:0] if draft.first is None else draft.first.double()
+    largest, first, drafted, *found = read(of_target, of_drafter, draft.tokens, *wanted)
     for model, values in (("target", largest), ("drafter", first)):
         if not np.isfinite(values).all():
             raise BrokenLogitsError(model)

@@ -41,7 +41,7 @@ def write_answers(
         folder: made when it is missing.
         runs: names of the runs.
         shards: of each prompt, in the order of its source, its rows of "data", "calls" and
-            "timings/runs", and of "later turns" (see `pipeline.stages.decoding.turns`).
+            "timings/runs", and of "later turns" (see `pipeline.stages.decoding.compute`).
         decode: turns tokens into text.
     """
     folder.mkdir(parents=True, exist_ok=True)

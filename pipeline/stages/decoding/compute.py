@@ -40,12 +40,12 @@ from pipeline.models.prompt_tokens import encode
 from pipeline.plan.method import Method, with_baselines
 from pipeline.stages.decoding import PASSES, STAGE, records
 from pipeline.stages.decoding.batches import pass_rows
-from pipeline.stages.decoding.turns import decode_later_turns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import schema
 from pipeline.store.node import Node
 from pipeline.store.siblings import sibling_rates
 
+Decode = Callable[[int, dict[str, Any]], Answer]
 WARM_UP = 8  # tokens decoded before anything is timed
 WIDEST = 64  # siblings of a tree whose acceptance is measured
 
@@ -223,6 +223,44 @@ def later_turns(
     if rows is None:
         print(f"prompt {row['prompt_id']}: answers hold its first turn only: {reason}", flush=True)
     return {"later turns": rows or []}
+
+
+def decode_later_turns(
+    prompt: Mapping[str, Any],
+    answers: Sequence[Sequence[int]],
+    decode: Decode,
+    encode: Callable[[list[str]], list[int]],
+    text: Callable[[Sequence[int]], str],
+) -> list[dict[str, Any]]:
+    """Return the later turns of a prompt, each run going on from its own answers.
+
+    Args:
+        prompt: its row: prompt_id, text, later_turns.
+        answers: the tokens with which each run answered the first turn.
+        decode: decodes a prompt (prompt_id and token_ids) with a run, by its index.
+        encode: turns a conversation into tokens.
+        text: turns tokens into text.
+
+    Raises:
+        PipelineError: a conversation does not fit into a model's context.
+    """
+    rows = []
+    for run, first in enumerate(answers):
+        said, tokens = [prompt["text"]], first
+        for number, turn in enumerate(prompt["later_turns"], start=2):
+            said += [text(tokens), turn]
+            name = f"{prompt['prompt_id']} turn {number}"  # its own sampling noise
+            answer = decode(run, {"prompt_id": name, "token_ids": encode(said)})
+            tokens = answer.tokens
+            rows.append(
+                {
+                    "run": run,
+                    "token_ids": answer.tokens,
+                    "emitted": [call.emitted for call in answer.calls],
+                    "seconds": answer.seconds,
+                }
+            )
+    return rows
 
 
 def in_order_of_source(
