@@ -107,18 +107,6 @@ def from_columns(rule: Rule, found: list[Numbers], size: int, least_rank: int = 
     return rule.accepts(dist, Drafted(rank, log_prob)) & (rank >= least_rank)
 
 
-def rule_accepts(rule: Rule, logits: Tensor, drafted: Tensor, argmax: Tensor) -> Flags:
-    """Say which of the drafted tokens (n,) a rule accepts under raw logits (n, V).
-
-    Every rule accepts the argmax, so only the other rows are looked at.
-    """
-    other = (argmax != drafted).nonzero()[:, 0]
-    accepts = np.ones(len(drafted), dtype=np.bool_)
-    if len(other):
-        accepts[other.cpu().numpy()] = judged(rule, logits[other], drafted[other])
-    return accepts
-
-
 def ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, Numbers, Numbers]:
     """Return the top K of raw logits (n, V), ranks and log-probabilities of `tokens` (n,)."""
     size = logits.shape[1]

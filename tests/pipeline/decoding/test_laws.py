@@ -31,7 +31,7 @@ from analysis.trees.laws import tree_speculative_sampling as on_trees
 from analysis.trees.topology import batch
 from pipeline.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, invert
 from pipeline.decoding.drafters import Draft, ModelDrafter
-from pipeline.decoding.judging import STORED, Judge, ranked, rule_accepts
+from pipeline.decoding.judging import STORED, Judge, judged, ranked
 from pipeline.decoding.lookup import PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.residuals import Follow
@@ -149,7 +149,7 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(
     drafted[::2] = z[::2].topk(2).indices[:, 1]
     dist, rank, log_prob = ranked(z, drafted, V)
     wanted = rule.accepts(dist, Drafted(rank, log_prob))
-    assert (rule_accepts(rule, z, drafted, z.argmax(1)) == wanted).all()
+    assert (judged(rule, z, drafted) == wanted).all()
     assert len({*wanted.tolist()}) == 2
     monkeypatch.setattr(devices, "waits", lambda _: ahead)
     judge = Judge(rule, z, drafted)
@@ -169,7 +169,7 @@ def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
     assert Renamed.decided_by == Additive.decided_by == ("top_surprisal",)
     assert Sure.decided_by == Rule.decided_by
     z = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-    assert rule_accepts(Sure(0.5), z, torch.tensor([1, 1]), z.argmax(1)).tolist() == [False, True]
+    assert judged(Sure(0.5), z, torch.tensor([1, 1])).tolist() == [False, True]
 
 
 @register("test_nucleus")
@@ -189,7 +189,7 @@ def test_a_rule_given_by_a_count_sees_all_tokens_when_it_has_to() -> None:
     mass = np.cumsum(z[0].double().softmax(0).numpy())
     for share in (0.5, 0.9, 0.99):
         count = 1 + int((mass < share).sum())
-        accepted = rule_accepts(Nucleus(share), z, torch.arange(V), z.argmax(1))
+        accepted = judged(Nucleus(share), z, torch.arange(V))
         assert accepted.tolist() == [rank < count for rank in range(V)]
     assert count > STORED
 
