@@ -13,7 +13,7 @@ from lm_eval.api.model import TemplateLM
 from pipeline.decoding.pair import DecodingPair, check_fits, decode_timed
 from pipeline.decoding.reading import read_again
 from pipeline.errors import PipelineError
-from pipeline.harness.tasks import LONGEST, cut
+from pipeline.harness.tasks import LONGEST, chat_text, cut, text_tokens
 from pipeline.plan.method import Method
 
 
@@ -127,37 +127,3 @@ class DecodingModel(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
             found.append(total)
         return found
-
-
-def chat_text(
-    tokenizer: Any,
-    chat_history: list[dict[str, str]],
-    add_generation_prompt: bool = True,
-    *,
-    enable_thinking: bool,
-) -> str:
-    """Return a conversation as text, up to where the next answer begins."""
-    return str(
-        tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-            enable_thinking=enable_thinking,
-        )
-    )
-
-
-def text_tokens(tokenizer: Any, text: str, *, special: bool | None = None) -> list[int]:
-    """Return the tokens of a text.
-
-    Args:
-        tokenizer: a tokenizer of transformers.
-        text: what a chat template wrote, or plain text.
-        special: whether tokens that begin a text are added; None: where there is no chat template,
-            which writes those that it wants, and the text has none.
-    """
-    bos = tokenizer.bos_token
-    if special is None:
-        special = tokenizer.chat_template is None and not (bos and text.startswith(bos))
-    return list(tokenizer(text, add_special_tokens=special)["input_ids"])

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.harness import prompts
 from pipeline.harness import tasks as harness
+from pipeline.harness.tasks import chat_text, text_tokens
 from pipeline.models.prompt_tokens import encode
 from pipeline.store.durable import file_digest
 from pipeline.tasks.checks import score
@@ -125,7 +125,7 @@ def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -
 def _of_harness(
     name: str, include: str | None, config: Mapping[str, Any], tokenizer: Any
 ) -> list[Question]:
-    chat = partial(prompts.chat_text, tokenizer, enable_thinking=config["enable_thinking"])
+    chat = partial(chat_text, tokenizer, enable_thinking=config["enable_thinking"])
     asked = harness.requests(
         harness.load_task(name, include),
         config["items"],
@@ -135,7 +135,7 @@ def _of_harness(
     for one in asked:
         text, given = one.args
         limit = int(given.get("max_gen_toks", harness.LONGEST))
-        ids = prompts.text_tokens(tokenizer, text)
+        ids = text_tokens(tokenizer, text)
         said = partial(harness.cut, until=given.get("until"))
         right = partial(harness.verdict, name, include, one)
         found.append(Question(name, str(one.doc_id), ids, limit, said, right))
