@@ -12,6 +12,7 @@ from typing import Any
 from analysis.rules import Rule
 
 # dial: the engine's rule and the range of its parameter, from strict; None: nothing to turn.
+# strict: the parameter at whose strict end nothing is relaxed. Medusa has none: alpha relaxes still.
 # drafters: what the engine calls a drafter that is a language model, and a head.
 # text: what is written, into a file with this suffix. differs: from the rule here.
 ENGINES: dict[str, dict[str, Any]] = {
@@ -31,6 +32,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "sglang": {
         "dial": {"rule": "absolute", "theta": [0.9999, 0.0001]},
+        "strict": "theta",
         "drafters": ("STANDALONE", "EAGLE3"),
         "suffix": "sh",
         "text": """python -m sglang.launch_server --model-path $target \\
@@ -52,6 +54,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "tensorrt_llm": {
         "dial": {"rule": "topm_additive", "m": 10, "t": [0.0, 1.0], "convention": "rank"},
+        "strict": "t",
         "drafters": ("", ""),
         "suffix": "yaml",
         "text": """speculative_config:
@@ -124,13 +127,12 @@ def setting_text(
     """
     about = ENGINES[engine]
     said = [*measured, *(f"Differs: {text}" for text in about["differs"])]
-    strict = {key: ends[0] for key, ends in (about["dial"] or {}).items() if isinstance(ends, list)}
-    for name, value in strict.items():
-        if rule.parameters[name] == value:
-            said.append(
-                f"{name} = {value:g} is the strict end and relaxes nothing, ties apart: strict "
-                "greedy decoding suffices, without this rule."
-            )
+    name = about.get("strict")
+    if name is not None and rule.parameters[name] == about["dial"][name][0]:
+        said.append(
+            f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
+            "apart: strict greedy decoding suffices, without this rule."
+        )
     values = {name: f"{value:g}" for name, value in rule.parameters.items() if _is_number(value)}
     values |= {
         "target": target,
