@@ -308,8 +308,8 @@ def drafted(
         return draft_levels(None, [Level()] * count, read, choice, position, stop), None
     if isinstance(tree, Growth):
         assert isinstance(choice, Greedy | Race)  # others are refused: they need a fixed shape
-        grown = grow(tree, count, read, choice, position, like[1])
-        return Draft(grown.tokens, None, grown.tree, grown.largest), grown.columns
+        tokens, shape, where, largest = grow(tree, count, read, choice, position, like[1])
+        return Draft(tokens, None, shape, largest), where
     cut = within(tree, count)
     passes = levels(cut, *like)
     return draft_levels(cut, passes, read, choice, position), columns(cut)

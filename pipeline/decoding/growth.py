@@ -8,7 +8,7 @@ still arrives first where the target's law differs from the drafter's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,22 +20,6 @@ from pipeline.decoding.choices import Greedy, Race, first
 from pipeline.decoding.shapes import Level
 from pipeline.models.devices import read, send
 from pipeline.models.fixed_passes import tree_pass
-
-
-class Grown(NamedTuple):
-    """A tree as it was grown.
-
-    Attributes:
-        tokens: (n,) on the device of the drafter.
-        tree: its shape, in level order.
-        columns: where each node that the drafter read lies in its cache, after the text.
-        largest: (r,) of the keys of each row that was read; finite unless the logits are broken.
-    """
-
-    tokens: Tensor
-    tree: Topology
-    columns: Mapping[int, int]
-    largest: Tensor
 
 
 class Candidates(NamedTuple):
@@ -61,7 +45,7 @@ def grow(
     choice: Greedy | Race,
     position: int,
     dtype: torch.dtype,
-) -> Grown:
+) -> tuple[Tensor, Topology, dict[int, int], Tensor]:
     """Grow a tree of at most `count` levels.
 
     Args:
@@ -71,6 +55,11 @@ def grow(
         choice: of the children.
         position: of the first proposed token in the answer.
         dtype: of the drafter's attention.
+
+    Returns:
+        Tokens (n,) on the drafter's device; the shape, in level order; where each node that was
+        read lies in the drafter's cache, after the text; and the largest key (r,) of each row that
+        was read, finite unless the logits are broken.
     """
     width = growth.width
     logits = read(Level(width), None)
@@ -103,7 +92,7 @@ def grow(
         parents = before.repeat_interleave(width)
         found.append(level._replace(values=values, parents=parents))
     all_ = Candidates(*(torch.cat(column) for column in zip(*found, strict=True)))
-    return Grown(*kept(all_, growth), torch.cat(largest))
+    return *kept(all_, growth), torch.cat(largest)
 
 
 def children(

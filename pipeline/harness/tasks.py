@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -29,25 +28,14 @@ FEWSHOT_SEED = 1234  # that of the harness's own runner
 SOURCES = ("dataset_path", "dataset_name", "dataset_kwargs")  # what they hold is read
 
 
-@dataclass(frozen=True)
-class Named:
-    """A task as it is named: ``gsm8k`` or, with the filter that its answers pass, ``gsm8k:strict``.
+def parts_of(name: str) -> tuple[str, str | None]:
+    """Return a task's name in the harness and its filter, None for the task's first.
 
-    Attributes:
-        shown: as named.
-        task: its name in the harness.
-        chosen: the filter; None is the task's first.
+    >>> parts_of("gsm8k:strict"), parts_of("gsm8k")
+    (('gsm8k', 'strict'), ('gsm8k', None))
     """
-
-    shown: str
-    task: str
-    chosen: str | None
-
-    @classmethod
-    def of(cls, shown: str) -> Named:
-        """Read it."""
-        task, _, chosen = shown.partition(":")
-        return cls(shown, task, chosen or None)
+    task, _, chosen = name.partition(":")
+    return task, chosen or None
 
 
 def check_task(name: str, include: str | None, known: str, *, foreign_code: bool) -> None:
@@ -63,11 +51,11 @@ def check_task(name: str, include: str | None, known: str, *, foreign_code: bool
         PipelineError: the harness is not installed, it has no such task or filter, the task is not
             answered with one text, or it runs code and that is not allowed.
     """
-    named = Named.of(name)
+    named, chosen = parts_of(name)
     none = f"{KEY}: {name} is no task: give {known}, a file *.jsonl, or a task of"
     if find_spec("lm_eval") is None:
         raise PipelineError(f"{none} lm-evaluation-harness, which is not installed: {INSTALL}")
-    entry = _entry(named.task, include)
+    entry = _entry(named, include)
     if entry is None:
         where = f"accuracy.include={include} and " if include else ""
         raise PipelineError(f"{none} lm-evaluation-harness: {where}version {_version()} have none")
@@ -88,9 +76,9 @@ def check_task(name: str, include: str | None, known: str, *, foreign_code: bool
             "asks for one"
         )
     filters = [one["name"] for one in config.get("filter_list") or []]
-    if named.chosen is not None and named.chosen not in filters:
+    if chosen is not None and chosen not in filters:
         given = f"give one of {', '.join(filters)}" if filters else "name the task alone"
-        raise PipelineError(f"{KEY}: {named.task} has no filter {named.chosen}: {given}")
+        raise PipelineError(f"{KEY}: {named} has no filter {chosen}: {given}")
     if config.get("unsafe_code") and not foreign_code:
         raise PipelineError(
             f"{KEY}: {name} runs code that a model wrote, as lm-evaluation-harness does and not in "
@@ -105,9 +93,9 @@ def load_task(name: str, include: str | None) -> Any:
     Raises:
         PipelineError: its documents can't be read, from the hub for most.
     """
-    named = Named.of(name)
+    named, _ = parts_of(name)
     try:
-        task = _manager(named.task, include).load([named.task])["tasks"][named.task]
+        task = _manager(named, include).load([named])["tasks"][named]
     except Exception as error:  # a task is a program: it can raise anything
         raise PipelineError(
             f"{KEY}: lm-evaluation-harness can't load {name}: {type(error).__name__}: "
@@ -122,8 +110,8 @@ def identity(name: str, include: str | None, items: int | None) -> dict[str, Any
     Its YAML, the Python files beside it (of a folder of your own), the harness's version, and the
     documents with their prompts; never where they lie.
     """
-    named = Named.of(name)
-    entry = _entry(named.task, include)
+    named, _ = parts_of(name)
+    entry = _entry(named, include)
     assert entry is not None
     folder = entry.yaml_path.parent
     config = {key: value for key, value in (entry.cfg or {}).items() if key not in SOURCES}
@@ -208,17 +196,17 @@ def verdict(name: str, include: str | None, request: Any, text: str) -> bool:
     Raises:
         PipelineError: the metric is neither 0 nor 1.
     """
-    task, named = load_task(name, include), Named.of(name)
+    task, (named, chosen) = load_task(name, include), parts_of(name)
     one = copy.copy(request)
     one.resps, one.filtered_resps = [text], {}
     task._instances = [one]  # the one way to filter a single answer
     task.apply_filters()
-    chosen = named.chosen or next(iter(one.filtered_resps))
+    chosen = chosen or next(iter(one.filtered_resps))
     found = task.process_results(one.doc, [one.filtered_resps[chosen]])
     metric, value = next(iter(found.items()))
     if value not in (0, 1):
         raise PipelineError(
-            f"{KEY}: {metric} of {named.task} is {value}, neither 0 nor 1: only right and wrong "
+            f"{KEY}: {metric} of {named} is {value}, neither 0 nor 1: only right and wrong "
             "answers can be paired"
         )
     return bool(value)
