@@ -112,8 +112,10 @@ class Texts:
         else:
             logits = self._grow(ids, tree, features, keep)
         self.length += n
-        # a model may give all; a drafter may have fewer rows
-        return logits[:, -keep:, : self.model.vocab_size]
+        if 0 < keep < logits.shape[1]:  # a model may give all
+            logits = logits[:, -keep:]
+        rows = self.model.vocab_size  # a drafter may have fewer
+        return logits if logits.shape[2] == rows else logits[..., :rows]
 
     def _grow(
         self, ids: Tensor, tree: TreePass | None, features: Tensor | None, keep: int
