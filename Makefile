@@ -21,7 +21,7 @@ STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; p
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify gc test test-thorough test-all check bench bench-decoding robustness check-gpu mini-models notebooks docs clean distclean
+.PHONY: help install reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu mini-models notebooks docs clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,9 +39,6 @@ fetch: install ## Download a study's models and prompts beforehand (STUDY=paper)
 
 verify: install ## Check every artifact in outputs/ against its record, set aside what is damaged
 	$(PY) -m pipeline.verify
-
-gc: install ## List what no command refers to any more (ARGS=--delete removes it)
-	$(PY) -m pipeline.gc $(ARGS)
 
 test: install ## Run the fast tests, some side by side (ARGS=pytest's arguments)
 	$(PYTEST) -m 'not thorough' $(ARGS)

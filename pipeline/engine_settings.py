@@ -12,7 +12,7 @@ from typing import Any
 from analysis.rules import Rule
 
 # dial: the engine's rule and the range of its parameter, from strict; None: nothing to turn.
-# strict: the parameter at whose strict end nothing is relaxed. Medusa has none: alpha relaxes still.
+# strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
 # drafters: what the engine calls a drafter that is a language model, and a head.
 # text: what is written, into a file with this suffix. differs: from the rule here.
 ENGINES: dict[str, dict[str, Any]] = {

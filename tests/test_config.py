@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from pipeline.plan.composition import (
     report_name,
     settings_of,
 )
-from pipeline.plan.slices import build_dials, build_rules
+from pipeline.plan.slices import build_dials, build_rules, check_stored_tokens
 from tests.pipeline import tiny
 
 GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "accuracy", "device")
@@ -272,6 +273,9 @@ def test_k_too_small_for_a_rule_is_refused_before_any_work(tmp_path: Path) -> No
     with pytest.raises(PipelineError, match=r"distributions\.k=8 is too small for .* m=8"):
         cli.prepare(config)
     assert not list(tmp_path.iterdir())
+    rule: Any = SimpleNamespace(label="needy", minimum_k="three")
+    with pytest.raises(PipelineError, match="rule 'needy': minimum_k='three' must be an integer"):
+        check_stored_tokens([rule], 8)
 
 
 @pytest.mark.parametrize(

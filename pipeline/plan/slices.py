@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,10 +179,13 @@ def statistics_slice(config: Config) -> dict[str, Any]:
 def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
     """Check that `k` stored tokens a step are enough for all rules."""
     for rule in rules:
-        if rule.minimum_k > k:
+        needed = rule.minimum_k
+        if not isinstance(needed, Integral):
+            raise PipelineError(f"rule {rule.label!r}: minimum_k={needed!r} must be an integer")
+        if needed > k:
             raise PipelineError(
                 f"distributions.k={k} is too small for {rule.label}: "
-                f"store at least {rule.minimum_k} tokens a step"
+                f"store at least {needed} tokens a step"
             )
 
 
