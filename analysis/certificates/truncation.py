@@ -112,7 +112,8 @@ class Stored:
             self.p0_error = ROUNDING * (1.0 + dist.top_surprisal)
             below = dist.logits - dist.logits[:, :1].astype(np.float64)
             below = np.asarray(below / dist.temperature, dtype=np.float64)
-            self.tokens = np.expm1(below), below
+            above = np.asarray(np.expm1(below), dtype=np.float64)
+            self.tokens = above, below
             # what passed a threshold in the kernel, rounded otherwise, is not below it here
             self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
         logarithm = np.where(self.tail > 0, dist.log_tail, 0.0)

@@ -271,8 +271,8 @@ def _run(row: Mapping[Any, Any]) -> str:
 
 
 def _run_interval(row: Mapping[Any, Any]) -> str:
-    values = (row[name] for name in ("value", "optimistic", "ci_low", "ci_high"))
-    return interval_text(*values, censored_ends(row))
+    low, high = row["ci_low"], row["ci_high"]
+    return interval_text(row["value"], row["optimistic"], low, high, censored_ends(row))
 
 
 def _in_table4(rule: Rule) -> bool:

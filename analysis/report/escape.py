@@ -143,6 +143,7 @@ def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     escaped = frame.copy()
     for at, dtype in enumerate(frame.dtypes):
         if not pd.api.types.is_numeric_dtype(dtype):
-            escaped.isetitem(at, frame.iloc[:, at].astype(object).map(safe, na_action="ignore"))
+            cells = frame.iloc[:, at].astype(object).map(safe, na_action="ignore")
+            escaped.isetitem(at, cells.to_numpy())
     escaped.columns = pd.Index([safe(name) for name in frame.columns])
     return escaped

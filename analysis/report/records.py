@@ -248,7 +248,12 @@ def select(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple[Any, ...], Row]:
     """Return the rows of a frame by their values in some columns."""
-    return {tuple(row[key] for key in keys): row for row in frame.to_dict("records")}
+    return {tuple(row[key] for key in keys): row for row in records_of(frame)}
+
+
+def records_of(frame: pd.DataFrame) -> list[Row]:
+    """Return the rows of a frame as mappings from column to value."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def together(frames: Mapping[str, pd.DataFrame], key: str = "target") -> pd.DataFrame:

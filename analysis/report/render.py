@@ -12,7 +12,7 @@ import pandas as pd
 
 from . import style
 from .escape import latex, markdown, one_line, without_formulas
-from .records import Column, Figure, Row, Table
+from .records import Column, Figure, Row, Table, records_of
 from .text import UNDEFINED
 
 PUBLISHED = "as published"
@@ -70,7 +70,7 @@ def notes(table: Any) -> list[str]:
 def _sections(table: Table) -> Iterator[tuple[str, list[tuple[str, list[Row]]]]]:
     """Yield headings, each with the printed rows below it: a name, and rows of the frame."""
     frame = table.data if table.shown is None else table.shown
-    rows: list[Row] = frame.to_dict("records")
+    rows = records_of(frame)
     for heading, mine in _grouped(rows, table.section).items():
         printed = _printed_rows(table, mine)
         if isinstance(table.order, Mapping):
@@ -124,8 +124,10 @@ def _line(table: Table, name: str, rows: Sequence[Row]) -> Line:
     for column in table.columns:
         row = next((row for row in rows if column.where.items() <= row.items()), None)
         texts.append(UNDEFINED if row is None else _cell(column, row))
-        shown = row is not None and column.published is not None
-        published.append(column.published(row["published"]) if shown else "")
+        if row is None or column.published is None:
+            published.append("")
+        else:
+            published.append(column.published(row["published"]))
     return name, texts, published if any(published) else []
 
 
