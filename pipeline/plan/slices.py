@@ -182,7 +182,7 @@ def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
         needed = rule.minimum_k
         if not isinstance(needed, Integral):
             raise PipelineError(f"rule {rule.label!r}: minimum_k={needed!r} must be an integer")
-        if needed > k:
+        if int(needed) > k:
             raise PipelineError(
                 f"distributions.k={k} is too small for {rule.label}: "
                 f"store at least {needed} tokens a step"
