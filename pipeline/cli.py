@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from conf import schema
-from pipeline.console import interrupts, terminal
+from pipeline.console import interruption, terminal
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import (
@@ -69,8 +69,8 @@ def _told() -> Iterator[None]:
         except BrokenPipeError:
             raise
         except EXPECTED_ERRORS as error:
-            if interrupts(error):
-                raise KeyboardInterrupt from None
+            if interrupt := interruption(error):
+                raise interrupt from None
             if TRACEBACK:
                 raise
             raise SystemExit(f"error: {explain(error)}") from None

@@ -8,46 +8,64 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
 
 DASHES = str.maketrans("–−", "--")
-INTERRUPTED, CLOSED = 130, 141  # 128 and the number of the signal, as shells have it
+INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came. Whatever tidies up after Ctrl-C tidies up after it."""
 
 
 @contextmanager
 def terminal(hint: str = "the same command goes on from here") -> Iterator[None]:
     """Run a command: no traceback for an interruption or a reader that has gone (``| head``).
 
-    Dashes that the output can't encode are printed as hyphens, other characters as escapes. `hint`
-    is said when the command is interrupted.
+    SIGTERM (of kill, a batch system, a container that stops) interrupts as Ctrl-C does. Dashes that
+    the output can't encode are printed as hyphens, other characters as escapes. `hint` is said when
+    the command is interrupted.
 
     Raises:
-        SystemExit: with the status of an interrupted or a cut-off command.
+        SystemExit: with the status of an interrupted, ended or cut-off command.
     """
     codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="plain")
+    # a handler of a launcher stays, and so does this one within itself
+    mine = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
         print(end="", flush=True)
     except BrokenPipeError:
         _discard_output()
         raise SystemExit(CLOSED) from None
-    except KeyboardInterrupt:
-        print(f"interrupted: {hint}", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+    except KeyboardInterrupt as interrupt:
+        ended = isinstance(interrupt, Terminated)
+        print(f"{'terminated' if ended else 'interrupted'}: {hint}", file=sys.stderr)
+        raise SystemExit(TERMINATED if ended else INTERRUPTED) from None
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def interrupts(error: BaseException | None) -> bool:
-    """Whether an error arose from an interruption that a library took for something else."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
+def _terminate(_: int, __: FrameType | None) -> None:
+    raise Terminated
+
+
+def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interruption that an error arose from, which a library took for something else."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
-    return False
+    return error
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, Protocol
 
 import torch
 
 from pipeline.errors import PipelineError
+from pipeline.execution.children import end_with_me
 from pipeline.execution.shard_plan import Shard, ShardMeasured
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -18,6 +21,9 @@ from pipeline.store.node import Node
 INLINE: Mapping[str, Any] = {"engine": "inline", "workers": None, "address": None}
 REACHED = 5.0  # seconds to wait for an address; Ray itself tries for minutes
 KEY = "execution.address"
+AUTH_MODE, AUTH_TOKEN, AUTH_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+# variables of the command, by their beginnings, that workers on other machines get
+HANDED_ON = ("HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "CUBLAS_", "XDG_CACHE_")
 
 
 class Worker(Protocol):
@@ -64,6 +70,8 @@ def connect(address: str | None) -> Any:
         PipelineError: Ray is not installed, or there is no such cluster.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
+    if address is not None and _has_token():  # read when ray is imported, and by Ray for auto alone
+        os.environ.setdefault(AUTH_MODE, "token")
     try:
         import ray
     except ModuleNotFoundError:
@@ -74,20 +82,67 @@ def connect(address: str | None) -> Any:
     if ray.is_initialized():
         return ray
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is None:
-        ray.init(include_dashboard=False, **quiet)
-        return ray
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        if address is None:
+            _start(ray, quiet)
+        else:
+            _join(ray, address, quiet)
+    finally:  # Ray has put a handler of its own there
+        if handler is not None and current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, handler)
+    return ray
+
+
+def _start(ray: Any, quiet: Mapping[str, Any]) -> None:
+    """Start workers of this machine, which end with this process.
+
+    Ray's agents would outlive a killed process by minutes, so a keeper ends them. No cluster is
+    joined, though one may be running here.
+    """
+    import psutil  # Ray brings one along
+
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    ray.init(address="local", include_dashboard=False, **quiet)
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    end_with_me(after - before)
+
+
+def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
+    """Join a cluster; its workers get the variables of this command that models depend on.
+
+    Raises:
+        PipelineError: there is none, or it doesn't take this command.
+    """
     if address != "auto":
         _reach(address)
     try:
-        ray.init(address=address, **quiet)
+        ray.init(address=address, runtime_env={"env_vars": _handed_on()}, **quiet)
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
-        said = str(error).partition("\n")[0]
+        said = str(error).partition("\n")[0].rstrip(". ")
+        wanted = (
+            f". Put the token of its head, if it has one, into ~/.ray/auth_token or {AUTH_TOKEN}"
+        )
+        token = "" if _has_token() else wanted
         raise PipelineError(
             f"{KEY}={address}: Ray can't be joined there ({said}): start it with `ray start --head`"
-            ", and run this command on one of its machines"
+            f", and run this command on one of its machines{token}"
         ) from None
-    return ray
+
+
+def _handed_on() -> dict[str, str]:
+    """Return the variables that workers get; no token, since Ray shows what it hands on."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(HANDED_ON) and not name.endswith("_TOKEN")
+    }
+
+
+def _has_token() -> bool:
+    """Whether this user has a token for Ray, where Ray looks for it."""
+    kept = Path(os.environ.get(AUTH_FILE) or Path.home() / ".ray" / "auth_token")
+    return bool(os.environ.get(AUTH_TOKEN)) or kept.is_file()
 
 
 def _reach(address: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from conf import schema
-from pipeline.console import CLOSED, INTERRUPTED, interrupts
+from pipeline.console import CLOSED, INTERRUPTED, TERMINATED, Terminated, interruption
 from pipeline.paths import CONF
 from tests.conftest import ROOT, SmallStudy, pipeline
 
@@ -53,6 +53,13 @@ def test_an_interruption_while_modules_are_imported_is_one_line() -> None:
     assert done.stderr == "interrupted: the same command goes on from here\n"
 
 
+def test_sigterm_is_one_line_after_what_was_begun_is_tidied_up() -> None:
+    kill = "__import__('os').kill(__import__('os').getpid(), 15)"
+    done = run(f"try:\n  {kill}\n  print('went on')\n finally: print('tidied')")
+    assert (done.returncode, done.stdout) == (TERMINATED, "tidied\n")
+    assert done.stderr == "terminated: the same command goes on from here\n"
+
+
 def test_any_output_can_print_any_character() -> None:
     done = run("print('0.1–0.2 θ')", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "0.1-0.2 \\u03b8\n")
@@ -61,9 +68,9 @@ def test_any_output_can_print_any_character() -> None:
 
 def test_an_interruption_that_a_library_turned_into_an_error_is_one() -> None:
     error = ValueError("while composing")
-    error.__context__ = KeyboardInterrupt()
-    assert interrupts(error)
-    assert not interrupts(ValueError("by itself"))
+    error.__context__ = Terminated()
+    assert interruption(error) is error.__context__
+    assert interruption(ValueError("by itself")) is None
 
 
 def printed(*arguments: str) -> str:

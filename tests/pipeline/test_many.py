@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +27,7 @@ from pipeline.stages.distributions import compute as distributions
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.durable import file_digest
 from pipeline.store.node import Node
-from tests.conftest import pipeline
+from tests.conftest import ROOT, pipeline
 from tests.pipeline import many
 from tests.pipeline.tiny import MODEL, built, dump_node, prompts_node, write_model, write_prompts
 
@@ -33,7 +39,13 @@ SMALL = ["study=mini", "prompts.count=2", "distributions.steps=2", "stage=distri
 def ray() -> Iterator[Any]:
     """Ray on this machine, as if it had two processors."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     yield ray
     ray.shutdown()
 
@@ -252,6 +264,83 @@ def test_an_address_where_nobody_listens_ends_in_one_line_before_any_work(tmp_pa
 def test_an_address_that_does_not_resolve_is_one_line() -> None:
     with pytest.raises(PipelineError, match=r"^execution.address=a\.invalid:1 can't be reached"):
         worker._reach("a.invalid:1")
+
+
+@pytest.mark.parametrize(
+    ("address", "given", "mode"),
+    [
+        (None, {}, None),  # Ray makes a token of its own
+        ("a:1", {}, None),
+        ("a:1", {"RAY_AUTH_TOKEN": "0"}, "token"),
+        ("a:1", {"RAY_AUTH_TOKEN_PATH": __file__}, "token"),
+        ("auto", {"RAY_AUTH_TOKEN": "0"}, "token"),
+        ("a:1", {"RAY_AUTH_TOKEN": "0", "RAY_AUTH_MODE": "disabled"}, "disabled"),
+    ],
+)
+def test_a_token_is_used_for_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, given: Any, mode: Any
+) -> None:
+    environment = {"HOME": str(tmp_path), "HF_HOME": "/models", "HF_TOKEN": "secret", **given}
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setitem(sys.modules, "ray", None)  # the mode is there before Ray is imported
+    with pytest.raises(PipelineError, match="needs Ray"):
+        connect(address)
+    assert environment.get("RAY_AUTH_MODE") == mode
+    assert worker._handed_on() == {"HF_HOME": "/models"}
+
+
+JOINED = """
+import os, sys
+from pipeline.execution.worker import connect
+ray = connect(sys.argv[1] if len(sys.argv) > 1 else None)
+seen = ray.remote(lambda: os.environ.get("HF_HOME"))
+print(int(ray.cluster_resources()["CPU"]), ray.get(seen.remote()))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[str, dict[str, str]]]:
+    """A cluster of seven processors that asks for a token: its address, and who may join it."""
+    pytest.importorskip("ray")
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets need a short path
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (folder / "token").write_text(secrets.token_hex(32))
+    environment = os.environ | {"RAY_AUTH_TOKEN_PATH": str(folder / "token"), "HF_HOME": "/models"}
+    environment.pop("RAY_AUTH_MODE", None)
+    with (folder / "log").open("w") as log:
+        head = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}",
+             "--num-cpus=7", "--include-dashboard=false", f"--temp-dir={folder}", "--block"],
+            env=environment | {"HF_HOME": "/elsewhere"}, stdout=log, stderr=log,
+        )  # fmt: skip
+    begun = time.monotonic()
+    while "Ray runtime started" not in (folder / "log").read_text():
+        assert head.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() - begun < 120
+        time.sleep(0.1)
+    yield f"127.0.0.1:{port}", environment
+    head.terminate()
+    head.wait(60)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["joined", "auto", "not asked for"])
+def test_a_cluster_that_asks_for_a_token(cluster: tuple[str, dict[str, str]], how: str) -> None:
+    """Joined by its address, or by Ray's own variable; not joined when no address is given."""
+    address, environment = cluster
+    asked = {"joined": [address], "auto": ["auto"], "not asked for": []}[how]
+    variables = {} if how == "joined" else {"RAY_ADDRESS": address}
+    done = subprocess.run(
+        [sys.executable, "-c", JOINED, *asked], cwd=ROOT, env=environment | variables,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    processors, home = done.stdout.split()
+    assert home == "/models"
+    assert (processors == "7") == (how != "not asked for")
 
 
 @pytest.mark.parametrize("override", ["execution.workers=2", "execution.address=auto"])

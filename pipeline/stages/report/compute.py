@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from importlib import import_module
-from multiprocessing import get_context
 from typing import Any
 
 from analysis.page.steps import TargetSteps
 from analysis.report.escape import markdown
 from analysis.report.records import Part, Results, Table
+from pipeline.execution.children import processes
 from pipeline.execution.progress import progress_bar
 from pipeline.stages.report.acceptance import (
     drafter_part,
@@ -51,8 +51,12 @@ the machine and the moment.
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
-    with Drawing(study_of(node)) as drawing:
-        _write(node, upstream, pending, drawing)
+    study = study_of(node)
+    count = min(MOST_DRAWERS, os.cpu_count() or 1)
+    with processes(count, f"report {study}") as pool:
+        for _ in range(count):
+            pool.submit(import_module, files.__module__)
+        _write(node, upstream, pending, Drawing(pool, study))
 
 
 def _write(
@@ -114,12 +118,9 @@ def study_of(node: Node) -> str:
 class Drawing:
     """The files of all tables and figures, made by other processes while numbers are computed."""
 
-    def __init__(self, study: str) -> None:
-        """Start the processes; `study` is the printed name."""
-        count = min(MOST_DRAWERS, os.cpu_count() or 1)
-        self._pool = ProcessPoolExecutor(count, get_context("spawn"))
-        for _ in range(count):
-            self._pool.submit(import_module, files.__module__)
+    def __init__(self, pool: ProcessPoolExecutor, study: str) -> None:
+        """Draw with the processes of `pool`; `study` is the printed name."""
+        self._pool = pool
         self._study = study
         self._begun: list[tuple[str, Future[list[tuple[str, bytes]]]]] = []
 
@@ -144,12 +145,6 @@ class Drawing:
                 found |= {f"{place}{path}": content for path, content in made.result()}
                 bar.update()
         return found
-
-    def __enter__(self) -> Drawing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
 
 
 def steps_of(

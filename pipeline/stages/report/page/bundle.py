@@ -13,10 +13,16 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from pipeline.paths import ROOT
 from pipeline.store.durable import put
 
 PLACE = Path(__file__).parent / "__pycache__"
-SCRIPT = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+SCRIPT = """
+import sys, vl_convert
+from pipeline.execution.children import end_with_parent
+end_with_parent(int(sys.argv[1]))
+sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())
+"""
 
 
 class Bundle:
@@ -27,7 +33,8 @@ class Bundle:
         self._file = place / f"vega-{version('vl-convert-python')}.js"
         self._making: subprocess.Popen[bytes] | None = None
         if not self._file.is_file():
-            self._making = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE)
+            command = [sys.executable, "-c", SCRIPT, str(os.getpid())]
+            self._making = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
 
     def read(self) -> str:
         """Return the script, safe inside an element of HTML.
