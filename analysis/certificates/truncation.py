@@ -110,8 +110,8 @@ class Stored:
             self.tokens = ratios(dist.probs, self.p0[:, None])
         else:
             self.p0_error = ROUNDING * (1.0 + dist.top_surprisal)
-            below = dist.logits - dist.logits[:, :1].astype(np.float64)
-            below = np.asarray(below / dist.temperature, dtype=np.float64)
+            raw = dist.logits.astype(np.float64)
+            below: Floats = (raw - raw[:, :1]) / dist.temperature
             above = np.asarray(np.expm1(below), dtype=np.float64)
             self.tokens = above, below
             # what passed a threshold in the kernel, rounded otherwise, is not below it here
