@@ -9,7 +9,7 @@ _pipeline_complete() {
     word="${line##*[[:space:]]}"
     case $word in
     stage=*) found=$(printf 'stage=%s\n' prompts distributions certificates run_lengths drafts \
-        acceptance decoding accuracy account report) ;;
+        acceptance decoding accuracy report) ;;
     *) found=$(COMP_LINE="pipeline ${line#"${BASH_REMATCH[0]}"}" \
         "${COMP_WORDS[0]}" -m pipeline -sc query=bash 2>/dev/null) ;;
     esac
