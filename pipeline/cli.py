@@ -26,6 +26,7 @@ from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import (
     EXPECTED_ERRORS,
     check_groups,
+    errors_of_rules,
     explain,
     given,
     quoted,
@@ -162,6 +163,11 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
     Raises:
         PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
+    with errors_of_rules():
+        return _run(config, note)
+
+
+def _run(config: DictConfig, note: bool) -> tuple[list[Artifact], list]:
     from pipeline.execution import runner
     from pipeline.plan.stage import stage_of
 
@@ -201,9 +207,10 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     from pipeline.store.identity import Identities
 
     settings = settings_of(config)
-    rules = build_rules(settings.criteria)
     store = Store(Path(settings.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")
-    nodes = plan(settings, rules, identities, lambda node: store.find(node) is not None)
+    with errors_of_rules():
+        rules = build_rules(settings.criteria)
+        nodes = plan(settings, rules, identities, lambda node: store.find(node) is not None)
     identities.save()
     return settings, nodes, store

@@ -10,7 +10,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
@@ -59,6 +59,36 @@ def terminal(hint: str = "the same command goes on from here") -> Iterator[None]
 
 def _terminate(_: int, __: FrameType | None) -> None:
     raise Terminated
+
+
+@contextmanager
+def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[None]:
+    """Run a command in a terminal; an error of a user's making is one line.
+
+    Args:
+        usage: how it is called, printed with `text` where `arguments` ask for help.
+        text: what it does.
+        arguments: of the command line.
+
+    Raises:
+        SystemExit: with status 0 after help, with the line of an error.
+    """
+    with terminal():
+        if {"-h", "--help"} & set(arguments):
+            print(f"usage: {usage}\n\n{(text or '').replace('``', '`').strip()}")
+            raise SystemExit(0)
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            from pipeline.plan.composition import EXPECTED_ERRORS, explain
+
+            if not isinstance(error, EXPECTED_ERRORS):
+                raise
+            if interrupt := interruption(error):
+                raise interrupt from None
+            raise SystemExit(f"error: {explain(error)}") from None
 
 
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:

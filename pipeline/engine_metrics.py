@@ -13,14 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-
 from analysis.report.escape import without_formulas
 from pipeline import cli
+from pipeline.console import command
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_counts import Counts, read_counts
-from pipeline.paths import CONF
-from pipeline.plan.composition import EXPECTED_ERRORS, explain, settings_of
+from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.node import slug
 
@@ -29,7 +27,7 @@ OWN = ("engine.", "outputs=")  # overrides that ask for no study
 
 def main(arguments: Sequence[str]) -> None:
     """Read the file that the command line names, and print and write both tables."""
-    try:
+    with command("python -m pipeline.engine_metrics FILE [OVERRIDES]", __doc__, arguments):
         files = [word for word in arguments if "=" not in word]
         if len(files) != 1:
             raise PipelineError(
@@ -37,8 +35,7 @@ def main(arguments: Sequence[str]) -> None:
                 "python -m pipeline.engine_metrics FILE [study=NAME criteria=RULE]"
             )
         overrides = [word for word in arguments if "=" in word]
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", overrides=overrides)
+        config = composed(overrides)
         settings = settings_of(config)
         counts = counted(Path(files[0]), settings)
         of_calls, of_places = rows_of_engine(counts)
@@ -49,8 +46,6 @@ def main(arguments: Sequence[str]) -> None:
                 of_calls.append(calls)
                 of_places += places
         _show(Path(files[0]), Path(settings.outputs), of_calls, of_places, counts)
-    except EXPECTED_ERRORS as error:
-        raise SystemExit(f"error: {explain(error)}") from None
 
 
 def counted(path: Path, settings: Any) -> Counts:

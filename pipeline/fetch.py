@@ -9,12 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from hydra import compose, initialize_config_dir
-
 from conf import schema
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
-from pipeline.paths import CONF
-from pipeline.plan.composition import EXPECTED_ERRORS, explain, settings_of
+from pipeline.console import command
+from pipeline.plan.composition import composed, settings_of
 from pipeline.store.identity import (
     HEAD_FILES,
     MODEL_FILES,
@@ -57,12 +55,8 @@ def fetch(config: schema.Config) -> None:
 
 def main(overrides: Sequence[str]) -> None:
     """Compose the configuration as ``python -m pipeline`` does, and fetch it."""
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", overrides=list(overrides))
-        fetch(settings_of(config))
-    except EXPECTED_ERRORS as error:
-        raise SystemExit(f"error: {explain(error)}") from None
+    with command("python -m pipeline.fetch [OVERRIDES]", __doc__, overrides):
+        fetch(settings_of(composed(overrides)))
 
 
 if __name__ == "__main__":

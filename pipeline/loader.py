@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hydra import compose, initialize_config_dir
-
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.paths import CONF
+from pipeline.plan.composition import composed
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -28,8 +26,7 @@ class Study:
         """Compose the configuration from `overrides`, as the command line does."""
         from pipeline import cli
 
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", list(overrides))
+        config = composed(overrides)
         self.overrides = overrides
         self.config, self.nodes, self._store = cli.prepare(config)
         self.targets = list(self.config.targets)

@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from hydra import compose, initialize_config_dir
-
 from analysis.report.text import floor_text, limits, upper_end
 from pipeline import cli
+from pipeline.console import command
 from pipeline.engine_settings import ENGINES, setting_text
 from pipeline.errors import PipelineError
 from pipeline.execution.runner import shown
-from pipeline.paths import CONF
-from pipeline.plan.composition import EXPECTED_ERRORS, explain
+from pipeline.plan.composition import composed
 from pipeline.plan.slices import build_dials, judged_by_logs
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact, Store
@@ -46,9 +44,8 @@ def main(overrides: Sequence[str]) -> None:
     """Compose the configuration as ``python -m pipeline`` does, and print the answers."""
     from pipeline import sweeps
 
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", overrides=list(overrides))
+    with command("python -m pipeline.solve [OVERRIDES]", __doc__, overrides):
+        config = composed(overrides)
         settings, nodes, store = cli.prepare(config)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
@@ -58,8 +55,6 @@ def main(overrides: Sequence[str]) -> None:
             print()
         if settings.solve.engine is not None:
             _write_settings(settings, read)
-    except EXPECTED_ERRORS as error:
-        raise SystemExit(f"error: {explain(error)}") from None
 
 
 def solved_targets(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.console import command
 from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import damaged_models
 from pipeline.paths import OUTPUTS
@@ -66,6 +67,11 @@ def _is(path: Path, digest: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Verify the store and return the exit status."""
+    with command("python -m pipeline.verify [OUTPUTS]", __doc__, arguments):
+        return _verify(arguments)
+
+
+def _verify(arguments: list[str]) -> int:
     root = (Path(arguments[0]) if arguments else OUTPUTS) / "artifacts"
     if not root.is_dir():
         raise SystemExit(

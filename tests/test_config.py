@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from analysis.fields import FieldError, check
-from analysis.rules.rule import Rule, register
+from analysis.rules.rule import REGISTRY, Rule, register
 from conf import schema
 from pipeline import cli
 from pipeline.errors import PipelineError
@@ -415,3 +417,74 @@ def test_a_group_is_not_null(override: str) -> None:
 def test_fewer_prompts_than_decoding_wants_are_enough_for_other_stages(tmp_path: Path) -> None:
     wanted = ["prompts.count=2", "stage=acceptance", f"outputs={tmp_path}"]
     assert cli.prepare(compose("config", wanted))[1]["acceptance"]
+
+
+OWN_RULE = """import sys
+from dataclasses import dataclass
+from analysis.rules import Cut, Rule, register
+@register("leaver")
+@dataclass(frozen=True)
+class Leaver(Rule):
+    a: float
+    {where}
+        {what}
+"""
+OWN = ["criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "content", "message"),
+    [
+        (["criteria=x"], "criteria/x.yaml", b"rule: [a\nt: 1\n", "x.yaml, line 2: no YAML"),
+        (["criteria=x"], "criteria/x.yaml", b"rule: \xfc\n", "x.yaml: not in UTF-8 "),
+        (["criteria=x"], "criteria/x.yaml", b"rule: !tag x\n", "x.yaml, line 1: no YAML"),
+        (["study=[1]"], "", b"", "study=[1] is not allowed: give one of log, mini, paper, smollm2"),
+        (["criteria=[7]"], "", b"", "criteria=[7] is not allowed: give one of absolute, additive"),
+        (OWN, "own_rule_a.py", b"def f(:\n", "module='own_rule_a' cannot be imported: SyntaxError"),
+        (OWN, "own_rule_b.py", OWN_RULE.format(
+            where="def __post_init__(self):", what="sys.exit(0)").encode(),
+            "own_rule_b.py, line 9: a rule raised SystemExit: 0"),
+        (OWN, "own_rule_c.py", OWN_RULE.format(
+            where="@property\n    def minimum_k(self):", what="sys.exit(0)").encode(),
+            "own_rule_c.py, line 10: a rule raised SystemExit: 0"),
+        (OWN, "own_rule_d.py", OWN_RULE.format(
+            where="@property\n    def label(self):", what="return {}['x']").encode(),
+            "own_rule_d.py, line 10: a rule raised KeyError: 'x'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_value_or_rule_is_one_line(
+    arguments: list[str], file: str, content: bytes, message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "criteria").mkdir()
+    (tmp_path / (file or "none")).write_bytes(content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    module = [f"+criteria.module={file[:-3]}"] if file.endswith(".py") else []
+    given = ["--config-dir", str(tmp_path), *arguments, *module, f"outputs={tmp_path}/outputs"]
+    monkeypatch.setattr(sys, "argv", ["pipeline", *given])
+    GlobalHydra.instance().clear()
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        REGISTRY.pop("leaver", None)
+    assert str(end.value).startswith("error: ")
+    assert message in str(end.value)
+    assert "\n" not in str(end.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["solve", "fetch", "engine_metrics", "verify", "drafter_training", "drafter_training.generate"],
+)
+def test_every_command_says_how_it_is_used(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    for module in (f"pipeline.{name}", f"pipeline.{name}.__main__"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module(f"pipeline.{name}", run_name="__main__", alter_sys=True)
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m pipeline.{name} ")

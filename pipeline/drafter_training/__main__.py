@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
+from pipeline.console import command
 from pipeline.drafter_training import features, train
 from pipeline.drafter_training.features import round_products
 from pipeline.drafter_training.generate import load, recipe_of
@@ -28,7 +29,6 @@ from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.head_files import read_weights, save_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import ASSETS, OUTPUTS
-from pipeline.plan.composition import EXPECTED_ERRORS, explain
 
 CARD = """# {name}
 
@@ -108,19 +108,18 @@ SHAPE = (  # of the head's layer, as the target's
 
 def main(arguments: list[str]) -> None:
     """Train one head."""
-    try:
-        name, *overrides = arguments or [""]
-        recipe = recipe_of(overrides)
-        if name not in recipe.heads:
-            raise PipelineError(f"head {name!r}: give one of {', '.join(recipe.heads)}")
-        directory = Path(recipe.directory or OUTPUTS / "drafter_training")
-        directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory / f"{name}.lock", timeout=0):
-            run(recipe, name, directory)
-    except Timeout:
-        raise SystemExit(f"error: {directory}: another process trains {name} there") from None
-    except EXPECTED_ERRORS as error:
-        raise SystemExit(f"error: {explain(error)}") from None
+    with command("python -m pipeline.drafter_training HEAD [OVERRIDES]", __doc__, arguments):
+        try:
+            name, *overrides = arguments or [""]
+            recipe = recipe_of(overrides)
+            if name not in recipe.heads:
+                raise PipelineError(f"head {name!r}: give one of {', '.join(recipe.heads)}")
+            directory = Path(recipe.directory or OUTPUTS / "drafter_training")
+            directory.mkdir(parents=True, exist_ok=True)
+            with FileLock(directory / f"{name}.lock", timeout=0):
+                run(recipe, name, directory)
+        except Timeout:
+            raise SystemExit(f"error: {directory}: another process trains {name} there") from None
 
 
 def run(recipe: Any, name: str, directory: Path) -> None:

@@ -24,13 +24,13 @@ import torch
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
+from pipeline.console import command
 from pipeline.drafter_training.conversations import Choice, Conversation, Turns, converse
 from pipeline.drafter_training.features import round_products
 from pipeline.drafter_training.openings import Novelty, Openings
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.paths import ASSETS, CONF, OUTPUTS
-from pipeline.plan.composition import EXPECTED_ERRORS, explain
 
 SCHEMA = pa.schema(
     [
@@ -44,16 +44,15 @@ SCHEMA = pa.schema(
 
 def main(overrides: list[str]) -> None:
     """Write the shards that are missing."""
-    try:
-        recipe = recipe_of(overrides)
-        directory = Path(recipe.directory or OUTPUTS / "drafter_training")
-        directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory / ".lock", timeout=0):
-            run(recipe, directory)
-    except Timeout:
-        raise SystemExit(f"error: {directory}: another process writes there") from None
-    except EXPECTED_ERRORS as error:
-        raise SystemExit(f"error: {explain(error)}") from None
+    with command("python -m pipeline.drafter_training.generate [OVERRIDES]", __doc__, overrides):
+        try:
+            recipe = recipe_of(overrides)
+            directory = Path(recipe.directory or OUTPUTS / "drafter_training")
+            directory.mkdir(parents=True, exist_ok=True)
+            with FileLock(directory / ".lock", timeout=0):
+                run(recipe, directory)
+        except Timeout:
+            raise SystemExit(f"error: {directory}: another process writes there") from None
 
 
 def recipe_of(overrides: list[str]) -> Any:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,7 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from analysis.fields import FieldError, check
 from conf.schema import Config, Execution
 from pipeline.errors import PipelineError
-from pipeline.paths import CONF
+from pipeline.paths import CONF, ROOT
 from pipeline.store.node import fingerprint, slug
 
 # errors of a user's making, or of the machine's: printed without a traceback
@@ -28,22 +34,66 @@ EXPECTED_ERRORS = (
     CompactHydraException,
     OmegaConfBaseException,
     OSError,
+    yaml.YAMLError,
+    UnicodeDecodeError,
 )
 NOT_OF_REPORT = ("study", "study_name", "stage", "outputs", "device", "execution")  # of no report
+RULES = ROOT / "analysis" / "rules"  # of the project
 READABLE = 60  # characters that say how a report differs from its study's
 
 
 def check_groups(overrides: Iterable[str]) -> None:
-    """Check that no group of configuration files is overridden by null: Hydra ends in a traceback.
+    """Check that groups of configuration files are overridden by names: Hydra ends in a traceback.
 
     Raises:
-        PipelineError: one is; names it and its files.
+        PipelineError: null or a list with something else is given; names it and the files.
     """
     for override in overrides:
         name, _, value = override.partition("=")
         files = sorted(path.stem for path in (CONF / name.lstrip("+")).glob("*.yaml"))
-        if value == "null" and name and files:
+        if not (name and files and (value == "null" or value.startswith("["))):
+            continue
+        found = OverridesParser.create().parse_override(override).value()
+        if not (isinstance(found, list) and all(isinstance(item, str) for item in found)):
             raise PipelineError(f"{override} is not allowed: give one of {', '.join(files)}")
+
+
+def composed(overrides: Iterable[str]) -> DictConfig:
+    """Compose the configuration as ``python -m pipeline`` does.
+
+    Raises:
+        PipelineError and the other EXPECTED_ERRORS: an override or a file is wrong.
+    """
+    overrides = list(overrides)
+    check_groups(overrides)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides)
+
+
+@contextmanager
+def errors_of_rules() -> Iterator[None]:
+    """Name the line of a user's own rule that raises an error or ends the process.
+
+    Raises:
+        PipelineError: one does; names the file and the line, and what was raised.
+    """
+    try:
+        yield
+    except EXPECTED_ERRORS:
+        raise
+    except (Exception, SystemExit) as error:
+        from analysis.rules.rule import REGISTRY
+
+        modules = (sys.modules.get(rule.__module__) for rule in REGISTRY.values())
+        own = {getattr(module, "__file__", None) for module in modules if module}
+        frames = traceback.extract_tb(error.__traceback__)
+        own = {path for path in own if path and Path(path).parent != RULES}
+        place = next((frame for frame in reversed(frames) if frame.filename in own), None)
+        if place is None:
+            raise
+        raise PipelineError(
+            f"{place.filename}, line {place.lineno}: a rule raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def settings_of(config: DictConfig) -> Config:
@@ -113,8 +163,7 @@ def report_name(config: DictConfig) -> str:
 def _composed(override: str) -> DictConfig:
     if GlobalHydra.instance().is_initialized():  # it knows of directories that were added
         return compose("config", [override])
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [override])
+    return composed([override])
 
 
 def _content(config: DictConfig) -> dict[str, Any]:
@@ -180,6 +229,13 @@ def explain(error: BaseException) -> str:
             f"{error.override!r} can't be read as an override: {_first_line(error)} (a value with "
             "other characters than letters, digits and /-+.,:%@_ is quoted: \"key='VALUE'\")"
         )
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+        return f"{place}no YAML that can be read: {error.problem}"
+    if isinstance(error, UnicodeDecodeError):
+        place = ", ".join(map(str, _not_utf8())) or "a file"
+        return f"{place}: not in UTF-8 ({_first_line(error)}): save it in UTF-8"
     if isinstance(error, OSError):  # outputs that can't be written, a full disk
         return f"{error.filename}: {error.strerror}" if error.filename else _first_line(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
@@ -194,6 +250,21 @@ def explain(error: BaseException) -> str:
     place = f" at {cause.full_key}" if cause.full_key else ""
     said = "" if cause is error else f"{_first_line(error).rstrip('.')}: "
     return f"{said}{_first_line(cause)}{place}{known}"
+
+
+def _not_utf8() -> Iterator[Path]:
+    """Yield the files of the configuration, a directory of the user's own included, that are not.
+
+    The error that reading one raises does not name it.
+    """
+    words = [part for argument in sys.argv[1:] for part in argument.split("=", 1)]
+    given = [after for word, after in pairwise(words) if word in ("--config-dir", "-cd")]
+    for directory in [CONF, *map(Path, given)]:
+        for path in sorted(directory.rglob("*.yaml")):
+            try:
+                path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                yield path
 
 
 def _rules_with(key: str) -> str:

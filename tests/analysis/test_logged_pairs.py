@@ -111,6 +111,30 @@ def test_made_up_step() -> None:
     assert other.tv.low[0] == pytest.approx(0.5)  # 0.6 - 0.1, and q's rest is at most 0.1
 
 
+@pytest.mark.parametrize(
+    ("p", "q", "least", "prob"),
+    [
+        ([0.4, 0.1], [0.5, 0.4], 0.7, 0.1),  # a token that p does not list: at most its least
+        ([0.9, 0.05], [0.4, 0.1], 0.8, 0.05),  # one that q does not list: at most 0.1, not 0.5
+        ([0.9, 0.05], [0.5, 0.45], 0.85, 0.05),  # at most 0.05, what is left, not 0.45
+    ],
+)
+def test_what_is_not_listed_is_capped(
+    p: list[float], q: list[float], least: float, prob: float
+) -> None:
+    pair = compare_logged(
+        TopK.from_log_probs([[4, 2]], [np.log(p)], 0.0, 10),
+        TopK.from_log_probs([[7, 2]], [np.log(q)], 0.0, 10),
+    )
+    assert pair.tv.low[0] == pytest.approx(least)
+    assert pair.draft_prob.high[0] == pytest.approx(prob)
+
+
+def test_a_total_variation_is_at_most_one() -> None:
+    p, q = (TopK.from_log_probs([ids], [np.log([0.6, 0.3])], 0.01, 10) for ids in ([4, 2], [7, 8]))
+    assert compare_logged(p, q).tv.high[0] == 1.0
+
+
 @pytest.mark.parametrize("q_k", [5, 2])
 @pytest.mark.parametrize("near", [False, True])
 def test_the_kl_counts_what_the_drafter_has_elsewhere(q_k: int, near: bool) -> None:

@@ -89,6 +89,43 @@ def test_rebuilt_upstream_with_other_content_makes_downstream_stale(store: Store
     assert fakes.calls == ["low", "top", "low", "low", "top"]
 
 
+def test_what_is_made_from_something_stale_is_stale(store: Store) -> None:
+    low = fakes.node("low", t=1)
+    middle = fakes.node("middle", (low,), t=2)
+    top = fakes.node("top", (middle,), t=3)
+    runner.ensure([top], store)
+    shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
+    runner.ensure([fakes.node("low", t=1, noise="other BLAS")], store)
+    assert not store.fresh(top)  # what is directly above it is as it was
+    assert store.find(middle) is not None
+
+
+def test_an_upstream_replaced_while_it_is_read_is_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low = fakes.node("low", t=1)
+    top = fakes.node("top", (low,), t=2)
+    runner.ensure([low], store)
+    compute = fakes.compute
+
+    def replacing(node: Any, *arguments: Any) -> None:
+        compute(node, *arguments)
+        if fakes.calls.count("top") == 1 and node.label == "top":  # another process, meanwhile
+            shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
+            runner.ensure([fakes.node("low", t=1, noise="other BLAS")], store)
+
+    monkeypatch.setattr(fakes, "compute", replacing)
+    made = runner.ensure([top], store)[0]
+    assert fakes.calls == ["low", "top", "low", "top"]
+    assert made.record["upstream"][0]["content"] == store.find(low).content  # type: ignore[union-attr]
+
+
+def test_what_was_mended_meanwhile_is_not_set_aside(store: Store) -> None:
+    artifact = runner.ensure([fakes.node("a")], store)[0]
+    assert store.set_aside([artifact.directory]) == []
+    assert artifact.directory.is_dir()
+
+
 def test_upstream_seen_in_two_contents_is_made_again(store: Store) -> None:
     """Deleted and rebuilt with other content between two readers, then deleted again: which of
     the two contents the readers should agree on is not known."""
@@ -198,6 +235,9 @@ def test_records_that_changed_places_are_damaged(store: Store) -> None:
     places[0].rename(store.root / "third")
     places[1].rename(places[0])
     (store.root / "third").rename(places[1])
+    for node in nodes:
+        with pytest.raises(DamagedError, match=r"record\.json is of another"):
+            store.fresh(node)
     assert [artifact.content for artifact in runner.ensure(nodes, store)] == wanted
 
 
