@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 
 from pipeline.errors import PipelineError
 
@@ -50,6 +50,8 @@ def processes(count: int, label: str) -> Iterator[ProcessPoolExecutor]:
     others = set(active_children())
     pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (os.getpid(),))
     try:
+        with _uninterrupted():
+            pool.submit(int)  # starts all processes
         yield pool
     except BaseException as error:
         for child in {*active_children()} - others:
@@ -62,6 +64,19 @@ def processes(count: int, label: str) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let processes that are started within ignore Ctrl-C from their first import on."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _begin(parent: int) -> None:

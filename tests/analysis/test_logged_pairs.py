@@ -128,6 +128,8 @@ def test_what_is_not_listed_is_capped(
     )
     assert pair.tv.low[0] == pytest.approx(least)
     assert pair.draft_prob.high[0] == pytest.approx(prob)
+    unlisted = min(q[1], 1 - sum(q))  # the most that q has of p's first token
+    assert pair.kl.low[0] >= p[0] * np.log(p[0] / unlisted) - p[0] + unlisted
 
 
 def test_a_total_variation_is_at_most_one() -> None:

@@ -114,9 +114,14 @@ def test_an_upstream_replaced_while_it_is_read_is_read_again(
             shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
             runner.ensure([fakes.node("low", t=1, noise="other BLAS")], store)
 
+    published, publish = [], Store.publish
     monkeypatch.setattr(fakes, "compute", replacing)
+    monkeypatch.setattr(
+        Store, "publish", lambda *given: published.append(given[1].label) or publish(*given)
+    )
     made = runner.ensure([top], store)[0]
     assert fakes.calls == ["low", "top", "low", "top"]
+    assert published == ["low", "top"]  # what was made from both contents never was
     assert made.record["upstream"][0]["content"] == store.find(low).content  # type: ignore[union-attr]
 
 
