@@ -114,11 +114,14 @@ def test_an_upstream_replaced_while_it_is_read_is_read_again(
             shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
             runner.ensure([fakes.node("low", t=1, noise="other BLAS")], store)
 
-    published, publish = [], Store.publish
+    published, publish = list[str](), Store.publish
+
+    def noted(*given: Any) -> Any:
+        published.append(given[1].label)
+        return publish(*given)
+
     monkeypatch.setattr(fakes, "compute", replacing)
-    monkeypatch.setattr(
-        Store, "publish", lambda *given: published.append(given[1].label) or publish(*given)
-    )
+    monkeypatch.setattr(Store, "publish", noted)
     made = runner.ensure([top], store)[0]
     assert fakes.calls == ["low", "top", "low", "top"]
     assert published == ["low", "top"]  # what was made from both contents never was
