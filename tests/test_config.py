@@ -152,6 +152,7 @@ def test_missing_values_are_named() -> None:
         cli.prepare(compose("config", ["+target=local"]))
 
 
+@pytest.mark.thorough
 def test_the_report_of_a_changed_configuration_has_a_place_of_its_own() -> None:
     def name(*overrides: str) -> str:
         return report_name(compose("config", list(overrides)))
@@ -379,6 +380,7 @@ def test_impossible_questions_are_refused(override: str) -> None:
         check(settings(f"solve.{key}={value}"))
 
 
+@pytest.mark.thorough
 def test_a_foreign_tokenizer_is_refused_only_where_a_drafter_is_needed(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model")
     wanted = ["target=local", f"targets.local.path={model}", f"outputs={tmp_path}"]

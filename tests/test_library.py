@@ -39,6 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.thorough
 def test_a_fresh_environment_certifies_logits(wheel: Path, tmp_path: Path) -> None:
     """Numpy and numba, as they are installed here, are all that it gets."""
     home = tmp_path / "environment"

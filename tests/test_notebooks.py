@@ -47,6 +47,7 @@ def test_the_copy_in_the_docs_is_of_this_notebook(path: Path) -> None:
         assert (ROOT / "docs/notebooks" / name).is_file(), stale
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, small_study: SmallStudy) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from analysis.statistics.bootstrap import summary
 from pipeline.loader import Study
@@ -56,6 +57,7 @@ def measure(outputs: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_embedded_study_agrees_with_the_reference(tmp_path: Path) -> None:
     reference, found = json.loads(REFERENCE.read_text()), measure(tmp_path)
     assert found["prompts"] == reference["prompts"]

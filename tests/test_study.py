@@ -100,6 +100,7 @@ def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy)
     assert contents(small_study.outputs) == before
 
 
+@pytest.mark.thorough
 def test_certificates_of_other_divergences_are_swept(small_study: SmallStudy) -> None:
     before = set(contents(small_study.outputs))
     printed = pipeline(
@@ -209,6 +210,7 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
     assert len(pd.read_parquet(latest.with_suffix(".parquet"))) == 6
 
 
+@pytest.mark.thorough
 def test_failed_points_of_a_sweep_are_listed_with_their_reason(
     small_study: SmallStudy, tmp_path: Path
 ) -> None:
@@ -230,6 +232,7 @@ def test_failed_points_of_a_sweep_are_listed_with_their_reason(
     ]
 
 
+@pytest.mark.thorough
 def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: SmallStudy) -> None:
     """And nothing but the report is made anew; names may hold what markup is made of."""
     names = ["T|$x$_<b>", "U#{a}&%", "D $^~`"]
@@ -254,6 +257,7 @@ def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: Sma
     assert "mini-" not in sweep
 
 
+@pytest.mark.thorough
 def test_a_sweep_into_a_directory_of_any_name(small_study: SmallStudy, tmp_path: Path) -> None:
     outputs = tmp_path / "o'b $x"
     outputs.symlink_to(small_study.outputs)
@@ -286,6 +290,7 @@ def test_what_cannot_be_written_is_served_where_it_is(
     assert re.search(r"report/other can't be written \(.*\); report: .*/index\.html", done.stdout)
 
 
+@pytest.mark.thorough
 def test_killed_at_a_random_moment_it_ends_byte_identical(
     small_study: SmallStudy, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def curve(figure: Figure, label: str, panel: int = 0) -> tuple[np.ndarray, np.nd
     return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
 
 
+@pytest.mark.thorough
 def test_files_are_equal_byte_for_byte_and_hold_no_date_or_version() -> None:
     first, again = study(), study()
     assert list(first) == [f"figure{n}" for n in range(1, 6)]

@@ -91,6 +91,7 @@ def test_one_unstored_token_at_its_threshold() -> None:
     assert (cut.accepted_count == whole.accepted_count)[known].all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2, 3, 6, 25])
 @pytest.mark.parametrize("given", ["probabilities", "logits"])
 def test_one_unstored_token_around_every_threshold(size: int, given: str) -> None:

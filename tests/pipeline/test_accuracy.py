@@ -102,6 +102,7 @@ def test_lossless_methods_leave_every_answer_and_the_relaxed_one_does_not(
     assert one.data.loc[one.data["run"] == 2, "gap"].isna().all()
 
 
+@pytest.mark.thorough
 def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

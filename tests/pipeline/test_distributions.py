@@ -356,6 +356,7 @@ def test_statistics_of_masked_and_of_large_logits(k: int) -> None:
     assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
 
 
+@pytest.mark.thorough
 def test_stored_temperatures_are_those_of_the_whole_rows(
     model: Path, source: Path, tmp_path: Path
 ) -> None:

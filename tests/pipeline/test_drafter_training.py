@@ -125,6 +125,7 @@ def recipe(directory: Path, shards: int) -> Any:
     )
 
 
+@pytest.mark.thorough
 def test_shards_do_not_depend_on_interruptions(
     folder: Path, model: LanguageModel, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

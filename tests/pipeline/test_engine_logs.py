@@ -427,6 +427,7 @@ def test_a_sum_of_float32_in_one_pass(tmp_path: Path) -> None:
     assert np.mean(outside) > 0.5
 
 
+@pytest.mark.thorough
 def test_the_study_of_a_log(tmp_path: Path) -> None:
     path = written(tmp_path / "answers.jsonl", "vllm completions", k=9)
     command = ["study=log", "study_name=mine", f"targets.log.path={path}",
@@ -479,6 +480,7 @@ def scored(path: Path, digits: int = 7, k: int = 8) -> tuple[Path, np.ndarray]:
     return path, q
 
 
+@pytest.mark.thorough
 def test_a_drafter_that_scored_the_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

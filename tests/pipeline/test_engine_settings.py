@@ -130,6 +130,7 @@ def test_what_an_engine_does_otherwise_is_said(engine: str, said: str) -> None:
     assert said in " ".join(written(engine).replace("# ", "").split())
 
 
+@pytest.mark.thorough
 def test_solve_writes_the_answers_as_settings(
     small_study: SmallStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:

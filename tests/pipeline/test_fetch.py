@@ -23,6 +23,7 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
+@pytest.mark.thorough
 def test_paper_study_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the user runs it, against an address that refuses: what was wanted, and the way out."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

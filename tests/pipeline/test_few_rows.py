@@ -67,6 +67,7 @@ def test_a_changed_weight_is_read_again(halves: bool) -> None:
     torch.testing.assert_close(fast(x), x.sum(1, keepdim=True).expand(2, 65))
 
 
+@pytest.mark.thorough
 def test_threads_of_python_share_the_threads_of_numba() -> None:
     """In numba's own layer, where two at once end the process."""
     script = (
@@ -91,6 +92,7 @@ def test_threads_of_python_share_the_threads_of_numba() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", range(MOST_TOKENS + 2))
 def test_halves_give_the_same_bits(threads: int, n: int) -> None:
     plain = linear(65, 17, bias=True)
@@ -210,6 +212,7 @@ def test_others_are_left_alone(
     assert type(model[0]) is nn.Linear
 
 
+@pytest.mark.thorough
 def test_torch_keeps_the_threads_it_was_given() -> None:
     """Numba would give it all processors, on import or at the first product of several threads."""
     code = (

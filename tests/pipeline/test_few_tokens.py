@@ -124,6 +124,7 @@ def test_what_is_not_for_them(tmp_path: Path) -> None:
     assert not any(isinstance(inner, FewRows) for inner in bare.module.modules())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gamma", [1, 3, 7])
 def test_greedy_decoding_of_the_embedded_pair(gamma: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting changes nothing, nor do the products for few tokens."""

@@ -177,6 +177,7 @@ def test_a_lossless_answer_that_parts_is_listed(answered: tuple[Any, Artifact]) 
     assert parted[["item_id", "gap"]].to_numpy().tolist() == [[data.loc[at, "item_id"], 3e-6]]
 
 
+@pytest.mark.thorough
 def test_a_sampler_keeps_the_law_and_not_the_answers(place: Path) -> None:
     """Speculative sampling: other answers, accuracy within its interval."""
     many = [rows()[at % 6] | {"id": f"item {at}", "max_tokens": 4} for at in range(60)]

@@ -141,6 +141,7 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Made, fol
     assert lengths[[run for run in lengths.index if runs[run]["draft_length"] == 9]].tolist() == [6]
 
 
+@pytest.mark.thorough
 def test_the_report_of_a_head(
     made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,6 +176,7 @@ def test_a_plan_names_all_that_it_was_made_from(
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("stage", VERSIONS)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
@@ -239,6 +240,7 @@ def read_only(outputs: Path) -> list[str]:
     return command
 
 
+@pytest.mark.thorough
 def test_read_only_outputs_with_a_full_cache_serve(overrides: list[str], tmp_path: Path) -> None:
     outputs = tmp_path / "outputs [1] ü"
     command = [sys.executable, "-m", "pipeline", *overrides, f"outputs='{outputs}'"]
@@ -260,6 +262,7 @@ def test_read_only_outputs_with_a_full_cache_serve(overrides: list[str], tmp_pat
     assert missing.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: Path) -> None:
     """A few of what ``python -m benchmarks.robustness`` does many of."""
     assert whole  # what forks share is compiled and imported

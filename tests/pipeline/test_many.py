@@ -102,6 +102,7 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     assert ("toy: a worker died over batch 0003; " in said) == bool(dying)
 
 
+@pytest.mark.thorough
 def test_what_was_finished_is_not_computed_again(ray: Any, tmp_path: Path) -> None:
     plan = toy_plan(tmp_path / "run")
     with (
@@ -121,6 +122,7 @@ def test_what_was_finished_is_not_computed_again(ray: Any, tmp_path: Path) -> No
         assert shard.measured == finished.get(shard.name, shard.measured)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("toy", "message"),
     [
@@ -176,6 +178,7 @@ def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
     ]
 
 
+@pytest.mark.thorough
 def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +250,7 @@ def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
         connect(None)
 
 
+@pytest.mark.thorough
 def test_an_address_where_nobody_listens_ends_in_one_line_before_any_work(tmp_path: Path) -> None:
     with socket.socket() as free:  # bound, and not listening
         free.bind(("127.0.0.1", 0))

@@ -116,6 +116,7 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
                 assert f"\\newcommand{{\\{name}GreedyMean}}{{{digits_text(mean)}}}" in numbers
 
 
+@pytest.mark.thorough
 def test_categories_have_a_table(built: tuple[MadeUp, Artifact], tmp_path: Path) -> None:
     _, report = built
     assert "By category" not in page_text(report.directory)  # all prompts are of one
@@ -183,6 +184,7 @@ def test_probabilities_of_table_1(built: tuple[MadeUp, Artifact]) -> None:
     assert set(table["k"]) == {1, 3, 5, 10}  # 12 tokens are stored
 
 
+@pytest.mark.thorough
 def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
     built: tuple[MadeUp, Artifact], tmp_path: Path
 ) -> None:
@@ -225,6 +227,7 @@ def test_names_are_shown_as_they_are_whatever_their_characters(tmp_path: Path) -
             assert not set("|#_~") & set(re.sub(r"\$[^$]*\$", "", bare)), line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "rule",
     [

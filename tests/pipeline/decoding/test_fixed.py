@@ -152,6 +152,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         Graphs(monkeypatch)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", METHODS)
 def test_fixed_shapes_decode_what_growing_ones_do(
@@ -210,6 +211,7 @@ def test_answers_end_where_growing_shapes_end_them(
     assert any(one[1] for one in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("works", [True, False])
 def test_a_pass_is_captured_once_for_all_answers(
     works: bool, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +252,7 @@ def test_a_longer_text_takes_a_larger_cache_and_new_graphs(
     assert sequence.cache.layers[0]._capacity == 2 * BLOCK
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_nothing_is_captured_once_answers_are_timed(
     kind: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch

@@ -269,6 +269,7 @@ def test_what_is_drawn_on_the_device_is_what_the_laws_draw(
         assert (found.path, found.token) == tree
 
 
+@pytest.mark.thorough
 def test_mars_that_relaxes_nothing_decodes_what_speculative_sampling_decodes() -> None:
     differ = 0
     for seed in range(40):

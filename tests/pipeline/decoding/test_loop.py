@@ -163,6 +163,7 @@ def test_a_call_reaches_no_further_than_a_drafted_token_that_ends_the_answer(
         assert [call.emitted for call in calls] == [call.reach + 1 for call in calls]
 
 
+@pytest.mark.thorough
 def test_the_history_of_an_answer_that_a_token_ended_is_the_walk(
     target: LanguageModel, drafter: LanguageModel
 ) -> None:

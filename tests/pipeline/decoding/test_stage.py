@@ -138,6 +138,7 @@ def content(pending: Pending) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 def test_the_stage_records_a_failing_prompt_and_goes_on(stage: Any) -> None:
     pending = stage([PROMPTS[0], [], PROMPTS[1]])
     found = content(pending)
@@ -167,6 +168,7 @@ def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
     assert min(passes["seconds"]) > 0
 
 
+@pytest.mark.thorough
 def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> None:
     pending = stage(PROMPTS, methods=[*METHODS, TREES[-1]])
     runs, rows = pending.facts["runs"], content(pending)["data"]
@@ -197,6 +199,7 @@ def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
     assert "exceed the context of the drafter, 20 tokens" in failure["reason"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [0, 1])  # before the first prompt, methods are warmed up
 def test_a_prompt_on_which_memory_runs_out_fails_alone(
     stage: Any, broken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -226,6 +229,7 @@ def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     return torch.cat([torch.zeros(1, V), found])
 
 
+@pytest.mark.thorough
 def test_likelihoods_and_drafts_are_those_of_plain_passes(
     stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
@@ -391,6 +395,7 @@ def test_answers_have_spec_benchs_format(stage: Any) -> None:
     assert choice["wall_time"][0] > 0
 
 
+@pytest.mark.thorough
 def test_later_turns_go_on_from_each_runs_own_answers(
     stage: Any, target: LanguageModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
