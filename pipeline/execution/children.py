@@ -48,7 +48,8 @@ def processes(count: int, label: str) -> Iterator[ProcessPoolExecutor]:
         PipelineError: the system ended one of them; `label` names what is computed.
     """
     others = set(active_children())
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (os.getpid(),))
+    with _uninterrupted():  # starts multiprocessing's own process, which counts semaphores
+        pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (os.getpid(),))
     try:
         with _uninterrupted():
             pool.submit(int)  # starts all processes
