@@ -52,7 +52,8 @@ def processes(count: int, label: str) -> Iterator[ProcessPoolExecutor]:
         pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (os.getpid(),))
     try:
         with _uninterrupted():
-            pool.submit(int)  # starts all processes
+            for _ in range(count):  # each starts one, as long as none is ready for more
+                pool.submit(int)
         yield pool
     except BaseException as error:
         for child in {*active_children()} - others:
