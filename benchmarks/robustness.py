@@ -173,6 +173,7 @@ def damages(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[s
     chance, done = random.Random(seed), Counter[str]()
     whole, cut = new("whole"), new("interrupted")
     whole.complete()
+    whole.complete("accuracy")  # no part of a report, and resumed as the others
     wanted = whole.contents()
     stopped = interrupted(cut)
     for _ in range(count):
