@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import pandas as pd
 
-from . import style
-from .escape import latex, markdown, one_line, without_formulas
+from . import fold, style
+from .escape import latex, markdown, without_formulas
 from .records import Column, Figure, Row, Table, records_of
 from .text import UNDEFINED
 
 PUBLISHED = "as published"
-FOLDED = (
-    "Top-m rules that print alike, or differ by one in a last digit, share a row, which has the "
-    "numbers of the smallest m. The CSV file has them all."
-)
-TOP_M = re.compile(r"Top-(\d+) (\+ .+)")
-NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 
 Line = tuple[str, list[str], list[str]]  # a name, the cells, and the published ones or none
 
@@ -64,7 +57,7 @@ def notes(table: Any) -> list[str]:
         return list(table.notes)
     printed = sum(len(rows) for _, rows in _sections(table))
     folded = sum(len(rows) for _, rows in lines(table)) < printed
-    return [*table.notes, *[FOLDED] * folded]
+    return [*table.notes, *[fold.NOTE] * folded]
 
 
 def _sections(table: Table) -> Iterator[tuple[str, list[tuple[str, list[Row]]]]]:
@@ -151,41 +144,8 @@ def _folded(rows: list[Line]) -> list[Line]:
     """
     if any(published for *_, published in rows):
         return rows
-    kept: list[tuple[list[str], str, list[str]]] = []
-    for name, cells, _ in rows:
-        match = TOP_M.fullmatch(one_line(name))
-        alike = [
-            sizes
-            for sizes, rest, first in kept
-            if match is not None and rest == match[2] and all(map(_near, first, cells))
-        ]
-        if match is not None and alike:
-            alike[0].append(match[1])
-        else:
-            kept.append(([match[1]], match[2], cells) if match else ([], name, cells))
-    return [
-        (f"Top-{', '.join(sizes)} {rest}" if sizes else rest, cells, [])
-        for sizes, rest, cells in kept
-    ]
-
-
-def _near(first: str, second: str) -> bool:
-    """Whether two texts are equal but for numbers that differ by at most one in a last digit.
-
-    >>> _near("77 %", "78 %"), _near("9.9 %", "10 %"), _near("77 %", "79 %"), _near("1.2", "–")
-    (True, True, False, False)
-    """
-    if first == second:
-        return True
-    if NUMBER.sub("#", first) != NUMBER.sub("#", second):
-        return False
-    pairs = zip(NUMBER.findall(first), NUMBER.findall(second), strict=True)
-    return all(abs(float(a) - float(b)) <= 1.0000001 * max(_unit(a), _unit(b)) for a, b in pairs)
-
-
-def _unit(number: str) -> float:
-    digits, _, power = number.partition("e")
-    return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))
+    found = fold.groups([(name, cells) for name, cells, _ in rows])
+    return [(name, rows[at][1], []) for name, at in found]
 
 
 def _spans(table: Table) -> list[tuple[str, int]]:
