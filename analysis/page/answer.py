@@ -9,10 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from ..report.acceptance import LENGTH
-from ..report.acceptance_figures import GREEDY, certified_by_any, own_rules, row_of, rules_in
 from ..report.measured import Certified, Measured
 from ..report.records import Results
+from ..report.sections.acceptance import LENGTH
+from ..report.sections.acceptance_figures import (
+    GREEDY,
+    certified_by_any,
+    own_rules,
+    row_of,
+    rules_in,
+)
 from ..report.text import UNDEFINED, number_text, share_text
 from ..rules import Additive
 from ..statistics.bootstrap import PromptBootstrap, few

@@ -11,9 +11,9 @@ import pandas as pd
 
 from ..decoding.metrics import Decoded
 from ..decoding.speed import call_costs
-from ..report.acceptance import LENGTH
-from ..report.acceptance_figures import GREEDY, row_of, rules_in
 from ..report.records import Results, select
+from ..report.sections.acceptance import LENGTH
+from ..report.sections.acceptance_figures import GREEDY, row_of, rules_in
 from ..report.text import number_text, share_text, symbol
 from ..statistics.run_lengths import censored_ends
 from .packing import digits

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..report.measured import Certified
-from ..report.paper_panels import survival_band
+from ..report.measured import Certified, survival_band
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, survival
 from .packing import digits, pack_certificates, pack_counts, pack_flags

@@ -116,3 +116,15 @@ def _tidy(estimates: dict[str, Estimate], bootstrap: PromptBootstrap) -> pd.Data
             for name, e in estimates.items()
         ]
     )
+
+
+def survival_band(
+    values: Floats, grid: Floats, bootstrap: PromptBootstrap
+) -> tuple[Floats, Floats]:
+    """Return the pointwise interval of the share of (N,) values above each of (G,) levels."""
+    cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
+    width = len(grid) + 1
+    counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)
+    above = np.cumsum(counts.reshape(-1, width)[:, ::-1], axis=1)[:, ::-1][:, 1:]
+    draws = bootstrap.sums(above) / bootstrap.sums(bootstrap.steps[:, None])
+    return bootstrap.interval(draws)

@@ -18,9 +18,9 @@ from analysis.acceptance.summary import (
     rule_statistics,
     stochastic_statistics,
 )
-from analysis.report.acceptance import LAWS, acceptance_part
 from analysis.report.records import Results, Table
 from analysis.report.render import lines
+from analysis.report.sections.acceptance import LAWS, acceptance_part
 from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap

@@ -18,8 +18,8 @@ from analysis.decoding.speed_laws import (
     optimal_draft_length,
     tokens_per_call,
 )
-from analysis.report.decoding_speed import batches_table
 from analysis.report.render import lines
+from analysis.report.sections.decoding_speed import batches_table
 from tests.analysis.test_decoding_metrics import made
 
 STEP = 1e-9

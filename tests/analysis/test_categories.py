@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.report.categories import ALL, CategorySteps, category_statistics, category_table
+from analysis.report.sections.categories import (
+    ALL,
+    CategorySteps,
+    category_statistics,
+    category_table,
+)
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.repeats import inside_repeats

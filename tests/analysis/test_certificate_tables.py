@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from analysis.certificates import bounds
-from analysis.report.certificates_bounds import Compared
-from analysis.report.certificates_extremal import EXAMPLE, EXAMPLE_RULES, extremal_figure
-from analysis.report.certificates_margin import margins_table
-from analysis.report.certificates_tables import bounds_table, determined_table, median
 from analysis.report.measured import Certified
+from analysis.report.sections.certificates_bounds import Compared
+from analysis.report.sections.certificates_extremal import EXAMPLE, EXAMPLE_RULES, extremal_figure
+from analysis.report.sections.certificates_margin import margins_table
+from analysis.report.sections.certificates_tables import bounds_table, determined_table, median
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from tests.analysis.cases import kl
 

@@ -13,16 +13,21 @@ from analysis.decoding import metrics as decoding
 from analysis.decoding import speed, speed_laws
 from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
-from analysis.report.decoding import acceptance_table, partings_table, rates_table, ratios_figure
-from analysis.report.decoding_speed import (
+from analysis.report.render import lines
+from analysis.report.sections.decoding import (
+    acceptance_table,
+    partings_table,
+    rates_table,
+    ratios_figure,
+)
+from analysis.report.sections.decoding_speed import (
     batches_table,
     comparison_table,
     speed_table,
     temperature_table,
     thresholds_figure,
 )
-from analysis.report.decoding_trees import trees_table
-from analysis.report.render import lines
+from analysis.report.sections.decoding_trees import trees_table
 from analysis.rules import StrictGreedy
 
 RUNS = pd.DataFrame(

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.report.decoding_trees import (
+from analysis.report.sections.decoding_trees import (
     FIXED,
     LEAST,
     bound_curves,

@@ -14,11 +14,17 @@ import pytest
 from matplotlib.font_manager import findfont
 from PIL import Image
 
-from analysis.report.certificates_bounds import has_closed_form
 from analysis.report.figure import Figure
-from analysis.report.measured import Certified
-from analysis.report.paper_figures import figure1, figure2, figure3, figure4, figure5, own_figure
-from analysis.report.paper_panels import survival_band
+from analysis.report.measured import Certified, survival_band
+from analysis.report.sections.certificates_bounds import has_closed_form
+from analysis.report.sections.paper_figures import (
+    figure1,
+    figure2,
+    figure3,
+    figure4,
+    figure5,
+    own_figure,
+)
 from analysis.report.style import STYLE
 from analysis.rules import Additive, Mars, Rule, Tree, expand
 from analysis.statistics.bootstrap import PromptBootstrap

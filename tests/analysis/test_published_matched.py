@@ -10,8 +10,8 @@ import pytest
 
 from analysis.report import published
 from analysis.report.measured import Measured, certificate_statistics, top_statistics
-from analysis.report.published_matched import Match, compare, nearest_temperature
-from analysis.report.published_tables import compared_tables, verdict, verdict_table
+from analysis.report.sections.published_matched import Match, compare, nearest_temperature
+from analysis.report.sections.published_tables import compared_tables, verdict, verdict_table
 from analysis.rules import Multiplicative, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths

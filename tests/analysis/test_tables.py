@@ -11,7 +11,12 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
-from analysis.report.certificates import (
+from analysis.report.escape import latex, macro
+from analysis.report.measured import Measured, certificate_statistics, top_statistics
+from analysis.report.notes import shared_notes
+from analysis.report.records import Column, Table
+from analysis.report.render import csv_text, latex_table, lines, markdown_table, notes
+from analysis.report.sections.certificates import (
     estimator_table,
     run_length_table,
     table1,
@@ -20,11 +25,6 @@ from analysis.report.certificates import (
     table4,
     table7,
 )
-from analysis.report.escape import latex, macro
-from analysis.report.measured import Measured, certificate_statistics, top_statistics
-from analysis.report.notes import shared_notes
-from analysis.report.records import Column, Table
-from analysis.report.render import csv_text, latex_table, lines, markdown_table, notes
 from analysis.report.text import certificate_text, digits_text, run_text
 from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap

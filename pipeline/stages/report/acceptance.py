@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.report import acceptance
 from analysis.report.records import Part, Results, together
+from analysis.report.sections import acceptance
 from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import (
     Additive,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analysis.decoding.answers import accuracy
-from analysis.report.accuracy import accuracy_parts
 from analysis.report.records import Part
+from analysis.report.sections.accuracy import accuracy_parts
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_answered
 from pipeline.store.node import Node

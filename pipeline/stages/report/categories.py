@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from analysis.report.categories import CategorySteps, category_statistics, category_table
-from analysis.report.certificates import COMPARED_AT
 from analysis.report.records import Part
+from analysis.report.sections.categories import CategorySteps, category_statistics, category_table
+from analysis.report.sections.certificates import COMPARED_AT
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags, Floats
 from pipeline.stages.report.inputs import Target

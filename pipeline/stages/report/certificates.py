@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.report.certificates_bounds import Compared, has_closed_form
+from analysis.report.sections.certificates_bounds import Compared, has_closed_form
 from analysis.rules import Rule, Tree
 from analysis.topk import Floats, TopK
 from pipeline.stages.report.inputs import Target

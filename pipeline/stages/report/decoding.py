@@ -12,9 +12,9 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load, speed
-from analysis.report.decoding import decoding_part
-from analysis.report.decoding_speed import speed_part
 from analysis.report.records import Part
+from analysis.report.sections.decoding import decoding_part
+from analysis.report.sections.decoding_speed import speed_part
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_decoded, thetas
 from pipeline.store.node import Node

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.report.certificates import (
+from analysis.report.measured import Measured
+from analysis.report.published import CERTIFICATES
+from analysis.report.records import Part
+from analysis.report.sections.certificates import (
     estimator_table,
     run_length_table,
     table1,
@@ -17,13 +20,17 @@ from analysis.report.certificates import (
     table4,
     table7,
 )
-from analysis.report.certificates_extremal import extremal_figure
-from analysis.report.certificates_margin import margins_table
-from analysis.report.certificates_tables import bounds_table, determined_table
-from analysis.report.measured import Measured
-from analysis.report.paper_figures import figure1, figure2, figure3, figure4, figure5, own_figure
-from analysis.report.published import CERTIFICATES
-from analysis.report.records import Part
+from analysis.report.sections.certificates_extremal import extremal_figure
+from analysis.report.sections.certificates_margin import margins_table
+from analysis.report.sections.certificates_tables import bounds_table, determined_table
+from analysis.report.sections.paper_figures import (
+    figure1,
+    figure2,
+    figure3,
+    figure4,
+    figure5,
+    own_figure,
+)
 from analysis.report.table import PUBLISHED
 from pipeline.stages.report.certificates import comparisons
 from pipeline.stages.report.inputs import Target

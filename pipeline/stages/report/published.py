@@ -11,9 +11,15 @@ import pandas as pd
 from analysis.certificates.certify import certify
 from analysis.report.measured import Measured, certificate_statistics, top_statistics
 from analysis.report.published import EPS, TABLE2
-from analysis.report.published_matched import PAPERS, RULES, Match, compare, nearest_temperature
-from analysis.report.published_tables import compared_tables, verdict_table
 from analysis.report.records import Part
+from analysis.report.sections.published_matched import (
+    PAPERS,
+    RULES,
+    Match,
+    compare,
+    nearest_temperature,
+)
+from analysis.report.sections.published_tables import compared_tables, verdict_table
 from analysis.report.table import Table
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import top_probability

@@ -20,11 +20,11 @@ from analysis.page.charts import charts
 from analysis.page.packing import LEVELS
 from analysis.page.steps import TargetSteps
 from analysis.report import records
-from analysis.report.acceptance_figures import own_rules
 from analysis.report.measured import Measured
 from analysis.report.notes import shared_notes
 from analysis.report.records import Part, Results
 from analysis.report.render import html_table, notes
+from analysis.report.sections.acceptance_figures import own_rules
 from analysis.report.table import Table
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.stages.report.page.bundle import Bundle

@@ -14,14 +14,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ..decoding.metrics import Decoded
-from ..trees.bounds import least_residual_upper, residual_upper
-from ..trees.decoded import SHAPES, rates, tree_runs
-from ..trees.optimal import best_trees
-from ..trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
-from .records import Column, Figure, Table
-from .style import BLACK, GREY, LINES, POINTS, grid, legend, styled
-from .text import UNDEFINED, number_text, share_text
+from ...decoding.metrics import Decoded
+from ...trees.bounds import least_residual_upper, residual_upper
+from ...trees.decoded import SHAPES, rates, tree_runs
+from ...trees.optimal import best_trees
+from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
+from ..records import Column, Figure, Table
+from ..style import BLACK, GREY, LINES, POINTS, grid, legend, styled
+from ..text import UNDEFINED, number_text, share_text
 
 Statistics = tuple[int, float, int]  # resamples, confidence, seed
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call

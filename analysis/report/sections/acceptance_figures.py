@@ -15,15 +15,15 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator
 
-from ..acceptance.frontier import COSTS
-from ..acceptance.summary import UNION
-from ..rules import Mars, StrictGreedy
-from ..statistics.trajectories import CENSORED
-from .notes import AT_LEAST, few_notes
-from .published import TABLE2
-from .records import Column, Figure, Results, Row, Table, across, select
-from .style import BLACK, GREY, LINES, RULED, TEXT, grid, legend, logarithmic, percent, styled
-from .text import number_text, share_text
+from ...acceptance.frontier import COSTS
+from ...acceptance.summary import UNION
+from ...rules import Mars, StrictGreedy
+from ...statistics.trajectories import CENSORED
+from ..notes import AT_LEAST, few_notes
+from ..published import TABLE2
+from ..records import Column, Figure, Results, Row, Table, across, select
+from ..style import BLACK, GREY, LINES, RULED, TEXT, grid, legend, logarithmic, percent, styled
+from ..text import number_text, share_text
 
 GREEDY = StrictGreedy().label
 MARKERS = "osD^vP*Xh"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ..certificates import bounds
-from ..rules import StrictGreedy
+from ...certificates import bounds
+from ...rules import StrictGreedy
+from ..table import Cell, Section, Table
+from ..text import number_text, share_text
 from .certificates_bounds import Compared
-from .table import Cell, Section, Table
-from .text import number_text, share_text
 
 PINSKER, SUFFICIENT, EXPANSION, NEEDED = (
     "proposition 4.8",

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..rules import Rule, TopMAdditive
-from ..statistics.bootstrap import Floats, summary
-from . import published
-from .measured import Measured
-from .published import CAP, EPS, STATISTICS
+from ...rules import Rule, TopMAdditive
+from ...statistics.bootstrap import Floats, summary
+from .. import published
+from ..measured import Measured
+from ..published import CAP, EPS, STATISTICS
 
 PAPERS = tuple(published.TOP_PROBABILITY)
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*published.TABLE2, *published.P5[PAPERS[0]]]))

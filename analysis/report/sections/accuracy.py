@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from ..decoding.answers import ALL, Answered, decide, differing, limits, recoveries
-from .records import Column, Figure, Part, Table, across, together
-from .style import LEVEL, LINES, TEXT, legend, styled
-from .text import UNDEFINED, digits_text, number_text, share_text, symbol
+from ...decoding.answers import ALL, Answered, decide, differing, limits, recoveries
+from ..records import Column, Figure, Part, Table, across, together
+from ..style import LEVEL, LINES, TEXT, legend, styled
+from ..text import UNDEFINED, digits_text, number_text, share_text, symbol
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # of each

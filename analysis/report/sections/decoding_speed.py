@@ -16,15 +16,15 @@ from itertools import cycle
 import numpy as np
 import pandas as pd
 
-from ..decoding import speed
-from ..decoding.metrics import Decoded
-from ..statistics.bootstrap import few
+from ...decoding import speed
+from ...decoding.metrics import Decoded
+from ...statistics.bootstrap import few
+from ..notes import few_notes
+from ..records import Column, Figure, Part, Table
+from ..style import GREY, LINES, POINTS, grid, legend, percent, styled
+from ..text import UNDEFINED, number_text, share_text
 from .decoding import RATE, SETTING, length_text
 from .decoding_trees import of_targets
-from .notes import few_notes
-from .records import Column, Figure, Part, Table
-from .style import GREY, LINES, POINTS, grid, legend, percent, styled
-from .text import UNDEFINED, number_text, share_text
 
 WALL_CLOCK = (
     "Wall-clock time of batch size 1 on one machine; every method decoded the same "

@@ -13,9 +13,12 @@ from functools import partial
 
 import pandas as pd
 
-from ..acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
-from ..acceptance.summary import UNION
-from ..statistics.run_lengths import censored_ends, with_censored
+from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
+from ...acceptance.summary import UNION
+from ...statistics.run_lengths import censored_ends, with_censored
+from ..notes import AT_LEAST, few_notes, share_notes
+from ..records import Column, Part, Results, Row, Table, across, select
+from ..text import UNDEFINED, length_text, number_text, range_text, share_text
 from .acceptance_figures import (
     divergence_figure,
     frontier_figure,
@@ -24,9 +27,6 @@ from .acceptance_figures import (
     row_of,
     rules_figure,
 )
-from .notes import AT_LEAST, few_notes, share_notes
-from .records import Column, Part, Results, Row, Table, across, select
-from .text import UNDEFINED, length_text, number_text, range_text, share_text
 
 LENGTH = "realised_per_call"
 EMPTY = "Such a step is certified whatever the KL, and R − KL is +∞ there."

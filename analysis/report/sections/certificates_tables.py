@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..rules import Tree
-from ..topk import Floats
+from ...rules import Tree
+from ...topk import Floats
+from ..measured import Certified, Panels
+from ..table import Cell, Section, Table
+from ..text import UNDEFINED, digits_text, share_text
 from .certificates_bounds import Compared, closed_forms
-from .measured import Certified, Panels
-from .table import Cell, Section, Table
-from .text import UNDEFINED, digits_text, share_text
 
 COLUMNS = ("R", "G", "Form", "R/G", "R/Form", "Upper", "(2/k) log 2", "Ceiling")
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..certificates import bounds
-from ..rules import (
+from ...certificates import bounds
+from ...rules import (
     Additive,
     Multiplicative,
     Rule,
@@ -20,7 +20,7 @@ from ..rules import (
     Tree,
     Typical,
 )
-from ..topk import Floats
+from ...topk import Floats
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Decoding with a drafter in the report: what is accepted, and what is given up.
 
-What depends on the clock is in `analysis.report.decoding_speed`. The figure of ratios follows
+What depends on the clock is in `analysis.report.sections.decoding_speed`. The figure of ratios follows
 Figure 1 of MARS (arXiv 2601.15498).
 """
 
@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from ..decoding import metrics as decoding
-from ..decoding.metrics import Decoded
-from ..statistics.bootstrap import Floats, few
+from ...decoding import metrics as decoding
+from ...decoding.metrics import Decoded
+from ...statistics.bootstrap import Floats, few
+from ..notes import few_notes
+from ..records import Column, Figure, Part, Table
+from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
+from ..text import UNDEFINED, digits_text, number_text, share_text
 from .decoding_trees import Statistics, marginal_figure, of_targets, trees_figure, trees_table
-from .notes import few_notes
-from .records import Column, Figure, Part, Table
-from .style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
-from .text import UNDEFINED, digits_text, number_text, share_text
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 RATIO, PROBABILITY_RATIO = "logit ratio z₁/z₀", "probability ratio p₁/p₀"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from ..rules import Additive, Multiplicative, Rule, TopMAdditive
-from ..statistics.run_lengths import censored_ends, with_censored
-from . import published
-from .measured import Measured
-from .notes import AT_LEAST, coverage_notes, few_notes, undefined_notes
-from .records import Column, Table, across
-from .text import MARK, certificate_text, interval_text, run_text, symbol
+from ...rules import Additive, Multiplicative, Rule, TopMAdditive
+from ...statistics.run_lengths import censored_ends, with_censored
+from .. import published
+from ..measured import Measured
+from ..notes import AT_LEAST, coverage_notes, few_notes, undefined_notes
+from ..records import Column, Table, across
+from ..text import MARK, certificate_text, interval_text, run_text, symbol
 
 STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
 FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and parameter

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ..rules import Rule, StrictGreedy
-from ..statistics.bootstrap import Floats, PromptBootstrap, survival
-from .measured import Certified, Panels
-from .style import COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent
+from ...rules import Rule, StrictGreedy
+from ...statistics.bootstrap import Floats, PromptBootstrap, survival
+from ..measured import Certified, Panels, survival_band
+from ..style import COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy, wherever it is the reference: wide and below, as other curves run along it
@@ -129,15 +129,3 @@ def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
             fontsize=6.5,
             color="#555555",
         )
-
-
-def survival_band(
-    values: Floats, grid: Floats, bootstrap: PromptBootstrap
-) -> tuple[Floats, Floats]:
-    """Return the pointwise interval of the share of (N,) values above each of (G,) levels."""
-    cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
-    width = len(grid) + 1
-    counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)
-    above = np.cumsum(counts.reshape(-1, width)[:, ::-1], axis=1)[:, ::-1][:, 1:]
-    draws = bootstrap.sums(above) / bootstrap.sums(bootstrap.steps[:, None])
-    return bootstrap.interval(draws)

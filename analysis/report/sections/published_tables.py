@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from .notes import few_notes
-from .published import CAP
+from ..notes import few_notes
+from ..published import CAP
+from ..table import Cell, Section, Table
+from ..text import digits_text, number_text, range_text, run_text
 from .published_matched import PAPERS, RUNS, TABLES, Match
-from .table import Cell, Section, Table
-from .text import digits_text, number_text, range_text, run_text
 
 DIFFERS = "≠"
 MATCHED = (

@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ..certificates.reference import extremal_draft
-from ..rules import Additive, Rule, StrictGreedy, Tree
-from .figure import Figure
-from .style import BLUE, COLUMN, LEVEL, ORANGE, legend, styled
+from ...certificates.reference import extremal_draft
+from ...rules import Additive, Rule, StrictGreedy, Tree
+from ..figure import Figure
+from ..style import BLUE, COLUMN, LEVEL, ORANGE, legend, styled
 
 # made up: under each of EXAMPLE_RULES another set of its tokens is active
 EXAMPLE = (0.36, 0.26, 0.14, 0.09, 0.06, 0.04, 0.03, 0.02)

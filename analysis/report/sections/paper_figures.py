@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 
-from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from ..statistics.bootstrap import Floats, PromptBootstrap
-from .figure import Figure
-from .measured import Panels
+from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
+from ...statistics.bootstrap import Floats, PromptBootstrap
+from ..figure import Figure
+from ..measured import Panels
+from ..style import BLUE, percent, styled
 from .paper_panels import panels_of, survival_drawing
-from .style import BLUE, percent, styled
 
 BAND = (
     "Shaded: pointwise interval over prompts; of certificates known as intervals, from the lower "

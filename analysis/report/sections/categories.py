@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
-from ..statistics.repeats import LENGTH
-from ..statistics.run_lengths import censored_ends, run_lengths
-from ..statistics.trajectories import Trajectories
-from .notes import AT_LEAST, few_notes
-from .table import Cell, Section, Table
-from .text import certificate_text, digits_text, range_text, run_text, share_text
+from ...rules import Rule
+from ...statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ...statistics.repeats import LENGTH
+from ...statistics.run_lengths import censored_ends, run_lengths
+from ...statistics.trajectories import Trajectories
+from ..notes import AT_LEAST, few_notes
+from ..table import Cell, Section, Table
+from ..text import certificate_text, digits_text, range_text, run_text, share_text
 
 ALL = "all prompts"
 COLUMNS = {  # of the table: the statistic, and its heading
