@@ -1,7 +1,7 @@
 """Decoding with a drafter in the report: what is accepted, and what is given up.
 
-What depends on the clock is in `analysis.report.sections.decoding_speed`. The figure of ratios follows
-Figure 1 of MARS (arXiv 2601.15498).
+What depends on the clock is in `decoding_speed`. The figure of ratios follows Figure 1 of MARS
+(arXiv 2601.15498).
 """
 
 from __future__ import annotations
