@@ -4,7 +4,7 @@ First a line for every check, with status 1 at the end when one failed:
 
 - decoding with fixed shapes, with growing ones, and of each prompt alone emits the same tokens, in
   float32 and bfloat16, and padding gives no NaN;
-- the head's product and the compiled statistics agree with their twins on the CPU;
+- the head's product and the statistics agree with their twins on the CPU;
 - memory that runs out halves one shard; a capture that fails is the last one tried;
 - the decoding loop emits the same tokens with fixed shapes (replayed graphs) and with growing ones.
 
@@ -151,7 +151,7 @@ def same_tokens(device: torch.device, dtype: str) -> str:
 
 
 def head_and_statistics(device: torch.device) -> str:
-    """Check the product in bfloat16 and the statistics by masks against the CPU's."""
+    """Check the product in bfloat16 and the statistics against the CPU's."""
     torch.manual_seed(1)
     hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
     here = language_model.wide_product(hidden, weight)

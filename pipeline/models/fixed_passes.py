@@ -8,7 +8,7 @@ stay in their places from one text to the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,33 +16,11 @@ from torch.nn.functional import pad
 
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import MASKED, Cache
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.language_model import LanguageModel
 
+Model = LanguageModel | HiddenDrafter  # both have the same `read`
 BLOCK = 256  # columns: a kept cache has whole blocks, so that few texts need a larger one
-
-
-class Model(Protocol):
-    """A language model, or a head on one (`pipeline.models.heads.hidden_drafter.HiddenDrafter`)."""
-
-    @property
-    def label(self) -> str: ...  # noqa: D102
-    @property
-    def device(self) -> torch.device: ...  # noqa: D102
-    @property
-    def dtype(self) -> torch.dtype: ...  # noqa: D102
-    @property
-    def feature_width(self) -> int: ...  # noqa: D102
-    def new_cache(self, capacity: int) -> Cache: ...  # noqa: D102
-    def read(  # noqa: D102
-        self,
-        ids: Tensor,
-        cache: Cache,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        *,
-        keep: int = 0,
-        layers: Sequence[int] = (),
-        features: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]: ...
 
 
 class TreePass(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from torch.nn import functional
 from pipeline.errors import PipelineError
 from pipeline.models import caches
 from pipeline.models.caches import Cache
+
+if TYPE_CHECKING:
+    from pipeline.models.heads.hidden_drafter import HiddenDrafter
 
 KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
 
@@ -186,25 +189,7 @@ class LanguageModel:
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
 
 
-class Placed(Protocol):
-    """A model of any kind."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """As printed."""
-        ...
-
-    def static_refusal(self) -> str | None:
-        """Return why its passes can't have fixed shapes, or None."""
-        ...
-
-
-def fixed_shapes(cache: str, model: Placed) -> bool:
+def fixed_shapes(cache: str, model: LanguageModel | HiddenDrafter) -> bool:
     """Whether passes of a model have fixed shapes, by the configuration key device.cache.
 
     Args:

@@ -6,13 +6,11 @@ of a repository is ever run.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -25,7 +23,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from transformers import logging as transformers_logging
-from transformers.integrations import sdpa_attention
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.models import caches
@@ -87,28 +84,9 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
             f"{', '.join(map(repr, eos))}: the id of a token is expected, or a list of ids"
         )
     model = wrap(module, settings["label"], device, config["head_dtype"], eos, key)
-    if device.type == "cuda":
-        check_grouped_attention(module, model.label)
     _check_weights(model, key)
     check_cached_steps(model, key)
     return model
-
-
-def check_grouped_attention(module: Any, label: str) -> None:
-    """Warn where keys and values that several heads share are copied for each of them on CUDA.
-
-    Transformers' `sdpa` packs the heads that share them in newer versions only; the copies are 5
-    to 9 times the traffic of the cache.
-    """
-    config = module.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", 1)
-    shared = heads > (getattr(config, "num_key_value_heads", None) or heads)
-    if shared and config._attn_implementation == "sdpa" and not hasattr(sdpa_attention, "pack_gqa"):
-        warnings.warn(
-            f"{label}: transformers {transformers.__version__} copies keys and values in every "
-            "step; a newer one is faster",
-            stacklevel=2,
-        )
 
 
 def skeleton(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:

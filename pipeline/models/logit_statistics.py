@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._triton import has_triton
 
 from pipeline.models import devices
 
@@ -56,9 +53,8 @@ def tempered_statistics(
     """
     top_logits, top_ids = top_k(logits, k)
     rows = max(1, (CUDA_CHUNK if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
-    of_chunk = _compiled() if logits.is_cuda else _of_chunk
     parts = [
-        of_chunk(
+        _of_chunk(
             logits[i : i + rows], top_logits[i : i + rows], top_ids[i : i + rows], temperatures
         )
         for i in range(0, len(logits), rows)
@@ -87,35 +83,8 @@ def _of_chunk(
     return Tempered(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
 
 
-def _by_masks(
-    logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]
-) -> Tempered:
-    """Return the same as `_of_chunk`: no tensor is changed or written to by index."""
-    z = (logits.double() - top_logits[:, :1].double()).clamp(min=MASKED_LOGIT)
-    below = z.gather(1, top_ids)
-    drop = None  # of the tail's largest logit below the row's
-    if top_ids.shape[1] < z.shape[1]:
-        ids = torch.arange(z.shape[1], device=z.device)
-        last, last_id = top_logits[:, -1:], top_ids[:, -1:]  # of equal logits the top has the first
-        tail = (logits < last) | ((logits == last) & (ids > last_id))
-        drop = torch.where(tail, z, -torch.inf).amax(1)
-        z = torch.where(tail, z - drop[:, None], MASKED_LOGIT)
-    columns = [_at_temperature(below, z, drop, None, temperature) for temperature in temperatures]
-    return Tempered(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
-
-
-@cache
-def _compiled() -> Callable[..., Tempered]:
-    """Return `_by_masks` as few kernels, which hold no row in float64, where torch can compile."""
-    if not has_triton():
-        warnings.warn("no triton here: statistics on CUDA are computed uncompiled", stacklevel=3)
-        return _by_masks
-    compiled: Callable[..., Tempered] = torch.compile(_by_masks, dynamic=True, fullgraph=True)
-    return compiled
-
-
 def _at_temperature(
-    below: Tensor, z: Tensor, drop: Tensor | None, room: Tensor | None, temperature: float
+    below: Tensor, z: Tensor, drop: Tensor | None, room: Tensor, temperature: float
 ) -> Tempered:
     """Return the statistics (B,) of rows: the top K measured from the largest, the tail from its.
 
@@ -123,7 +92,7 @@ def _at_temperature(
         below: (B, K) logits of the top K less the largest.
         z: (B, V) logits of the tail less the tail's largest, `MASKED_LOGIT` elsewhere.
         drop: (B,) the tail's largest less the largest; None when there is no tail.
-        room: (B, V) is overwritten, or None.
+        room: (B, V) is overwritten.
         temperature: by which all are divided.
     """
     below = below / temperature

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,10 +17,8 @@ from torch import Tensor
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.caches import Cache
 from pipeline.models.devices import send
-from pipeline.models.fixed_passes import Passes, TreePass
-
-if TYPE_CHECKING:
-    from pipeline.models.language_model import LanguageModel
+from pipeline.models.fixed_passes import Model, Passes, TreePass
+from pipeline.models.language_model import LanguageModel
 
 TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
 STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
@@ -42,7 +39,7 @@ class Texts:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         capacity: int,
         layers: Sequence[int] = (),
         longest: int = 1,
@@ -156,7 +153,7 @@ class Text(Texts):
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         capacity: int,
         layers: Sequence[int] = (),
         longest: int = 1,

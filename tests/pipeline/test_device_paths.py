@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch import nn
 
 from pipeline.execution import stopwatch
 from pipeline.execution.shard_plan import at_most
-from pipeline.models import devices, language_model, load, logit_statistics
+from pipeline.models import devices, language_model, logit_statistics
 from pipeline.models.devices import set_up
 from pipeline.models.load import LanguageModel, load_model
 from pipeline.stages.distributions.compute import needed
@@ -68,28 +66,6 @@ def test_the_product_asks_cuda_for_float32(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(
         found.as_subclass(torch.Tensor), language_model.wide_product(hidden, weight)
     )
-
-
-@pytest.mark.parametrize("k", [1, 20, 49, 50])
-def test_statistics_by_masks_are_the_others(k: int) -> None:
-    """Traced as for CUDA: whole, at any batch; ties at the k-th, masked tokens, nothing beyond."""
-    rng = np.random.default_rng(k)
-    z = torch.from_numpy(rng.standard_normal((12, 50)).astype(np.float32))
-    z[3:6] = z[3:6].round()
-    z[6:9, ::3] = -torch.inf
-    z[9:, 5:] = -torch.inf
-    compiled = torch.compile(
-        logit_statistics._by_masks, dynamic=True, fullgraph=True, backend="aot_eager"
-    )
-    for rows in (z, z[:5]):
-        top = logit_statistics.top_k(rows, k)
-        wanted = logit_statistics._of_chunk(rows, *top, [1.0, 0.3])
-        for found in (
-            logit_statistics._by_masks(rows, *top, [1.0, 0.3]),
-            compiled(rows, *top, [1.0, 0.3]),
-        ):
-            for one, other in zip(found, wanted, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -203,28 +179,6 @@ def test_operations_by_hand(tmp_path: Path) -> None:
     width = config.num_attention_heads * config.head_dim
     assert model.operations(1, 0) == 2 * sum(used.values())
     assert model.operations(0, 3) == 3 * config.num_hidden_layers * 2 * (2 * width)
-
-
-@pytest.mark.parametrize(
-    ("kv_heads", "attention", "packs", "warned"),
-    [(2, "sdpa", False, True), (4, "sdpa", False, False), (2, "eager", False, False),
-     (2, "sdpa", True, False)],
-)  # fmt: skip
-def test_copies_of_shared_keys_are_warned_of(
-    kv_heads: int, attention: str, packs: bool, warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = SimpleNamespace(
-        num_attention_heads=4, num_key_value_heads=kv_heads, _attn_implementation=attention
-    )
-    module = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
-    assert hasattr(load.sdpa_attention, "pack_gqa")  # of the version that is pinned
-    if not packs:
-        monkeypatch.delattr(load.sdpa_attention, "pack_gqa")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        load.check_grouped_attention(module, "tiny")
-    assert [w for w in said if "tiny: transformers" in str(w.message)] == said
-    assert bool(said) == warned
 
 
 @pytest.mark.parametrize("given", [None, "backend:native"])

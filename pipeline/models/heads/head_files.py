@@ -1,4 +1,20 @@
-"""The files of a head, ours or of a published EAGLE-3: checked against its target, and loaded."""
+"""The files of a head, ours or of a published EAGLE-3: checked against its target, and loaded.
+
+Three layouts are read, all as config.json and model.safetensors (or pytorch_model.bin):
+
+- Ours (`save_head`): model_type feature_head, the layer's shape and the target's layers that it
+  reads; embedding and projection are the target's.
+- EAGLE's own (`eagle/model/cnets.py` of SafeAILab/EAGLE, arXiv 2503.01840): the config.json of a
+  Llama of one layer with `draft_vocab_size`; weights fc, midlayer.*, norm, lm_head, d2t, t2d, and
+  embed_tokens where the embedding is not the target's.
+- speculators (`src/speculators/models/eagle3/` of vllm-project/speculators): config.json with
+  speculators_model_type eagle3 and the layer's shape in transformer_layer_config; weights as above,
+  the layer called layers.0.
+
+vLLM reads both (`vllm/model_executor/models/llama_eagle3.py`). d2t is an offset: the i-th drafted
+token has the id i + d2t[i]; t2d marks these ids. The hidden states are those after 2, L / 2 and
+L - 3 of the target's L layers, unless eagle_aux_hidden_state_layer_ids says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,47 +25,58 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.few_rows import use_few_rows
-from pipeline.models.heads import eagle3_files
-from pipeline.models.heads.eagle3_files import EMBEDDING, PROJECTION, TARGETS, Eagle3
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
 from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.store.identity import HEAD_FILES, hub_files, local_path
+from pipeline.store.identity import HEAD_FILES, PICKLED, hub_files, local_path
 
-KIND = "feature_head"  # model_type in config.json
+KIND = "feature_head"  # model_type of ours
 WEIGHTS = "model.safetensors"
+PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 DRAFTED = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
+TARGETS = "t2d"
+VERIFIER = ("verifier_lm_head.weight", "verifier_norm.weight")  # the target's, for training
+SHAPE = (  # keys of a Llama's config.json that decide what its layer computes
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act"),
+    *("max_position_embeddings", "vocab_size"),
+)
 
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """What the config.json of a head says."""
+    """What the config.json of a head says.
+
+    Attributes:
+        folder: of its files.
+        shape: of its layer, as in a Llama's.
+        layers: after how many of the target's layers it reads a hidden state; empty where a
+            published head leaves them to the depth of its target.
+        width: of the target's hidden states.
+        rows: of a published head's own projection; None for ours, which uses the target's.
+        norm_before_residual: as of `pipeline.models.heads.feature_head.Layer`.
+    """
 
     folder: Path
-    shape: dict[str, Any]  # of its layer, as in a Llama's
-    layers: tuple[int, ...]  # after how many of the target's layers it reads a hidden state
-    eagle3: Eagle3 | None = None  # of a published head
-
-    @property
-    def width(self) -> int:
-        """The width of the target's hidden states."""
-        return self.shape["hidden_size"] if self.eagle3 is None else self.eagle3.width
+    shape: dict[str, Any]
+    layers: tuple[int, ...]
+    width: int
+    rows: int | None = None
+    norm_before_residual: bool = False
 
     def layers_of(self, target: LanguageModel) -> tuple[int, ...]:
-        """Return the layers; a published head may leave them to the depth of its target."""
+        """Return the layers of this target."""
         depth = target.module.config.get_text_config().num_hidden_layers
-        return self.layers or eagle3_files.default_layers(depth)
+        return self.layers or (2, depth // 2, depth - 3)
 
     def empty(self, count: int) -> FeatureHead:
         """Return a head of this shape that reads `count` hidden states, with random weights."""
-        residual = self.eagle3 is not None and self.eagle3.norm_before_residual
-        return FeatureHead(self.shape, count, self.width, residual)
+        return FeatureHead(self.shape, count, self.width, self.norm_before_residual)
 
 
 def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
@@ -61,14 +88,16 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
     folder = local_path(path) or hub_files(path, commit, list(HEAD_FILES), f"{key}.path")
     try:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if (found := eagle3_files.published(read)) is not None:
-            return HeadFiles(folder, *found)
+        names = " ".join(read.get("architectures") or ()).lower()
+        of_speculators = read.get("speculators_model_type") == "eagle3"
+        if of_speculators or "eagle3" in names or "draft_vocab_size" in read:
+            return _published(folder, read, of_speculators)
         if read["model_type"] != KIND:
             raise ValueError(f"model_type is {read['model_type']}")
         shape, layers = dict(read["shape"]), tuple(map(int, read["layers"]))
         if not layers or min(layers) < 0 or "hidden_size" not in shape:
             raise ValueError("layers is empty or negative, or shape lacks hidden_size")
-        return HeadFiles(folder, shape, layers)
+        return HeadFiles(folder, shape, layers, shape["hidden_size"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PipelineError(
             f"{key}.path={path} is no head: {type(error).__name__}: {first_line(error)}. Wanted: "
@@ -77,8 +106,45 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
         ) from error
 
 
+def _published(folder: Path, config: Mapping[str, Any], of_speculators: bool) -> HeadFiles:
+    inner = config["transformer_layer_config"] if of_speculators else config
+    if inner.get("num_hidden_layers", 1) != 1:
+        raise ValueError(f"it has {inner['num_hidden_layers']} layers: heads of one are read")
+    if inner.get("model_type", "llama") != "llama":
+        raise ValueError(f"its layer is that of a {inner['model_type']}: a Llama's is read")
+    shape = {key: inner[key] for key in SHAPE if inner.get(key) is not None}
+    said = "eagle_aux_hidden_state_layer_ids"
+    layers = config.get(said) or (config.get("eagle_config") or {}).get(said) or ()
+    return HeadFiles(
+        folder,
+        shape,
+        tuple(map(int, layers)),
+        width=int(config.get("target_hidden_size") or shape["hidden_size"]),
+        rows=int(config.get("draft_vocab_size") or shape["vocab_size"]),
+        norm_before_residual=bool(
+            config.get("norm_before_residual", inner.get("norm_before_residual", False))
+        ),
+    )
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """Return all weights by the names of EAGLE's own layout."""
+    if (folder / WEIGHTS).is_file():
+        read = load_file(folder / WEIGHTS)
+    else:
+        read = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
+    bare = {name.removeprefix("model."): value for name, value in read.items()}
+    return {
+        f"midlayer.{name.removeprefix('layers.0.')}"
+        if name.startswith("layers.0.")
+        else name: value
+        for name, value in bare.items()
+        if name not in VERIFIER
+    }
+
+
 def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: str) -> None:
-    """Check, before its weights are read, that a head can draft for `target`.
+    """Check that a head can draft for `target`.
 
     Args:
         files: of the head.
@@ -91,12 +157,11 @@ def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: st
             are not those of its shape, or it does not name its tokens.
     """
     config = target.module.config.get_text_config()
-    wanted, given = config.hidden_size, files.width
     other = "take a drafter that was trained for this target"
-    if wanted != given:
+    if files.width != config.hidden_size:
         raise PipelineError(
-            f"{key}: the head reads hidden states of {given} numbers, {target.label} has {wanted}: "
-            f"{other}"
+            f"{key}: the head reads hidden states of {files.width} numbers, {target.label} has "
+            f"{config.hidden_size}: {other}"
         )
     layers = files.layers_of(target)
     if max(layers) > config.num_hidden_layers or min(layers) < 0:
@@ -106,7 +171,7 @@ def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: st
             f"{config.num_hidden_layers}: {other}"
         )
     rows = files.shape.get("vocab_size")
-    if files.eagle3 is not None and rows != config.vocab_size:
+    if files.rows is not None and rows != config.vocab_size:
         raise PipelineError(
             f"{key}: the head is for a vocabulary of {rows} tokens, {target.label} has "
             f"{config.vocab_size}: {other}"
@@ -114,75 +179,57 @@ def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: st
     try:
         with torch.device("meta"):
             head = files.empty(len(layers))
-        shapes, beside = _stored(files)
+        weights = _weights(files.folder)
     except Exception as error:  # libraries raise many kinds; all mean the same to a user
         raise _unreadable(files, key, error) from error
+    shapes = {name: list(weight.shape) for name, weight in weights.items()}
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
-    expected |= _expected_beside(files, shapes)
-    if files.eagle3 is None:
+    if files.rows is None:
         shapes.pop(DRAFTED, None)
+    else:
+        d = files.shape["hidden_size"]
+        expected[PROJECTION] = [files.rows, d]
+        if files.width != d or EMBEDDING in shapes:  # else it is the target's
+            expected[EMBEDDING] = [rows, d]
+        if files.rows != rows or DRAFTED in shapes:
+            expected[DRAFTED] = [files.rows]
+        if TARGETS in shapes:
+            expected[TARGETS] = [rows]
     wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
     if wrong:
-        again = "export the head again" if files.eagle3 is None else other
+        again = "export the head again" if files.rows is None else other
         raise PipelineError(
             f"{key}.path={files.folder}: {len(wrong)} weights are missing, unknown or not of the "
             f"shape in config.json ({', '.join(wrong[:3])}): {again}"
         )
-    _check_vocabulary(files, beside, target, vocabulary, key)
-
-
-def _stored(files: HeadFiles) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
-    """Return the shapes of all weights, and the small ones that say which tokens are drafted."""
-    if files.eagle3 is not None:
-        shapes = eagle3_files.weight_shapes(files.folder)
-        return shapes, eagle3_files.read_weights(files.folder, (DRAFTED, TARGETS))
-    with safe_open(files.folder / WEIGHTS, "pt") as weights:
-        shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
-        return shapes, {DRAFTED: weights.get_tensor(DRAFTED)} if DRAFTED in shapes else {}
-
-
-def _expected_beside(files: HeadFiles, shapes: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the shapes of what stands beside the head's own weights; of ours nothing."""
-    if files.eagle3 is None:
-        return {}
-    d, rows, drafted = files.shape["hidden_size"], files.shape["vocab_size"], files.eagle3.drafted
-    needed = {PROJECTION: [drafted, d]}
-    if files.width != d or EMBEDDING in shapes:  # else it is the target's
-        needed[EMBEDDING] = [rows, d]
-    if drafted != rows or DRAFTED in shapes:
-        needed[DRAFTED] = [drafted]
-    return needed | ({TARGETS: [rows]} if TARGETS in shapes else {})
+    if files.rows is not None or vocabulary == "reduced":
+        _check_vocabulary(files, weights, target, vocabulary, key)
 
 
 def _check_vocabulary(
-    files: HeadFiles, beside: Mapping[str, Tensor], target: LanguageModel, asked: str, key: str
+    files: HeadFiles, weights: Mapping[str, Tensor], target: LanguageModel, asked: str, key: str
 ) -> None:
-    offsets = beside.get(DRAFTED)
-    if files.eagle3 is None and asked == "full":
-        return
+    offsets, ours = weights.get(DRAFTED), files.rows is None
     if offsets is None:
-        if files.eagle3 is not None:
-            return  # its projection has a row for every token
-        raise PipelineError(
-            f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({DRAFTED}): give full"
-        )
+        if ours:
+            raise PipelineError(
+                f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({DRAFTED}): give "
+                "full"
+            )
+        return  # its projection has a row for every token
     if offsets.dtype.is_floating_point or offsets.ndim != 1:
         raise PipelineError(
             f"{key}.path={files.folder}: {DRAFTED} holds {str(offsets.dtype)[6:]} of shape "
             f"{tuple(offsets.shape)}, a list of integers is expected: its files are damaged"
         )
-    ids = drafted_ids(offsets)
-    rows = target.module.config.get_text_config().vocab_size
-    allowed = target.vocab_size
-    if not len(ids) or ids.min() < 0 or ids.max() >= allowed or (ids.diff() < 1).any():
-        way = "give full" if files.eagle3 is None else "its files are damaged"
+    ids, rows = drafted_ids(offsets), target.module.config.get_text_config().vocab_size
+    if not len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size or (ids.diff() < 1).any():
         raise PipelineError(
-            f"{key}.head.vocabulary=reduced: {DRAFTED} in {files.folder} does not name "
-            f"increasing ids below {allowed}, which {target.label} has: {way}"
+            f"{key}.head.vocabulary=reduced: {DRAFTED} in {files.folder} does not name increasing "
+            f"ids below {target.vocab_size}, which {target.label} has: "
+            + ("give full" if ours else "its files are damaged")
         )
-    if files.eagle3 is None:
-        return
-    marked = beside.get(TARGETS)
+    marked = weights.get(TARGETS)
     if marked is not None and not torch.equal(marked.nonzero()[:, 0], ids):
         raise PipelineError(
             f"{key}.path={files.folder}: {TARGETS} marks other tokens than {DRAFTED} names: its "
@@ -222,34 +269,38 @@ def load_head(
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
     files = read_head(settings["path"], config.get("commit"), key)
-    vocabulary, layers = config["head"]["vocabulary"], files.layers_of(target)
+    vocabulary, layers, label = (
+        config["head"]["vocabulary"],
+        files.layers_of(target),
+        settings["label"],
+    )
     check_head(files, target, vocabulary, key)
     head = files.empty(len(layers))
     try:
-        beside = _read(files, head)
+        beside = read_weights(head, files.folder)
     except Exception as error:  # as above
         raise _unreadable(files, key, error) from error
-    projection, embedding = beside.get(PROJECTION), beside.get(EMBEDDING)
-    named = {**dict(head.named_parameters()), **beside}
-    broken = [name for name, weight in named.items() if not weight.isfinite().all()]
+    broken = [
+        name
+        for name, weight in (dict(head.named_parameters()) | beside).items()
+        if not weight.isfinite().all()
+    ]
     if broken:
-        raise PipelineError(f"{key}: {settings['label']} has NaN or infinite weights ({broken[0]})")
-    drafted = None
-    if DRAFTED in beside and (files.eagle3 is not None or vocabulary == "reduced"):
-        drafted = drafted_ids(beside[DRAFTED]).to(target.device)
-    if projection is None:
-        rows = projection_of(target, drafted)
+        raise PipelineError(f"{key}: {label} has NaN or infinite weights ({broken[0]})")
+    device, dtype = target.device, target.module.dtype
+    drafted = embedding = None
+    if DRAFTED in beside and (files.rows is not None or vocabulary == "reduced"):
+        drafted = drafted_ids(beside[DRAFTED]).to(device)
+    if files.rows is None:
+        projection = projection_of(target, drafted)
     else:
-        cast = projection.to(target.device, target.module.dtype)
-        rows = like_target(target, linear_of(cast, None))
-    own = None
-    if embedding is not None:
-        own = nn.Embedding.from_pretrained(embedding.to(target.device, target.module.dtype))
-    parts = nn.ModuleList([head.eval().requires_grad_(False), rows])
-    parts[0].to(target.device, target.module.dtype)
+        projection = like_target(target, linear_of(beside[PROJECTION].to(device, dtype), None))
+    if EMBEDDING in beside:
+        embedding = nn.Embedding.from_pretrained(beside[EMBEDDING].to(device, dtype))
+    parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
     use_few_rows(parts, halves=True)
-    label, size = settings["label"], target.vocab_size
-    made = HiddenDrafter(target, head, parts[1], layers, label, drafted, size, own)
+    size = target.vocab_size
+    made = HiddenDrafter(target, head, parts[1], layers, label, drafted, size, embedding)
     if not made.gives_numbers():
         raise PipelineError(
             f"{key}: {label} gives NaN or infinite logits behind {target.label}: its weights are "
@@ -258,25 +309,13 @@ def load_head(
     return made
 
 
-def _read(files: HeadFiles, head: FeatureHead) -> dict[str, Tensor]:
-    """Read the weights of `head`; return what stands beside them."""
-    if files.eagle3 is None:
-        offsets = read_weights(head, files.folder)
-        return {} if offsets is None else {DRAFTED: offsets}
-    weights = eagle3_files.read_weights(files.folder)
-    weights.pop(TARGETS, None)
-    names = (PROJECTION, EMBEDDING, DRAFTED)
+def read_weights(head: FeatureHead, folder: Path) -> dict[str, Tensor]:
+    """Read the weights of `head`; return what stands beside them: projection, embedding, d2t."""
+    weights = _weights(folder)
+    names = (PROJECTION, EMBEDDING, DRAFTED, TARGETS)
     beside = {name: weights.pop(name) for name in names if name in weights}
     head.load_state_dict(weights)
     return beside
-
-
-def read_weights(head: FeatureHead, folder: Path) -> Tensor | None:
-    """Read the weights of `head`; return the offsets of its reduced vocabulary, if it has one."""
-    weights = load_file(folder / WEIGHTS)
-    offsets = weights.pop(DRAFTED, None)
-    head.load_state_dict(weights)
-    return offsets
 
 
 def save_head(
