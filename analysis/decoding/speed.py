@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,15 +10,12 @@ from numpy.typing import NDArray
 
 from ..statistics.bootstrap import PromptBootstrap, few
 from .metrics import Decoded, acceptance, by_prompt
+from .predicted import predictions
 from .speed_laws import break_even, optimal_draft_length
 
 Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
-LENGTH_COLUMNS = [
-    *("method", "temperature", "rate"),
-    *("predicted", "predicted_speedup", "found", "found_speedup", "tried"),
-]
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
@@ -34,12 +30,11 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         target's pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a
         token costs the target alone, the baseline's c_verify + c_other, and `c_q` what a
         drafted token costs, or a level of a tree: pass and choice of the token in both;
-        `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` k / (1 + d
-        rho), d the tokens drafted a call in a row, and `predicted_costs` k c_p / (c_draft +
-        c_verify + c_other), k the measured tokens a call; `first_token` median; gaps
-        between tokens `itl_50`, `itl_95`, `itl_99`, and `itl_zero`, the share that arrive
-        with the token before them; `memory` bytes beside the target's at the longest
-        answer; `prompts`, and `few_prompts` where they are too few for the intervals.
+        `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
+        of `predictions`; `first_token` median; gaps between tokens `itl_50`, `itl_95`,
+        `itl_99`, and `itl_zero`, the share that arrive with the token before them; `memory`
+        bytes beside the target's at the longest answer; `prompts`, and `few_prompts` where
+        they are too few for the intervals.
     """
     table = acceptance(decoded)
     spans = decoded.spans.groupby("run")[
@@ -53,9 +48,6 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     table["c_q"] = spans["draft_seconds"] / spans["depth"].where(spans["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
-    drafts, tokens = table["draft_length"] > 0, table["tokens_per_call"]
-    table["predicted"] = (tokens / (1 + table["depth_per_call"] * table["rho"])).where(drafts)
-    table["predicted_costs"] = (tokens * table["c_p"] / (table["c_draft"] + settled)).where(drafts)
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 95, 99):
@@ -63,7 +55,9 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     table["itl_zero"] = [np.mean(gap == 0) if len(gap) else np.nan for gap in gaps]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
     table = table.assign(prompts=decoded.prompts, few_prompts=few(decoded.prompts))
-    return table.join(speedups(decoded, resamples, confidence, seed))
+    return table.join(speedups(decoded, resamples, confidence, seed)).join(
+        predictions(decoded, table)
+    )
 
 
 def token_gaps(decoded: Decoded, run: int) -> Floats:
@@ -194,66 +188,6 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
 
 def _named(run: pd.Series) -> str:
     return f"{run['method']} at T = {run['temperature']:g}"
-
-
-def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
-    """Return, for methods that drafted chains of several lengths, the best predicted and found.
-
-    Predicted among 0 (the target alone) to the longest one tried, from the acceptance rate of all
-    their drafts and the costs of `call_costs`; found among 0 and those tried.
-
-    Args:
-        decoded: calls and their seconds.
-        speeds: its table of `speed`.
-
-    Returns:
-        method, temperature, rate, predicted, predicted_speedup, found, found_speedup, tried.
-    """
-    rows: list[dict[str, Any]] = []
-    of_trees = decoded.of_trees.reindex(speeds.index, fill_value=False)
-    mine = speeds[(speeds["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
-    for (method, temperature), group in mine.groupby(["method", "temperature"], sort=False):
-        if len(group) < 2 or not group["tested"].sum():
-            continue
-        rate = group["accepted"].sum() / group["tested"].sum()
-        best, gain = optimal_draft_length(rate, call_costs(decoded, group))
-        tried = group.sort_values("draft_length")
-        lengths, speedups = [0, *tried["draft_length"]], [1.0, *tried["speedup"]]
-        found = int(np.argmax(speedups))
-        rows.append(
-            {
-                "method": method,
-                "temperature": temperature,
-                "rate": rate,
-                "predicted": best,
-                "predicted_speedup": gain,
-                "found": int(lengths[found]),
-                "found_speedup": float(speedups[found]),
-                "tried": ", ".join(map(str, lengths[1:])),
-            }
-        )
-    return pd.DataFrame(rows, columns=LENGTH_COLUMNS)
-
-
-def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
-    """Return the seconds of a call with 0, 1, ... drafted tokens, means of calls as measured.
-
-    At 0 it is the baseline's; at a draft length that was tried, that of calls with a full draft;
-    on a line between these. It ends at the longest draft that a call had in full.
-
-    Args:
-        decoded: calls and their seconds.
-        group: rows of `speed`, runs that differ in their draft length only.
-    """
-    spent = decoded.spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1)
-    seconds = {0: float(group["c_p"].iloc[0])}
-    for run, gamma in group["draft_length"].items():
-        full = (decoded.spans["run"] == run) & (decoded.spans["drafted"] == gamma)
-        if full.any():
-            seconds[int(gamma)] = float(spent[full].mean())
-    measured = sorted(seconds)
-    lengths = np.arange(measured[-1] + 1)
-    return np.interp(lengths, measured, [seconds[gamma] for gamma in measured]).tolist()
 
 
 def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:

@@ -16,7 +16,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 PRECISION = 1e-12  # of an acceptance rate
 
 
@@ -41,6 +43,35 @@ def tokens_per_call(a: float, gamma: int) -> float:
     if gamma < 0:
         raise ValueError(f"gamma={gamma} is not allowed: give an integer of at least 0")
     return math.fsum(a**power for power in range(gamma + 1))
+
+
+def answer_seconds(tokens: int, rates: Sequence[float], costs: Sequence[float]) -> Floats:
+    """Return the expected seconds of the calls that emit 0, 1, ..., `tokens` tokens.
+
+    S(0) = 0 and S(m) = c(g) + sum over k of P(k) S(m - 1 - k), where g = min(gamma, m - 1) tokens
+    are drafted, as no answer takes more, and P(k) = a_1 ... a_k (1 - a_(k+1)), without the last
+    factor at k = g, is the probability that k of them are accepted.
+
+    Args:
+        tokens: of the longest answer, those that calls emit.
+        rates: (gamma,) acceptance a_d of the d-th token of a draft, once those before it are.
+        costs: seconds of a call with 0, 1, ..., gamma drafted tokens.
+
+    Returns:
+        (tokens + 1,) seconds S(m).
+
+    Example:
+        >>> answer_seconds(3, [0.5], [1.0, 1.2]).round(2).tolist()  # S(3) = 1.2 + (S(2) + S(1)) / 2
+        [0.0, 1.0, 2.2, 3.2]
+    """
+    reached = np.cumprod([1.0, *rates])  # a_1 ... a_k
+    seconds = np.zeros(tokens + 1)
+    for left in range(1, tokens + 1):
+        drafted = min(len(rates), left - 1)
+        share = reached[: drafted + 1] - np.append(reached[1 : drafted + 1], 0.0)
+        after = seconds[left - 1 - np.arange(drafted + 1)]
+        seconds[left] = costs[drafted] + share @ after
+    return seconds
 
 
 def optimal_draft_length(a: float, costs: Sequence[float]) -> tuple[int, float]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..decoding.metrics import Decoded
-from ..decoding.speed import call_costs
+from ..decoding.predicted import call_costs
 from ..report.records import Results, select
 from ..report.sections.acceptance import LENGTH
 from ..report.sections.acceptance_figures import GREEDY, row_of, rules_in

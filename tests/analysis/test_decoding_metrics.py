@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from analysis.decoding import metrics as decoding
-from analysis.decoding import speed, speed_laws
+from analysis.decoding import predicted, speed, speed_laws
 from analysis.decoding.laws import history
 from analysis.decoding.metrics import Decoded
 from analysis.report.render import lines
@@ -287,7 +287,7 @@ def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
     assert not np.isnan(found["closed_form"][2])
     alone = speed.speed(replace(one, runs=runs, calls=calls, levels=levels), 20, 0.9, 0)
     assert (
-        len(speed.draft_lengths(replace(one, runs=runs), alone)) == 0
+        len(predicted.draft_lengths(replace(one, runs=runs), alone)) == 0
     )  # one chain: none to choose
 
 
@@ -321,7 +321,7 @@ def test_speeds_stand_in_their_tables() -> None:
     table = speed_table([one], speeds)
     headings = [column.heading for column in table.columns]
     cells = dict(zip(headings, lines(table)[0][1][1][1], strict=True))
-    assert cells["best γ"] == "3"
+    assert cells["best γ"] == "2"
     assert cells["ρ"] == "0.100"
     assert cells["verify"] == "12.00"
     for make in (temperature_table, batches_table, thresholds_figure):

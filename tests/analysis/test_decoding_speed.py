@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.decoding import speed
+from analysis.decoding import predicted, speed
 from tests.analysis.test_decoding_metrics import made
 
 
@@ -34,10 +34,6 @@ def test_speed_costs_and_predictions() -> None:
     assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
     assert table["rho"].iloc[1] == pytest.approx(0.1)
     assert table["verify_ratio"].iloc[1] == pytest.approx(1.2)
-    # a call drafts 7/5 tokens of 1 ms and verifies for 12 ms; the target alone takes 10 a token
-    assert table["predicted"].iloc[1] == pytest.approx(1.6 / (1 + 1.4 * 0.1))
-    assert table["predicted_costs"].iloc[1] == pytest.approx(1.6 * 10 / (1.4 + 12))
-    assert np.isnan(table["predicted"].iloc[0])
     alone, drafted = 0.04 + 8 * 0.010, 0.04 + 5 * 0.012 + 7 * 0.001
     assert table["speedup"].tolist()[:2] == pytest.approx([1.0, alone / drafted])
     assert table["ci_low"].iloc[1] <= table["speedup"].iloc[1] <= table["ci_high"].iloc[1]
@@ -50,10 +46,10 @@ def test_speed_costs_and_predictions() -> None:
     assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["memory"].iloc[1] == 100 + 2 * 16
-    best = speed.draft_lengths(made(), table)
+    best = predicted.draft_lengths(made(), table)
     assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
-    assert speed.draft_lengths(made(), table[::-1])["tried"].tolist() == ["2, 3"]
+    assert predicted.draft_lengths(made(), table[::-1])["tried"].tolist() == ["2, 3"]
 
 
 def test_the_ratio_of_spec_bench_is_of_means_over_prompts() -> None:
@@ -99,13 +95,47 @@ def test_the_best_draft_length_is_from_measured_costs_and_may_be_none() -> None:
     """A call of 0, 2 and 3 drafted tokens takes 10, 14 and 15 ms; answers end before."""
     made_up = made()
     table = speed.speed(made_up, 20, 0.9, 0)
-    assert speed.call_costs(made_up, table[1:]) == pytest.approx([0.010, 0.012, 0.014, 0.015])
-    best = speed.draft_lengths(made_up, table).iloc[0]
-    rate = 7 / 10  # 3 of 5 and 4 of 5 tested tokens
-    gains = [1, 1.7 / 1.2, (1 + rate + rate**2) / 1.4, (1 + rate + rate**2 + rate**3) / 1.5]
-    assert best["rate"] == pytest.approx(rate)
-    assert best["predicted"] == int(np.argmax(gains))
-    assert best["predicted_speedup"] == pytest.approx(max(gains))
+    costs = predicted.call_costs(made_up, table[1:])
+    assert costs == pytest.approx([0.010, 0.012, 0.014, 0.015])
+    best = predicted.draft_lengths(made_up, table).iloc[0]
+    assert best["rate"] == pytest.approx(7 / 10)  # 3 of 5 and 4 of 5 tested tokens
+    # the longest drafts, by place: 2 of 2, then 1 of 2, then 1 of 1
+    gains = [1.0, *(simulated([1.0, 0.5, 1.0][:gamma], costs) for gamma in (1, 2, 3))]
+    assert gains[best["predicted"]] == pytest.approx(max(gains), rel=0.01)
+    assert best["predicted_speedup"] == pytest.approx(max(gains), rel=0.01)
     slow = table.assign(speedup=[1.0, 0.99, 1.0])  # not above the target alone
-    assert speed.draft_lengths(made_up, slow)["found"].tolist() == [0]
-    assert speed.draft_lengths(made_up, slow)["found_speedup"].tolist() == [1.0]
+    assert predicted.draft_lengths(made_up, slow)["found"].tolist() == [0]
+    assert predicted.draft_lengths(made_up, slow)["found_speedup"].tolist() == [1.0]
+
+
+def simulated(rates: list[float], costs: list[float]) -> float:
+    """The speedup of answers of 6 and 4 tokens whose prompts take 20 ms, call by call."""
+    draws = np.random.default_rng(0)
+    spent, repeats = 0.0, 3000
+    for left in [5, 3] * repeats:
+        while left:
+            drafted = min(len(rates), left - 1)
+            tests = draws.uniform(size=drafted) < rates[:drafted]
+            spent += costs[drafted]
+            left -= 1 + int(np.cumprod(tests).sum())
+    return 0.12 / (0.04 + spent / repeats)
+
+
+@pytest.mark.parametrize(("run", "rates"), [(1, [2 / 3, 1 / 2]), (2, [2 / 2, 1 / 2, 1 / 1])])
+def test_a_prediction_is_over_the_answers_that_were_measured(run: int, rates: list[float]) -> None:
+    made_up = made()
+    table = speed.speed(made_up, 20, 0.9, 0)
+    costs = predicted.call_costs(made_up, table[1:])
+    assert table["predicted"].iloc[run] == pytest.approx(simulated(rates, costs), rel=0.01)
+    least = table["least"].iloc[run]
+    assert simulated([least] * len(rates), costs) == pytest.approx(1, rel=0.02)
+    assert np.isnan(table[["predicted", "least"]].iloc[0]).all()
+
+
+def test_drafts_that_never_pay_need_no_acceptance() -> None:
+    made_up = made()
+    slow = made_up.spans.assign(
+        verify_seconds=made_up.spans["verify_seconds"].where(made_up.spans["run"] == 0, 0.2)
+    )
+    table = speed.speed(replace(made_up, spans=slow), 20, 0.9, 0)
+    assert table["least"].isna().all()

@@ -16,7 +16,7 @@ from itertools import cycle
 import numpy as np
 import pandas as pd
 
-from ...decoding import speed
+from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
 from ...statistics.bootstrap import few
 from ..notes import few_notes
@@ -108,7 +108,7 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     """What a reader of the answers sees, what a call costs, and what that predicts."""
     frames = []
     for one, table in zip(decoded, speeds, strict=True):
-        best = speed.draft_lengths(one, table).set_index(["method", "temperature"])
+        best = predicted.draft_lengths(one, table).set_index(["method", "temperature"])
         lengths = best["predicted"].rename("best_length")
         frames.append(table.join(lengths, on=["method", "temperature"]))
     return Table(
@@ -121,10 +121,10 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         "its interval over prompts. A call: drafting; the target's pass that verifies; the law, "
         "the roll-back and the rest, means. ρ = c_q/c_p, what a drafted token costs over what a "
         "token costs the target alone, pass and choice; verify/c_p: pass and law. Predicted: "
-        "τ/(1 + dρ), d the tokens drafted a call; from costs: τ c_p over all that a call costs; "
-        "both leave out the passes over the prompt. Best γ: the draft length up to the longest "
-        "tried that maximises (1 − aᵞ⁺¹)/(1 − a) times c_p over the measured cost of a call, where "
-        "several were tried; 0: drafting does not pay. MiB: memory needed beside the target, the "
+        "of drafts by the model, over answers as long and with the same passes over the prompt, "
+        "from the acceptance of each place of a draft and the measured costs of calls. Best γ: the "
+        "draft length up to the longest tried with the largest prediction, where several were "
+        "tried; 0: drafting does not pay. MiB: memory needed beside the target, the "
         "drafter's weights and, on CUDA, the difference of the measured peaks, elsewhere its "
         f"cache. {WALL_CLOCK} The CSV file has the gaps between tokens.",
         data=of_targets(decoded, frames),
@@ -145,7 +145,6 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
             Column("ρ", RATE, "rho"),
             Column("verify/c_p", number_text, "verify_ratio"),
             Column("predicted", _times, "predicted", above="speedup"),
-            Column("from costs", _times, "predicted_costs", above="speedup"),
             Column("best γ", partial(number_text, digits=0), "best_length"),
             Column("MiB", lambda value: number_text(value / 2**20, 1), "memory"),
         ],
