@@ -35,7 +35,7 @@ from pipeline.store.node import Node, slug
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
     from analysis.rules import Rule
-    from analysis.rules.dials import Dial
+    from analysis.rules.build import Dial
 
 PROMISED = (0.05, 0.5)  # quantiles over prompts
 

@@ -24,7 +24,7 @@ from functools import cache
 import numpy as np
 
 from ..certificates.certify import certify
-from ..rules.dials import Dial
+from ..rules.build import Dial
 from ..rules.rule import Counts, Rule
 from ..statistics.bootstrap import Flags, Numbers, PromptBootstrap
 from ..statistics.calls import calls_made
@@ -127,7 +127,7 @@ def solve(
         ValueError: eps is negative, or `certify` refuses a rule.
 
     Example:
-        >>> from ..rules.dials import build_dial
+        >>> from ..rules.build import build_dial
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
         >>> dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))

@@ -21,22 +21,10 @@ if TYPE_CHECKING:
 
 
 PROBABILITIES = ("top_surprisal",)  # what turns raw logits into them
-
-
-def _t() -> Any:
-    return parameter("a number in [0, 1]", lambda t: 0 <= t <= 1)
-
-
-def _alpha() -> Any:
-    return parameter("a number in (0, 1]", lambda alpha: 0 < alpha <= 1)
-
-
-def _m() -> Any:
-    return parameter("an integer of at least 1, below 2^31", lambda m: 1 <= m < 1 << 31)
-
-
-def _convention() -> Any:
-    return parameter("rank or paper", lambda word: word in ("rank", "paper"), default="rank")
+T: Any = ("a number in [0, 1]", lambda t: 0 <= t <= 1)
+ALPHA: Any = ("a number in (0, 1]", lambda alpha: 0 < alpha <= 1)
+M: Any = ("an integer of at least 1, below 2^31", lambda m: 1 <= m < 1 << 31)
+CONVENTION: Any = ("rank or paper", lambda word: word in ("rank", "paper"), "rank")
 
 
 @register("greedy")
@@ -65,7 +53,7 @@ class Additive(Rule):
     relaxes: ClassVar[Mapping[str, int]] = {"t": 1}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    t: float = _t()
+    t: float = parameter(*T)
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > p0 - t."""
@@ -81,7 +69,7 @@ class Multiplicative(Rule):
     relaxes: ClassVar[Mapping[str, int]] = {"alpha": -1}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    alpha: float = _alpha()
+    alpha: float = parameter(*ALPHA)
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > alpha p0."""
@@ -123,9 +111,9 @@ class TopMAdditive(_TopM):
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "t": 1}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    m: int = _m()
-    t: float = _t()
-    convention: str = _convention()
+    m: int = parameter(*M)
+    t: float = parameter(*T)
+    convention: str = parameter(*CONVENTION)
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > p0 - t, up to rank m."""
@@ -141,9 +129,9 @@ class TopMMultiplicative(_TopM):
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "alpha": -1}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    m: int = _m()
-    alpha: float = _alpha()
-    convention: str = _convention()
+    m: int = parameter(*M)
+    alpha: float = parameter(*ALPHA)
+    convention: str = parameter(*CONVENTION)
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > alpha p0, up to rank m."""
@@ -212,26 +200,17 @@ class Mars(Rule):
         Raises:
             ValueError: the raw logits are not known.
         """
-        z = self.raw_logits(dist)[:, :2].astype(np.float64)
+        z = self._raw_logits(dist)[:, :2].astype(np.float64)
         if z.shape[1] < 2:
             return np.ones(len(dist), dtype=np.int32)
         ratio = np.divide(z[:, 1], z[:, 0], out=np.zeros(len(z)), where=z[:, 0] > 0)
         return np.where(ratio > self.theta, 2, 1).astype(np.int32)
 
     def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
-        """Return the (N,) steps at which z1 <= 0.
+        """Return the (N,) steps at which z1 <= 0; errors as above."""
+        return np.asarray(self._raw_logits(dist)[:, 0] <= 0)
 
-        Raises:
-            ValueError: the raw logits are not known.
-        """
-        return np.asarray(self.raw_logits(dist)[:, 0] <= 0)
-
-    def raw_logits(self, dist: TopK) -> NDArray[np.float32]:
-        """Return the (N, K) logits the ratio is taken of.
-
-        Raises:
-            ValueError: they are not known.
-        """
+    def _raw_logits(self, dist: TopK) -> NDArray[np.floating[Any]]:
         if dist.logits is None:
             raise ValueError(
                 f"rule {self.label!r} compares raw logits, and this distribution is "
@@ -249,7 +228,7 @@ class Tree(Rule):
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1}
     judges_tokens: ClassVar[bool] = False
 
-    m: int = _m()
+    m: int = parameter(*M)
 
     @property
     def ceiling(self) -> float:
@@ -257,18 +236,9 @@ class Tree(Rule):
         return math.log(self.m + 1)
 
     @property
-    def ceiling_shown(self) -> str:
-        """The ceiling as printed."""
-        return f"log {self.m + 1}"
-
-    @property
     def minimum_k(self) -> int:
         """M + 1: x0 and the m tokens that can push it out."""
         return self.m + 1
-
-    def form(self, dist: TopK, /) -> Counts:
-        """Return NO_COUNT throughout."""
-        return self.accepted_count(dist)
 
     def accepted_count(self, dist: TopK, /) -> Counts:
         """Return NO_COUNT throughout: what is accepted does not go by target ranks."""

@@ -7,9 +7,8 @@ which n by one of two methods:
   and its interval under truncation all follow;
 - `accepted_count(dist)`: the count itself, for a rule that is no threshold.
 
-All else that the project does with a rule, it asks of the rule: how it is printed, how it reaches
-the kernel, which way its parameters relax it, how it judges a draft. Every answer has a default,
-so that a rule of a user's own is shown, swept and decoded with like the built-in ones.
+How it is printed, which way its parameters relax it, how it judges a draft: each answer has a
+default, so that a user's own rule is shown, swept and decoded with like the built-in ones.
 """
 
 from __future__ import annotations
@@ -166,16 +165,12 @@ class Rule:
     def label(self) -> str:
         """What identifies the rule in artifacts and data files, e.g. "additive t=0.1"."""
         shown = [(spec.name, getattr(self, spec.name), spec.default) for spec in fields(self)]
-        return " ".join(
-            [
-                self.name,
-                *(
-                    f"{key}={_short(value)}"
-                    for key, value, default in shown
-                    if not isinstance(value, str) or value != default
-                ),
-            ]
-        )
+        said = [
+            f"{key}={_short(value)}"
+            for key, value, default in shown
+            if not isinstance(value, str) or value != default
+        ]
+        return " ".join([self.name, *said])
 
     @property
     def title(self) -> str:
@@ -189,8 +184,8 @@ class Rule:
 
     @property
     def ceiling_shown(self) -> str:
-        """The ceiling as printed."""
-        return "log 2"
+        """The ceiling as printed, "log 2"."""
+        return f"log {round(math.exp(self.ceiling))}"
 
     @property
     def minimum_k(self) -> int:
@@ -226,7 +221,7 @@ class Rule:
             return self._given_cut(dist)
         counts, size = np.asarray(self._ask("accepted_count", dist)), dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
-        if right:
+        if right and self.judges_tokens:
             unknown = (counts == UNKNOWN) & (dist.k < size)
             right = bool(np.all(((counts >= 1) | unknown) & (counts <= size)))
         if not right:

@@ -94,34 +94,6 @@ def least_residual_upper(rates: Floats, k: int, tight: bool = False) -> tuple[fl
     )
 
 
-def race_entropy_upper(kl: float) -> float:
-    """Return the bound of equation (8) on H[R] of exponential races, in nats.
-
-    KL + log2(KL + 1) + 4 in bits, for drafts drawn independently (Li and El Gamal 2018). That of
-    rejection sampling, equation (7), has a constant which is not given, and can't be evaluated.
-
-    Args:
-        kl: KL(p||q) in nats.
-    """
-    bits = kl / math.log(2)
-    return (bits + math.log2(bits + 1) + 4) * math.log(2)
-
-
-def mismatch_upper(p: Floats, q: Floats) -> Floats:
-    """Return (V,) the bound of Lemma C.2 (the Poisson matching lemma) on the mismatch of two races.
-
-    1 - 1 / (1 + q_i / p_i) = q_i / (p_i + q_i), at least `analysis.trees.acceptance.mismatch`. Of
-    token i itself it counts both terms of a maximum: q_i (1 - p_i) / (p_i + q_i - p_i q_i) is a
-    bound too, attained where no other token has a probability under both.
-
-    Args:
-        p: (V,) target.
-        q: (V,) draft; NaN is returned where it is 0.
-    """
-    with np.errstate(invalid="ignore"):
-        return np.where(q > 0, q / (p + q), np.nan)
-
-
 def _log_ends(indices: int, k: int, tight: bool) -> float:
     return math.log(k * (indices - 1) + indices) if tight else math.log(indices) + math.log(k + 1)
 

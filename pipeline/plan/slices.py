@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from analysis.report.escape import macro
 from analysis.report.text import mark_of, upper_end
 from analysis.rules import Cut, Rule, Tree, expand, to_mapping
-from analysis.rules.dials import Dial, build_dial
+from analysis.rules.build import Dial, build_dial
 from analysis.topk import TopK
 from conf.schema import Config, Drafter, Model
 from pipeline.errors import PipelineError

@@ -97,12 +97,6 @@ def test_lemma_a1_and_expansions() -> None:
         assert error[0] / error[1] == pytest.approx(1e6, rel=0.3)
 
 
-def test_leading_term_is_no_bound_above_m_5() -> None:
-    gamma = 0.05
-    assert bounds.tree_lower(gamma, 4) > 5 / 4 * gamma**2
-    assert bounds.tree_lower(gamma, 8) < 9 / 4 * gamma**2
-
-
 def test_bounds_hold_on_random_targets() -> None:
     p = -np.sort(-dirichlet(0, 300, 30, 0.03, 0.2, 1.0))
     dist, p0 = TopK.from_probabilities(p), p[:, 0]

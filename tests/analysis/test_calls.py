@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.beyond.budget import tokens_per_call
 from analysis.statistics.calls import calls_made, drafts_made, place_shares
 from analysis.statistics.trajectories import Trajectories
 
@@ -46,33 +45,6 @@ def test_calls_of_any_flags(gamma: int | None) -> None:
             accepted[free] = choice
             worst = max(worst, walk(accepted, longest))
         assert made[p, g] == worst
-
-
-def test_an_unaccepted_step_ends_a_call_tested_or_not() -> None:
-    """Rejected, step 0 moves the call's begin to 1, whose draft leaves step 2 untested."""
-    flags = np.array([[0], [1], [0]], dtype=bool)
-    steps = Trajectories.from_positions(np.arange(3))
-    assert calls_made(flags, steps, 1).tolist() == [[2]]  # 0 | 1, 2 untested
-    flags = np.array([[0], [1], [0], [1]], dtype=bool)
-    steps = Trajectories.from_positions(np.arange(4))
-    assert calls_made(flags, steps, 1).tolist() == [[3]]
-
-
-def test_all_or_nothing() -> None:
-    for gamma in (1, 3, None):
-        none = np.zeros((len(POSITION), 1), dtype=bool)
-        assert calls_made(none, STEPS, gamma)[:, 0].tolist() == list(LENGTHS)
-        longest = gamma or max(LENGTHS)
-        calls = [-(-n // (longest + 1)) for n in LENGTHS]
-        assert calls_made(~none, STEPS, gamma)[:, 0].tolist() == calls
-
-
-@pytest.mark.parametrize("gamma", [1, 3, None])
-def test_it_is_the_mean_budget_of_nothing_with_free_rejections(gamma: int | None) -> None:
-    flags = np.random.default_rng(5).random(len(POSITION)) < 0.6
-    ends = np.cumsum(LENGTHS) - 1
-    budget = tokens_per_call(np.where(flags, np.inf, 0.0), ends, 0.0, gamma)
-    assert len(flags) / calls_made(flags[:, None], STEPS, gamma).sum() == pytest.approx(budget)
 
 
 @pytest.mark.parametrize("gamma", [0, -1])

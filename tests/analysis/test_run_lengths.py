@@ -75,14 +75,6 @@ def test_estimators_equal_a_walk_along_the_steps(flags: list[list[bool]]) -> Non
     assert (found["failures"] == sum(part.count(False) for part in flags)).all()
 
 
-def test_an_example_by_hand() -> None:
-    """y y n y | y y y y y | n: 10 steps, 2 failures, 2 certified ends, 3 runs of 8 steps."""
-    flags = [[True, True, False, True], [True] * 5, [False]]
-    found = estimate(flags).set_index("estimator")["value"]
-    # starts with 4 steps left: "yyny" 2, "yyyyy" twice 4
-    assert found[list(NAMES)].tolist() == [10 / 4, 8 / 3, 10 / 2, 10 / 3]
-
-
 def test_certified_is_strict_and_an_empty_region_is_always_certified() -> None:
     trajectories = Trajectories.from_positions(np.arange(4))
     bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
@@ -105,26 +97,6 @@ def test_the_bootstrap_equals_estimates_on_resamples_written_out() -> None:
         cut = math.ceil(0.025 * len(ordered) - 1e-9)
         assert found.loc[name, "ci_low"] == ordered[cut - 1]
         assert found.loc[name, "ci_high"] == ordered[-cut]
-
-
-def test_intervals_of_certificates_give_intervals_of_run_lengths() -> None:
-    rng = np.random.default_rng(6)
-    lower = rng.random(240)
-    upper = np.where(rng.random(240) < 0.3, lower + 0.3, lower)
-    trajectories = Trajectories.from_positions(positions([80] * 3))
-    bootstrap = PromptBootstrap(trajectories.prompts, 50, 0.95, seed=0)
-    both, lower, upper = (
-        run_lengths(*ends, [0.2, 0.5], trajectories, bootstrap)
-        for ends in ((lower, upper), (lower, lower), (upper, upper))
-    )
-    both, lower, upper = (table[table["estimator"] != "mean_run"] for table in (both, lower, upper))
-    assert both["cut"].equals(lower["cut"])
-    assert both["cut_optimistic"].equals(upper["cut"])
-    assert both["value"].equals(lower["value"])
-    assert both["ci_low"].equals(lower["ci_low"])
-    assert both["optimistic"].equals(upper["value"])
-    assert both["ci_high"].equals(upper["ci_high"])
-    assert (both["value"] < both["optimistic"]).any()
 
 
 NO, YES, UNKNOWN = (0.1, 0.1), (0.5, 0.5), (0.1, 0.5)  # certificates around eps = 0.1, strictly
@@ -157,19 +129,6 @@ def test_the_ends_are_the_extremes_over_all_that_intervals_allow(
         values = [each[name] for each in possible]
         np.testing.assert_equal(found.loc[name, "value"], min(values))
         np.testing.assert_equal(found.loc[name, "optimistic"], max(values))
-
-
-def test_one_more_certified_step_can_shorten_the_mean_run() -> None:
-    lower = np.array([0.9, 0.9, 0.9, 0, 0.2, 0, 0])
-    upper = np.where(np.arange(7) == 4, 0.6, lower)
-    trajectories = Trajectories.from_positions(np.arange(7))
-    bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
-    row = (
-        run_lengths(lower, upper, [0.5], trajectories, bootstrap)
-        .set_index("estimator")
-        .loc["mean_run"]
-    )
-    assert (row["value"], row["optimistic"]) == (2.0, 3.0)  # the ends give 3.0 and 2.0
 
 
 def test_resampled_mean_runs_are_the_extremes_of_resamples_written_out() -> None:

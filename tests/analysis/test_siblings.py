@@ -1,16 +1,104 @@
-"""Acceptance over sibling indices from stored steps: against enumeration and closed forms."""
+"""At which child drafts without replacement are accepted: exactly, and from stored steps."""
 
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from analysis.decoding import laws as chains
+from analysis.trees import laws
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
+from analysis.trees.topology import ROOT, batch
 
-P = np.array([0.5, 0.1, 0.25, 0.15])
-Q = np.array([0.2, 0.4, 0.4, 0.0])
+from .exact import Fork, Uniform, distributions, exact, outcomes
+from .test_tree_laws import Drafts, logs
+
+
+def index_law(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
+    """R of races without replacement, exactly: by the set of tokens that precede the winner.
+
+    With the winner i at time t p_i, token j is later under p if e_j > t p_j, and earlier under q
+    if e_j < t q_j p_i / q_i. The integral over t of a product of exponentials is a fraction.
+    """
+    rates = [Fraction(0)] * len(p)
+    for i in np.flatnonzero((p > 0) & (q > 0)):
+        others = [j for j in range(len(p)) if j != i]
+        for choice in itertools.product([0, 1, 2], repeat=len(others)):
+            # 0: not earlier, exp(-t max); earlier is the difference of 1, exp(-t p_j), and 2
+            scale = p[i] / q[i]
+            slopes = [
+                p[j] if c == 1 else max(p[j], q[j] * scale)
+                for j, c in zip(others, choice, strict=True)
+            ]
+            earlier = len(others) - choice.count(0)
+            rates[earlier] += (-1) ** choice.count(2) * p[i] / (p[i] + sum(slopes))
+    return rates
+
+
+def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
+    """R of speculative sampling without replacement, exactly, from the law on a batch."""
+    tree = batch(len(p))
+
+    def run(fork: Fork) -> int:
+        drafts = Drafts(tree, lambda _: q, fork)
+        path, _ = laws.tree_speculative_sampling(
+            tree,
+            drafts,
+            [Uniform(fork) for _ in range(len(tree))],
+            lambda node: (p, q if node == ROOT else None),
+            lambda _: Uniform(fork),
+        )
+        return path[0] if path else len(p)
+
+    law = outcomes(run)
+    return [law[at] for at in range(len(p))]
+
+
+def some(seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    return distributions(seed, size)(()), distributions(seed + 1000, size)(())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_first_drafts_are_accepted_with_their_closed_forms(seed: int) -> None:
+    p, q = some(seed, 4)
+    races, tests = index_law(p, q), sampled_rates(p, q)
+    assert tests[0] == 1 - sum(abs(p - q)) / 2
+    both = [i for i in range(4) if p[i] and q[i]]
+    assert races[0] == sum(1 / sum(max(p[j] / p[i], q[j] / q[i]) for j in range(4)) for i in both)
+    assert tests[0] >= races[0] >= sum(p[i] * q[i] / (p[i] + q[i]) for i in both)  # Lemma C.1
+    if all(q):
+        assert sum(races) == sum(tests) == 1  # all drafted: one is accepted
+
+
+def test_index_law_is_that_of_arrivals_and_winners() -> None:
+    p = exact([Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)])
+    q = exact([Fraction(1, 6), Fraction(1, 6), Fraction(2, 3)])
+    log_times = np.log(np.random.default_rng(0).exponential(size=(40_000, 3)))
+    arrived = laws.arrivals(np.broadcast_to(logs(q), log_times.shape), log_times, 3)
+    winners = chains.race(logs(p), log_times)
+    found = (arrived == winners[:, None]).mean(0)
+    wanted = np.array(index_law(p, q), dtype=np.float64)
+    np.testing.assert_allclose(found, wanted, atol=0.011)  # over 4 standard errors
+
+
+def test_races_overtake_speculative_sampling_as_alternatives_are_added() -> None:
+    """The order that the seed reports: tests lead at k = 1, races from k = 3 on."""
+    p = exact([Fraction(2, 3), 0, Fraction(1, 3), 0])
+    q = exact([Fraction(3, 10), Fraction(1, 5), Fraction(1, 10), Fraction(2, 5)])
+    races, tests = (np.cumsum(law(p, q)) for law in (index_law, sampled_rates))
+    assert np.sign(races - tests).tolist() == [-1, -1, 1, 0]
+    p, q = (
+        exact([Fraction(w, 9) for w in (2, 3, 3, 1)]),
+        exact([Fraction(w, 8) for w in (3, 1, 2, 2)]),
+    )
+    races, tests = (np.cumsum(law(p, q)) for law in (index_law, sampled_rates))
+    assert np.sign(races - tests).tolist() == [-1, 1, 1, 0]
+
+
+P, Q = np.array([0.5, 0.1, 0.25, 0.15]), np.array([0.2, 0.4, 0.4, 0.0])
 
 
 def drawn(p: np.ndarray, q: np.ndarray, count: int, races: bool) -> np.ndarray:
@@ -20,47 +108,12 @@ def drawn(p: np.ndarray, q: np.ndarray, count: int, races: bool) -> np.ndarray:
     return drawn_rates(rows[0], rows[1], times, count, races) / steps
 
 
-def enumerated(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
-    """R of speculative sampling without replacement, over every order of drafts."""
-    rates = np.zeros(count)
-    for order in itertools.permutations(np.flatnonzero(q), count):
-        target, draft, reached, drafted = p.copy(), q.copy(), 1.0, 1.0
-        for index, token in enumerate(order):
-            drafted *= draft[token]
-            accepted = min(1.0, target[token] / draft[token])
-            # of the orders that begin like this one, the probability of all is summed
-            rates[index] += _whole(q, order, index) * reached * accepted
-            reached *= 1 - accepted
-            rest = np.maximum(target - draft, 0)
-            target = rest / rest.sum() if rest.any() else target
-            draft = draft.copy()
-            draft[token] = 0
-            draft = draft / draft.sum() if draft.any() else draft
-    return rates
-
-
-def _whole(q: np.ndarray, order: tuple[int, ...], index: int) -> float:
-    """Probability of an order of drafts, shared among the orders that begin like it."""
-    left, probability = 1.0, 1.0
-    for token in order:
-        probability *= q[token] / left
-        left -= q[token]
-    return probability
-
-
-def test_speculative_sampling_has_the_rates_of_all_orders() -> None:
-    assert drawn(P, Q, 3, races=False) == pytest.approx(enumerated(P, Q, 3), abs=0.008)
-    first = drawn(P, Q, 1, races=False)[0]
-    assert first == pytest.approx(1 - np.abs(P - Q).sum() / 2, abs=0.008)
-
-
-def test_races_have_the_closed_form_and_find_all_that_can_be_drafted() -> None:
-    rates = drawn(P, Q, 4, races=True)
-    both = np.flatnonzero(P * Q)
-    first = sum(1 / np.maximum(P / P[i], Q / Q[i]).sum() for i in both)
-    assert rates[0] == pytest.approx(first, abs=0.008)
-    assert rates.sum() == pytest.approx(P[Q > 0].sum(), abs=0.008)  # of three children, some one
-    assert rates[3] == 0  # q has three tokens
+@pytest.mark.parametrize("races", [False, True])
+def test_sums_over_stored_steps_have_the_exact_rates(races: bool) -> None:
+    p, q = (exact([Fraction(x).limit_denominator(100) for x in row]) for row in (P, Q))
+    wanted = np.array((index_law if races else sampled_rates)(p, q), dtype=np.float64)
+    assert drawn(P, Q, 4, races) == pytest.approx(wanted, abs=0.008)
+    assert wanted[3] == 0  # q has three tokens
 
 
 @pytest.mark.parametrize("races", [False, True])

@@ -15,8 +15,8 @@ from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_a
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree, Typical
+from analysis.rules.build import Dial, build_dial
 from analysis.rules.builtin import AbsoluteThreshold, FirstRanks, TopMAdditive
-from analysis.rules.dials import Dial, build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.calls import calls_made
 from analysis.statistics.trajectories import Trajectories

@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.report.notes import few_notes
-from analysis.statistics.bootstrap import (
-    FEW_PROMPTS,
-    PromptBootstrap,
-    few,
-    summarise,
-    summary,
-    survival,
-    top_probability,
-)
-from analysis.topk import TopK
-from tests.analysis.cases import dirichlet
+from analysis.statistics.bootstrap import FEW_PROMPTS, PromptBootstrap, few, summarise
 
 LENGTHS = [1, 7, 128, 40, 3, 64, 128]
 LEVELS = [0.05, 0.25, 0.5, 0.975]
@@ -64,14 +54,6 @@ def test_means_agree_with_resamples_written_out() -> None:
     np.testing.assert_allclose(draws, expected, rtol=1e-13)
 
 
-def test_every_resample_has_as_many_prompts_and_the_seed_fixes_them() -> None:
-    _, prompts = clustered(0)
-    first, again = (PromptBootstrap(prompts, 500, 0.95, seed=9) for _ in range(2))
-    assert set(first.weights.sum(axis=1)) == {len(LENGTHS)}
-    assert np.array_equal(first.weights, again.weights)
-    np.testing.assert_allclose(first.weights.mean(axis=0), 1, atol=0.2)  # 4 standard errors
-
-
 def test_intervals_cover_the_truth_when_the_steps_of_a_prompt_are_equal() -> None:
     """40 independent values, each seen 25 times: intervals over steps would cover about 30 %."""
     rng = np.random.default_rng(0)
@@ -104,32 +86,6 @@ def test_few_prompts_are_those_whose_intervals_are_too_narrow(
     assert bootstrap.counted == {"prompts": count, "few_prompts": count < 30}
 
 
-def test_empty_regions_rank_at_the_top_and_count_as_the_ceiling_in_means() -> None:
-    values = np.array([0.1, 0.2, np.inf, np.inf, np.inf])
-    bootstrap = PromptBootstrap(np.arange(5), 100, 0.9, seed=0)
-    found = summarise(values, values, math.log(2), bootstrap)
-    assert found["mean"].value == pytest.approx((0.3 + 3 * math.log(2)) / 5)
-    assert (found["p5"].value, found["p25"].value, found["median"].value) == (0.1, 0.2, math.inf)
-    assert summary(values, math.log(2)) == {
-        "mean": found["mean"].value,
-        "median": math.log(2),
-        "p5": 0.1,
-        "p25": 0.2,
-    }
-
-
-def test_an_interval_is_summarised_at_both_ends() -> None:
-    lower, prompts = clustered(2)
-    upper = np.where(np.arange(len(lower)) % 9 == 0, lower + 0.4, lower)
-    bootstrap = PromptBootstrap(prompts, 100, 0.95, seed=0)
-    both = summarise(lower, upper, 1.0, bootstrap)
-    lower, upper = summarise(lower, lower, 1.0, bootstrap), summarise(upper, upper, 1.0, bootstrap)
-    for name, estimate in both.items():
-        assert (estimate.value, estimate.ci_low) == (lower[name].value, lower[name].ci_low)
-        assert (estimate.optimistic, estimate.ci_high) == (upper[name].value, upper[name].ci_high)
-    assert both["mean"].value < both["mean"].optimistic
-
-
 def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
     bootstrap = PromptBootstrap(np.arange(3), 10, 0.8, seed=0)
     draws = np.column_stack(
@@ -138,11 +94,6 @@ def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
     low, high = bootstrap.interval(draws)
     assert (low[0], high[0], low[1], high[1]) == (1, 9, 1, math.inf)
     assert np.isnan([low[2], high[2]]).all()
-
-
-def test_a_prompt_without_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match="number the prompts"):
-        PromptBootstrap(np.array([0, 2]), 10, 0.95, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -173,18 +124,6 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(see
             assert found[name].value <= exact.value <= found[name].optimistic
             assert found[name].ci_low <= exact.ci_low
             assert exact.ci_high <= found[name].ci_high
-
-
-def test_certified_means_strictly_above() -> None:
-    values = np.array([0.0, 0.1, 0.1, np.inf])
-    assert survival(values, np.array([0.0, 0.05, 0.1, 5.0])).tolist() == [0.75, 0.75, 0.25, 0.25]
-
-
-def test_top_probability_of_full_vectors() -> None:
-    p = dirichlet(0, 50, 9, 0.3)
-    found = top_probability(TopK.from_probabilities(p, k=5), [1, 3, 5])
-    expected = np.column_stack([np.sort(p)[:, -k:].sum(axis=1) for k in (1, 3, 5)])
-    np.testing.assert_allclose(found, expected, rtol=1e-14)  # another order of addition
 
 
 def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from analysis.acceptance import divergences
 from analysis.rules import Additive, StrictGreedy, Tree
-from analysis.rules.dials import build_dial
+from analysis.rules.build import build_dial
 from pipeline.errors import PipelineError
 from pipeline.stages.acceptance import compute as acceptance
 from pipeline.store import columns

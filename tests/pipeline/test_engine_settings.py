@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy, TopMAdditive, Typical
-from analysis.rules.dials import build_dial
+from analysis.rules.build import build_dial
 from analysis.topk import TopK
 from conf import schema
 from pipeline import solve

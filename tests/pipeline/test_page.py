@@ -18,7 +18,7 @@ from analysis.acceptance.solve import Goal
 from analysis.acceptance.solve import solve as solved
 from analysis.report.figure import Figure
 from analysis.report.records import Part
-from analysis.rules.dials import build_dial
+from analysis.rules.build import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
 from pipeline import solve
