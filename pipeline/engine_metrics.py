@@ -96,8 +96,7 @@ def predictions(
     Raises:
         PipelineError: stage acceptance was not computed, or is one of engines' logs.
     """
-    from analysis.statistics.calls import drafts_made
-    from analysis.statistics.trajectories import Trajectories
+    from analysis.statistics.trajectories import Trajectories, drafts_made
     from pipeline.store.decoded import read_decoded
 
     if not nodes["acceptance"]:
@@ -135,7 +134,7 @@ def _predicted(
     """Return the rows of calls that tested and accepted so many drafted tokens each."""
     import numpy as np
 
-    from analysis.statistics.calls import place_shares
+    from analysis.statistics.trajectories import place_shares
 
     tested, accepted = np.asarray(tested), np.asarray(accepted)
     whose = {"from": kind, "target": target, "rule": rule}

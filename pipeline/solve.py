@@ -239,7 +239,7 @@ class SolvedTarget:
 
         from analysis.acceptance.realised import judge
         from analysis.certificates.certify import certify
-        from analysis.statistics.calls import calls_made
+        from analysis.statistics.trajectories import calls_made
 
         found = certify(self._dist, rules, divergence=self._divergence)
         flags = {"certified": found.lower > self._asked.eps}

@@ -20,8 +20,7 @@ import pandas as pd
 
 from ..beyond.budget import certified_share, rejections, tokens_per_call, uniform_share
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
-from ..statistics.calls import calls_made
-from ..statistics.trajectories import Trajectories
+from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
 
 ROUNDING = 1e-9  # relative, of a sum of KLs

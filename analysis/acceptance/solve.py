@@ -27,8 +27,7 @@ from ..certificates.certify import certify
 from ..rules.build import Dial
 from ..rules.rule import Counts, Rule
 from ..statistics.bootstrap import Flags, Numbers, PromptBootstrap
-from ..statistics.calls import calls_made
-from ..statistics.trajectories import Trajectories
+from ..statistics.trajectories import Trajectories, calls_made
 from ..topk import TopK
 from .needed import accepts_rank, least_counts, probability_at
 from .realised import Steps

@@ -22,9 +22,8 @@ from ..report.sections.acceptance_figures import (
 from ..report.text import UNDEFINED, number_text, share_text
 from ..rules import Additive
 from ..statistics.bootstrap import PromptBootstrap, few
-from ..statistics.calls import calls_made
 from ..statistics.run_lengths import censored_ends
-from ..statistics.trajectories import Trajectories
+from ..statistics.trajectories import Trajectories, calls_made
 
 BUDGET = 0.01  # target probability a step that the recommended rule may give up
 WANTED, EPS = 0.95, 0.1  # of the recommendation without a drafter: share certified, nats

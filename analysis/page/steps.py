@@ -1,6 +1,6 @@
 """The steps of a study as the page's scripts compute with them: certificates, accepted or not.
 
-The scripts count as `analysis.statistics.calls` and resample as `PromptBootstrap` does, with the
+The scripts count as `statistics.trajectories` and resample as `PromptBootstrap` does, with the
 same resamples: what they show is what ``python -m pipeline.solve`` prints.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..report.measured import Certified, survival_band
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, survival
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, share_above
 from .packing import digits, pack_certificates, pack_counts, pack_flags
 
 MOST = 2_500_000  # characters of packed certificates: what a page of 6 MB has room for
@@ -158,7 +158,7 @@ def curves(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
         low, high = survival_band(item.lower, eps, target.bootstrap)
         if not np.array_equal(item.lower, item.upper):
             high = survival_band(item.upper, eps, target.bootstrap)[1]
-        lines = {"share": survival(item.lower, eps), "low": low, "high": high}
+        lines = {"share": share_above(item.lower, eps), "low": low, "high": high}
         found.append({name: _short(values) for name, values in lines.items()})
     return {"eps": _short(eps), "rules": found}
 

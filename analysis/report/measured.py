@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..rules import Rule
-from ..statistics.bootstrap import Estimate, Floats, PromptBootstrap, summarise
+from ..statistics.bootstrap import Floats, PromptBootstrap, summarise
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,9 @@ def top_statistics(
     return pd.concat(frames, ignore_index=True)
 
 
-def _tidy(estimates: dict[str, Estimate], bootstrap: PromptBootstrap) -> pd.DataFrame:
+def _tidy(found: dict[str, dict[str, float]], bootstrap: PromptBootstrap) -> pd.DataFrame:
     return pd.DataFrame(
-        [
-            {
-                "statistic": name,
-                "value": e.value,
-                "optimistic": e.optimistic,
-                "ci_low": e.ci_low,
-                "ci_high": e.ci_high,
-                **bootstrap.counted,
-            }
-            for name, e in estimates.items()
-        ]
+        [{"statistic": name, **values, **bootstrap.counted} for name, values in found.items()]
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,23 +31,6 @@ def few(prompts: int) -> bool:
     (True, False)
     """
     return prompts < FEW_PROMPTS
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A statistic with its confidence interval.
-
-    Attributes:
-        value: computed on the lower ends `lower`: what is certain.
-        optimistic: computed on the upper ends `upper`; equals `value` where every step is exact.
-        ci_low: lower confidence limit, of `value`.
-        ci_high: upper confidence limit, of `optimistic`.
-    """
-
-    value: float
-    optimistic: float
-    ci_low: float
-    ci_high: float
 
 
 class PromptBootstrap:
@@ -159,7 +141,7 @@ def _rank(level: float | Floats, count: NDArray[np.generic]) -> Integers:
 
 def summarise(
     lower: Floats, upper: Floats, ceiling: float, bootstrap: PromptBootstrap
-) -> dict[str, Estimate]:
+) -> dict[str, dict[str, float]]:
     """Return mean, median, p5 and p25 of certificates known as intervals.
 
     Args:
@@ -168,42 +150,38 @@ def summarise(
         ceiling: the rule's ceiling in nats, which stands for +inf in means: log 2, or
             log(m+1) for a tree. A quantile that falls on an empty region is +inf.
         bootstrap: the prompts of the steps and their resamples.
+
+    Returns:
+        By statistic `value`, of the lower ends (what is certain), and `optimistic`, of the upper
+        ones; `ci_low`, the lower confidence limit of value, and `ci_high`, the upper of optimistic.
     """
-    pessimistic = _statistics(lower, ceiling, bootstrap)
-    exact = np.array_equal(lower, upper)
-    optimistic = pessimistic if exact else _statistics(upper, ceiling, bootstrap)
-    return {
-        name: Estimate(value, optimistic[name][0], low, optimistic[name][2])
-        for name, (value, low, _) in pessimistic.items()
-    }
 
+    def ends(values: Floats) -> tuple[list[float], Floats, Floats]:
+        mean, means = bootstrap.mean(np.where(np.isinf(values), ceiling, values))
+        points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
+        return [mean, *points.tolist()], *bootstrap.interval(np.column_stack([means, draws]))
 
-def _statistics(
-    values: Floats, ceiling: float, bootstrap: PromptBootstrap
-) -> dict[str, tuple[float, float, float]]:
-    mean, means = bootstrap.mean(np.where(np.isinf(values), ceiling, values))
-    points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
-    low, high = bootstrap.interval(np.column_stack([means, draws]))
-    values_of = [mean, *points]
+    sure = ends(lower)
+    best = sure if np.array_equal(lower, upper) else ends(upper)
     return {
-        name: (float(values_of[at]), float(low[at]), float(high[at]))
+        name: {
+            "value": sure[0][at],
+            "optimistic": best[0][at],
+            "ci_low": float(sure[1][at]),
+            "ci_high": float(best[2][at]),
+        }
         for at, name in enumerate(("mean", *QUANTILES))
     }
 
 
-def summary(values: Floats, ceiling: float) -> dict[str, float]:
-    """Return mean, median, p5 and p25 of certificates, without intervals.
-
-    The ceiling stands for +inf in all of them.
-    """
-    finite = np.where(np.isinf(values), ceiling, values)
-    ordered = np.sort(finite)
+def point_statistics(values: Floats) -> dict[str, float]:
+    """Return mean, median, p5 and p25 of (N,) values, without intervals."""
     levels = np.array(list(QUANTILES.values()))
-    points = ordered[_rank(levels, np.full(levels.shape, len(values))) - 1]
-    return {"mean": float(finite.mean()), **dict(zip(QUANTILES, points.tolist(), strict=True))}
+    points = np.sort(values)[_rank(levels, np.full(levels.shape, len(values))) - 1]
+    return {"mean": float(values.mean()), **dict(zip(QUANTILES, points.tolist(), strict=True))}
 
 
-def survival(values: Floats, eps: Floats) -> Floats:
+def share_above(values: Floats, eps: Floats) -> Floats:
     """Return the share of (N,) values above each of the levels `eps`, strictly."""
     below = np.searchsorted(np.sort(values), eps, side="right")
     return np.asarray(1.0 - below / len(values))

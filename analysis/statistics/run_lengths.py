@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,65 +42,57 @@ MARKS = {"cut": "censored", "cut_optimistic": "censored_optimistic"}  # column o
 
 # sums (P, ...) over all prompts, or over those of each resample
 Total = Callable[[Integers], NDArray[Any]]
+Sums = dict[str, Integers]  # over the steps of each of P trajectories, at each of E levels: (P, E)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Sums over the steps of each of P trajectories, at each of E levels; (P, E) each."""
+def step_sums(certificates: Floats, eps: Floats, trajectories: Trajectories, window: int) -> Sums:
+    """Count the (N,) certificates of consecutive steps at each of the (E,) levels, in nats.
 
-    steps: Integers  # (P, 1)
-    failures: Integers
-    certified_ends: Integers
-    runs: Integers  # maximal certified runs
-    residuals: Integers  # sum of min(run from a start, window)
-    residual_starts: Integers  # (P, 1) starts with at least `window` steps left
+    Returns:
+        steps (P, 1), failures, certified_ends, runs (maximal certified ones), residuals (the sum of
+        min(run from a start, window)) and residual_starts (P, 1), those with `window` steps left.
+    """
+    size, starts = len(certificates), trajectories.starts
+    certified = certificates > eps[:, None]
+    first = np.zeros(size, dtype=bool)
+    first[starts] = True
+    begins = certified & (first | ~np.roll(certified, 1, axis=1))
+    ends = np.append(starts[1:], size) - 1
 
-    @classmethod
-    def of(
-        cls, certificates: Floats, eps: Floats, trajectories: Trajectories, window: int
-    ) -> Counts:
-        """Count the (N,) certificates of consecutive steps at each of the (E,) levels, in nats."""
-        size, starts = len(certificates), trajectories.starts
-        certified = certificates > eps[:, None]
-        first = np.zeros(size, dtype=bool)
-        first[starts] = True
-        begins = certified & (first | ~np.roll(certified, 1, axis=1))
-        ends = np.append(starts[1:], size) - 1
-
-        step = np.arange(size)
-        stop = np.where(certified, size, step)  # index of the next failure, or of the end of all
-        stop = np.minimum.accumulate(stop[:, ::-1], axis=1)[:, ::-1]
-        left = ends[trajectories.prompts] + 1 - step  # steps from this one to the end, inclusive
-        # with `window` steps left the cap comes before the trajectory's end
-        residual = np.where(left >= window, np.minimum(stop - step, window), 0)
-        return cls(
-            steps=trajectories.total(np.ones((1, size), dtype=bool)),
-            failures=trajectories.total(~certified),
-            certified_ends=certified[:, ends].T.astype(np.intp),
-            runs=trajectories.total(begins),
-            residuals=trajectories.total(residual),
-            residual_starts=trajectories.total((left >= window)[None]),
-        )
-
-    def estimates(self, window: int, total: Total) -> dict[str, Floats]:
-        """Return each estimator, mean_run excepted, as ratios of `total` sums over prompts."""
-        steps, failures = total(self.steps), total(self.failures)
-        residuals, starts = total(self.residuals), total(self.residual_starts)
-        return {
-            "per_call": _ratio(steps, failures + total(self.certified_ends)),
-            "long_run": _ratio(steps, failures, math.inf),
-            f"residual_{window}": _ratio(residuals, starts),
-        }
-
-    def cut(self) -> dict[str, Floats]:
-        """Return the (E,) shares of calls and of certified runs that a trajectory's end cuts."""
-        ends, failures, runs = map(_over_all, (self.certified_ends, self.failures, self.runs))
-        return {"per_call": _ratio(ends, failures + ends), "mean_run": _ratio(ends, runs, 0.0)}
+    step = np.arange(size)
+    stop = np.where(certified, size, step)  # index of the next failure, or of the end of all
+    stop = np.minimum.accumulate(stop[:, ::-1], axis=1)[:, ::-1]
+    left = ends[trajectories.prompts] + 1 - step  # steps from this one to the end, inclusive
+    # with `window` steps left the cap comes before the trajectory's end
+    residual = np.where(left >= window, np.minimum(stop - step, window), 0)
+    return {
+        "steps": trajectories.total(np.ones((1, size), dtype=bool)),
+        "failures": trajectories.total(~certified),
+        "certified_ends": certified[:, ends].T.astype(np.intp),
+        "runs": trajectories.total(begins),
+        "residuals": trajectories.total(residual),
+        "residual_starts": trajectories.total((left >= window)[None]),
+    }
 
 
-@dataclass(frozen=True)
+def _estimates(sums: Sums, window: int, total: Total) -> dict[str, Floats]:
+    """Return each estimator, mean_run excepted, as ratios of `total` sums over prompts."""
+    found = {name: total(values) for name, values in sums.items()}
+    return {
+        "per_call": _ratio(found["steps"], found["failures"] + found["certified_ends"]),
+        "long_run": _ratio(found["steps"], found["failures"], math.inf),
+        f"residual_{window}": _ratio(found["residuals"], found["residual_starts"]),
+    }
+
+
+def _cut(sums: Sums) -> dict[str, Floats]:
+    """Return the (E,) shares of calls and of certified runs that a trajectory's end cuts."""
+    ends, failures, runs = (_over_all(sums[x]) for x in ("certified_ends", "failures", "runs"))
+    return {"per_call": _ratio(ends, failures + ends), "mean_run": _ratio(ends, runs, 0.0)}
+
+
 class MeanRuns:
-    """The least and the most that the mean run can be; (P, E) each, of P trajectories at E levels.
+    """The least and the most that the mean run can be, of P trajectories at E levels.
 
     A step is certified for sure when lower > eps, possibly when upper > eps only. The mean run,
     certified steps over maximal certified runs, is not monotone in them: one more certified step
@@ -117,27 +108,9 @@ class MeanRuns:
       raise the mean.
 
     Sums over prompts suffice for both, also of resampled prompts.
-
-    Attributes:
-        certified: steps certified for sure.
-        runs: maximal runs of these.
-        singles: runs of one step that the blocks can add, none touching another.
-        joined: steps of the blocks beside a certified step.
-        bridges: blocks with a certified step at both ends.
-        sizes: (1 + S,) 0, then the sizes of the blocks without one, decreasing.
-        alone: (P, E, 1 + S) number of these by size, none of size 0.
     """
 
-    certified: Integers
-    runs: Integers
-    singles: Integers
-    joined: Integers
-    bridges: Integers
-    sizes: Integers
-    alone: Integers
-
-    @classmethod
-    def of(cls, certain: Flags, possible: Flags, prompts: Integers) -> MeanRuns:
+    def __init__(self, certain: Flags, possible: Flags, prompts: Integers) -> None:
         """Find the runs and the blocks.
 
         Args:
@@ -157,29 +130,26 @@ class MeanRuns:
         after = ~last[stop] & certain[level, (stop + 1) % len(prompts)]
         isolated = ~(before | after)
         negative, which = np.unique(-size[isolated], return_inverse=True)
-        sizes = np.append(0, -negative)
+        self.sizes = np.append(0, -negative)  # 0, then those of blocks on their own, decreasing
 
         shape = (int(prompts[-1]) + 1, len(certain))
         cell = prompts[start] * shape[1] + level
-        alone = np.bincount(
-            cell[isolated] * len(sizes) + which + 1, minlength=shape[0] * shape[1] * len(sizes)
-        )
 
         def per_prompt(amount: NDArray[np.generic]) -> Integers:
             sums = np.bincount(cell, weights=amount, minlength=shape[0] * shape[1])
             return sums.astype(np.intp).reshape(shape)
 
+        places = cell[isolated] * len(self.sizes) + which + 1
+        alone = np.bincount(places, minlength=shape[0] * shape[1] * len(self.sizes))
+        self.alone = alone.reshape(*shape, len(self.sizes))  # (P, E, 1 + S) blocks by size
         starts = np.flatnonzero(first)
         opens = certain & (first | ~np.roll(certain, 1, axis=1))
-        return cls(
-            certified=np.add.reduceat(certain, starts, axis=1, dtype=np.intp).T,
-            runs=np.add.reduceat(opens, starts, axis=1, dtype=np.intp).T,
-            singles=per_prompt((size + 1 - before - after) // 2),
-            joined=per_prompt(np.where(isolated, 0, size)),
-            bridges=per_prompt(before & after),
-            sizes=sizes,
-            alone=alone.reshape(*shape, len(sizes)),
-        )
+        # (P, E) each: certain steps, their runs, and what the blocks can add to both
+        self.certified = np.add.reduceat(certain, starts, axis=1, dtype=np.intp).T
+        self.runs = np.add.reduceat(opens, starts, axis=1, dtype=np.intp).T
+        self.singles = per_prompt((size + 1 - before - after) // 2)
+        self.joined = per_prompt(np.where(isolated, 0, size))
+        self.bridges = per_prompt(before & after)
 
     def least(self, total: Total) -> Floats:
         """Return the least mean run, (..., E) as `total` sums; 0 when there may be no run."""
@@ -233,18 +203,18 @@ def run_lengths(
     """
     levels = np.asarray(eps, dtype=np.float64)
     exact = np.array_equal(lower, upper)
-    sure = Counts.of(lower, levels, trajectories, window)
-    possible = sure if exact else Counts.of(upper, levels, trajectories, window)
-    runs = MeanRuns.of(lower > levels[:, None], upper > levels[:, None], trajectories.prompts)
+    sure = step_sums(lower, levels, trajectories, window)
+    possible = sure if exact else step_sums(upper, levels, trajectories, window)
+    runs = MeanRuns(lower > levels[:, None], upper > levels[:, None], trajectories.prompts)
 
     def ends(total: Total) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        least = sure.estimates(window, total)
-        most = least if exact else possible.estimates(window, total)
+        least = _estimates(sure, window, total)
+        most = least if exact else _estimates(possible, window, total)
         return least | {"mean_run": runs.least(total)}, most | {"mean_run": runs.most(total)}
 
     (value, optimistic), draws = ends(_over_all), ends(bootstrap.sums)
-    cut, cut_optimistic = sure.cut(), possible.cut()
-    failures, steps = _over_all(sure.failures), int(sure.steps.sum())
+    cut, cut_optimistic = _cut(sure), _cut(possible)
+    failures, steps = _over_all(sure["failures"]), int(sure["steps"].sum())
     columns: dict[str, list[Any]] = {name: [] for name in VARYING}
     for name in ("per_call", "mean_run", "long_run", f"residual_{window}"):
         low, high = bootstrap.interval(draws[0][name])[0], bootstrap.interval(draws[1][name])[1]
@@ -261,7 +231,7 @@ def run_lengths(
             np.broadcast_to(cut.get(name, 0.0), levels.shape),
             np.broadcast_to(cut_optimistic.get(name, 0.0), levels.shape),
             failures,
-            np.count_nonzero(sure.failures, axis=0),
+            np.count_nonzero(sure["failures"], axis=0),
         )
         for column, part in zip(columns.values(), found, strict=True):
             column.append(part)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.statistics.calls import place_shares
+from analysis.statistics.trajectories import place_shares
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import FormatError
 from pipeline.formats.engine_lines import body_of, count, read_bytes, read_objects

@@ -17,7 +17,7 @@ from analysis.acceptance.realised import Steps, judge
 from analysis.beyond.budget import rejections, tokens_per_call
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.calls import calls_made
+from analysis.statistics.trajectories import calls_made
 from tests.analysis.cases import drafted_steps, noisy
 
 LENGTHS = (9, 1, 14, 6)

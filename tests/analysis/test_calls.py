@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.statistics.calls import calls_made, drafts_made, place_shares
-from analysis.statistics.trajectories import Trajectories
+from analysis.statistics.trajectories import Trajectories, calls_made, drafts_made, place_shares
 
 LENGTHS = (6, 1, 4, 7)
 POSITION = np.concatenate([np.arange(n) for n in LENGTHS])

@@ -13,7 +13,7 @@ from analysis.report.sections.categories import (
 )
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.repeats import inside_repeats
+from analysis.statistics.trajectories import inside_repeats
 
 
 def slow(tokens: list[int], n: int) -> list[bool]:

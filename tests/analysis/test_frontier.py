@@ -9,7 +9,7 @@ from analysis.acceptance.frontier import COSTS, dominates, frontier
 from analysis.acceptance.realised import judge
 from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, TopMMultiplicative, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.calls import calls_made
+from analysis.statistics.trajectories import calls_made
 from tests.analysis.cases import drafted_steps, noisy
 
 RULES = [

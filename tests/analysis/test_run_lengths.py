@@ -139,7 +139,7 @@ def test_resampled_mean_runs_are_the_extremes_of_resamples_written_out() -> None
     lower, upper = np.array([step for part in steps for step in part]).T[:, None] > 0.1
     prompts = np.repeat(np.arange(3), 5)
     bootstrap = PromptBootstrap(prompts, 40, 0.95, seed=0)
-    runs = MeanRuns.of(lower, upper, prompts)
+    runs = MeanRuns(lower, upper, prompts)
     least, most = runs.least(bootstrap.sums)[:, 0], runs.most(bootstrap.sums)[:, 0]
     for at, times in enumerate(bootstrap.weights):
         drawn = [part for part, n in zip(steps, times, strict=True) for _ in range(int(n))]

@@ -18,8 +18,7 @@ from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, T
 from analysis.rules.build import Dial, build_dial
 from analysis.rules.builtin import AbsoluteThreshold, FirstRanks, TopMAdditive
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.calls import calls_made
-from analysis.statistics.trajectories import Trajectories
+from analysis.statistics.trajectories import Trajectories, calls_made
 from analysis.topk import TopK
 from tests.analysis.test_acceptance import bootstrap, pair, statistics
 

@@ -11,9 +11,8 @@ import pandas as pd
 
 from ...rules import Rule
 from ...statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
-from ...statistics.repeats import LENGTH
 from ...statistics.run_lengths import censored_ends, run_lengths
-from ...statistics.trajectories import Trajectories
+from ...statistics.trajectories import LENGTH, Trajectories
 from ..notes import AT_LEAST, few_notes
 from ..table import Cell, Section, Table
 from ..text import certificate_text, digits_text, range_text, run_text, share_text
@@ -99,11 +98,7 @@ def _statistics(
 
     rows = [mean(name, values[chosen], values[chosen]) for name, values in steps.means.items()]
     found = summarise(lower, upper, steps.rule.ceiling, bootstrap)
-    rows += [
-        _row(name, of.value, of.optimistic, of.ci_low, of.ci_high)
-        for name, of in found.items()
-        if name in COLUMNS
-    ]
+    rows += [_row(name, *of.values()) for name, of in found.items() if name in COLUMNS]
     rows.append(mean("certified", lower > eps, upper > eps))
     starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
     trajectories = Trajectories(starts, bootstrap.prompts)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ...rules import Rule, StrictGreedy
-from ...statistics.bootstrap import Floats, PromptBootstrap, survival
+from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
 from ..measured import Certified, Panels, survival_band
 from ..style import COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent
 
@@ -75,7 +75,7 @@ def _curves(
             if item.rule == StrictGreedy() and len(items) > 1
             else dict(zip(("color", "linestyle"), next(lines), strict=True))
         )
-        share, possible = survival(item.lower, grid), survival(item.upper, grid)
+        share, possible = share_above(item.lower, grid), share_above(item.upper, grid)
         axis.plot(grid, share, label=item.rule.title, **style)
         low = survival_band(item.lower, grid, bootstrap)[0]
         high = survival_band(item.upper, grid, bootstrap)[1]

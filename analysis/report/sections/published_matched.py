@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ...rules import Rule, TopMAdditive
-from ...statistics.bootstrap import Floats, summary
+from ...statistics.bootstrap import Floats, point_statistics
 from .. import published
 from ..measured import Measured
 from ..published import CAP, EPS, STATISTICS
@@ -69,7 +69,7 @@ def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
     wanted = np.array(published.TOP_PROBABILITY[paper][1])
     distance = {}
     for temperature, values in p0.items():
-        found = summary(values, math.inf)
+        found = point_statistics(values)
         distance[temperature] = float(
             np.linalg.norm(np.array([found[name] for name in STATISTICS]) - wanted)
         )

@@ -15,8 +15,7 @@ from analysis.report.measured import Certified, Measured, certificate_statistics
 from analysis.report.text import share_text
 from analysis.rules import Rule, build
 from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
-from analysis.statistics.repeats import LENGTH, inside_repeats
-from analysis.statistics.trajectories import Trajectories
+from analysis.statistics.trajectories import LENGTH, Trajectories, inside_repeats
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
