@@ -39,7 +39,7 @@ from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise
 from pipeline.decoding.drafters import Drafter, Nothing, model_drafter
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.shapes import verification
+from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
 from pipeline.execution import runner
 from pipeline.models import few_rows
@@ -192,7 +192,7 @@ def tree_beside_row(sequence: Text, ids: Tensor) -> tuple[float, float]:
     """Return the least seconds of a pass over NODES tokens: as a tree, and in a row."""
     tree = optimal([0.6, 0.15, 0.08, 0.04], NODES - 1).by_level()
     model = sequence.model
-    shape = verification(tree, model.device, model.module.dtype)
+    shape = verification_pass(tree, model.device, model.module.dtype)
     best = [float("inf")] * 2
     for _ in range(REPETITIONS):
         for at, read in enumerate((shape, None)):

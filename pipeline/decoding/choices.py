@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.decoding.laws import pick
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import Topology
-from pipeline.decoding.shapes import offsets
-from pipeline.models.devices import send
+from pipeline.models import devices
+from pipeline.models.devices import read, send
 from pipeline.models.logit_statistics import argmax, nucleus, top_k_unread
 
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
@@ -38,7 +39,7 @@ class Truncation(NamedTuple):
     def tempered(self, logits: Tensor, temperature: float) -> Tensor:
         """Return logits (n, V) over the temperature in float64, -inf for tokens that are cut."""
         scaled = logits.to(torch.float64, copy=True).div_(temperature)
-        if self == ALL:
+        if self == Truncation():
             return scaled
         ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
         kept = nucleus(ordered, temperature, *self) > 0
@@ -46,8 +47,7 @@ class Truncation(NamedTuple):
         return scaled.masked_fill_(cut, -torch.inf)
 
 
-ALL = Truncation()
-
+NOT_CUT = Truncation()
 
 # The children of r nodes: tokens (r, width), NOTHING where no other can be drafted; what chose the
 # first of each row (r,), finite unless the logits are broken; and the distributions (r, V) that
@@ -67,9 +67,7 @@ class Noise:
         """
         key = hashlib.sha256(f"decoding\n{seed}\n{prompt_id}".encode()).digest()
         self._key = int.from_bytes(key[:16], "little")
-        self._device = device
-        self._reach = draft_length
-        self._steps = steps
+        self._device, self._reach, self._steps = device, draft_length, steps
         self._times: dict[int, Tensor] = {}
         self._siblings: dict[int, np.ndarray] = {}
         self.uniforms = np.random.Generator(np.random.Philox(key=self._key)).random((steps + 1, 3))
@@ -120,64 +118,23 @@ class Greedy:
         """Return the tokens (n,) for rows of logits (n, V); see `Race`."""
         return argmax(logits)
 
-    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
-        """Return the `width` most probable tokens of each row of logits (r, V)."""
-        return drawn(logits, width)
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
+        """Return the `width` children with the largest keys for each row of logits (r, V)."""
+        keys = self.keys(logits, position + depth)
+        tokens = first_tokens(keys, width)
+        return tokens, keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0], None
 
-    def keys(self, logits: Tensor, position: int, depth: int) -> Tensor:  # noqa: ARG002
-        """Return what orders the children of each row of logits (r, V), in float64."""
-        return logits.double()
-
-
-class Inversion:
-    """A draw from the tempered distribution by inversion of its cumulated probabilities."""
-
-    def __init__(
-        self, temperature: float, noise: Noise, purpose: int, kept: Truncation = ALL
-    ) -> None:
-        """Draw with the uniform numbers of `noise` that serve `purpose`."""
-        self.temperature, self._kept = temperature, kept
-        self._uniforms = noise.uniforms[:, purpose].copy()
-
-    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
-        """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
-        uniforms = self._uniforms[position : position + len(logits)]
-        return invert(self.weights(logits), send(uniforms, logits.device))
-
-    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
-        """Return a token drawn from the logits (1, V) `depth` tokens into a draft."""
-        return self._drawn(logits, self._uniforms[position + depth : position + depth + 1])
-
-    def _drawn(self, logits: Tensor, uniforms: np.ndarray) -> Drawn:
-        weights = self.weights(logits)
-        tokens = invert(weights, send(uniforms, logits.device))[:, None]
-        return tokens, weights.gather(1, tokens)[:, 0], weights
-
-    def weights(self, logits: Tensor) -> Tensor:
-        """Return the distributions (n, V) of rows of logits, float64."""
-        return torch.softmax(self._kept.tempered(logits, self.temperature), -1)
+    def keys(self, logits: Tensor, position: int) -> Tensor:  # noqa: ARG002
+        """Return what orders the tokens at a position for each row of logits (r, V)."""
+        return logits
 
 
-class FreshInversion(Inversion):
-    """Draws drafts with numbers that no other call uses: the drafting of block verification."""
-
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
-        """Draw with the numbers of `noise` for calls."""
-        super().__init__(temperature, noise, DRAFT, kept)
-        self._noise = noise
-
-    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
-        """Return a token drawn from the logits (1, V) `depth` tokens into the call's draft."""
-        return self._drawn(logits, self._noise.of_call(position)[depth : depth + 1, DRAFT].copy())
-
-
-class Race:
+class Race(Greedy):
     """The winner of an exponential race in log space; drafter and target run the same race."""
 
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
         """Race with the arrival times of `noise`."""
-        self.temperature, self._kept = temperature, kept
-        self._noise = noise
+        self.temperature, self._kept, self._noise = temperature, kept, noise
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:
         """Return the tokens (n,) for rows of logits (n, V).
@@ -192,17 +149,12 @@ class Race:
             log_times = self._noise.log_times(position, position + n, size)
         else:
             log_times = self._noise.log_times(position, position + tree.depth + 1, size)
-            log_times = log_times[offsets(tree, logits.device)]
+            log_times = log_times[send((0, *tree.depths), logits.device)]
         return argmax(self._kept.tempered(logits, self.temperature) - log_times)
 
-    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
-        """Return the first `width` arrivals for each row of logits (r, V) at one depth."""
-        return drawn(self.keys(logits, position, depth), width)
-
-    def keys(self, logits: Tensor, position: int, depth: int) -> Tensor:
-        """Return what orders the children of each row of logits (r, V): the first has most."""
-        at = position + depth
-        log_times = self._noise.log_times(at, at + 1, logits.shape[1])
+    def keys(self, logits: Tensor, position: int) -> Tensor:
+        """Return log q_i - log e_i of each row of logits (r, V), up to a number a row."""
+        log_times = self._noise.log_times(position, position + 1, logits.shape[1])
         return self._kept.tempered(logits, self.temperature) - log_times
 
 
@@ -217,13 +169,52 @@ class DrawnRace(Race):
         return tokens.masked_fill(~possible, NOTHING), first_keys, weights
 
 
-def drawn(keys: Tensor, width: int) -> Drawn:
-    """Return the children with the largest keys (r, V), which were not drawn from weights."""
-    tokens = first(keys, width)
-    return tokens, keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0], None
+class Inversion:
+    """A draw from the tempered distribution by inversion of its cumulated probabilities."""
+
+    def __init__(
+        self, temperature: float, noise: Noise, purpose: int, kept: Truncation = NOT_CUT
+    ) -> None:
+        """Draw with the uniform numbers of `noise` that serve `purpose`."""
+        self.temperature, self._kept, self._noise = temperature, kept, noise
+        self._uniforms = noise.uniforms[:, purpose].copy()
+
+    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
+        """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
+        uniforms = self._uniforms[position : position + len(logits)]
+        return invert(self.weights(logits), send(uniforms, logits.device))
+
+    def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
+        """Return a token drawn from the logits (1, V) `depth` tokens into a draft."""
+        weights = self.weights(logits)
+        uniforms = send(self._numbers(position, depth), logits.device)
+        tokens = invert(weights, uniforms)[:, None]
+        return tokens, weights.gather(1, tokens)[:, 0], weights
+
+    def _numbers(self, position: int, depth: int) -> np.ndarray:
+        """Return the uniform number (1,) of a drafted token."""
+        return self._uniforms[position + depth : position + depth + 1]
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """Return the distributions (n, V) of rows of logits, float64."""
+        return torch.softmax(self._kept.tempered(logits, self.temperature), -1)
 
 
-def first(keys: Tensor, width: int) -> Tensor:
+class FreshInversion(Inversion):
+    """Draws drafts with numbers that no other call uses: the drafting of block verification."""
+
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
+        """Draw with the numbers of `noise` for calls."""
+        super().__init__(temperature, noise, DRAFT, kept)
+
+    def _numbers(self, position: int, depth: int) -> np.ndarray:
+        return self._noise.of_call(position)[depth : depth + 1, DRAFT].copy()
+
+
+Choice = Greedy | Inversion
+
+
+def first_tokens(keys: Tensor, width: int) -> Tensor:
     """Return the ids (r, width) of the largest keys, ties by id; NOTHING for those of -inf."""
     if width == 1:
         return argmax(keys)[:, None]
@@ -242,4 +233,9 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     return torch.minimum(found, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN
 
 
-Choice = Greedy | Inversion | Race
+def draw(weights: Tensor, uniform: float) -> int:
+    """Return the token drawn from weights (V,) with a uniform number, on their device."""
+    if not devices.waits(weights.device):
+        return pick(weights.numpy(), uniform)
+    (token,) = read(invert(weights[None], send(np.array([uniform]), weights.device)))
+    return int(token[0])

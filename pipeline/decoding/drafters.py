@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
-from pipeline.decoding.choices import Choice, Greedy, Race
-from pipeline.decoding.growth import grow
-from pipeline.decoding.shapes import Level, columns, levels, parents, readable, within
-from pipeline.models.devices import send
+from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
+from pipeline.decoding.shapes import (
+    Level,
+    columns_of,
+    grow,
+    inner_nodes,
+    levels_of,
+    readable,
+    within,
+)
+from pipeline.models.devices import read, send
 from pipeline.models.fixed_passes import Passes
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.logit_statistics import chosen_statistics, top_k_unread
 from pipeline.models.passes import Text
+from pipeline.plan.method import Drafting
 
+TreeShape = Topology | Growth
 Stop = Callable[[Tensor], bool]  # whether a chain ends before the token with logits (1, V)
 
 
@@ -47,10 +57,7 @@ class Draft:
         return self.tokens if self.tree is None else readable(self.tokens)
 
 
-Shape = Topology | Growth
-
-
-class Drafter(Protocol):
+class Drafter:
     """Proposes tokens that may follow a text.
 
     Attributes:
@@ -59,8 +66,8 @@ class Drafter(Protocol):
             None is a chain.
     """
 
-    layers: tuple[int, ...]
-    tree: Shape | None
+    layers: tuple[int, ...] = ()
+    tree: TreeShape | None = None
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens.
@@ -73,7 +80,7 @@ class Drafter(Protocol):
 
         `position` is that of the first proposed token in the answer.
         """
-        ...
+        raise NotImplementedError
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Roll back to the first `known` tokens of the text and what was accepted of the draft.
@@ -83,110 +90,87 @@ class Drafter(Protocol):
         """
 
 
-class Nothing:
+class Nothing(Drafter):
     """Proposes nothing: plain autoregressive decoding."""
-
-    layers: tuple[int, ...] = ()
-    tree: Shape | None = None
 
     def __init__(self, device: torch.device) -> None:
         """Return drafts on `device`."""
         self._draft = nothing(device)
 
-    def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Do nothing."""
-
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Return an empty draft."""
         return self._draft
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Do nothing."""
 
-
-def draft_levels(
-    tree: Topology | None,
-    passes: Sequence[Level],
-    read: Callable[[Level, Tensor | None], Tensor],
-    choice: Choice,
-    position: int,
-    stop: Stop | None = None,
-) -> Draft:
-    """Draft the levels of a tree one after the other; those of a chain have one token each.
-
-    Args:
-        tree: its shape; None is a chain.
-        passes: one for each level that is drafted, at least one.
-        read: gives the logits (r, V) after the nodes of a pass that have children, from the tokens
-            of the level before; from None those after the text.
-        choice: of the children.
-        position: of the first proposed token in the answer.
-        stop: says from the logits of the next token that a chain ends before it.
-    """
-    chosen: list[Tensor] = []
-    weights: list[Tensor] = []
-    firsts: list[Tensor] = []
-    for depth, level in enumerate(passes):
-        logits = read(level, chosen[-1] if chosen else None)
-        if stop is not None and stop(logits):
-            break
-        tokens, first, distributions = choice.draft(logits, position, depth, level.width)
-        chosen.append(level.drafted(tokens))
-        firsts.append(first)
-        if distributions is not None:
-            weights.append(distributions)
-    if not chosen:
-        return nothing(logits.device)
-    drawn_from = torch.cat(weights) if weights else None
-    return Draft(torch.cat(chosen), drawn_from, tree, torch.cat(firsts))
-
-
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Decodes with a smaller model, one pass a level."""
-
-    layers: tuple[int, ...] = ()
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: LanguageModel | HiddenDrafter,
         choice: Choice,
-        tree: Shape | None = None,
+        tree: TreeShape | None = None,
         stop: Stop | None = None,
         passes: Passes | None = None,
     ) -> None:
-        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order.
+        """Choose the drafted tokens with `choice`, a chain until `stop`.
 
         With `passes` of the model, the shapes of its passes are fixed; else they grow.
         """
         self.tree = tree
-        self._stop = stop
-        self._choice = choice
-        self._model = model
-        self._passes = passes
+        self._model, self._choice, self._stop, self._passes = model, choice, stop, passes
+        self._longest = widest(tree)
         self._columns: Mapping[int, int] | None = None  # of the nodes read; None of a chain
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
-        capacity += room(self.tree)
-        self._text = Text(self._model, capacity, (), widest(self.tree), self._passes)
+        self._text = self._empty(capacity)
         self._text.read(prompt)
 
+    def _empty(self, capacity: int) -> Text:
+        return Text(self._model, capacity + room(self.tree), (), self._longest, self._passes)
+
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Decode `count` tokens in a row, or a tree as deep."""
+        """Decode `count` tokens in a row, or a tree as deep, level by level."""
+        device, dtype = self._model.device, self._model.dtype
         if count == 0:
-            return nothing(self._model.device)
-        fresh = send(tokens[self._text.length :], self._model.device)
+            return nothing(device)
+        after_text = self._read_text(tokens)
 
-        def read(level: Level, before: Tensor | None) -> Tensor:
-            if before is None:
-                return self._text.extend(fresh)[-1:]
-            return self._text.extend(level.read(before), level.tree)
+        def reading(level: Level, before: Tensor | None) -> Tensor:
+            return after_text if before is None else self._read_nodes(level, before)
 
-        like = (self._model.device, self._model.module.dtype)
-        draft, self._columns = drafted(
-            self.tree, count, read, self._choice, position, like, self._stop
-        )
-        return draft
+        if isinstance(self.tree, Growth):
+            assert isinstance(self._choice, Greedy)  # others are refused: they need a fixed shape
+            grown = grow(self.tree, count, reading, self._choice, position, dtype)
+            chosen, tree, self._columns, keys = grown
+            return Draft(chosen, None, tree, keys)
+        cut = None if self.tree is None else within(self.tree, count)
+        self._columns = None if cut is None else columns_of(cut)
+        levels = (Level(),) * count if cut is None else levels_of(cut, device, dtype)
+        drafted: list[Tensor] = []
+        largest, weights = [], []
+        for depth, level in enumerate(levels):
+            logits = reading(level, drafted[-1] if drafted else None)
+            if self._stop is not None and self._stop(logits):
+                break
+            tokens_of, first, drawn_from = self._choice.draft(logits, position, depth, level.width)
+            flat = tokens_of.reshape(-1)
+            drafted.append(flat if level.children is None else flat[level.children])
+            largest.append(first)
+            weights += [] if drawn_from is None else [drawn_from]
+        if not drafted:
+            return nothing(device)
+        drawn = torch.cat(weights) if weights else None
+        return Draft(torch.cat(drafted), drawn, cut, torch.cat(largest))
+
+    def _read_text(self, tokens: Sequence[int]) -> Tensor:
+        """Return the logits (1, V) after the text, of which it reads what is new."""
+        return self._text.extend(send(tokens[self._text.length :], self._model.device))[-1:]
+
+    def _read_nodes(self, level: Level, before: Tensor) -> Tensor:
+        """Return the logits (r, V) after nodes among the tokens of the level before."""
+        return self._text.extend(level.read(before), level.tree)
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and what was read of the path."""
@@ -195,65 +179,53 @@ class ModelDrafter:
         self._text.keep(known, path)
 
 
-class HeadDrafter:
+class HeadDrafter(ModelDrafter):
     """Decodes with a head that reads the target's hidden states, one pass a level."""
+
+    _model: HiddenDrafter
 
     def __init__(
         self,
         model: HiddenDrafter,
         choice: Choice,
-        tree: Shape | None = None,
+        tree: TreeShape | None = None,
         stop: Stop | None = None,
         passes: Passes | None = None,
         draft_length: int = 1,
     ) -> None:
-        """Choose the drafted tokens with `choice`, until `stop`; `tree` is in level order.
+        """Choose the drafted tokens with `choice`; for the others see `ModelDrafter`.
 
-        With `passes` of the model, the shapes of its passes are fixed; else they grow. The text
-        that follows drafts of at most `draft_length` tokens in a row is then read in one.
+        The text that follows drafts of at most `draft_length` tokens in a row is read in one pass.
         """
+        super().__init__(model, choice, tree, stop, passes)
         self.layers = model.layers
-        self._stop = stop
-        self.tree = tree
-        self._choice = choice
-        self._model = model
-        self._passes = passes
         self._longest = max(draft_length + 1, widest(tree))
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
         assert hidden is not None
-        capacity += room(self.tree)
-        self._text = Text(self._model, capacity, (), self._longest, self._passes)
+        self._text = self._empty(capacity)
         self._pending = hidden  # (n, layers, d), of tokens whose next has no entry yet
-        self._read_text(prompt[1:])
+        self._settle(prompt[1:])
 
-    def _read_text(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Read tokens (n,) after pending hidden states; return the last output and its logits."""
+    def _settle(self, ids: Tensor) -> Tensor:
+        """Read tokens (n,) after pending hidden states; return the logits after the last."""
         hidden, self._pending = self._pending[: len(ids)], self._pending[len(ids) :]
         logits = self._text.extend(ids, None, self._model.head.fuse(hidden[None])[0], keep=1)
         self._settled = self._text.length  # later entries are drafted
         assert self._text.hidden is not None
-        return self._text.hidden[-1:], logits
+        self._outputs = self._text.hidden[-1:]  # of the nodes read last
+        return logits
 
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Decode `count` tokens in a row, or a tree as deep."""
-        device = self._model.device
-        if count == 0:
-            return nothing(device)
-        outputs, logits = self._read_text(send(tokens[self._settled + 1 :], device))
+    def _read_text(self, tokens: Sequence[int]) -> Tensor:
+        return self._settle(send(tokens[self._settled + 1 :], self._model.device))
 
-        def read(level: Level, before: Tensor | None) -> Tensor:
-            nonlocal outputs, logits
-            if before is not None:
-                above = outputs if level.above is None else outputs[level.above]
-                logits = self._text.extend(level.read(before), level.tree, above)
-                assert self._text.hidden is not None
-                outputs = self._text.hidden
-            return logits
-
-        like = (device, outputs.dtype)
-        return drafted(self.tree, count, read, self._choice, position, like, self._stop)[0]
+    def _read_nodes(self, level: Level, before: Tensor) -> Tensor:
+        above = self._outputs if level.above is None else self._outputs[level.above]
+        logits = self._text.extend(level.read(before), level.tree, above)
+        assert self._text.hidden is not None
+        self._outputs = self._text.hidden
+        return logits
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget what was drafted; keep the hidden states of what was accepted."""
@@ -262,19 +234,42 @@ class HeadDrafter:
         self._pending = torch.cat([self._pending, hidden])
 
 
+def stops(drafting: Drafting, logits: Tensor) -> bool:
+    """Return whether a drafter with these logits (1, V) of the next token ends its chain.
+
+    That depends on the text and the tokens drafted before, not on the token that would be drafted:
+    what is emitted stays what it was.
+    """
+    (value,) = measured(drafting.measure, logits)
+    if not math.isfinite(value):
+        raise BrokenLogitsError("drafter")
+    if drafting.measure == "entropy":
+        return value >= drafting.threshold
+    return value <= drafting.threshold
+
+
+def measured(measure: str, logits: Tensor) -> list[float]:
+    """Return max_q, the largest probability, or the entropy (nats) of logits (r, V)."""
+    names = {"max_q": "top_surprisal", "entropy": "entropy"}
+    _, ids = top_k_unread(logits.float(), 1)
+    (values,) = read(*chosen_statistics(logits, ids, [names[measure]]))
+    found = [float(value) for value in values]
+    return [min(math.exp(-value), 1.0) for value in found] if measure == "max_q" else found
+
+
 def nothing(device: torch.device) -> Draft:
     """Return a draft of no tokens."""
     return Draft(torch.empty(0, dtype=torch.long, device=device))
 
 
-def room(tree: Shape | None) -> int:
+def room(tree: TreeShape | None) -> int:
     """Return how many columns a cache needs for drafts beyond those of the longest text."""
     if tree is None:
         return 0
     return max(len(tree), 0 if isinstance(tree, Topology) else tree.read)
 
 
-def widest(tree: Shape | None) -> int:
+def widest(tree: TreeShape | None) -> int:
     """Return the most tokens of a pass of a model that drafts.
 
     At least the two after a draft that was accepted whole, whose last token was not read yet. Text
@@ -284,49 +279,18 @@ def widest(tree: Shape | None) -> int:
         return 2
     if isinstance(tree, Growth):
         return max(2, tree.width)
-    return max([2, *Counter(tree.depths[node] for node in parents(tree)[1:]).values()])
-
-
-def drafted(
-    tree: Shape | None,
-    count: int,
-    read: Callable[[Level, Tensor | None], Tensor],
-    choice: Choice,
-    position: int,
-    like: tuple[torch.device, torch.dtype],
-    stop: Stop | None = None,
-) -> tuple[Draft, Mapping[int, int] | None]:
-    """Draft a chain of `count` tokens, or the part of a tree of at most as many levels.
-
-    `like` are device and type of the drafter's attention; for the others see `draft_levels`.
-
-    Returns:
-        The draft, and where each node that was read lies in the drafter's cache after the text;
-        None of a chain.
-    """
-    if tree is None:
-        return draft_levels(None, [Level()] * count, read, choice, position, stop), None
-    if isinstance(tree, Growth):
-        assert isinstance(choice, Greedy | Race)  # others are refused: they need a fixed shape
-        tokens, shape, where, largest = grow(tree, count, read, choice, position, like[1])
-        return Draft(tokens, None, shape, largest), where
-    cut = within(tree, count)
-    passes = levels(cut, *like)
-    return draft_levels(cut, passes, read, choice, position), columns(cut)
+    return max([2, *Counter(tree.depths[node] for node in inner_nodes(tree)[1:]).values()])
 
 
 def model_drafter(
     model: LanguageModel | HiddenDrafter,
     choice: Choice,
-    tree: Shape | None = None,
+    tree: TreeShape | None = None,
     stop: Stop | None = None,
     passes: Passes | None = None,
     draft_length: int = 1,
 ) -> Drafter:
-    """Return what decodes with a model, of either kind; `tree` is in level order.
-
-    For `passes` and `draft_length` see `HeadDrafter`.
-    """
+    """Return what decodes with a model, of either kind; for the arguments see `HeadDrafter`."""
     if isinstance(model, HiddenDrafter):
         return HeadDrafter(model, choice, tree, stop, passes, draft_length)
     return ModelDrafter(model, choice, tree, stop, passes)

@@ -8,20 +8,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.decoding.drafters import Draft, Drafter, Shape
+from pipeline.decoding.drafters import Draft, Drafter
 from pipeline.models.devices import send
 
-LEAST = 2  # tokens of a match, where longer ones are looked for: see docs/decoding.md
+SHORTEST = 2  # tokens of a match, where longer ones are looked for: see docs/decoding.md
 
 
-class LookupFirst:
+class PromptLookup(Drafter):
+    """Proposes what followed the latest earlier occurrence of the last few tokens."""
+
+    def __init__(self, longest: int, device: torch.device) -> None:
+        """Look for the last `longest` tokens, then for fewer, down to `SHORTEST`."""
+        self._longest, self._shortest = longest, min(longest, SHORTEST)
+        self._device = device
+
+    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
+        """Return the `count` tokens that followed, none without an occurrence."""
+        found = continuation(tokens, self._longest, count, self._shortest)
+        return Draft(send(found, self._device))
+
+
+class LookupFirst(Drafter):
     """Proposes what look-up finds, and where it finds nothing what another drafter proposes."""
 
     def __init__(self, lookup: PromptLookup, other: Drafter, longest: int | None = None) -> None:
         """Look up first; the other drafter proposes at most `longest` tokens, None is all."""
         self.layers, self.tree = other.layers, other.tree
         self._lookup, self._other, self._longest = lookup, other, longest
-        self._found = False
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Let the other drafter read the prompt."""
@@ -38,29 +51,6 @@ class LookupFirst:
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
         self._other.accept(known, () if self._found else path, hidden)
-
-
-class PromptLookup:
-    """Proposes what followed the latest earlier occurrence of the last few tokens."""
-
-    layers: tuple[int, ...] = ()
-    tree: Shape | None = None
-
-    def __init__(self, longest: int, device: torch.device) -> None:
-        """Look for the last `longest` tokens, then for fewer, down to `LEAST`."""
-        self._longest, self._shortest = longest, min(longest, LEAST)
-        self._device = device
-
-    def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Do nothing."""
-
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
-        """Return the `count` tokens that followed, none without an occurrence."""
-        found = continuation(tokens, self._longest, count, self._shortest)
-        return Draft(send(found, self._device))
-
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Do nothing."""
 
 
 def continuation(tokens: Sequence[int], longest: int, count: int, shortest: int = 1) -> list[int]:

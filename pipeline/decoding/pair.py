@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,10 +22,9 @@ from pipeline.decoding.choices import (
     Race,
     Truncation,
 )
-from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room
+from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room, stops
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, check_prompt, decode
-from pipeline.decoding.stopping import Threshold
 from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
@@ -57,7 +57,9 @@ class DecodingPair:
     steps: int
     seed: int
     lookup: int  # the most tokens that look-up matches
-    passes: Mapping[str, Any] = field(default_factory=dict)  # of target and drafter, see passes_of
+    passes: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of target and drafter, where their shapes are fixed
 
 
 def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
@@ -67,6 +69,9 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         node: target, drafter, seed and lookup; in its settings, methods.
         tokens: the size of the tokenizer's vocabulary.
         steps: the most tokens of an answer.
+
+    Raises:
+        PipelineError: a model can't read trees, or have the fixed shapes that are asked for.
     """
     config, settings = node.config, node.settings
     target, drafter = load_pair(config, settings, f"targets.{node.label}")
@@ -77,8 +82,9 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 model.check_trees()
     passes = {
-        name: passes_of(settings[name].get("cache", "auto"), model)
+        name: Passes(model)
         for name, model in (("target", target), ("drafter", drafter))
+        if fixed_shapes(settings[name].get("cache", "auto"), model)
     }
     return DecodingPair(
         # reasons of failures are kept, and outlive the labels of today
@@ -88,20 +94,11 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         steps,
         config["seed"],
         config["lookup"],
-        {name: found for name, found in passes.items() if found is not None},
+        passes,
     )
 
 
-def passes_of(cache: str, model: LanguageModel | HiddenDrafter) -> Passes | None:
-    """Return the passes of a model for the configuration key device.cache; None where shapes grow.
-
-    Raises:
-        PipelineError: static shapes are asked for and the model can't have them.
-    """
-    return Passes(model) if fixed_shapes(cache, model) else None
-
-
-def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
+def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
     """Return what `work` on a prompt gives, or the reason why it can't be done."""
     try:
         return work(), None
@@ -140,13 +137,14 @@ def decode_timed(
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device = pair.target.device
-    drafter, verifier = strategies(pair, method, row["prompt_id"], steps)
+    noise = Noise(pair.seed, row["prompt_id"], steps, device, method.draft_length)
+    choice, verifier = laws_of(method, noise)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     answer = decode(
         pair.target,
-        drafter,
+        drafter_of(pair, method, choice),
         verifier,
         row["token_ids"],
         method.draft_length,
@@ -156,27 +154,23 @@ def decode_timed(
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
 
-def strategies(
-    pair: DecodingPair, method: Method, prompt_id: str, steps: int
-) -> tuple[Drafter, Verifier]:
-    """Return what drafts and what verifies under `method`."""
+def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
+    """Return what drafts under `method`, with tokens chosen by `choice`."""
     device, tree = pair.target.device, method.topology
-    noise = Noise(pair.seed, prompt_id, steps, device, method.draft_length)
-    choice, verifier = laws(method, noise)
     if method.drafter == "none":
-        return Nothing(device), verifier
+        return Nothing(device)
     lookup = PromptLookup(pair.lookup, device)
     if method.drafter == "prompt_lookup":
-        return lookup, verifier
-    stop = None if method.drafting is None else Threshold(method.drafting)
+        return lookup
+    stop = None if method.drafting is None else partial(stops, method.drafting)
     accepted = method.draft_length if tree is None else tree.depth
     drafter = model_drafter(pair.drafter, choice, tree, stop, pair.passes.get("drafter"), accepted)
     if method.drafter == "lookup_first":
-        drafter = LookupFirst(lookup, drafter, method.model_length)
-    return drafter, verifier
+        return LookupFirst(lookup, drafter, method.model_length)
+    return drafter
 
 
-def laws(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
+def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     """Return how `method` chooses the drafted tokens, and how it verifies them."""
     t, kept = method.temperature, Truncation(method.top_p, method.top_k)
     if method.sampling == RACES:

@@ -12,8 +12,10 @@ from torch import Tensor
 from analysis.acceptance.divergences import compare_logits
 from analysis.acceptance.realised import Steps
 from analysis.topk import TopK
+from pipeline.models.devices import read
 from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.passes import Text
 
 
@@ -36,9 +38,9 @@ class Reader:
 
     def log_likelihood(self, answer: Sequence[int]) -> float:
         """Return the log-likelihood of an answer under the target at temperature 1, in nats."""
-        if tuple(answer) in self._both:
-            return _sum_of_chosen(self._both[tuple(answer)][0], answer)
-        return log_likelihood(self._target, self._prompt, answer)
+        known = self._both.get(tuple(answer))
+        logits = read_again(self._target, self._prompt, answer) if known is None else known[0]
+        return log_likelihood(logits, answer)
 
 
 def compared(tokens: Sequence[int], baseline: Sequence[int]) -> dict[str, Any]:
@@ -76,19 +78,34 @@ def read_both(
     return logits, drafter.logits(outputs[0, -len(answer) :])
 
 
-def log_likelihood(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Return the log-likelihood of an answer under a model at temperature 1, in nats."""
-    return _sum_of_chosen(read_again(model, prompt, answer), answer)
-
-
-def _sum_of_chosen(logits: Tensor, answer: Sequence[int]) -> float:
+def log_likelihood(logits: Tensor, answer: Sequence[int]) -> float:
     """Return the log-probability of the tokens of an answer, given the logits (n, V)."""
     exact = logits.double()
     chosen = torch.tensor(answer, device=logits.device)[:, None]
     return float((exact.gather(1, chosen)[:, 0] - exact.logsumexp(1)).sum())
 
 
-def steps_of(target: Tensor, drafts: Tensor, stored: int) -> Steps:
+def ranked(logits: Tensor, tokens: Tensor, k: int) -> tuple[TopK, np.ndarray, np.ndarray]:
+    """Return the top K of raw logits (n, V), ranks and log-probabilities of `tokens` (n,)."""
+    size = logits.shape[1]
+    found = logit_statistics(logits, min(k, size))
+    mine = logits.gather(1, tokens[:, None])
+    before = torch.arange(size, device=logits.device)[None] < tokens[:, None]
+    before_it = ((logits > mine) | ((logits == mine) & before)).sum(1)
+    ids, top, surprisal, log_tail, entropy, ahead, given = read(
+        found.top_ids,
+        found.top_logits,
+        found.top_surprisal,
+        found.log_tail,
+        found.entropy,
+        before_it,
+        mine[:, 0].double(),
+    )
+    dist = TopK(ids.astype(np.int32), top, surprisal, log_tail, entropy, size)
+    return dist, 1 + ahead, (given - top[:, 0]) - surprisal
+
+
+def compared_steps(target: Tensor, drafts: Tensor, stored: int) -> Steps:
     """Return the logits (n, V) of both models at n steps as those of one answer, so many stored."""
     logits, others = (one.double().cpu().numpy() for one in (target, drafts))
     found = compare_logits(logits, others)

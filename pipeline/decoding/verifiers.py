@@ -1,22 +1,25 @@
-"""What accepts drafted tokens: the laws of verification applied to a target's logits."""
+"""What accepts drafted tokens: the laws of verification applied to a target's logits.
+
+They are those of `analysis.decoding.laws` and `analysis.trees.laws`, on tensors of the device. Of
+their distributions a call reads a few numbers, at once, and then the token that follows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.decoding import laws as verification
+from analysis.decoding import laws
 from analysis.rules import Rule
-from analysis.trees import laws as trees
+from analysis.trees import laws as tree_laws
 from analysis.trees.laws import NOTHING
-from analysis.trees.topology import ROOT, Topology
+from analysis.trees.topology import ROOT, Topology, sequence
 from pipeline.decoding.choices import (
-    ALL,
+    NOT_CUT,
     TEST,
     TOKEN,
     BrokenLogitsError,
@@ -24,12 +27,11 @@ from pipeline.decoding.choices import (
     Inversion,
     Noise,
     Truncation,
+    draw,
 )
 from pipeline.decoding.drafters import Draft
-from pipeline.decoding.judging import Flags, Judge, Numbers
-from pipeline.decoding.residuals import Follow, Siblings
-from pipeline.decoding.shapes import chain as chain_of
-from pipeline.decoding.shapes import parents
+from pipeline.decoding.judging import asked, judged
+from pipeline.decoding.shapes import inner_nodes
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import argmax
 
@@ -40,7 +42,7 @@ class Verification:
 
     path: tuple[int, ...]
     token: int
-    tested: int  # how many drafted tokens were accepted or rejected
+    tested: int  # how many drafted tokens were accepted or rejected; of a tree, levels
     drafted: list[int]
 
 
@@ -61,7 +63,7 @@ class Verifier(Protocol):
         ...
 
 
-def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Numbers]]:
+def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Any]]:
     """Read the drafted tokens and all else that a verdict needs, at once.
 
     A masked token has the logit -inf.
@@ -79,25 +81,13 @@ def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int],
     return drafted.tolist(), found
 
 
-def tested(passed: Flags, also: Callable[[int], bool]) -> Flags:
-    """Return outcomes of tests (n,) up to the first failure; where one fails, `also` is asked."""
-    found = passed.copy()
-    for at in np.flatnonzero(~passed):
-        found[at] = also(int(at))
-        if not found[at]:
-            break
-    return found
-
-
-def chain(verdict: verification.ChainVerdict, drafted: list[int]) -> Verification:
+def on_chain(accepted: int, token: int, drafted: list[int]) -> Verification:
     """Return the verdict on a chain of drafted tokens."""
-    accepted, token = verdict
     return Verification(tuple(range(accepted)), token, min(accepted + 1, len(drafted)), drafted)
 
 
-def on_tree(verdict: trees.TreeVerdict, tree: Topology, drafted: list[int]) -> Verification:
+def on_tree(path: tuple[int, ...], token: int, tree: Topology, drafted: list[int]) -> Verification:
     """Return the verdict on a tree: tested are the levels of its path, and that where it ends."""
-    path, token = verdict
     ended_at_leaf = not tree.children[path[-1] if path else ROOT]
     return Verification(path, token, len(path) + (not ended_at_leaf), drafted)
 
@@ -118,8 +108,8 @@ class Match:
         drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
         choices = found.tolist()
         if draft.tree is None:
-            return chain(verification.match(drafted, choices), drafted)
-        return on_tree(trees.match_tree(draft.tree, drafted, choices), draft.tree, drafted)
+            return on_chain(*laws.match(drafted, choices), drafted)
+        return on_tree(*tree_laws.match_tree(draft.tree, drafted, choices), draft.tree, drafted)
 
 
 class Relaxed:
@@ -131,11 +121,13 @@ class Relaxed:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:  # noqa: ARG002
         """Accept drafted tokens as long as the rule does."""
-        n = len(draft.tokens)
-        judge = Judge(self._rule, logits[:n], draft.tokens)
-        drafted, (best, *columns) = read_call(logits, draft, argmax(logits), *judge.columns)
-        accepts = tested(best[:n] == drafted, judge.of(columns))
-        return chain(verification.relaxed(accepts, best.tolist()), drafted)
+        before, n = logits[:-1], len(draft.tokens)
+        wanted = asked(self._rule, before, draft.tokens) if n else []
+        drafted, (best, *found) = read_call(logits, draft, argmax(logits), *wanted)
+        accepts = best[:n] == drafted
+        if not accepts.all():
+            accepts |= judged(self._rule, before, draft.tokens, found)
+        return on_chain(*laws.relaxed(accepts, best.tolist()), drafted)
 
 
 class SpeculativeSampling:
@@ -147,71 +139,63 @@ class SpeculativeSampling:
     """
 
     def __init__(
-        self, temperature: float, noise: Noise, rule: Rule | None = None, kept: Truncation = ALL
+        self, temperature: float, noise: Noise, rule: Rule | None = None, kept: Truncation = NOT_CUT
     ) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
         self._target = Inversion(temperature, noise, TOKEN, kept)
-        self._uniforms = noise.uniforms
-        self._rule = rule
+        self._uniforms, self._rule = noise.uniforms, rule
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Test drafted tokens one after the other."""
-        n = len(draft.tokens)
-        p = self._target.weights(logits)
-        follow = Follow(p, draft, self._uniforms[position : position + n + 1, TOKEN])
-        judge = Judge(self._rule, logits[:n], draft.tokens, argmax=False)
-        drafted, (at, *found) = read_call(
-            logits, draft, of_drafted(p, draft), *follow.columns, *judge.columns
-        )
-        passed = verification.sampling_accepts(
+        n, p = len(draft.tokens), self._target.weights(logits)
+        wanted = asked(self._rule, logits[:n], draft.tokens) if self._rule and n else []
+        drafted, (at, *found) = read_call(logits, draft, of_drafted(p, draft), *wanted)
+        passed = laws.sampling_accepts(
             at[:, 0], at[:, 1], self._uniforms[position : position + n, TEST]
         )
-        split = len(follow.columns)
-        accepted = verification.leading(tested(passed, judge.of(found[split:])))
-        token = follow.of(found[:split])(accepted)
-        return chain((accepted, token), drafted)
+        if self._rule and n:
+            passed = passed | judged(self._rule, logits[:n], draft.tokens, found, least_rank=2)
+        accepted = laws.leading(passed)
+        uniform = self._uniforms[position + accepted, TOKEN]
+        return on_chain(accepted, draw(left_over(p, draft, accepted), uniform), drafted)
 
 
 class TreeSampling:
     """Speculative sampling on trees that are drafted without replacement (GSS)."""
 
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
         """Test the children of a node one after the other, then those of the accepted one.
 
-        Where to read is to wait, that is once for each node of the path, the root included.
+        After a rejection p becomes the residual max(0, p - q), q loses the rejected token, and both
+        are normalised.
         """
-        tree = chain_of(len(draft.tokens)) if draft.tree is None else draft.tree
+        tree = sequence(len(draft.tokens)) if draft.tree is None else draft.tree
+        drafted, _ = read_call(logits, draft)
         path: list[int] = []
         while True:
-            node = path[-1] if path else ROOT
-            siblings = self._siblings(logits, draft, tree, node, position + len(path))
-            if node == ROOT:
-                drafted, found = read_call(logits, draft, *siblings.columns)
-            else:
-                found = read(*siblings.columns)
-            pairs, token = siblings.of(found)
-            for (p, q), child in zip(pairs, tree.children[node], strict=False):
-                test = self._noise.test(position + len(path), tree.siblings[child])
-                if drafted[child] != NOTHING and test * q < p:
+            node, at = (path[-1] if path else ROOT), position + len(path)
+            p = self._target.weights(logits[node + 1][None])[0]
+            q = p
+            if tree.children[node] and draft.weights is not None:
+                q = draft.weights[inner_nodes(tree).index(node)]
+            for child in tree.children[node]:
+                token = drafted[child]
+                if token == NOTHING:
+                    continue
+                ((p_at, q_at),) = read(torch.stack([p[token], q[token]]))
+                if self._noise.test(at, tree.siblings[child]) * q_at < p_at:
                     path.append(child)
                     break
+                rest, q = or_else((p - q).clamp_(min=0), p), q.clone()
+                q[token] = 0.0
+                p, q = rest / rest.sum(), torch.where(q.any(), q / q.sum(), q)
             else:
-                return on_tree((tuple(path), token()), tree, drafted)
-
-    def _siblings(
-        self, logits: Tensor, draft: Draft, tree: Topology, node: int, position: int
-    ) -> Siblings:
-        """Return the tests of the children of a node, which are drafted for `position`."""
-        p = self._target.weights(logits[node + 1][None])
-        uniform = self._noise.uniforms[position, TOKEN]
-        if draft.weights is None or not tree.children[node]:
-            return Siblings(p, p, [], uniform)
-        q = draft.weights[parents(tree).index(node)][None]
-        return Siblings(p, q, [draft.tokens[child] for child in tree.children[node]], uniform)
+                token = draw(p, self._noise.uniforms[at, TOKEN])
+                return on_tree(tuple(path), token, tree, drafted)
 
 
 class BlockVerification:
@@ -220,7 +204,7 @@ class BlockVerification:
     What is accepted depends on all of the draft, so each call has numbers of its own.
     """
 
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = ALL) -> None:
+    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
         """Sample at `temperature` with the uniform numbers of `noise` for calls."""
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
@@ -228,17 +212,15 @@ class BlockVerification:
         """Accept the longest prefix whose own test succeeds."""
         n, uniforms = len(draft.tokens), self._noise.of_call(position)
         p = self._target.weights(logits)
-        kept = [torch.ones_like(p[0, :1])]
-        for p_at, q_at in of_drafted(p, draft)[:, :, None]:
+        kept = [torch.ones_like(p[0, 0])]
+        for p_at, q_at in of_drafted(p, draft):
             kept.append((kept[-1] * p_at / q_at).clamp(max=1))
-        scale = torch.cat(kept)
-        follow = Follow(p, draft, uniforms[: n + 1, TOKEN], scale[:n])
-        excess = torch.cat([follow.excess(1), scale[max(n, 1) :]])
-        drafted, (of_prefix, *found) = read_call(
-            logits, draft, torch.stack([scale[1:], excess], 1), *follow.columns
-        )
-        accepted = verification.block_accepts(of_prefix[:, 0], of_prefix[:, 1], uniforms[:, TEST])
-        return chain((accepted, follow.of(found)(accepted)), drafted)
+        scaled = torch.stack(kept)[:, None] * p
+        excess = [above_draft(scaled, draft, at).sum() for at in range(1, n)] + kept[n:]
+        drafted, (found,) = read_call(logits, draft, torch.stack([*kept, *excess]))
+        accepted = laws.block_accepts(found[1 : n + 1], found[n + 1 :][:n], uniforms[:, TEST])
+        weights = left_over(scaled, draft, accepted)
+        return on_chain(accepted, draw(weights, uniforms[accepted, TOKEN]), drafted)
 
 
 def of_drafted(p: Tensor, draft: Draft) -> Tensor:
@@ -250,3 +232,23 @@ def of_drafted(p: Tensor, draft: Draft) -> Tensor:
     p_at = p[: len(at)].gather(1, at)
     q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
     return torch.cat([p_at, q_at], 1)
+
+
+def above_draft(p: Tensor, draft: Draft, at: int) -> Tensor:
+    """Return max(0, p - q) (V,) after the first `at` drafted tokens, from p (n + 1, V)."""
+    if draft.weights is None:  # q is 1 at the drafted token
+        return p[at].scatter(0, draft.tokens[at : at + 1], 0.0)
+    return (p[at] - draft.weights[at]).clamp_(min=0)
+
+
+def left_over(p: Tensor, draft: Draft, at: int) -> Tensor:
+    """Return the weights (V,) of the token after the first `at` drafted ones, from p (n + 1, V).
+
+    max(0, p - q), or p where nothing is left of it and after all drafted tokens.
+    """
+    return p[at] if at == len(draft.tokens) else or_else(above_draft(p, draft, at), p[at])
+
+
+def or_else(weights: Tensor, others: Tensor) -> Tensor:
+    """Return weights (V,), or `others` where none is above 0."""
+    return torch.where(weights.any(), weights, others)

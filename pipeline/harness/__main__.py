@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.paths import ASSETS
 
-OURS = "draft_acceptance_"  # begins the names of the project's tasks, which run code apart
+OUR_TASKS = "draft_acceptance_"  # begins the names of the project's tasks, which run code apart
 
 
 def evaluate(tasks: list[str], limit: int | None, overrides: list[str]) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ def evaluate(tasks: list[str], limit: int | None, overrides: list[str]) -> list[
                 apply_chat_template=node.config["template"] == "chat",
                 bootstrap_iters=0,
                 confirm_run_unsafe_code=node.settings["foreign_code"]
-                or all(task.startswith(OURS) for task in tasks),
+                or all(task.startswith(OUR_TASKS) for task in tasks),
             )
             rows += scores(found["results"], node.settings["target"]["label"], model)
     return rows

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from pipeline.decoding.pair import DecodingPair, check_fits, decode_timed
-from pipeline.decoding.reading import read_again
+from pipeline.decoding.reading import log_likelihood, read_again
 from pipeline.errors import PipelineError
-from pipeline.harness.tasks import LONGEST, chat_text, cut, text_tokens
+from pipeline.harness.tasks import LONGEST_ANSWER, before_stop, chat_text, text_tokens
 from pipeline.plan.method import Method
 
 
@@ -70,15 +69,14 @@ class DecodingModel(TemplateLM):
 
     def _answer(self, context: str, asked: dict[str, Any], name: str) -> str:
         """Return one answer; `name` keys its sampling noise."""
-        limit = int(asked.get("max_gen_toks", LONGEST))
+        limit = int(asked.get("max_gen_toks", LONGEST_ANSWER))
         row = {"prompt_id": name, "token_ids": self.tok_encode(context)}
         check_fits(replace(self.pair, steps=limit), row)
         answer, _ = decode_timed(self.pair, self.method, row, limit)
         self.calls += len(answer.calls)
         self.emitted += sum(call.emitted for call in answer.calls)
-        return cut(
-            str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)), asked.get("until")
-        )
+        text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True))
+        return before_stop(text, asked.get("until"))
 
     def _loglikelihood_tokens(
         self,
@@ -105,10 +103,9 @@ class DecodingModel(TemplateLM):
         cut = list(context)[int(max(0, size - most)) :]  # the end of a context that is too long
         if not continuation:
             return 0.0, True
-        logits = read_again(self.pair.target, cut, continuation).double()
-        chosen = torch.tensor(continuation, device=logits.device)[:, None]
-        total = (logits.gather(1, chosen)[:, 0] - logits.logsumexp(1)).sum()
-        return float(total), bool((logits.argmax(1)[:, None] == chosen).all())
+        logits = read_again(self.pair.target, cut, continuation)
+        greedy = logits.argmax(1).tolist() == list(continuation)
+        return log_likelihood(logits, continuation), greedy
 
     def loglikelihood_rolling(
         self,

@@ -21,9 +21,9 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.store.durable import file_digest
 from pipeline.store.node import fingerprint
 
-KEY = "accuracy.tasks"
+TASKS_KEY = "accuracy.tasks"
 INSTALL = 'pip install -e ".[harness]"'
-LONGEST = 256  # tokens of an answer where a task does not say
+LONGEST_ANSWER = 256  # tokens of an answer where a task does not say
 FEWSHOT_SEED = 1234  # that of the harness's own runner
 SOURCES = ("dataset_path", "dataset_name", "dataset_kwargs")  # what they hold is read
 
@@ -51,39 +51,42 @@ def check_task(name: str, include: str | None, known: str, *, foreign_code: bool
         PipelineError: the harness is not installed, it has no such task or filter, the task is not
             answered with one text, or it runs code and that is not allowed.
     """
+    problem = _problem(name, include, known, foreign_code)
+    if problem is not None:
+        raise PipelineError(f"{TASKS_KEY}: {name} {problem}")
+
+
+def _problem(name: str, include: str | None, known: str, foreign_code: bool) -> str | None:
+    """Return why a task can't be asked."""
     named, chosen = parts_of(name)
-    none = f"{KEY}: {name} is no task: give {known}, a file *.jsonl, or a task of"
+    none = f"is no task: give {known}, a file *.jsonl, or a task of lm-evaluation-harness"
     if find_spec("lm_eval") is None:
-        raise PipelineError(f"{none} lm-evaluation-harness, which is not installed: {INSTALL}")
+        return f"{none}, which is not installed: {INSTALL}"
     entry = _entry(named, include)
     if entry is None:
         where = f"accuracy.include={include} and " if include else ""
-        raise PipelineError(f"{none} lm-evaluation-harness: {where}version {_version()} have none")
+        return f"{none}: {where}version {_version()} have none"
     config, kind = entry.cfg or {}, entry.kind.name
     if kind not in ("TASK", "PY_TASK"):
-        raise PipelineError(
-            f"{KEY}: {name} is a {kind.lower()} of tasks: name the tasks one by one"
-        )
+        return f"is a {kind.lower()} of tasks: name the tasks one by one"
     output = config.get("output_type", "generate_until")
     if output != "generate_until":
-        raise PipelineError(
-            f"{KEY}: {name} is answered by {output}, which no method changes: likelihoods are the "
-            "target's. Give a task with output_type: generate_until"
+        return (
+            f"is answered by {output}, which no method changes: likelihoods are the target's. "
+            "Give a task with output_type: generate_until"
         )
     if config.get("repeats", 1) != 1:
-        raise PipelineError(
-            f"{KEY}: {name} asks for {config['repeats']} answers to a question: give a task that "
-            "asks for one"
-        )
+        return f"asks for {config['repeats']} answers to a question: give a task that asks for one"
     filters = [one["name"] for one in config.get("filter_list") or []]
     if chosen is not None and chosen not in filters:
         given = f"give one of {', '.join(filters)}" if filters else "name the task alone"
-        raise PipelineError(f"{KEY}: {named} has no filter {chosen}: {given}")
+        return f"names a filter that the task does not have: {given}"
     if config.get("unsafe_code") and not foreign_code:
-        raise PipelineError(
-            f"{KEY}: {name} runs code that a model wrote, as lm-evaluation-harness does and not in "
-            "the project's sandbox: read its page, then give accuracy.foreign_code=true"
+        return (
+            "runs code that a model wrote, as lm-evaluation-harness does and not in the project's "
+            "sandbox: read its page, then give accuracy.foreign_code=true"
         )
+    return None
 
 
 @lru_cache
@@ -98,13 +101,13 @@ def load_task(name: str, include: str | None) -> Any:
         task = _manager(named, include).load([named])["tasks"][named]
     except Exception as error:  # a task is a program: it can raise anything
         raise PipelineError(
-            f"{KEY}: lm-evaluation-harness can't load {name}: {type(error).__name__}: "
+            f"{TASKS_KEY}: lm-evaluation-harness can't load {name}: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from error
     return task
 
 
-def identity(name: str, include: str | None, items: int | None) -> dict[str, Any]:
+def documents_identity(name: str, include: str | None, items: int | None) -> dict[str, Any]:
     """Return what determines the questions of a task and their verdicts.
 
     Its YAML, the Python files beside it (of a folder of your own), the harness's version, and the
@@ -179,10 +182,10 @@ def text_tokens(tokenizer: Any, text: str, *, special: bool | None = None) -> li
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-def cut(text: str, until: Any) -> str:
+def before_stop(text: str, until: Any) -> str:
     """Return a text before the first stop of `until`, a text or a list of texts.
 
-    >>> cut("four. Question: 5?", ["Question:", "."]), cut("four", None)
+    >>> before_stop("four. Question: 5?", ["Question:", "."]), before_stop("four", None)
     ('four', 'four')
     """
     for stop in [until] if isinstance(until, str) else until or []:
@@ -190,7 +193,7 @@ def cut(text: str, until: Any) -> str:
     return text
 
 
-def verdict(name: str, include: str | None, request: Any, text: str) -> bool:
+def is_right(name: str, include: str | None, request: Any, text: str) -> bool:
     """Return whether an answer is right: the task's first metric behind its filter is 1.
 
     Raises:
@@ -206,7 +209,7 @@ def verdict(name: str, include: str | None, request: Any, text: str) -> bool:
     metric, value = next(iter(found.items()))
     if value not in (0, 1):
         raise PipelineError(
-            f"{KEY}: {metric} of {named} is {value}, neither 0 nor 1: only right and wrong "
+            f"{TASKS_KEY}: {metric} of {named} is {value}, neither 0 nor 1: only right and wrong "
             "answers can be paired"
         )
     return bool(value)

@@ -59,7 +59,7 @@ def task_identity(name: str, include: str | None, items: int | None) -> dict[str
     if is_ours_or_file(name):
         path = task_file(name)
         return {"name": path.stem, "content": file_digest(path)}
-    return harness.identity(name, include, items)
+    return harness.documents_identity(name, include, items)
 
 
 def check_tasks(names: Sequence[str], include: str | None, *, foreign_code: bool) -> None:
@@ -134,9 +134,9 @@ def _of_harness(
     found = []
     for one in asked:
         text, given = one.args
-        limit = int(given.get("max_gen_toks", harness.LONGEST))
+        limit = int(given.get("max_gen_toks", harness.LONGEST_ANSWER))
         ids = text_tokens(tokenizer, text)
-        said = partial(harness.cut, until=given.get("until"))
-        right = partial(harness.verdict, name, include, one)
+        said = partial(harness.before_stop, until=given.get("until"))
+        right = partial(harness.is_right, name, include, one)
         found.append(Question(name, str(one.doc_id), ids, limit, said, right))
     return found

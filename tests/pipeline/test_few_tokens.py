@@ -13,7 +13,7 @@ from analysis.trees.topology import Topology
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import ModelDrafter, Nothing
 from pipeline.decoding.loop import decode
-from pipeline.decoding.shapes import verification
+from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match
 from pipeline.models import few_rows
 from pipeline.models.few_rows import FewRows
@@ -60,7 +60,7 @@ def test_a_tree_and_its_branches(tmp_path: Path) -> None:
     model = load(tiny.write_model(tmp_path))
     sequence = Text(model, 16)
     sequence.read(torch.arange(9))
-    branches = verification(Topology((-1, -1)), model.device, model.module.dtype)
+    branches = verification_pass(Topology((-1, -1)), model.device, model.module.dtype)
     found = sequence.extend(torch.tensor([30, 40, 50]), branches)
     for at, branch in enumerate(([30], [30, 40], [30, 50])):
         text = torch.tensor([*range(9), *branch])

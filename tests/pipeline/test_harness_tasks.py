@@ -202,7 +202,7 @@ def test_grades_are_no_verdicts(place: Path) -> None:
         ("many", "many is a group of tasks"),
         ("broken", "lm-evaluation-harness can't load broken: "),
         ("gsm9k", r"gsm9k is no task: give arithmetic, .* a file \*\.jsonl, or a task of lm-eval"),
-        ("'words:none'", "words has no filter none: give one of whole, nothing"),
+        ("'words:none'", "words:none names a filter .*: give one of whole, nothing"),
     ],
 )
 def test_what_can_not_be_asked_is_refused_in_a_line(

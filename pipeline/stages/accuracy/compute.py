@@ -20,13 +20,13 @@ from analysis.acceptance.realised import Steps, judge
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
-    attempt,
     check_fits,
     decode_timed,
     load_decoding_pair,
+    or_reason,
     run_facts,
 )
-from pipeline.decoding.reading import Reader, compared, steps_of
+from pipeline.decoding.reading import Reader, compared, compared_steps
 from pipeline.execution.shard_plan import Plan, Shard, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
@@ -78,7 +78,7 @@ def answer_all(
 
     def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
         one = named[planned.prompts[0]]
-        rows, reason = attempt(lambda: answer(pair, one, text), pair.target.device)
+        rows, reason = or_reason(lambda: answer(pair, one, text), pair.target.device)
         failed = {"task": one.task, "item_id": one.item_id, "reason": reason}
         path.write_text(json.dumps(rows or {"failures": [failed]}))
         return {}
@@ -130,7 +130,7 @@ def read(reader: Reader, answer: list[int]) -> tuple[Steps, dict[str, Any]]:
     logits, drafts = reader.both(answer)
     exact = logits.double()
     below = exact.amax(1) - exact.gather(1, logits.new_tensor(answer).long()[:, None])[:, 0]
-    steps = steps_of(logits, drafts, STORED)
+    steps = compared_steps(logits, drafts, STORED)
     return steps, {
         "token_ids": answer,
         "n_tokens": len(answer),

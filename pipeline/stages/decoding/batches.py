@@ -1,4 +1,4 @@
-"""Times passes of both models over batches: what says at which batch size drafting stops to pay."""
+"""Times passes of both models over batches: from which batch size on drafting no longer pays."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.decoding.pair import DecodingPair, attempt
+from pipeline.decoding.pair import DecodingPair, or_reason
 from pipeline.execution.stopwatch import mark, seconds_between
 from pipeline.models.heads.feature_head import Depths
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Texts
 
-LONGEST = 8  # tokens of a text in a pass: drafts of up to 7
+MOST_TOKENS = 8  # of a text in a pass: drafts of up to 7
 PROMPT, REPETITIONS = 64, 4
-Pass = Callable[[], object]
 
 
 def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[dict[str, Any]]:
@@ -29,9 +27,9 @@ def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[dict[str, Any]
     """
     rows = []
     drafts = [run.draft_length for run in pair.runs if run.uses_model]
-    longest = min(LONGEST, 1 + max(drafts, default=0))
+    longest = min(MOST_TOKENS, 1 + max(drafts, default=0))
     for batch in batches if drafts else ():
-        found, reason = attempt(partial(timed, pair, batch, longest), pair.target.device)
+        found, reason = or_reason(partial(pass_seconds, pair, batch, longest), pair.target.device)
         if found is None:
             print(f"passes over {batch} texts are not timed: {reason}", flush=True)
         rows += found or []
@@ -39,7 +37,7 @@ def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[dict[str, Any]
 
 
 @torch.inference_mode()
-def timed(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
+def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
     """Return the seconds of passes over `batch` texts, of each up to `longest` tokens."""
     target, drafter = pair.target, pair.drafter
     models = [model for model in (target, drafter) if isinstance(model, LanguageModel)]
@@ -47,13 +45,11 @@ def timed(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(target.vocab_size, (batch, prompt + longest), generator=generator)
     ids = ids.to(target.device)
-    passes = {
+    passes: dict[tuple[str, int], Callable[[], object]] = {
         ("target", n): of_model(target, ids[:, : prompt + n], n) for n in range(1, longest + 1)
     }
-    if isinstance(drafter, LanguageModel):
-        passes["drafter", 1] = of_model(drafter, ids[:, : prompt + 1], 1)
-    else:
-        passes["drafter", 1] = of_head(drafter, ids)
+    one = of_model(drafter, ids[:, : prompt + 1], 1) if len(models) > 1 else of_head(drafter, ids)
+    passes["drafter", 1] = one
     best = dict.fromkeys(passes, float("inf"))
     for _ in range(REPETITIONS):
         for which, run in passes.items():
@@ -67,22 +63,21 @@ def timed(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
     ]
 
 
-def of_model(model: LanguageModel, ids: Tensor, n: int) -> Pass:
+def of_model(model: Any, ids: Tensor, n: int) -> Callable[[], object]:
     """Return a pass over the last n tokens (B, n) of texts whose others have been read."""
     batch, length = ids.shape
-    begun = length - n
     texts = Texts(model, length, padding=ids.new_zeros(batch))
-    texts.read(ids[:, :begun])
+    texts.read(ids[:, : length - n])
 
     def run() -> Tensor:
-        chosen = texts.extend(ids[:, begun:]).argmax(-1)
-        texts.crop(begun)
+        chosen = texts.extend(ids[:, length - n :]).argmax(-1)
+        texts.crop(length - n)
         return chosen
 
     return run
 
 
-def of_head(model: HiddenDrafter, ids: Tensor) -> Pass:
+def of_head(model: Any, ids: Tensor) -> Callable[[], object]:
     """Return a pass of a head over one token of each text (B, n); hidden states are made up."""
     weight = model.head.fc.weight
     shape = (len(ids), 1, len(model.layers), weight.shape[1] // len(model.layers))

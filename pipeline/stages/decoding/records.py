@@ -1,30 +1,28 @@
-"""The rows of one prompt: answers, calls, timings, and what both models say of the baseline."""
+"""The rows of one prompt: answers, calls, timings, and both models along the baseline's answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.decoding.judging import ranked
 from pipeline.decoding.loop import Answer
-from pipeline.decoding.reading import Reader, compared
+from pipeline.decoding.reading import Reader, compared, ranked
 from pipeline.plan.method import Method, baseline
+from pipeline.stages.decoding import RUN, STAGE
 
 
-def shard(
+def rows_of(
     reader: Reader,
     prompt: dict[str, Any],
     runs: Sequence[Method],
     answers: Sequence[tuple[Answer, int | None]],
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of a prompt by table; nothing in here is timed."""
-    rows: dict[str, list[dict[str, Any]]] = {
-        "data": [],
-        "calls": [],
-        "levels": [],
-        "timings/runs": [],
-        "timings/calls": [],
-    }
+    """Return the rows of a prompt by table; nothing in here is timed.
+
+    `answers` are those of the runs, with the peak of CUDA memory.
+    """
+    names = ("data", "calls", "levels", "timings/runs", "timings/calls")
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     alone = {
         run: answer.tokens
         for run, (answer, _) in zip(runs, answers, strict=True)
@@ -37,13 +35,11 @@ def shard(
         if tokens not in likelihoods:
             likelihoods[tokens] = reader.log_likelihood(answer.tokens)
         rows["data"].append(
-            key
-            | {
+            {
+                **key,
                 "source": prompt["source"],
                 "method": run.name,
-                "drafter": run.drafter,
-                "draft_length": run.draft_length,
-                "temperature": run.temperature,
+                **attributes(run, "drafter", "draft_length", "temperature"),
                 "token_ids": answer.tokens,
                 "n_tokens": len(tokens),
                 "text_tokens": len(prompt["token_ids"]) + len(tokens),
@@ -52,47 +48,25 @@ def shard(
                 **compared(answer.tokens, alone[baseline(run)]),
             }
         )
-        rows["timings/runs"].append(
-            key
-            | {
-                "first_seconds": answer.first_seconds,
-                "begin_seconds": answer.begin_seconds,
-                "seconds": answer.seconds,
-                "peak_bytes": peak,
-            }
-        )
+        seconds = attributes(answer, "first_seconds", "begin_seconds", "seconds")
+        rows["timings/runs"].append(key | seconds | {"peak_bytes": peak})
         for call in answer.calls:
-            rows["calls"].append(
-                key
-                | {
-                    "position": call.position,
-                    "drafted": call.drafted,
-                    "depth": call.depth,
-                    "reach": call.reach,
-                    "tested": call.tested,
-                    "accepted": call.accepted,
-                    "emitted": call.emitted,
-                }
-            )
+            for name in ("calls", "timings/calls"):
+                own = [column for column in STAGE.columns[name] if column not in RUN]
+                rows[name].append(key | attributes(call, *own))
             rows["levels"] += [
-                key | {"position": call.position, "level": at, **level._asdict()}
-                for at, level in enumerate(call.levels, start=1)
+                key | {"position": call.position, "level": level, "children": n, "accepted": taken}
+                for level, (n, taken) in enumerate(call.levels, start=1)
             ]
-            rows["timings/calls"].append(
-                key
-                | {
-                    "drafted": call.drafted,
-                    "depth": call.depth,
-                    "emitted": call.emitted,
-                    "draft_seconds": call.draft_seconds,
-                    "verify_seconds": call.verify_seconds,
-                    "other_seconds": call.other_seconds,
-                }
-            )
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
         rows["trajectory"] = trajectory(reader, prompt, greedy)
     return rows
+
+
+def attributes(source: object, *names: str) -> dict[str, Any]:
+    """Return some attributes by name."""
+    return {name: getattr(source, name) for name in names}
 
 
 def trajectory(
@@ -103,17 +77,17 @@ def trajectory(
     drafted = drafts.argmax(1)
     dist, rank, log_prob = ranked(logits, drafted, 2)
     assert dist.logits is not None
+    columns = {
+        "position": range(len(answer)),
+        "token_id": answer,
+        "draft_token_id": drafted.tolist(),
+        "draft_rank": rank.tolist(),
+        "draft_log_prob": log_prob.tolist(),
+        "z1": dist.logits[:, 0].tolist(),
+        "z2": dist.logits[:, 1].tolist(),
+        "top_surprisal": dist.top_surprisal.tolist(),
+    }
     return [
-        {
-            "prompt_id": prompt["prompt_id"],
-            "position": at,
-            "token_id": answer[at],
-            "draft_token_id": int(drafted[at]),
-            "draft_rank": int(rank[at]),
-            "draft_log_prob": float(log_prob[at]),
-            "z1": float(dist.logits[at, 0]),
-            "z2": float(dist.logits[at, 1]),
-            "top_surprisal": float(dist.top_surprisal[at]),
-        }
-        for at in range(len(answer))
+        {"prompt_id": prompt["prompt_id"], **dict(zip(columns, row, strict=True))}
+        for row in zip(*columns.values(), strict=True)
     ]

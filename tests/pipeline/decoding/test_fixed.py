@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,17 +19,15 @@ from analysis.rules import Mars
 from analysis.trees.topology import Growth, Topology, batch
 from pipeline.decoding import pair
 from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
-from pipeline.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing
+from pipeline.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing, stops
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, decode
-from pipeline.decoding.pair import passes_of
-from pipeline.decoding.stopping import Threshold
 from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
 from pipeline.errors import PipelineError
 from pipeline.models import fixed_passes as fixed
 from pipeline.models.fixed_passes import BLOCK, FixedPass, Passes
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting
 from pipeline.plan.methods import build_methods
@@ -38,6 +37,7 @@ from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V
 from tests.pipeline.heads import random_head
 
 GAMMA = 4
+STOP = partial(stops, Drafting("max_q", 0.2))
 TEXTS = [PROMPTS[1], PROMPTS[2], PROMPTS[0], PROMPTS[1]]  # long, short, repeating, long
 UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))
 LOOKUP = PromptLookup(2, CPU)
@@ -62,10 +62,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
         lambda t, d, n, p: LookupFirst(LOOKUP, ModelDrafter(d, Greedy(), passes=p), 2),
         strict,
     ),
-    "stops": (
-        lambda t, d, n, p: ModelDrafter(d, Greedy(), None, Threshold(Drafting("max_q", 0.2)), p),
-        strict,
-    ),
+    "stops": (lambda t, d, n, p: ModelDrafter(d, Greedy(), None, STOP, p), strict),
     "tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), UNEVEN, None, p), strict),
     "wide tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), batch(4), None, p), strict),
     "racing tree": (
@@ -175,7 +172,7 @@ def test_fixed_shapes_decode_what_growing_ones_do(
     monkeypatch.setattr(FixedPass, "__call__", poisoned)
     head = name.startswith("head")
     drafts: Any = random_head(target) if head else drafter
-    fixed_drafts = passes_of("static", drafts)
+    fixed_drafts = Passes(drafts)
     found = answers(target, drafts, name, Passes(target), fixed_drafts)
     assert found == answers(target, drafts, name)
     assert len(lengths) > len(TEXTS)
@@ -304,8 +301,8 @@ def test_device_cache_says_whether_shapes_are_fixed(target: LanguageModel) -> No
         ("cuda", "auto", True),
         ("cuda", "dynamic", False),
     ):
-        assert (passes_of(cache, model(device, None)) is not None) is made
-    assert passes_of("auto", model("cuda", "it has windows")) is None
-    assert passes_of("dynamic", model("cuda", "it has windows")) is None
+        assert fixed_shapes(cache, model(device, None)) is made
+    assert not fixed_shapes("auto", model("cuda", "it has windows"))
+    assert not fixed_shapes("dynamic", model("cuda", "it has windows"))
     with pytest.raises(PipelineError, match=r"device.cache=static: m can't decode so: it has wind"):
-        passes_of("static", model("cpu", "it has windows"))
+        fixed_shapes("static", model("cpu", "it has windows"))

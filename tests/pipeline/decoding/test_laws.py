@@ -29,18 +29,19 @@ from analysis.rules import (
 from analysis.topk import TopK
 from analysis.trees.laws import tree_speculative_sampling as on_trees
 from analysis.trees.topology import batch
-from pipeline.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, invert
+from pipeline.decoding.choices import DRAFT, TEST, TOKEN, Inversion, Noise, Race, draw, invert
 from pipeline.decoding.drafters import Draft, ModelDrafter
-from pipeline.decoding.judging import STORED, Judge, judged, ranked
+from pipeline.decoding.judging import SEEN, asked, judged
 from pipeline.decoding.lookup import PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.residuals import Follow
+from pipeline.decoding.reading import ranked
 from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
     SpeculativeSampling,
     TreeSampling,
     Verifier,
+    left_over,
 )
 from pipeline.models import devices
 from pipeline.models.load import LanguageModel
@@ -137,11 +138,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
-@pytest.mark.parametrize("ahead", [False, True])
-def test_what_a_rule_asks_for_judges_as_whole_distributions_do(
-    rule: Rule, ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One token after the other, or all columns at once, as where to read is to wait."""
+def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn((400, V), generator=generator).mul(2).round(decimals=1)  # with ties
     z[::7] -= 9  # no positive logit
@@ -151,11 +148,8 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(
     wanted = rule.accepts(dist, Drafted(rank, log_prob))
     assert (judged(rule, z, drafted) == wanted).all()
     assert len({*wanted.tolist()}) == 2
-    monkeypatch.setattr(devices, "waits", lambda _: ahead)
-    judge = Judge(rule, z, drafted)
-    assert bool(judge.columns) is ahead
-    accepts = judge.of([column.numpy() for column in judge.columns])
-    assert [accepts(at) for at in range(400)] == wanted.tolist()
+    found = [column.numpy() for column in asked(rule, z, drafted)]
+    assert (judged(rule, z, drafted, found, least_rank=2) == wanted & (rank > 1)).all()
 
 
 def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
@@ -185,13 +179,13 @@ class Nucleus(Rule):
 
 
 def test_a_rule_given_by_a_count_sees_all_tokens_when_it_has_to() -> None:
-    z = torch.linspace(2.0, 0.0, V).repeat(V, 1)  # rank i + 1 is token i, and STORED < V
+    z = torch.linspace(2.0, 0.0, V).repeat(V, 1)  # rank i + 1 is token i, and SEEN < V
     mass = np.cumsum(z[0].double().softmax(0).numpy())
     for share in (0.5, 0.9, 0.99):
         count = 1 + int((mass < share).sum())
         accepted = judged(Nucleus(share), z, torch.arange(V))
         assert accepted.tolist() == [rank < count for rank in range(V)]
-    assert count > STORED
+    assert count > SEEN
 
 
 def test_mars_above_zero_adds_rank_two_in_the_low_margin(target: LanguageModel) -> None:
@@ -245,11 +239,10 @@ def test_what_is_drawn_on_the_device_is_what_the_laws_draw(
         draft = Draft(torch.from_numpy(tokens), drawn)
         logits = torch.from_numpy(np.log(p))
         u, n = noise.uniforms, len(tokens)
-        empty = Follow(
-            torch.from_numpy(p), Draft(draft.tokens, torch.from_numpy(p[:n])), u[:3, TOKEN]
-        )
-        token = empty.of([column.numpy() for column in empty.columns])
-        assert [token(a) for a in range(3)] == [pick(p[a], u[a, TOKEN]) for a in range(3)]
+        empty = Draft(draft.tokens, torch.from_numpy(p[:n]))  # nothing is left of p
+        for a in range(3):
+            token = draw(left_over(torch.from_numpy(p), empty, a), u[a, TOKEN])
+            assert token == pick(p[a], u[a, TOKEN])
         chain = speculative_sampling(
             p[[0, 1], tokens], q[[0, 1], tokens], u[:n, TEST],
             lambda a: (p[a], q[a] if a < n else None), lambda a: u[a, TOKEN],  # noqa: B023

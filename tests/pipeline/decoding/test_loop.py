@@ -29,7 +29,7 @@ from pipeline.decoding.choices import (
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter, nothing
 from pipeline.decoding.lookup import LookupFirst, PromptLookup, continuation
 from pipeline.decoding.loop import decode
-from pipeline.decoding.shapes import verification as verification_pass
+from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,

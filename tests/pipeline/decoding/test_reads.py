@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,10 +24,9 @@ from pipeline.decoding.choices import (
     Noise,
     Race,
 )
-from pipeline.decoding.drafters import HeadDrafter, ModelDrafter, Nothing
+from pipeline.decoding.drafters import HeadDrafter, ModelDrafter, Nothing, stops
 from pipeline.decoding.lookup import PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.stopping import Threshold
 from pipeline.decoding.verifiers import (
     BlockVerification,
     Match,
@@ -87,7 +87,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 TREE = symmetric(2, 3)
 METHODS: dict[str, tuple[Any, ...]] = {
-    # how the model drafts, what verifies, the shape; reads of drafting, of verification
+    # how the model drafts, what verifies, the shape; reads of drafting, of verification: one, and
+    # of what is drawn one more
     "strict greedy": (lambda _: Greedy(), lambda _: Match(Greedy()), None, 0, 1),
     "MARS": (lambda _: Greedy(), lambda _: Relaxed(Mars(0.5)), None, 0, 1),
     "additive": (lambda _: Greedy(), lambda _: Relaxed(Additive(0.3)), None, 0, 1),
@@ -95,17 +96,17 @@ METHODS: dict[str, tuple[Any, ...]] = {
     "sampling": (
         lambda n: Inversion(0.8, n, DRAFT),
         lambda n: SpeculativeSampling(0.8, n),
-        *(None, 0, 1),
+        *(None, 0, 2),
     ),
     "sampling, MARS": (
         lambda n: Inversion(0.8, n, DRAFT),
         lambda n: SpeculativeSampling(0.8, n, Mars(0.5)),
-        *(None, 0, 1),
+        *(None, 0, 2),
     ),
     "blocks": (
         lambda n: FreshInversion(0.8, n),
         lambda n: BlockVerification(0.8, n),
-        *(None, 0, 1),
+        *(None, 0, 2),
     ),
     "greedy tree": (lambda _: Greedy(), lambda _: Match(Greedy()), TREE, 0, 1),
     "racing tree": (lambda n: Race(0.8, n), lambda n: Match(Race(0.8, n)), TREE, 0, 1),
@@ -138,16 +139,11 @@ def test_a_call_reads_once(
         reads = seen.pop("cpu")
         assert not +seen
         drafting = sum(call.drafted > 0 for call in found.calls) * of_draft
-        if of_verification is None:  # for each node of the path, the root included
-            wanted_reads = 1 + sum(1 + len(path_of(call)) for call in found.calls)
+        calls = 1 + len(found.calls)  # the prompt's too
+        if of_verification is None:  # each child that is tested waits, and each token drawn
+            assert 2 * calls <= reads <= 2 * calls + sum(2 * len(c.levels) for c in found.calls)
         else:
-            wanted_reads = 1 + len(found.calls) * of_verification
-        assert reads == wanted_reads + drafting
-
-
-def path_of(call: loop.TargetCall) -> list[loop.Level]:
-    """The levels of a call at which a child was accepted."""
-    return [level for level in call.levels if level.accepted]
+            assert reads == calls * of_verification + drafting
 
 
 @pytest.mark.parametrize("source", [Nothing(CPU), PromptLookup(3, CPU)])
@@ -178,7 +174,7 @@ def test_drafting_with_a_head_reads_nothing(
 def test_a_drafter_that_stops_is_asked_before_every_token(
     target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = ModelDrafter(drafter, Greedy(), None, Threshold(Drafting("max_q", 0.2)))
+    source = ModelDrafter(drafter, Greedy(), None, partial(stops, Drafting("max_q", 0.2)))
     with counted(monkeypatch) as seen:
         calls = greedy(target, source, PROMPTS[0], 3).calls
     longest = [min(3, LIMIT - call.position - 1) for call in calls]

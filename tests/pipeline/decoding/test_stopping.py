@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,8 @@ import torch
 from analysis.topk import TopK
 from pipeline.decoding import reading
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import ModelDrafter
+from pipeline.decoding.drafters import ModelDrafter, measured, stops
 from pipeline.decoding.reading import Reader
-from pipeline.decoding.stopping import Threshold, measured
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from pipeline.plan.method import Drafting
@@ -31,7 +31,7 @@ def test_what_is_emitted_stays(
 ) -> None:
     for prompt in PROMPTS:
         wanted = plain_greedy(target, prompt)
-        stop = Threshold(Drafting("max_q", threshold))
+        stop = partial(stops, Drafting("max_q", threshold))
         answer = greedy(target, ModelDrafter(drafter, Greedy(), stop=stop), prompt, 4)
         assert answer.tokens == wanted
         sure = logits(drafter, prompt + wanted).softmax(1).max(1).values[len(prompt) :]
@@ -49,9 +49,9 @@ def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
     row = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
     for measure, sure in (("max_q", -math.inf), ("entropy", math.inf)):
         (value,) = measured(measure, row)
-        assert Threshold(Drafting(measure, value))(row)
-        assert not Threshold(Drafting(measure, float(np.nextafter(value, sure))))(row)
-        assert Threshold(Drafting(measure, float(np.nextafter(value, -sure))))(row)
+        assert partial(stops, Drafting(measure, value))(row)
+        assert not partial(stops, Drafting(measure, float(np.nextafter(value, sure))))(row)
+        assert partial(stops, Drafting(measure, float(np.nextafter(value, -sure))))(row)
 
 
 def test_a_measure_sees_what_a_full_sort_sees() -> None:
@@ -109,7 +109,7 @@ def test_an_answer_is_read_once_and_its_likelihood_is_that_of_a_pass_of_its_own(
     target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[0], 3).tokens
-    alone = reading.log_likelihood(target, PROMPTS[0], answer)
+    alone = reading.log_likelihood(reading.read_again(target, PROMPTS[0], answer), answer)
     reader, read = Reader(target, drafter, PROMPTS[0]), reading.read_both
     passes: list[int] = []
     monkeypatch.setattr(reading, "read_both", lambda *given: passes.append(1) or read(*given))

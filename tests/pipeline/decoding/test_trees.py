@@ -23,10 +23,10 @@ from analysis.trees.topology import (
     symmetric,
 )
 from pipeline.decoding import loop
-from pipeline.decoding.choices import Choice, Greedy, Noise, Race, first
+from pipeline.decoding.choices import Choice, Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
-from pipeline.decoding.loop import Answer, Level, decode, reach
-from pipeline.decoding.shapes import columns, levels, parents, verification
+from pipeline.decoding.loop import Answer, decode, reach
+from pipeline.decoding.shapes import columns_of, inner_nodes, levels_of, verification_pass
 from pipeline.decoding.verifiers import Match
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -74,7 +74,7 @@ def test_a_tree_is_read_like_its_branches_and_one_path_is_kept(
     for end in ends:
         sequence_ = Text(target, 30)
         sequence_.read(torch.tensor(text[:-1]))
-        seen = verification(tree, CPU, torch.float32)
+        seen = verification_pass(tree, CPU, torch.float32)
         found = sequence_.extend(torch.tensor([text[-1], *tokens]), seen)
         for node in range(ROOT, len(tree)):
             wanted = logits(target, text + branch(tree, tokens, node))[-1]
@@ -102,7 +102,7 @@ def drafted_plainly(
 ) -> list[int]:
     """The tokens of a tree, each node's children from one plain pass over its branch."""
     tokens = [NOTHING] * len(tree)
-    for node in parents(tree):
+    for node in inner_nodes(tree):
         row = logits(model, text + branch(tree, tokens, node))[-1]
         if race is not None:
             at = position + len(branch(tree, tokens, node))
@@ -259,7 +259,7 @@ def check_counts(answer: Answer, tree: Topology, limit: int) -> None:
         assert call.tested == len(call.levels)
         if not answer.ended:
             assert call.emitted == call.accepted + 1
-            assert [bool(level.accepted) for level in call.levels] == (
+            assert [accepted > 0 for _, accepted in call.levels] == (
                 [True] * call.accepted + [False] * (call.tested - call.accepted)
             )
     assert sum(call.emitted for call in answer.calls) == len(answer.tokens) - 1
@@ -281,7 +281,7 @@ def test_a_wider_tree_emits_more_tokens_a_call(
                 LIMIT,
             ).calls
         ]
-        second = sum(level.accepted == 2 for call in calls for level in call.levels)
+        second = sum(accepted == 2 for call in calls for _, accepted in call.levels)
         assert second > 0 or max(tree.siblings) == 1
         return sum(call.emitted for call in calls) / len(calls)
 
@@ -351,19 +351,19 @@ def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
         answer = decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
         assert answer.tokens == plain_greedy(target, prompt)
         calls += answer.calls
-    assert {level.accepted for call in calls for level in call.levels} <= {0, 1, 2}
+    assert {accepted for call in calls for _, accepted in call.levels} <= {0, 1, 2}
     keys = torch.tensor([[0.0, -torch.inf, 2.0, 2.0]])
-    assert first(keys, 2).tolist() == [[2, 3]]  # ties by id
-    assert first(keys, 3).tolist() == [[2, 3, 0]]
-    assert first(keys, 6).tolist() == [[2, 3, 0, NOTHING, NOTHING, NOTHING]]
-    assert first(keys, 1).tolist() == [[2]]
+    assert first_tokens(keys, 2).tolist() == [[2, 3]]  # ties by id
+    assert first_tokens(keys, 3).tolist() == [[2, 3, 0]]
+    assert first_tokens(keys, 6).tolist() == [[2, 3, 0, NOTHING, NOTHING, NOTHING]]
+    assert first_tokens(keys, 1).tolist() == [[2]]
 
 
 def test_shapes_by_hand() -> None:
     tree = expansion([2, 1])  # nodes 0, 1; 2 after 0, 3 after 1
-    assert parents(tree) == (ROOT, 0, 1)
-    assert columns(tree) == {0: 0, 1: 1}
-    top, second = levels(tree, CPU, torch.float32)
+    assert inner_nodes(tree) == (ROOT, 0, 1)
+    assert columns_of(tree) == {0: 0, 1: 1}
+    top, second = levels_of(tree, CPU, torch.float32)
     assert (top.width, top.children.tolist(), top.inner, top.tree) == (2, [0, 1], None, None)  # type: ignore[union-attr]
     assert second.width == 1
     assert second.tree is not None
@@ -371,7 +371,7 @@ def test_shapes_by_hand() -> None:
     bias, positions = second.tree.after(5)
     assert bias.tolist() == [[[[0] * 5 + [0, least], [0] * 5 + [least, 0]]]]
     assert positions.tolist() == [[5, 5]]
-    whole = verification(tree, CPU, torch.float32)
+    whole = verification_pass(tree, CPU, torch.float32)
     assert whole is not None
     bias, positions = whole.after(1)
     assert positions.tolist() == [[1, 2, 2, 3, 3]]
@@ -383,9 +383,9 @@ def test_shapes_by_hand() -> None:
         [1, 1, 1, 0, 1, 0],
         [1, 1, 0, 1, 0, 1],
     ]
-    assert verification(sequence(4), CPU, torch.float32) is None
-    assert verification(Topology(()), CPU, torch.float32) is None
-    assert levels(Topology(()), CPU, torch.float32) == ()
+    assert verification_pass(sequence(4), CPU, torch.float32) is None
+    assert verification_pass(Topology(()), CPU, torch.float32) is None
+    assert levels_of(Topology(()), CPU, torch.float32) == ()
 
 
 ENDED = [[False, True, True], [True, False, True], [True, True, False]]
@@ -393,9 +393,9 @@ ENDED = [[False, True, True], [True, False, True], [True, True, False]]
 
 def test_levels_and_reach_by_hand() -> None:
     tree = expansion([2, 2])
-    assert loop.tested_levels(tree, ()) == (Level(2, 0),)
-    assert loop.tested_levels(tree, (1,)) == (Level(2, 2), Level(2, 0))
-    assert loop.tested_levels(tree, (1, 4)) == (Level(2, 2), Level(2, 1))
+    assert loop.tested_levels(tree, ()) == ((2, 0),)
+    assert loop.tested_levels(tree, (1,)) == ((2, 2), (2, 0))
+    assert loop.tested_levels(tree, (1, 4)) == ((2, 2), (2, 1))
     assert loop.tested_levels(None, (0, 1)) == loop.tested_levels(Topology(()), ()) == ()
     flags = torch.ones(6, dtype=torch.bool).numpy()
     assert reach(tree, flags) == 2
