@@ -62,7 +62,7 @@ def answer_seconds(tokens: int, rates: Sequence[float], costs: Sequence[float]) 
 
     Example:
         >>> answer_seconds(3, [0.5], [1.0, 1.2]).round(2).tolist()  # S(3) = 1.2 + (S(2) + S(1)) / 2
-        [0.0, 1.0, 2.2, 3.2]
+        [0.0, 1.0, 1.7, 2.55]
     """
     reached = np.cumprod([1.0, *rates])  # a_1 ... a_k
     seconds = np.zeros(tokens + 1)

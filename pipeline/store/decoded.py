@@ -30,6 +30,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
                 "sampling": one.sampling,
                 "rule": None if one.rule is None else one.rule.label,
                 "temperature": one.temperature,
+                "lossless": one.lossless,
                 "tree": run.get("shape"),
                 "drafting": None if one.drafting is None else one.drafting.shown,
                 "top_p": one.top_p,

@@ -1,0 +1,210 @@
+"""The verdict on made-up measurements: every branch, each boundary with a step to both sides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, Advice, advise
+
+ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
+COMMAND = "python -m pipeline study=s"
+
+
+def run(speedup: float, low: float, high: float, **given: Any) -> dict[str, Any]:
+    return {
+        "method": "Strict greedy",
+        "drafter": "model",
+        "rule": "greedy",
+        "draft_length": 5,
+        "temperature": 0.0,
+        "lossless": True,
+        "prompts": 30,
+        "tested": 100,
+        "accepted": 50,
+        "rate": 0.5,
+        "least": 0.8,
+        "predicted": 1.0,
+        "given_up": 0.0,
+        **{"speedup": speedup, "ci_low": low, "ci_high": high, **given},
+    }
+
+
+ALONE = run(1.0, 1.0, 1.0, drafter="none", method="Autoregressive", rule=None, draft_length=0)
+LOOKUP = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
+LOOKUP |= {"least": math.nan, "predicted": math.nan}
+RELAXED = {"method": "Additive (t = 0.1)", "rule": "additive t=0.1", "lossless": False}
+RELAXED |= {"given_up": 0.04, "accepted": 99}
+
+
+def said(*runs: dict[str, Any], **given: Any) -> Advice:
+    return advise("T", "D", pd.DataFrame([ALONE, *runs]), command=COMMAND, **given)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (ABOVE, 1.2, DRAFT),
+        (1.0, 1.2, OPEN),
+        (BELOW, 1.2, OPEN),
+        (0.8, ABOVE, OPEN),
+        (0.8, 1.0, OPEN),
+        (0.8, BELOW, DO_NOT),
+    ],
+)
+def test_an_interval_that_contains_1_decides_nothing(low: float, high: float, outcome: str) -> None:
+    found = said(run((low + high) / 2, low, high))
+    assert found.outcome == outcome
+    assert ("contains 1" in found.sentence) == (outcome == OPEN)
+    assert "30 prompts, greedy decoding" in found.sentence
+
+
+@pytest.mark.parametrize(("prompts", "outcome"), [(29, OPEN), (30, DRAFT), (31, DRAFT)])
+def test_fewer_than_30_prompts_decide_nothing(prompts: int, outcome: str) -> None:
+    found = said(run(1.3, 1.2, 1.4, prompts=prompts), run(2, 1.9, 2.1, prompts=prompts, **RELAXED))
+    assert found.outcome == outcome
+    assert ("29 prompts are fewer than 30" in found.sentence) == (outcome == OPEN)
+    assert any("If the text may change" in text for text in found.beside) == (outcome == DRAFT)
+
+
+def test_a_busy_machine_and_relaxed_rules_alone_decide_nothing() -> None:
+    busy = said(run(1.3, 1.2, 1.4), busy=["gaps"])
+    assert (busy.outcome, "the machine was busy (gaps)" in busy.sentence) == (OPEN, True)
+    only = said(run(2, 1.9, 2.1, **RELAXED))
+    assert (only.outcome, only.run) == (OPEN, None)
+    assert "no lossless method was timed" in only.sentence
+
+
+def test_what_was_not_timed_is_said_with_the_command() -> None:
+    for speeds in (None, pd.DataFrame([ALONE])):
+        found = advise("T", "D", speeds, command=COMMAND)
+        assert found.outcome == UNTIMED
+        assert f"`{COMMAND} stage=decoding`" in found.sentence
+    assert "`" not in advise("T", "", None, command=COMMAND).sentence  # there is no drafter
+    assert "`" not in advise("T", "D", None).sentence  # logs have no model
+
+
+def test_the_fastest_sure_lossless_method_comes_first() -> None:
+    found = said(
+        run(1.5, 0.9, 2.0, draft_length=2),
+        run(1.1, 1.05, 1.2, draft_length=3),
+        run(1.2, 1.1, 1.3, **LOOKUP),
+        run(3, 2.9, 3.1, **RELAXED),
+    )
+    assert found.outcome == DRAFT
+    assert found.sentence == (
+        "Draft for T with prompt look-up under strict greedy (γ = 5): 1.20 [1.10, 1.30] times as "
+        "fast as T alone, and the text stays the same (30 prompts, greedy decoding; the fastest of "
+        "3 lossless methods, which favours it)."
+    )
+    assert [one["speedup"] for one in found.methods] == [1.5, 1.2, 1.1, 1.0]
+
+
+def test_one_method_is_the_best_of_none_and_sampling_keeps_the_distribution() -> None:
+    found = said(
+        run(1.2, 1.1, 1.3, temperature=0.5, method="Speculative sampling", rule=None),
+        run(1.9, 1.8, 2.0, temperature=1.0, method="Speculative sampling", rule=None),
+    )
+    assert "speculative sampling (γ = 5): 1.20" in found.sentence
+    assert "the distribution of the text stays (30 prompts, temperature 0.5)" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        ([run(0.8, 0.7, 0.9)], "pays from an acceptance of 80 % of the tested tokens; 50 % was"),
+        ([run(0.8, 0.7, 0.9, least=math.nan)], "no acceptance of D would be enough"),
+        ([run(0.8, 0.7, 0.9), run(1.2, 1.1, 1.3, **LOOKUP)], "D with γ = 5 pays from"),
+        ([run(0.8, 0.7, 0.9, draft_length=2, least=0.6), run(0.7, 0.6, 0.8)], "D with γ = 2 pays"),
+        ([run(1.2, 1.1, 1.3)], ""),
+        ([run(0.8, 0.7, 0.9, **LOOKUP)], ""),
+    ],
+)
+def test_what_would_have_to_change(runs: list[dict[str, Any]], says: str) -> None:
+    beside = " ".join(said(*runs).beside)
+    assert says in beside if says else not beside
+
+
+def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
+    row = {"rule": rule, "temperature": 0.0, "draft_length": 4, "items": 316, "right": 111}
+    row |= {"alone": 118, "margin": 0.05, "up_to": False, "down_to": False, **given}
+    return pd.DataFrame([row])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, f"it was not tested on answers: `{COMMAND} stage=accuracy` does that."),
+        ({"answers": answers("mars theta=0.9")}, "it was not tested on answers"),
+        (
+            {"answers": answers()},
+            "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",
+        ),
+        ({"answers": answers(up_to=True)}, "a loss of 5 points is excluded."),
+        (
+            {"answers": answers(down_to=True, right=93)},
+            "Not D under additive (t = 0.1) (γ = 5), though it was 1.50 [1.40, 1.60] times as "
+            "fast: right answers fell from 118 to 93 of 316.",
+        ),
+    ],
+)
+def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
+    given: dict[str, Any], says: str
+) -> None:
+    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), **given)
+    assert found.outcome == DRAFT
+    assert "strict greedy" in found.sentence
+    assert says in found.beside[0]
+    if not says.startswith("Not"):
+        assert (
+            "1.50 [1.40, 1.60] times as fast instead of 1.20; it gives up 0.04 nats"
+            in (found.beside[0])
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "offered"),
+    [
+        ({"accepted": 99}, True),
+        ({"accepted": 100}, False),  # nothing was rejected
+        ({"speedup": 1.2}, False),  # not above the lossless method
+        ({"speedup": ABOVE * 1.2}, True),
+        ({"ci_low": 1.0}, False),
+        ({"ci_low": ABOVE}, True),
+    ],
+)
+def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
+    given: dict[str, Any], offered: bool
+) -> None:
+    found = said(run(1.2, 1.1, 1.3), {**run(1.5, 1.4, 1.6, **RELAXED), **given})
+    assert any("If the text may change" in text for text in found.beside) == offered
+
+
+def test_behind_one_that_fell_the_next_is_offered() -> None:
+    loose = {**RELAXED, "method": "Additive (t = 0.3)", "rule": "additive t=0.3"}
+    found = said(
+        run(0.8, 0.7, 0.9),
+        run(1.9, 1.8, 2.0, **loose),
+        run(1.5, 1.4, 1.6, **RELAXED),
+        answers=answers("additive t=0.3", down_to=True),
+    )
+    assert found.outcome == DO_NOT
+    assert found.beside[0].startswith("Not D under additive (t = 0.3)")
+    assert (
+        "additive (t = 0.1) (γ = 5), 1.50 [1.40, 1.60] times as fast (the fastest of 2 relaxed"
+        in (found.beside[1])
+    )
+
+
+@pytest.mark.parametrize(("length", "gain", "named"), [(3, 1.4, 1), (3, 1.2, 0), (5, 1.4, 0)])
+def test_what_was_not_measured_is_called_predicted(length: int, gain: float, named: int) -> None:
+    lengths = pd.DataFrame(
+        [{"method": "Strict greedy", "temperature": 0.0, "predicted": length, "tried": "2, 5"}]
+    ).assign(predicted_speedup=gain)
+    beside = said(run(1.2, 1.1, 1.3), lengths=lengths).beside
+    assert len(beside) == named
+    assert all(text.startswith("Predicted, not measured") for text in beside)
