@@ -67,7 +67,7 @@ check-gpu: install ## Check all that only a GPU can show, then time it (ARGS=--r
 	$(PY) -m benchmarks.gpu $(ARGS)
 
 mini-models: install ## Train the embedded models again (hours; resumes where it was stopped)
-	$(PY) -m pipeline.mini_models $(ARGS)
+	$(PY) -m pipeline.training.mini $(ARGS)
 
 notebooks: install ## Run the notebooks on the embedded study and keep their copies in docs/
 	$(PY) -m tools.render_notebooks $(ARGS)

@@ -477,8 +477,7 @@ def test_a_wrong_file_value_or_rule_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["solve", "fetch", "engine_metrics", "verify", "drafter_training", "drafter_training.generate"],
+    "name", ["solve", "fetch", "engine_metrics", "verify", "training.drafter", "training.text"]
 )
 def test_every_command_says_how_it_is_used(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

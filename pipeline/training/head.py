@@ -1,4 +1,4 @@
-"""Trains a head on its target's hidden states; see `pipeline.drafter_training.__main__`.
+"""Trains a head on its target's hidden states; see `pipeline.training.drafter`.
 
 Training-time test, after EAGLE-3 (arXiv 2503.01840): beyond depth 1 the head reads its own output
 for the tokens before, as it will when it drafts. The loss of a depth is the cross-entropy to the
@@ -7,8 +7,6 @@ target's distribution, and the distance of the normed output to the target's las
 
 from __future__ import annotations
 
-import csv
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from pipeline.drafter_training.features import Example
-from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import Depths, FeatureHead
+from pipeline.training import loop
+from pipeline.training.features import Example, batches
 
+FIRST = 40, 128  # tokens of an answer
+BEST = "tokens a call"  # on average of both
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -71,18 +71,18 @@ def train(
     head: FeatureHead,
     vocabulary: Vocabulary,
     examples: Sequence[Example],
-    held_out: Sequence[Example],
+    held_out: HeldOut,
     recipe: Any,
     directory: Path,
 ) -> FeatureHead:
-    """Train `head` to the last step of `recipe` and return it.
+    """Train `head` by `recipe` and return the weights that drafted best on held-out text.
 
     Args:
         head: as `initial` left it.
         vocabulary: of the target and of drafts.
         examples: to train on.
-        held_out: conversations, of which every fourth is reported on at each checkpoint.
-        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others,
+        held_out: what is reported on.
+        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others, patience,
             checkpoint_seconds, seed; see conf/drafter_training.yaml.
         directory: of the checkpoint and the log.
 
@@ -90,57 +90,94 @@ def train(
         PipelineError: the checkpoint is of another recipe or of other conversations.
     """
     plan = _plan([len(one.tokens) for one in examples], recipe)
-    optimizers = _optimizers(head, recipe.learning_rate)
-    directory.mkdir(parents=True, exist_ok=True)
-    checkpoint = directory / "checkpoint.pt"
-    of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
-    of |= {"conversations": len(examples)}
-    done = _load(checkpoint, of, head, optimizers)
-    saved, smoothed = time.monotonic(), 0.0
-    for step in range(done, len(plan)):
+
+    def loss(step: int) -> Tensor:
         members, depth = plan[step]
-        some = [examples[i] for i in members]
-        loss = _loss(head, vocabulary, some, depth, step, recipe)
-        loss.backward()
-        nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = recipe.learning_rate * _rate(step, len(plan), recipe)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        smoothed = loss.item() if step == done else 0.98 * smoothed + 0.02 * loss.item()
-        last = step + 1 == len(plan)
-        if last or time.monotonic() - saved > recipe.checkpoint_seconds:
-            _save(checkpoint, of, head, optimizers, step + 1)
-            agreed = agreement(head, vocabulary, held_out[::4], recipe.depth)
-            _log(directory / "log.csv", step + 1, smoothed, agreed)
-            shares = " ".join(f"{share:.3f}" for share in agreed)
-            print(
-                f"step {step + 1}/{len(plan)}: loss {smoothed:.3f}, agreement {shares}", flush=True
-            )
-            saved = time.monotonic()
-    return head.eval()
+        return _loss(head, vocabulary, [examples[i] for i in members], depth, step, recipe)
+
+    of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
+    loop.train(
+        head,
+        loop.muon(head, recipe.learning_rate, recipe.learning_rate, 0.01, "match_rms_adamw"),
+        len(plan),
+        loss,
+        lambda step: _rate(step, len(plan), recipe),
+        lambda: held_out.measured(head, vocabulary, recipe.depth),
+        directory,
+        of | {"conversations": len(examples)},
+        checkpoint_seconds=recipe.checkpoint_seconds,
+        best=BEST,
+        patience=recipe.patience,
+    )
+    return head
 
 
-@torch.no_grad()
-def agreement(
-    head: FeatureHead, vocabulary: Vocabulary, examples: Sequence[Example], depth: int
-) -> list[float]:
-    """Return, by depth, the share of answer tokens at which drafter and target have one argmax."""
-    equal, count = np.zeros(depth), np.zeros(depth)
-    rows = vocabulary.projection[vocabulary.drafted]
-    for begin in range(0, len(examples), 8):
-        some = examples[begin : begin + 8]
-        ids, hidden, following, _ = _batch(some)
-        within = _answers(some, ids.shape[1])
-        p = (following @ vocabulary.projection.T).argmax(-1)
-        embedded = vocabulary.embedding[ids]
-        for d, features in enumerate(_outputs(head, embedded, hidden, depth)):
-            q = vocabulary.drafted[(head.norm(features) @ rows.T).argmax(-1)]
-            there = within.clone()
-            there[:, :d] = False
-            equal[d] += int((p == q)[there].sum())
-            count[d] += int(there.sum())
-    return (equal / count).tolist()
+class HeldOut:
+    """Conversations to measure a head on: how often it agrees, and what drafting with it gives."""
+
+    def __init__(self, examples: Sequence[Example], projection: Tensor) -> None:
+        """Compute the target's argmax after every token from its `projection` (V, d)."""
+        self._examples = examples
+        self._said = [_argmax(one.hidden[1:, -1].float(), projection) for one in examples]
+
+    @torch.no_grad()
+    def measured(
+        self, head: FeatureHead, vocabulary: Vocabulary, depth: int, draft_length: int = 2
+    ) -> dict[str, float]:
+        """Return statistics of the first 40 and the first 128 tokens of the answers, by name.
+
+        `share D of first N`: at depth D of a draft the head's argmax is the target's.
+        `tokens a call, first N`: with drafts of `draft_length`, as in decoding the answers: a
+        drafted token is read as the text's where it is accepted, so one pass over the given text
+        tells which drafts would have been. The first token of an answer is the prompt's.
+        """
+        rows = vocabulary.projection[vocabulary.drafted]
+        agreed = []  # by answer: (depth, tokens but the first)
+        for begin in range(0, len(self._examples), 8):
+            some = self._examples[begin : begin + 8]
+            ids, hidden, _, _ = _batch(some)
+            outputs = _outputs(head, vocabulary.embedding[ids], hidden, depth)
+            drafts = [vocabulary.drafted[_argmax(head.norm(one), rows)] for one in outputs]
+            for row, one in enumerate(some):
+                part = slice(max(one.answer_at - 1, 0), len(one.tokens) - 2)
+                said = self._said[begin + row][part]
+                agreed.append(torch.stack([draft[row, part] == said for draft in drafts]))
+        found = {}
+        for first in FIRST:
+            for d in range(depth):
+                there = torch.cat([one[d, d : first - 1] for one in agreed])
+                found[f"share {d + 1} of first {first}"] = float(there.float().mean())
+            calls = [tokens_a_call(one[:draft_length, : first - 1]) for one in agreed]
+            tokens, made = (sum(column) for column in zip(*calls, strict=True))
+            found[f"tokens a call, first {first}"] = tokens / max(made, 1)
+        found[BEST] = sum(found[f"tokens a call, first {first}"] for first in FIRST) / len(FIRST)
+        return found
+
+
+def tokens_a_call(agreed: Tensor) -> tuple[int, int]:
+    """Return the tokens and calls of decoding an answer after its first token.
+
+    Args:
+        agreed: (depth, n) whether the draft of token j is the target's at each depth.
+
+    Example:
+        >>> tokens_a_call(torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]]))
+        (4, 2)
+    """
+    depth, n = agreed.shape
+    at = calls = 0
+    while at < n:
+        accepted = 0
+        while accepted < depth and at + accepted < n and agreed[accepted, at + accepted]:
+            accepted += 1
+        at += accepted + 1
+        calls += 1
+    return n, calls
+
+
+def _argmax(states: Tensor, rows: Tensor) -> Tensor:
+    """Return which of the rows (m, d) has the largest product with each state (..., d)."""
+    return (states @ rows.T).argmax(-1)
 
 
 def _loss(
@@ -220,11 +257,7 @@ def _plan(lengths: Sequence[int], recipe: Any) -> list[tuple[list[int], int]]:
     for epoch, depth in enumerate(epochs):
         rng = np.random.default_rng([recipe.seed, epoch])
         order = sorted(range(len(lengths)), key=lambda i: lengths[i] + rng.uniform(0, 20))
-        steps: list[list[int]] = [[]]
-        for i in order:
-            if steps[-1] and (len(steps[-1]) + 1) * lengths[i] > recipe.tokens:
-                steps.append([])
-            steps[-1].append(i)
+        steps = list(batches(order, lengths, recipe.tokens))
         plan += [(steps[at], depth) for at in rng.permutation(len(steps))]
     return plan
 
@@ -235,49 +268,3 @@ def _rate(step: int, steps: int, recipe: Any) -> float:
         return (step + 1) / float(recipe.warmup_steps)
     along = (step - recipe.warmup_steps) / max(1, steps - recipe.warmup_steps)
     return float(0.01 + 0.99 * (1 + np.cos(np.pi * along)) / 2)
-
-
-def _optimizers(head: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices, whose steps are as long as AdamW's, and AdamW for the norms."""
-    matrices = [one for one in head.parameters() if one.ndim == 2]
-    norms = [one for one in head.parameters() if one.ndim != 2]
-    return [
-        torch.optim.Muon(
-            matrices, learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(norms, learning_rate, betas=(0.9, 0.95)),
-    ]
-
-
-def _load(path: Path, of: Any, head: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
-    if not path.exists():
-        return 0
-    state = torch.load(path, weights_only=True)
-    if state.get("of", of) != of:
-        changed = sorted(n for n in of.keys() | state["of"] if of.get(n) != state["of"].get(n))
-        raise PipelineError(
-            f"{path} is of a run with other {', '.join(changed)}: finish that one, or remove it"
-        )
-    head.load_state_dict(state["head"])
-    for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(kept)
-    return int(state["step"])
-
-
-def _save(
-    path: Path, of: Any, head: nn.Module, optimizers: list[torch.optim.Optimizer], step: int
-) -> None:
-    beside = path.with_suffix(".tmp")
-    states = [optimizer.state_dict() for optimizer in optimizers]
-    torch.save({"of": of, "head": head.state_dict(), "optimizers": states, "step": step}, beside)
-    beside.replace(path)
-
-
-def _log(path: Path, step: int, loss: float, agreed: Sequence[float]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if new:
-            names = [f"agreement_depth_{d}" for d in range(1, len(agreed) + 1)]
-            writer.writerow(["step", "loss", *names])
-        writer.writerow([step, f"{loss:.4f}", *(f"{share:.4f}" for share in agreed)])

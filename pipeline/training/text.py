@@ -1,4 +1,4 @@
-"""Generate a drafter's training text: ``python -m pipeline.drafter_training.generate``.
+"""Let the target write training text for its drafter: ``python -m pipeline.training.text``.
 
 The target writes questions, from seeded beginnings, and answers them. Each batch is one Parquet
 shard in outputs/drafter_training/ (or directory=DIRECTORY). A run that was stopped goes on after
@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from pipeline.console import command
-from pipeline.drafter_training.conversations import Choice, Conversation, Turns, converse
-from pipeline.drafter_training.features import round_products
-from pipeline.drafter_training.openings import Novelty, Openings
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.paths import ASSETS, CONF, OUTPUTS
+from pipeline.training.conversations import Choice, Conversation, Turns, converse
+from pipeline.training.features import round_products
+from pipeline.training.questions import Novelty, beginnings
 
 SCHEMA = pa.schema(
     [
@@ -44,15 +45,10 @@ SCHEMA = pa.schema(
 
 def main(overrides: list[str]) -> None:
     """Write the shards that are missing."""
-    with command("python -m pipeline.drafter_training.generate [OVERRIDES]", __doc__, overrides):
-        try:
-            recipe = recipe_of(overrides)
-            directory = Path(recipe.directory or OUTPUTS / "drafter_training")
-            directory.mkdir(parents=True, exist_ok=True)
-            with FileLock(directory / ".lock", timeout=0):
-                run(recipe, directory)
-        except Timeout:
-            raise SystemExit(f"error: {directory}: another process writes there") from None
+    with command("python -m pipeline.training.text [OVERRIDES]", __doc__, overrides):
+        recipe = recipe_of(overrides)
+        with alone(recipe, "text") as directory:
+            run(recipe, directory)
 
 
 def recipe_of(overrides: list[str]) -> Any:
@@ -68,18 +64,28 @@ def recipe_of(overrides: list[str]) -> Any:
     return recipe
 
 
+@contextmanager
+def alone(recipe: Any, name: str) -> Iterator[Path]:
+    """Yield the directory of a recipe, of which no other process makes `name` meanwhile."""
+    directory = Path(recipe.directory or OUTPUTS / "drafter_training")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(directory / f"{name}.lock", timeout=0):
+            yield directory
+    except Timeout:
+        raise PipelineError(f"{directory}: another process makes {name} there") from None
+
+
 def run(recipe: Any, directory: Path) -> None:
     """Write the shards of `recipe` that are missing in `directory`, one after another."""
     settings = recipe.generate
     model, tokenizer = load(recipe)
-    study = [row["prompt"] for row in _json_lines(ASSETS / "smollm2" / "prompts.jsonl")]
-    novelty = Novelty(study, settings.ngram_of_study, settings.ngram, settings.repeated)
+    novelty = Novelty(study_prompts(), settings.ngram_of_study, settings.ngram, settings.repeated)
     turns = turns_of(tokenizer, settings)
-    openings = Openings(
-        ASSETS / "smollm2" / "training_openings.txt",
-        ASSETS / "smollm2" / "training_topics.txt",
-        settings.unprompted,
-    )
+    lists = [
+        (ASSETS / "smollm2" / f"training_{name}.txt").read_text().splitlines()
+        for name in ("openings", "topics")
+    ]
     begun, tokens = time.monotonic(), 0
     for number in range(settings.shards):
         path = directory / f"shard-{number:05d}.parquet"
@@ -87,7 +93,9 @@ def run(recipe: Any, directory: Path) -> None:
             for question in questions(path, tokenizer, turns):
                 novelty.refusal(question)
             continue
-        rows, why = write_shard(path, number, recipe, model, tokenizer, turns, openings, novelty)
+        rng = np.random.default_rng([recipe.seed, number])
+        begin = list(islice(beginnings(*lists, settings.unprompted, rng), settings.batch))
+        rows, why = write_shard(path, begin, rng, recipe, model, tokenizer, turns, novelty)
         tokens += sum(len(row.tokens) - (row.answer_at or 0) for row in rows)
         rate = tokens / (time.monotonic() - begun)
         print(f"{path.name}: {len(rows)} conversations, {dict(why)} dropped, "
@@ -126,36 +134,33 @@ def turns_of(tokenizer: Any, settings: Any) -> Turns:
 
 def write_shard(
     path: Path,
-    number: int,
+    texts: list[str],
+    rng: np.random.Generator,
     recipe: Any,
     model: LanguageModel,
     tokenizer: Any,
     turns: Turns,
-    openings: Openings,
     novelty: Novelty,
 ) -> tuple[list[Conversation], Counter[str]]:
-    """Write one batch of conversations; return those kept and why others were dropped."""
+    """Write one conversation for each beginning; return those kept and why others were dropped."""
     settings = recipe.generate
-    rng = np.random.default_rng([recipe.seed, number])
-    texts = list(islice(openings.draw(rng), settings.batch))
     greedy, sampled = Choice(0.0, 1.0), Choice(**settings.answer)
-    answers = [sampled if rng.random() < settings.sampled else greedy for _ in texts]
     rows = converse(
         model,
         [tokenizer.encode(text, add_special_tokens=False) for text in texts],
-        answers,
+        [sampled if rng.random() < settings.sampled else greedy for _ in texts],
         turns,
         lambda tokens: novelty.refusal(tokenizer.decode(tokens)),
         torch.Generator().manual_seed(int(rng.integers(2**62))),
     )
     kept = [(row, text) for row, text in zip(rows, texts, strict=True) if row.dropped is None]
-    beside = path.with_suffix(".partial")
     columns = [
         [row.tokens for row, _ in kept],
         [row.answer_at for row, _ in kept],
         [row.answer.temperature for row, _ in kept],
         [text for _, text in kept],
     ]
+    beside = path.with_suffix(".partial")
     pq.write_table(pa.table(columns, schema=SCHEMA), beside, compression="zstd")
     beside.replace(path)
     return [row for row, _ in kept], Counter(row.dropped for row in rows if row.dropped)
@@ -169,8 +174,11 @@ def questions(path: Path, tokenizer: Any, turns: Turns) -> Iterator[str]:
         yield tokenizer.decode(tokens[len(turns.before) : end])
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    yield from map(json.loads, path.read_text().splitlines() if path.exists() else [])
+def study_prompts() -> list[str]:
+    """Return the prompts of the study, which no training question may be near to."""
+    path = ASSETS / "smollm2" / "prompts.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["prompt"] for line in lines]
 
 
 if __name__ == "__main__":

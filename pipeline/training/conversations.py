@@ -53,11 +53,6 @@ class Conversation:
     chosen: int = field(default=0)  # tokens of the turn, the forced beginning included
 
     @property
-    def choice(self) -> bool:
-        """Whether the model chooses its next token."""
-        return not self.forced
-
-    @property
     def done(self) -> bool:
         """Whether nothing more comes."""
         return self.dropped is not None or self.ended
@@ -126,7 +121,7 @@ def _next(
     tokens = logits.argmax(-1)
     groups: dict[Choice, list[int]] = {}
     for i, row in enumerate(rows):
-        if row.choice and not row.done:
+        if not row.forced and not row.done:
             choice = turns.question if row.answer_at is None else row.answer
             groups.setdefault(choice, []).append(i)
     for choice, members in groups.items():

@@ -7,30 +7,29 @@ words with earlier ones, and no long one with the study's prompts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 
-class Openings:
-    """Seeded draws from two lists, one line an entry; {} in the first is where the topic goes."""
+def beginnings(
+    openings: Sequence[str], topics: Sequence[str], unprompted: float, rng: np.random.Generator
+) -> Iterator[str]:
+    """Yield beginnings of questions without end.
 
-    def __init__(self, openings: Path, topics: Path, unprompted: float) -> None:
-        """Read both lists; the share `unprompted` of all questions gets no beginning."""
-        self._openings = openings.read_text().splitlines()
-        self._topics = topics.read_text().splitlines()
-        self._unprompted = unprompted
-
-    def draw(self, rng: np.random.Generator) -> Iterator[str]:
-        """Yield beginnings without end."""
-        while True:
-            if rng.random() < self._unprompted:
-                yield ""
-                continue
-            opening = self._openings[rng.integers(len(self._openings))]
-            topic = self._topics[rng.integers(len(self._topics))]
-            yield opening.replace("{}", topic)
+    Args:
+        openings: how one may ask; {} is where the topic goes.
+        topics: what about.
+        unprompted: the share of questions that get no beginning.
+        rng: seeded.
+    """
+    while True:
+        if rng.random() < unprompted:
+            yield ""
+            continue
+        opening = openings[rng.integers(len(openings))]
+        topic = topics[rng.integers(len(topics))]
+        yield opening.replace("{}", topic)
 
 
 class Novelty:

@@ -1,1 +1,0 @@
-"""Training of a drafter for one target, on text that the target wrote itself."""

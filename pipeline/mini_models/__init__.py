@@ -1,1 +1,0 @@
-"""The embedded models: corpus, training and export (``make mini-models``)."""

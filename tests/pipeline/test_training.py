@@ -1,0 +1,365 @@
+"""Training of a head: what it reads, every conversation once an epoch, resumable, measured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pipeline.errors import PipelineError
+from pipeline.models.heads.feature_head import FeatureHead
+from pipeline.models.heads.head_files import load_head
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.load import load_model, load_tokenizer
+from pipeline.training import drafter, features, head, loop, mini, text
+from pipeline.training.corpus import Tokens
+from pipeline.training.features import Example
+from tests.pipeline import heads, tiny
+
+LAYERS = (1, 2)
+LENGTHS = (30, 9, 17, 22, 12, 40, 8, 26, 15, 11, 33, 19)
+RECIPE = {
+    "layers": LAYERS, "intermediate_size": 40, "vocabulary": 60, "tokens": 90, "depth": 3,
+    "epochs": 2, "deep_epochs": 2, "learning_rate": 1e-3, "warmup_steps": 4, "feature_weight": 0.5,
+    "others": 20, "patience": 20, "checkpoint_seconds": 1000.0, "seed": 3, "bfloat16": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> LanguageModel:
+    settings = {"path": str(folder), "revision": None, "label": "t", "device": "cpu", "threads": 1}
+    return load_model(tiny.MODEL, settings, "k")
+
+
+def conversations(count: int = len(LENGTHS)) -> list[Example]:
+    rng = np.random.default_rng(1)
+    return [
+        Example(torch.from_numpy(rng.integers(4, 120, LENGTHS[i % 12])), LENGTHS[i % 12] // 2)
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def examples(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    path = tmp_path_factory.mktemp("f") / "features" / "shard-00000.safetensors"
+    features.extract(target.module, LAYERS, conversations(), path)
+    return features.with_hidden(conversations(), LAYERS, path)
+
+
+@torch.inference_mode()
+def test_features_are_the_hidden_states_of_each_conversation(
+    target: LanguageModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(features, "AT_ONCE", 50)
+    path = tmp_path / "shard-00001.safetensors"
+    assert features.extract(target.module, LAYERS, conversations(), path) == sum(LENGTHS)
+    again = features.with_hidden(conversations(), LAYERS, path)
+    for one, other in zip(examples, again, strict=True):
+        out = target.module(input_ids=one.tokens[None], output_hidden_states=True)
+        plain = torch.stack([out.hidden_states[layer][0] for layer in LAYERS], 1)
+        for found in (one.hidden, other.hidden):
+            # half of a unit in the last place of float16, and float32's of another batch
+            torch.testing.assert_close(found.float(), plain, rtol=6e-4, atol=1e-4)
+        # the last is after the final norm: the projection reads it
+        logits = target.module.get_output_embeddings()(plain[:, -1])
+        torch.testing.assert_close(logits, out.logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_features_of_other_layers_or_text_are_refused(
+    target: LanguageModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "shard-00000.safetensors"
+    features.extract(target.module, (0, 2), conversations(), path)
+    with pytest.raises(PipelineError, match=r"of layers \[0, 2\] or of other text: remove it"):
+        features.with_hidden(conversations(), LAYERS, path)
+    with pytest.raises(PipelineError, match="or of other text"):
+        features.with_hidden(conversations(5), (0, 2), path)
+    huge = SimpleNamespace(hidden_states=[torch.full((4, 40, 3), 1e5)])
+    with pytest.raises(PipelineError, match="beyond float16"):
+        features.extract(
+            SimpleNamespace(model=lambda **_: huge), [0], conversations(4), tmp_path / "x"
+        )
+    assert not (tmp_path / "x").exists()
+
+
+def test_every_conversation_once_an_epoch_deep_ones_last() -> None:
+    recipe = SimpleNamespace(**RECIPE)
+    plan = head._plan(LENGTHS, recipe)
+    depths = [depth for _, depth in plan]
+    assert depths == sorted(depths)
+    for depth in (1, 3):
+        seen = Counter(i for members, d in plan if d == depth for i in members)
+        assert seen == dict.fromkeys(range(len(LENGTHS)), 2)
+    for members, _ in plan:
+        # lengths are sorted with up to 20 tokens of noise, which batches may exceed their size by
+        assert len(members) == 1 or len(members) * (max(LENGTHS[i] for i in members) - 20) <= 90
+    assert plan == head._plan(LENGTHS, recipe)
+    rates = [head._rate(step, 50, recipe) for step in range(50)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert all(a > b for a, b in pairwise(rates[4:]))
+    assert 0.01 < rates[-1] < 0.02
+
+
+def test_drafted_tokens_are_the_most_frequent_and_the_end() -> None:
+    some = [Example(torch.tensor(tokens), 0) for tokens in ([5, 5, 5, 9, 9], [9, 9, 7, 7, 11])]
+    assert head.drafted_tokens(some, 3, [2]).tolist() == [2, 5, 9]
+    assert head.drafted_tokens(some, 3, [30]).tolist() == [5, 9, 30]  # beyond all that occur
+    assert head.drafted_tokens(some, 4, []).tolist() == [5, 7, 9, 11]
+
+
+def vocabulary(target: LanguageModel, examples: Sequence[Example], size: int) -> head.Vocabulary:
+    return head.Vocabulary(
+        target.module.get_input_embeddings().weight,
+        target.module.get_output_embeddings().weight,
+        head.drafted_tokens(examples, size, target.eos),
+    )
+
+
+def trained(
+    target: LanguageModel, examples: list[Example], directory: Path, **changes: Any
+) -> FeatureHead:
+    torch.manual_seed(0)
+    recipe = SimpleNamespace(**RECIPE | changes)
+    made = FeatureHead(heads.shape_of(target), len(LAYERS))
+    head.initial(made, target.module.model.norm.weight)
+    known = vocabulary(target, examples, recipe.vocabulary)
+    held_out = head.HeldOut(examples[:4], known.projection)
+    return head.train(made, known, examples, held_out, recipe, directory)
+
+
+def test_a_stopped_run_ends_with_the_same_weights(
+    target: LanguageModel, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(target, examples, tmp_path / "whole")
+    save, saved = loop._save, 0
+
+    def stopping(*arguments: Any) -> None:
+        nonlocal saved
+        save(*arguments)
+        saved += 1
+        if saved == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_save", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            trained(target, examples, tmp_path / "parts", checkpoint_seconds=-1.0)
+    (tmp_path / "parts" / "checkpoint.tmp").write_bytes(b"cut off")
+    parts = trained(target, examples, tmp_path / "parts")
+    begun = trained(target, examples, tmp_path / "none", epochs=0, deep_epochs=0)
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(parts.state_dict()[name], weight, rtol=0, atol=0)
+        assert weight.isfinite().all()
+        assert not torch.equal(begun.state_dict()[name], weight), name
+    log = (tmp_path / "whole" / "log.csv").read_text().splitlines()
+    assert log[0].startswith("step,loss,share 1 of first 40,share 2 of first 40,")
+    assert np.isfinite([float(x) for x in log[1].split(",")]).all()
+    with pytest.raises(PipelineError, match="is of a run with other conversations, epochs"):
+        trained(target, examples[:5], tmp_path / "parts", epochs=3)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_the_loss_falls(
+    target: LanguageModel, examples: list[Example], tmp_path: Path, bfloat16: bool
+) -> None:
+    losses = []
+    for epochs in (1, 20):
+        settings = {"epochs": epochs, "deep_epochs": 0, "bfloat16": bfloat16}
+        made = trained(target, examples, tmp_path / str(epochs), **settings)
+        assert {weight.dtype for weight in made.parameters()} == {torch.float32}
+        last = (tmp_path / str(epochs) / "log.csv").read_text().splitlines()[-1]
+        losses.append(float(last.split(",")[1]))
+    assert losses[1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "stops", "kept"),
+    [([1, 3, 2, 0], 9, 4, 2), ([1, 1, 1, 1], 2, 3, 1), ([1, 2, 3, 4], 1, 4, 4),
+     ([4, 3, 5, 5], 1, 2, 1)],
+)  # fmt: skip
+def test_the_best_weights_are_kept_and_patience_ends(
+    scores: list[float], patience: int, stops: int, kept: int, tmp_path: Path
+) -> None:
+    """Of equal reports the first; again after a stop, from the checkpoint."""
+
+    def run() -> tuple[int, float]:
+        model, left, made = torch.nn.Linear(1, 1, bias=False), list(scores), 0
+        torch.nn.init.constant_(model.weight, 0)
+
+        def step(_: int) -> torch.Tensor:
+            nonlocal made
+            made += 1
+            return -model.weight.sum()
+
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)  # adds 1 a step
+        loop.train(model, [optimizer], len(scores), step, lambda _: 1.0,
+                   lambda: {"score": left.pop(0)}, tmp_path, {},
+                   checkpoint_seconds=9.0, best="score", patience=patience)  # fmt: skip
+        return made, round(float(model.weight.detach()))
+
+    assert run() == (stops, kept)
+    assert run() == (0, kept)
+
+
+def plain_answer(model: LanguageModel, begin: list[int], n: int, end: int) -> list[int]:
+    """The greedy answer by plain forward passes over everything."""
+    tokens = list(begin)
+    for _ in range(n):
+        with torch.inference_mode():
+            logits = model.module(input_ids=torch.tensor([tokens])).logits[0, -1]
+        tokens.append(int(logits.argmax()))
+        if tokens[-1] == end:
+            break
+    return tokens[len(begin) :]
+
+
+def test_tokens_a_call_are_those_of_decoding(
+    target: LanguageModel, examples: list[Example]
+) -> None:
+    """Each answer is decoded call by call, its drafts by separate passes over what is known."""
+    known = vocabulary(target, examples, 60)
+    model = heads.random_head(target, known.drafted)
+    # answers that the target gives, so that what is accepted is what is read
+    texts = [
+        [*one.tokens[: one.answer_at].tolist(),
+         *plain_answer(target, one.tokens[: one.answer_at].tolist(), 12, -1)]
+        for one in examples[:3]
+    ]  # fmt: skip
+    given, calls, tokens = [], 0, 0
+    for tokens_, one in zip(texts, examples, strict=False):
+        with torch.inference_mode():
+            out = target.module(input_ids=torch.tensor([tokens_]), output_hidden_states=True)
+        states = torch.stack([out.hidden_states[layer][0] for layer in LAYERS], 1)
+        given.append(Example(torch.tensor(tokens_), one.answer_at, states))
+        at = one.answer_at + 1
+        while at < len(tokens_):
+            fused = model.head.fuse(states[None, : at - 1])
+            accepted, sofar = 0, tokens_[:at]
+            while accepted < 2 and at + accepted < len(tokens_):
+                cache = model.new_cache(len(sofar))
+                with torch.inference_mode():
+                    logits, outputs = model.read(torch.tensor([sofar[1:]]), cache, features=fused)
+                draft = int(logits[0, -1].argmax())
+                if draft != tokens_[at + accepted]:
+                    break
+                assert outputs is not None
+                fused, sofar = torch.cat([fused, outputs[:, -1:]], 1), [*sofar, draft]
+                accepted += 1
+            tokens += min(accepted + 1, len(tokens_) - at)
+            at += accepted + 1
+            calls += 1
+    held_out = head.HeldOut(given, known.projection)
+    rounded = head.Vocabulary(known.embedding, known.projection.bfloat16().float(), known.drafted)
+    found = held_out.measured(model.head, rounded, 2)
+    assert found["tokens a call, first 40"] == pytest.approx(tokens / calls)
+    assert found["tokens a call, first 40"] == found["tokens a call, first 128"]
+
+
+@pytest.fixture
+def assets(
+    folder: Path, target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Training text of 24 conversations, two of which ask what the study asks."""
+    tokenizer = load_tokenizer(str(folder), None, "k")
+    place = tmp_path / "smollm2"
+    place.mkdir()
+    question = "what is a token and then another one of these"
+    (place / "prompts.jsonl").write_text(json.dumps({"prompt": question}) + "\n")
+    rows = [(one.tokens.tolist(), one.answer_at) for one in conversations(22)]
+    near = tokenizer.encode(f"tell me: {question.upper()}, please")
+    rows += [([*near, 5, 6, 7, 8], len(near))] * 2
+    columns = [
+        [tokens for tokens, _ in rows], [at for _, at in rows], [0.0] * len(rows), [""] * len(rows)
+    ]  # fmt: skip
+    (tmp_path / "text").mkdir()
+    shard = tmp_path / "text" / "shard-00000.parquet"
+    pq.write_table(pa.table(columns, schema=text.SCHEMA), shard)
+    for module in (drafter, text):
+        monkeypatch.setattr(module, "ASSETS", tmp_path)
+    monkeypatch.setattr(drafter, "load", lambda _: (target, tokenizer))
+    return tmp_path
+
+
+SMALL = [
+    "train.layers=[1,2]", "train.intermediate_size=40", "train.vocabulary=60", "train.tokens=90",
+    "train.others=20", "train.held_out=0.2", "train.epochs=1", "generate.ngram_of_study=8",
+]  # fmt: skip
+
+
+def test_a_head_is_trained_written_measured_and_drafts(
+    assets: Path, target: LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["drafter", f"directory={assets / 'text'}", *SMALL]
+    drafter.main(given)
+    said = capsys.readouterr().out
+    assert "drafter: 18 conversations, " in said  # of 22; 4 are held out
+    measured = [line for line in said.splitlines() if line.startswith(("share", "tokens a call"))]
+    assert len(measured) == 2 * (4 + 1) + 1
+    written = assets / "smollm2" / "drafter"
+    card = (written / "README.md").read_text()
+    assert "# drafter\n" in card
+    assert "18 conversations" in card
+    assert card.count(" %") == 2 * 4  # agreement by depth
+    assert "AdamW; products in float32." in card
+    assert "last hidden state; 1 passes at depth 1 of a draft, then 1 passes at depths 1" in card
+    config = {"head": {"vocabulary": "reduced", "depths": 2}}
+    read = load_head(config, {"path": str(written), "label": "h"}, "drafter", target)
+    assert read.drafted is not None
+    assert len(read.drafted) == 60
+    assert set(target.eos) <= set(read.drafted.tolist())
+    drafter.main(given)  # nothing is left to do
+    assert "step" not in capsys.readouterr().out
+    before = (written / "README.md").read_bytes()
+    (assets / "text" / "drafter" / "checkpoint.pt").unlink()
+    again = ["train.epochs=0", f"train.start={written}"]
+    drafter.main([*given, *again, "train.deep_epochs=0"])
+    # in float32, as trained: what was written is rounded to bfloat16
+    assert [line for line in capsys.readouterr().out.splitlines() if "depth" in line] == []
+    assert (written / "README.md").read_bytes() == before
+    drafter.main([*given, *again])
+    card = (written / "README.md").read_text()
+    assert f"state; from the weights in `{written}`, 1 passes at depths 1 to 3." in card
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "head '': give one of drafter, drafter_small"),
+        (["drafted"], "head 'drafted': give one of"),
+        (["drafter", "train.epoch=3"], "epoch"),
+        (["drafter", *SMALL, "train.vocabulary=300"], "vocabulary=300: give an integer above 0"),
+        (["drafter", *SMALL, "train.held_out=0"], "22 conversations are too few to train on"),
+        (["drafter", *SMALL, "train.epochs=0", "train.deep_epochs=0"], "name a head by train.sta"),
+    ],
+)
+def test_errors_of_training_are_one_line(assets: Path, arguments: list[str], said: str) -> None:
+    with pytest.raises(SystemExit, match=f"^error: .*{said}") as caught:
+        drafter.main([*arguments, *([f"directory={assets / 'text'}"] if arguments else [])])
+    assert "\n" not in str(caught.value)
+
+
+@torch.inference_mode()
+def test_held_out_loss_and_agreement_of_embedded_models(target: LanguageModel) -> None:
+    rng = np.random.default_rng(0)
+    data = Tokens(rng.integers(4, 200, 41).astype(np.uint16), rng.random(41) < 0.5)
+    loss, agreed = mini.held_out([target.module, target.module], data, 10, 9)
+    ids = torch.from_numpy(data.ids.astype(np.int64))
+    rows = [target.module(input_ids=ids[None, at : at + 10]).logits[0] for at in range(0, 40, 10)]
+    plain = torch.nn.functional.cross_entropy(torch.cat(rows), ids[1:], reduction="none")
+    assert loss == pytest.approx(float(plain[torch.from_numpy(data.in_answer[1:])].mean()))
+    assert agreed == 1
