@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from ..beyond.budget import certified_share, rejections, tokens_per_call, uniform_share
+from ..beyond.budget import certified_share, certified_tokens, rejections, uniform_share
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
@@ -108,7 +108,7 @@ def _limited(
         low, high = bootstrap.interval(bootstrap.sums(bootstrap.steps) / bootstrap.sums(calls))
         yield kind, float(len(steps) / calls.sum()), (float(low), float(high))
     ends = _ends(steps.trajectories)
-    value = tokens_per_call(verdict.lower, ends, eps, draft_length)
+    value = certified_tokens(verdict.lower, ends, eps, draft_length)
     yield "budget", value, (math.nan, math.nan)
 
 

@@ -61,7 +61,7 @@ def uniform_share(certificates: ArrayLike, eps: ArrayLike) -> Floats:
     return np.asarray(certain / len(values))
 
 
-def tokens_per_call(
+def certified_tokens(
     certificates: ArrayLike, ends: ArrayLike, mean_kl: float, draft_length: int | None = None
 ) -> float:
     """Return a lower bound of tokens per verification call of all drafters with this mean KL.
@@ -85,9 +85,9 @@ def tokens_per_call(
             the draft length is below 1.
 
     Example:
-        >>> tokens_per_call([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.05)
+        >>> certified_tokens([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.05)
         2.0
-        >>> tokens_per_call([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.0, draft_length=1)
+        >>> certified_tokens([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.0, draft_length=1)
         2.0
     """
     values, budget = _checked(certificates, mean_kl)

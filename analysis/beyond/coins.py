@@ -19,7 +19,7 @@ STEP = 1e-15  # relative, by which the last of them moves at most
 
 
 @compiled
-def phi(u: float) -> float:
+def phi_at(u: float) -> float:
     """Return (1 + u) log(1 + u) - u, as `bounds.phi`."""
     if abs(u) >= 0.25:
         return (1.0 + u) * math.log1p(u) - u if u > -1.0 else 1.0
@@ -33,13 +33,13 @@ def phi(u: float) -> float:
 @compiled
 def coin(a: float, b: float) -> float:
     """Return kl(a || b)."""
-    heads = b * phi((a - b) / b) if b > 0.0 else math.inf if a > 0.0 else 0.0
-    tails = (1.0 - b) * phi((b - a) / (1.0 - b)) if b < 1.0 else math.inf if a < 1.0 else 0.0
+    heads = b * phi_at((a - b) / b) if b > 0.0 else math.inf if a > 0.0 else 0.0
+    tails = (1.0 - b) * phi_at((b - a) / (1.0 - b)) if b < 1.0 else math.inf if a < 1.0 else 0.0
     return heads + tails
 
 
 @compiled
-def kept(a: float, eps: float) -> float:
+def kept_mass(a: float, eps: float) -> float:
     """Return min{b <= a : kl(a || b) <= eps}."""
     if a == 0.0 or eps <= 0.0:
         return a
@@ -67,9 +67,9 @@ def fill_coins(a: Floats, b: Floats, out: Floats) -> None:
 
 @apart
 def fill_kept(a: Floats, eps: Floats, out: Floats) -> None:
-    """Write `kept`, (n,) each."""
+    """Write `kept_mass`, (n,) each."""
     for i in range(len(a)):
-        out[i] = kept(a[i], eps[i])
+        out[i] = kept_mass(a[i], eps[i])
 
 
 @apart
@@ -92,9 +92,9 @@ def fill_least_modes(p: Floats, eps: Floats, margin: float, close: float, out: F
                 mass += p[i, size - 1]
                 size += 1
             c = mass / size
-            cost = phi((b - c) / c)
+            cost = phi_at((b - c) / c)
             for j in range(size - 1):
-                cost += phi((p[i, j] - c) / c)
+                cost += phi_at((p[i, j] - c) / c)
             if c * cost * (1.0 - margin) <= eps[i]:
                 high = b
             else:

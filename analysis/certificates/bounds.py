@@ -1,4 +1,4 @@
-"""The paper's closed-form bounds on certificates, and the pairs (p, q) at which they are tight.
+"""The paper's closed-form bounds on certificates.
 
 Everything is vectorised over its arguments, in nats. Arguments outside the stated range give nan.
 Each function names its theorem; docs/method.md has the list.
@@ -125,25 +125,10 @@ def pinsker_margin(eps: ArrayLike) -> Floats:
     return np.asarray(np.sqrt(2.0 * _within(eps, 0.0, math.inf)))
 
 
-def greedy_lower(margin: ArrayLike) -> Floats:
-    """Theorem 4.9: strict greedy, R >= g(p0 - p1)."""
-    return g(margin)
-
-
 def greedy_necessary_margin(eps: ArrayLike) -> Floats:
     """Theorem 4.9 ii: at every margin up to sqrt(2 eps / (1 + 2 eps)) some KL <= eps rejects."""
     eps = _within(eps, 0.0, math.inf)
     return np.asarray(np.sqrt(2.0 * eps / (1.0 + 2.0 * eps)))
-
-
-def additive_lower(t: ArrayLike) -> Floats:
-    """Theorem 4.11: additive, R >= g(t), whatever the target."""
-    return g(t)
-
-
-def additive_lower_polynomial(t: ArrayLike) -> Floats:
-    """Theorem 4.11: g(t) >= t^2/2 + t^4/12."""
-    return g_lower(t)
 
 
 def multiplicative_lower(p0: ArrayLike, alpha: ArrayLike) -> Floats:
@@ -166,11 +151,6 @@ def single_upper(p0: ArrayLike, b: ArrayLike = 0.0) -> Floats:
     p0, b = np.asarray(p0, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.log1p(p0 - b) - np.where(b > 0, b * np.log(p0 / b), 0.0))
-
-
-def tree_tau(gamma: ArrayLike, m: ArrayLike) -> Floats:
-    """tau_0 of Theorem 5.2, the positive root of (1-g) t^2 - g (m-1) t - (1+g); inf at g = 1."""
-    return 1.0 + _tree_shift(gamma, m)
 
 
 def tree_lower(gamma: ArrayLike, m: ArrayLike) -> Floats:
@@ -207,28 +187,6 @@ def tree_ceiling(m: ArrayLike) -> Floats:
 def tree_upper(p0: ArrayLike, m: ArrayLike) -> Floats:
     """R <= log(1 + m p0), tree; not in the paper."""
     return np.asarray(np.log1p(np.asarray(m, dtype=np.float64) * np.asarray(p0)))
-
-
-def two_point_example(d: float) -> tuple[Floats, Floats]:
-    """Theorems 4.9 and 4.11: (p, q) with margin d and KL(p || q) = g(d), rejected at the tie."""
-    return np.array([(1 + d) / 2, (1 - d) / 2]), np.full(2, 0.5)
-
-
-def confident_example(eps: float, m: int = 1) -> tuple[Floats, Floats]:
-    """Theorems 4.6 (m = 1) and 5.3: KL(p || q) goes to log(m + 1) as eps goes to 0."""
-    return np.array([1 - m * eps] + [eps] * m), np.full(m + 1, 1 / (m + 1))
-
-
-def multiplicative_example(alpha: float) -> tuple[Floats, Floats]:
-    """Theorem 4.13: p1 = alpha p0 and KL(p || q) = multiplicative_lower(p0, alpha)."""
-    return np.array([1.0, alpha]) / (1 + alpha), np.full(2, 0.5)
-
-
-def tree_example(gamma: float, m: int) -> tuple[Floats, Floats]:
-    """Theorem 5.2: margin gamma at rank m + 1 and KL(p || q) = B_m(gamma), gamma in (0, 1)."""
-    tau = float(tree_tau(gamma, m))
-    p = np.array([tau**2] + [tau] * (m - 1) + [1.0])
-    return p / p.sum(), np.full(m + 1, 1 / (m + 1))
 
 
 def _tree_shift(gamma: ArrayLike, m: ArrayLike) -> Floats:

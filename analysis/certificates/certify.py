@@ -21,7 +21,7 @@ from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
 from .divergences import Divergence
 from .kernel import BLOCK, COUNTS, CUT, RECORD, TREE, certify_rows
-from .kernel_types import Block, Found, Rules, StoredSteps
+from .kernel_types import Block, Cells, Rules, StoredSteps
 from .rounded import rounded
 from .truncation import intervals
 
@@ -151,7 +151,7 @@ def _stored(
     # A rule's column is contiguous. Columns of whole pages would share the same few cache sets.
     shape = (len(rules), len(dist) + SPACING)
     floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
-    found = Found(floats[0], floats[1], ints[0], ints[1])
+    found = Cells(floats[0], floats[1], ints[0], ints[1])
     edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int).tolist()
     if threads <= 1:
         left = _run(steps, table, found, divergence, 0, len(dist))
@@ -246,7 +246,7 @@ def _steps(dist: TopK) -> StoredSteps:
 
 
 def _run(
-    steps: StoredSteps, rules: Rules, found: Found, divergence: Divergence, first: int, last: int
+    steps: StoredSteps, rules: Rules, found: Cells, divergence: Divergence, first: int, last: int
 ) -> NDArray[np.int64]:
     left = np.zeros(len(rules.kind), dtype=np.int64)
     block = _scratch(steps.values.shape[1], divergence)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..topk import Floats
-from .kernel_types import HELLINGER, KL, TV, Block, Found, Ints, Rules, StoredSteps, apart, compiled
+from .kernel_types import HELLINGER, KL, TV, Block, Cells, Ints, Rules, StoredSteps, apart, compiled
 
 CUT, COUNTS, TREE = 0, 1, 2  # kinds of rules
 BLOCK = 128  # steps
@@ -65,7 +65,7 @@ def gap(order: float, y: float) -> float:
 
 
 @compiled
-def reach(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bool:
+def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bool:
     """Read on until `need` ranks of a step are read; False when one is above its forerunner."""
     have = block.have[i]
     if have >= need:
@@ -113,7 +113,9 @@ def spread(s: Floats, base: int, first: int, k: int, at: int, order: float, leve
 
 
 @apart
-def distance(block: Block, base: int, first: int, k: int, at: int, mass: float, x: float) -> float:
+def other_cost(
+    block: Block, base: int, first: int, k: int, at: int, mass: float, x: float
+) -> float:
     """Return `cost` in another divergence than KL."""
     s, order, mean, p0 = block.s, block.order, x / (k + 1), block.s[base + P]
     if block.kind == TV:
@@ -141,7 +143,7 @@ def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x
     """Return the divergence that levels A: k ranks from `first` on, and another one."""
     s, at = block.s, base + other * RECORD
     if block.kind != KL:
-        return distance(block, base, first, k, at, mass, x)
+        return other_cost(block, base, first, k, at, mass, x)
     value = x - mass * math.log(mass / (k + 1))
     if value < FAST * mass:
         mean = s[at + E]
@@ -193,7 +195,7 @@ def known(block: Block, base: int, n: int) -> int:
 
 
 @compiled
-def begin(steps: StoredSteps, block: Block, start: int, count: int) -> int:
+def begin_block(steps: StoredSteps, block: Block, start: int, count: int) -> int:
     """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
     for i in range(count):
         s, base, p0 = block.s, i * block.width, steps.p0[start + i]
@@ -201,7 +203,7 @@ def begin(steps: StoredSteps, block: Block, start: int, count: int) -> int:
         if not 0.0 < p0 < 1.0 + 1e-6:
             return start + i
         if steps.values.shape[1] > 1:
-            if not reach(steps, block, start + i, i, 2):
+            if not read_on(steps, block, start + i, i, 2):
                 return start + i
             at = known(block, base, 1)
             block.second[i], block.m[i], block.a[i] = s[at + P], s[at + M], np.int32(s[at + A])
@@ -209,7 +211,7 @@ def begin(steps: StoredSteps, block: Block, start: int, count: int) -> int:
 
 
 @compiled
-def first_rejected(block: Block, found: Found) -> None:
+def first_rejected(block: Block, found: Cells) -> None:
     """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
     for i in range(found.lower.size):
         found.lower[i] = found.upper[i] = block.m[i]
@@ -217,7 +219,7 @@ def first_rejected(block: Block, found: Found) -> None:
 
 
 @compiled
-def write(block: Block, found: Found, i: int, n: int, k: int, size: int) -> int:
+def write(block: Block, found: Cells, i: int, n: int, k: int, size: int) -> int:
     """Write a certificate, n tokens being accepted (-1: more than k); 1 where it stays open."""
     found.accepted[i] = n
     if 0 < n < k:
@@ -251,12 +253,12 @@ def by_threshold(
         theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, row]
         most = min(steps.size, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, row])
         if 0 < gate <= steps.size:
-            if not reach(steps, block, row, i, gate):
+            if not read_on(steps, block, row, i, gate):
                 return 0, row
             theta = max(theta, block.s[base + (gate - 1) * RECORD + P])
         n = most if theta < 0.0 else 1  # below 0 every token passes, and need not be read
         while n < min(most, k):
-            if not reach(steps, block, row, i, n + 1):
+            if not read_on(steps, block, row, i, n + 1):
                 return 0, row
             if not block.s[base + n * RECORD + P] > theta:
                 break
@@ -267,7 +269,7 @@ def by_threshold(
 
 @compiled
 def settle(
-    steps: StoredSteps, rules: Rules, r: int, block: Block, listed: int, found: Found, start: int
+    steps: StoredSteps, rules: Rules, r: int, block: Block, listed: int, found: Cells, start: int
 ) -> tuple[int, int]:
     """Write the certificates of a block; return the first bad step or -1, and how many are open."""
     k, left, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
@@ -277,19 +279,19 @@ def settle(
         if rules.kind[r] == CUT:
             n = min(n, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, start + i])
         need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
-        if not reach(steps, block, start + i, i, need):
+        if not read_on(steps, block, start + i, i, need):
             return start + i, 0
         left += write(block, found, i, n, k, steps.size)
     return -1, left
 
 
 @compiled
-def tree_rule(steps: StoredSteps, m: int, block: Block, found: Found, start: int) -> int:
+def tree_rule(steps: StoredSteps, m: int, block: Block, found: Cells, start: int) -> int:
     """Apply Theorem 5.1 to a block; return the first bad step, or -1."""
     for i in range(found.lower.size):
         value, members = math.inf, 0
         if m < steps.size:
-            if not reach(steps, block, start + i, i, m + 1):
+            if not read_on(steps, block, start + i, i, m + 1):
                 return start + i
             value, members = tree(block, i * block.width, m)
         found.lower[i] = found.upper[i] = value
@@ -299,7 +301,7 @@ def tree_rule(steps: StoredSteps, m: int, block: Block, found: Found, start: int
 
 @compiled
 def certify_rows(
-    steps: StoredSteps, rules: Rules, block: Block, found: Found, left: Ints, first: int, last: int
+    steps: StoredSteps, rules: Rules, block: Block, found: Cells, left: Ints, first: int, last: int
 ) -> int:
     """Certify the steps from `first` to `last`; return the first whose ranks are not sorted, or -1.
 
@@ -308,12 +310,12 @@ def certify_rows(
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
         count, listed = stop - start, 0
-        bad = begin(steps, block, start, count)
+        bad = begin_block(steps, block, start, count)
         for r in range(rules.kind.size):
             if bad >= 0:
                 return bad
             place, more = rules.place[r], 0
-            part = Found(
+            part = Cells(
                 found.lower[place, start:stop],
                 found.upper[place, start:stop],
                 found.active[place, start:stop],

@@ -48,7 +48,7 @@ class Rules(NamedTuple):
     limits: Ints
 
 
-class Found(NamedTuple):
+class Cells(NamedTuple):
     """Certificates: (R, N), or one rule's of a block."""
 
     lower: Floats

@@ -21,7 +21,7 @@ from ..topk import Floats, TopK
 from .bounds import phi
 
 
-def certify(dist: TopK, rules: Sequence[Rule]) -> Floats:
+def certify_plainly(dist: TopK, rules: Sequence[Rule]) -> Floats:
     """Return the (N, R) certificates of N steps, whose tokens are all stored, under R rules.
 
     Raises:
@@ -30,7 +30,7 @@ def certify(dist: TopK, rules: Sequence[Rule]) -> Floats:
     Example:
         >>> from analysis.rules import Additive, StrictGreedy, Tree
         >>> p = TopK.from_probabilities([[0.5, 0.3, 0.15, 0.05]])
-        >>> certify(p, [StrictGreedy(), Additive(0.3), Tree(2)]).round(4).tolist()
+        >>> certify_plainly(p, [StrictGreedy(), Additive(0.3), Tree(2)]).round(4).tolist()
         [[0.0253, 0.0994, 0.1001]]
     """
     if dist.k < dist.vocab_size:
@@ -48,7 +48,7 @@ def certificate_of(dist: TopK, rule: Rule) -> float:
     """
     p = dist.probs[0]
     if isinstance(rule, Tree):
-        return tree(p, rule.m) if rule.m < len(p) else math.inf
+        return tree_certificate(p, rule.m) if rule.m < len(p) else math.inf
     n = int(rule.accepted_count(dist)[0])
     return single_token(p, n) if n < len(p) else math.inf
 
@@ -74,7 +74,7 @@ def single_active(p: Floats, x: int) -> NDArray[np.intp]:
     return np.append(others[: int(np.argmax(means))], x)
 
 
-def tree(p: Floats, m: int) -> float:
+def tree_certificate(p: Floats, m: int) -> float:
     """Return the least KL(p || q) at which x0 is not among the m top tokens of q (Theorem 5.1).
 
     Args:

@@ -70,7 +70,7 @@ def intervals(
     for entries in (np.flatnonzero(~by_count), np.flatnonzero(by_count)):
         for start in range(0, len(entries), size):
             rows = entries[start : start + size]
-            part = Stored(dist[steps[rows]], divergence)
+            part = Known(dist[steps[rows]], divergence)
             if by_count[rows[0]]:
                 values = _by_count(part, counts[rows])
             else:
@@ -81,7 +81,7 @@ def intervals(
     return lower, upper, active, accepted
 
 
-class Stored:
+class Known:
     """What is known of N steps, as the ends of an interval need it.
 
     Attributes:
@@ -129,7 +129,7 @@ class Stored:
         return e, log_w
 
 
-def _by_threshold(stored: Stored, theta: Floats) -> Intervals:
+def _by_threshold(stored: Known, theta: Floats) -> Intervals:
     dist, n = stored.dist, stored.others
     low, high, most = (_one_left if n == 1 else _several_left)(stored, theta)
     lower, upper, active = _ends(stored, low, high, most)
@@ -144,7 +144,7 @@ def _by_threshold(stored: Stored, theta: Floats) -> Intervals:
     )
 
 
-def _one_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats]:
+def _one_left(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]:
     """Return b_min, b_max, and 1 where rounding leaves open whether the only token is accepted."""
     tail, error = stored.tail, stored.tail_error
     high = np.minimum(tail * (1.0 + error), stored.p_k)
@@ -154,7 +154,7 @@ def _one_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats]:
     return low, np.minimum(high, np.maximum(theta, 0.0)), np.where(high > theta, 1.0, 0.0)
 
 
-def _several_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats]:
+def _several_left(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]:
     """Return b_min, b_max, and the largest number of unseen tokens that can be accepted."""
     dist, n, tail = stored.dist, stored.others, stored.tail
     stored_surprise = -(dist.probs * np.where(dist.probs > 0, dist.log_probs, 0.0)).sum(axis=1)
@@ -176,7 +176,7 @@ def _several_left(stored: Stored, theta: Floats) -> tuple[Floats, Floats, Floats
     )
 
 
-def _by_count(stored: Stored, counts: Counts) -> Intervals:
+def _by_count(stored: Known, counts: Counts) -> Intervals:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
     tail, error, p_k = stored.tail, stored.tail_error, stored.p_k
     more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
@@ -187,7 +187,7 @@ def _by_count(stored: Stored, counts: Counts) -> Intervals:
 
 
 def _ends(
-    stored: Stored, low: Floats, high: Floats, most: Floats
+    stored: Known, low: Floats, high: Floats, most: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int32]]:
     """Return M of a b in [low, high] that at most so many unseen tokens exceed: lower, upper, |A|.
 
@@ -205,7 +205,7 @@ def _ends(
     return lower, upper, active
 
 
-def upper_end(stored: Stored, b: Floats, most: Floats) -> Floats:
+def upper_end(stored: Known, b: Floats, most: Floats) -> Floats:
     """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it."""
     (e, log_w), (last_e, last_log_w) = stored.tokens, stored.ratios(b)
     least = stored.divergence.least

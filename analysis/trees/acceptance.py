@@ -1,14 +1,12 @@
 """Acceptance over sibling indices: with which probability the i-th child is the accepted one.
 
 R(i) is the probability that child i is accepted at a node that was reached, and so that those
-before it were not: over i these events exclude each other. R(i) does not depend on how many
-children follow. What is left over, 1 - sum R, is the probability that no child is accepted; it
-belongs to no index.
+before it were not. It does not depend on how many children follow. What is left over, 1 - sum R, is
+the probability that none is accepted; it belongs to no index.
 
-R is measured on decoded trees (`sibling_rates`), computed from two distributions, or estimated from
-what both models say of the same steps (`greedy_rates`, `drawn_rates`), without decoding a tree. Of
-stored distributions the tokens that are not stored stand together as one for each model, which
-never meet; so R is a little too small where much lies outside the stored ones.
+R is measured on decoded trees (`measured_rates`), or estimated without decoding a tree from what
+both models say of the same steps (`greedy_rates`, `drawn_rates`). Tokens that are not stored stand
+together as one for each model, which never meet: R is a little too small where they have much mass.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from .topology import Floats
 Integers = NDArray[np.integer[Any]]
 
 
-def sibling_rates(accepted: Integers, children: Integers) -> Floats:
+def measured_rates(accepted: Integers, children: Integers) -> Floats:
     """Return R over sibling indices, estimated at nodes with any numbers of children.
 
     The product-limit estimator (Kaplan and Meier 1958): of the nodes at which child i was tested,
@@ -42,7 +40,7 @@ def sibling_rates(accepted: Integers, children: Integers) -> Floats:
         ValueError: an accepted index is not one of its node's.
 
     Example:
-        >>> sibling_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
+        >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
         [0.25, 0.375]
     """
     wrong = (accepted < 0) | (accepted > children)

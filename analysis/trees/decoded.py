@@ -11,7 +11,7 @@ import pandas as pd
 from ..decoding.metrics import Decoded, by_prompt
 from ..rules import StrictGreedy, Tree
 from ..statistics.bootstrap import PromptBootstrap
-from .acceptance import sibling_rates
+from .acceptance import measured_rates
 from .topology import Floats, Topology, sequence, tree_tokens_per_call
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
@@ -79,7 +79,7 @@ def rates(one: Decoded, table: pd.DataFrame, group: str) -> Floats:
     mine = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
     levels = judged_levels(one)
     levels = levels[levels["run"].isin(mine)]
-    return sibling_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
+    return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
 
 
 def judged_levels(one: Decoded) -> pd.DataFrame:

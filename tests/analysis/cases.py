@@ -84,3 +84,29 @@ def assert_same(found: Certificates, wanted: Certificates) -> None:
     """Assert that all that is known of the steps is exactly equal."""
     for name in ("lower", "upper", "active_size", "accepted_count"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+
+
+# pairs (p, q) at which the paper's bounds are tight
+
+
+def two_point_example(d: float) -> tuple[Floats, Floats]:
+    """Theorems 4.9 and 4.11: margin d and KL(p || q) = g(d), rejected at the tie."""
+    return np.array([(1 + d) / 2, (1 - d) / 2]), np.full(2, 0.5)
+
+
+def confident_example(eps: float, m: int = 1) -> tuple[Floats, Floats]:
+    """Theorems 4.6 (m = 1) and 5.3: KL(p || q) goes to log(m + 1) as eps goes to 0."""
+    return np.array([1 - m * eps] + [eps] * m), np.full(m + 1, 1 / (m + 1))
+
+
+def multiplicative_example(alpha: float) -> tuple[Floats, Floats]:
+    """Theorem 4.13: p1 = alpha p0 and KL(p || q) = multiplicative_lower(p0, alpha)."""
+    return np.array([1.0, alpha]) / (1 + alpha), np.full(2, 0.5)
+
+
+def tree_example(gamma: float, m: int) -> tuple[Floats, Floats]:
+    """Theorem 5.2: margin gamma at rank m + 1 and KL(p || q) = B_m(gamma), gamma in (0, 1)."""
+    root = math.sqrt(gamma**2 * (m - 1) ** 2 + 4 * (1 - gamma**2))
+    tau = (gamma * (m - 1) + root) / (2 * (1 - gamma))
+    p = np.array([tau**2] + [tau] * (m - 1) + [1.0])
+    return p / p.sum(), np.full(m + 1, 1 / (m + 1))

@@ -10,7 +10,16 @@ from analysis.certificates import bounds
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, Multiplicative, StrictGreedy, Tree
 from analysis.topk import TopK
-from tests.analysis.cases import THRESHOLD_RULES, certificate, dirichlet, kl
+from tests.analysis.cases import (
+    THRESHOLD_RULES,
+    certificate,
+    confident_example,
+    dirichlet,
+    kl,
+    multiplicative_example,
+    tree_example,
+    two_point_example,
+)
 
 M = (1, 2, 3, 5, 8, 20)
 
@@ -61,13 +70,13 @@ def test_values_by_hand() -> None:
     assert bounds.g_upper(0.6) == pytest.approx(0.36 / 1.28, rel=1e-14)
     # margin 0.4, s = 0.8: 0.16 / 1.6 + 0.0256 / (12 * 0.512)
     assert bounds.two_token_polynomial(0.6, 0.2) == pytest.approx(0.1 + 1 / 240, rel=1e-14)
-    assert bounds.additive_lower(1.0) == pytest.approx(log2, rel=1e-15)
-    assert bounds.additive_lower_polynomial(1.0) == pytest.approx(7 / 12, rel=1e-15)
+    assert bounds.g(1.0) == pytest.approx(log2, rel=1e-15)
+    assert bounds.g_lower(1.0) == pytest.approx(7 / 12, rel=1e-15)
 
 
 def test_the_ceiling_and_the_upper_bound_are_approached() -> None:
     """Theorem 4.6 at two active tokens: p0 goes to 1, the other to 0."""
-    p, q = bounds.confident_example(1e-9)
+    p, q = confident_example(1e-9)
     for bound in (bounds.ceiling(2), bounds.single_upper(p[0])):
         assert certificate(p, StrictGreedy()) == pytest.approx(float(bound), rel=1e-6)
         assert kl(p, q) <= bound
@@ -103,8 +112,8 @@ def test_bounds_hold_on_random_targets() -> None:
     slack = 1 + 1e-12
     greedy = certify(dist, [StrictGreedy()]).lower[:, 0]
     margin = p0 - p[:, 1]
-    assert (greedy * slack >= bounds.greedy_lower(margin)).all()
-    assert (bounds.greedy_lower(margin) * slack >= bounds.pinsker(margin)).all()
+    assert (greedy * slack >= bounds.g(margin)).all()
+    assert (bounds.g(margin) * slack >= bounds.pinsker(margin)).all()
     s = p0 + p[:, 1]  # R is s g(margin / s) for strict greedy
     assert (greedy <= s * bounds.g_upper(margin / s) * slack).all()
     for rule in THRESHOLD_RULES:
@@ -121,7 +130,7 @@ def test_bounds_hold_on_random_targets() -> None:
         assert (value <= bounds.single_upper(a, b) * slack).all()
         assert (bounds.single_upper(a, b) <= bounds.single_upper(a) * slack).all()
         if rule.name == "additive":
-            assert (value * slack >= bounds.additive_lower(rule.t)).all()
+            assert (value * slack >= bounds.g(rule.t)).all()
         if rule.name == "multiplicative":
             assert (value * slack >= bounds.multiplicative_lower(a, rule.alpha)).all()
     for m in M:
@@ -134,7 +143,7 @@ def test_bounds_hold_on_random_targets() -> None:
 @pytest.mark.parametrize("d", [0.01, 0.3, 0.8])
 def test_two_point_construction_is_tight(d: float) -> None:
     """Theorems 4.9 and 4.11, and 4.9 (ii): the necessary margin is rejected within eps."""
-    p, q = bounds.two_point_example(d)
+    p, q = two_point_example(d)
     assert kl(p, q) == pytest.approx(float(bounds.g(d)), rel=1e-12)
     assert certificate(p, StrictGreedy()) == pytest.approx(kl(p, q), rel=1e-12)
     assert certificate(p, Additive(d * (1 - 1e-12))) == pytest.approx(kl(p, q), rel=1e-9)
@@ -145,16 +154,16 @@ def test_two_point_construction_is_tight(d: float) -> None:
 
 def test_other_constructions_are_tight() -> None:
     for alpha in (0.1, 0.5, 0.9):
-        p, q = bounds.multiplicative_example(alpha)
+        p, q = multiplicative_example(alpha)
         bound = float(bounds.multiplicative_lower(p[0], alpha))
         assert kl(p, q) == pytest.approx(bound, rel=1e-12)
         assert certificate(p, Multiplicative(alpha * (1 + 1e-12))) == pytest.approx(bound)
     for m in M:
         for gamma in (0.01, 0.4, 0.9):
-            p, q = bounds.tree_example(gamma, m)
+            p, q = tree_example(gamma, m)
             assert p[0] - p[-1] == pytest.approx(gamma, rel=1e-9)
             assert kl(p, q) == pytest.approx(float(bounds.tree_lower(gamma, m)), rel=1e-9)
             assert certificate(p, Tree(m)) == pytest.approx(kl(p, q), rel=1e-9)
-        p, q = bounds.confident_example(1e-9, m)
+        p, q = confident_example(1e-9, m)
         assert certificate(p, Tree(m)) == pytest.approx(kl(p, q))
         assert kl(p, q) == pytest.approx(math.log(m + 1), rel=1e-6)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.beyond.budget import certified_share, rejections, tokens_per_call, uniform_share
+from analysis.beyond.budget import certified_share, certified_tokens, rejections, uniform_share
 
 
 def calls(rejected: set[int], ends: list[int], length: int | None) -> int:
@@ -33,7 +33,7 @@ def test_tokens_per_call_bound_every_set_of_rejected_steps(length: int | None) -
         spent = np.array([sum(r[i] for i in sorted(chosen)) for chosen in sets])
         for eps in (0.0, 0.01, 0.05, 0.13, 0.5, np.inf):
             most = walked[(spent <= 10 * eps) & np.isfinite(spent)].max()
-            found = tokens_per_call(r, ends, eps, length)
+            found = certified_tokens(r, ends, eps, length)
             assert found <= 10 / most + 1e-12
             assert 10 / found <= most + (0 if length is None else 1) + 1e-9
 
@@ -52,7 +52,7 @@ def test_tokens_per_call_bound_every_set_of_rejected_steps(length: int | None) -
 def test_a_budget_that_is_spent_exactly_rejects(
     certificates: list[float], mean_kl: float, length: int | None, tokens: float
 ) -> None:
-    assert tokens_per_call(certificates, [len(certificates) - 1], mean_kl, length) == tokens
+    assert certified_tokens(certificates, [len(certificates) - 1], mean_kl, length) == tokens
 
 
 def test_rejections_at_exact_budgets() -> None:
@@ -87,4 +87,4 @@ def test_rejections_at_exact_budgets() -> None:
 )
 def test_wrong_arguments_are_named(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tokens_per_call(*arguments)
+        certified_tokens(*arguments)

@@ -14,7 +14,7 @@ from analysis.acceptance.budgets import (
     resampled_rejections,
 )
 from analysis.acceptance.realised import Steps, judge
-from analysis.beyond.budget import rejections, tokens_per_call
+from analysis.beyond.budget import certified_tokens, rejections
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import calls_made
@@ -67,7 +67,7 @@ def test_the_drafters_own_numbers(rule: object) -> None:
     assert value["budget", "acceptance"] == pytest.approx(share)
     assert value["realised", "acceptance"] == pytest.approx(verdict.accepted.mean())
     ends = np.cumsum(LENGTHS) - 1
-    assert value["budget", "tokens"] == pytest.approx(tokens_per_call(verdict.lower, ends, mean))
+    assert value["budget", "tokens"] == pytest.approx(certified_tokens(verdict.lower, ends, mean))
     for name in ("acceptance", "tokens"):
         kinds = [value[kind, name] for kind in ("budget", "uniform", "realised")]
         assert kinds[0] <= min(kinds[1:]) + 1e-12
@@ -94,7 +94,7 @@ def test_the_drafters_own_numbers_at_a_draft_length(rule: object, gamma: int) ->
     most = calls_made((verdict.lower > mean)[:, None], trajectories, gamma).sum()
     assert found.loc["realised", "value"] == pytest.approx(size / made)
     assert found.loc["uniform", "value"] == pytest.approx(size / most)
-    limited = tokens_per_call(verdict.lower, ends, mean, gamma)
+    limited = certified_tokens(verdict.lower, ends, mean, gamma)
     assert found.loc["budget", "value"] == pytest.approx(limited)
     assert limited <= min(size / made, size / most) + 1e-12
     assert np.isnan(found.loc["budget", "ci_low"])

@@ -14,7 +14,7 @@ from analysis.report.sections.certificates_extremal import EXAMPLE, EXAMPLE_RULE
 from analysis.report.sections.certificates_margin import margins_table
 from analysis.report.sections.certificates_tables import bounds_table, determined_table, median
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
-from tests.analysis.cases import kl
+from tests.analysis.cases import kl, multiplicative_example, tree_example, two_point_example
 
 
 def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> Compared:
@@ -24,14 +24,14 @@ def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> Compared
 
 
 def test_ratios_are_one_where_a_theorem_is_tight() -> None:
-    two, half = bounds.two_point_example(0.3), bounds.multiplicative_example(0.5)
+    two, half = two_point_example(0.3), multiplicative_example(0.5)
     tight = {
         "theorem 4.9": one_step(StrictGreedy(), *two, math.nan),
         "theorem 4.11": one_step(Additive(0.3), *two, two[0][1]),
         "theorem 4.13": one_step(Multiplicative(0.5), *half, half[0][1]),
         "corollary 4.14": one_step(TopMAdditive(2, 0.1), *two, two[0][1]),
         "corollary 4.15": one_step(Typical(0.1, 0.09), *half, half[0][1]),
-        "theorem 5.2": one_step(Tree(4), *bounds.tree_example(0.4, 4), math.nan),
+        "theorem 5.2": one_step(Tree(4), *tree_example(0.4, 4), math.nan),
     }
     table = bounds_table({"target": list(tight.values())})
     assert table is not None
@@ -69,9 +69,7 @@ def test_margins_of_targets_with_two_tokens() -> None:
     greedy = Compared(
         StrictGreedy(), len(p), certificates, sizes, p, 1 - p, np.full(len(p), math.nan)
     )
-    table = margins_table(
-        {"target": [one_step(Tree(2), *bounds.tree_example(0.4, 2), 0), greedy]}, levels
-    )
+    table = margins_table({"target": [one_step(Tree(2), *tree_example(0.4, 2), 0), greedy]}, levels)
     assert table is not None
     found = table.data.set_index(["eps", "by"])
     assert {eps for eps, _ in found.index} == {0.05, 0.1, 0.69}  # up to log 2
@@ -84,10 +82,7 @@ def test_margins_of_targets_with_two_tokens() -> None:
     texts = [[cell.text for cell in cells] for _, cells in table.sections[0].rows]
     # sqrt(0.1) = 0.31623 and g^-1(0.05) = 0.31358 are rounded up, sqrt(0.1 / 1.1) = 0.30151 down
     assert texts[0][:4] == ["0.317", "0.314", "0.314", "0.301"]
-    assert (
-        margins_table({"target": [one_step(Tree(2), *bounds.tree_example(0.4, 2), 0)]}, [0.1])
-        is None
-    )
+    assert margins_table({"target": [one_step(Tree(2), *tree_example(0.4, 2), 0)]}, [0.1]) is None
 
 
 def test_a_rule_without_steps_and_a_study_without_bounds() -> None:

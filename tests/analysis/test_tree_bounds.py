@@ -16,16 +16,16 @@ from .test_trees import some_rates
 
 
 def test_measured_acceptance_uses_each_node_for_the_children_it_had() -> None:
-    whole = acceptance.sibling_rates(np.array([1, 2, 0, 1, 3]), np.full(5, 3))
+    whole = acceptance.measured_rates(np.array([1, 2, 0, 1, 3]), np.full(5, 3))
     np.testing.assert_allclose(whole, [0.4, 0.2, 0.2])  # plain shares; the rest is in no index
     # one child each: it says nothing of the second
-    mixed = acceptance.sibling_rates(np.array([1, 0, 2, 0]), np.array([1, 1, 2, 2]))
+    mixed = acceptance.measured_rates(np.array([1, 0, 2, 0]), np.array([1, 1, 2, 2]))
     np.testing.assert_allclose(mixed, [0.25, 0.75 * 0.5])
     # the only node with two children accepted its first: the second was never tested
-    assert acceptance.sibling_rates(np.array([1, 0]), np.array([2, 1])).tolist() == [0.5]
-    assert acceptance.sibling_rates(np.array([], int), np.array([], int)).tolist() == []
+    assert acceptance.measured_rates(np.array([1, 0]), np.array([2, 1])).tolist() == [0.5]
+    assert acceptance.measured_rates(np.array([], int), np.array([], int)).tolist() == []
     with pytest.raises(ValueError, match=r"accepted\[1\]=2"):
-        acceptance.sibling_rates(np.array([0, 2]), np.array([1, 1]))
+        acceptance.measured_rates(np.array([0, 2]), np.array([1, 1]))
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 5, 30, 200])

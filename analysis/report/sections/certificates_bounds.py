@@ -91,15 +91,15 @@ def has_closed_form(rule: Rule) -> bool:
 
 @own_forms.register
 def _greedy(_rule: StrictGreedy, steps: Compared) -> Iterator[Bound]:
-    yield Bound("theorem 4.9", "lower", bounds.greedy_lower(steps.p0 - steps.b))
+    yield Bound("theorem 4.9", "lower", bounds.g(steps.p0 - steps.b))
     yield Bound("proposition 4.8", "lower", bounds.pinsker(steps.p0 - steps.b))
 
 
 @own_forms.register
 def _additive(rule: Additive, steps: Compared) -> Iterator[Bound]:
     t = np.full_like(steps.p0, rule.t)
-    yield Bound("theorem 4.11", "lower", bounds.additive_lower(t))
-    yield Bound("theorem 4.11 polynomial", "lower", bounds.additive_lower_polynomial(t))
+    yield Bound("theorem 4.11", "lower", bounds.g(t))
+    yield Bound("theorem 4.11 polynomial", "lower", bounds.g_lower(t))
     threshold_form = bounds.two_token(steps.p0, np.minimum(steps.theta, steps.p0))
     yield Bound("lemma 4.5 threshold form", "lower", threshold_form)
 
