@@ -2,9 +2,8 @@
 
 One run on one thread, each time the best of several: one read of a (64,000 x 256) float64 array
 by np.sum; one rule; the paper's grid of rules from float32 logits, all four outputs included; a
-NumPy twin of it, rule by rule on the first 16 ranks; one rule in other divergences; then the time
-against steps and against K.
-Saves outputs/bench/certificates.csv and .png.
+NumPy twin of it, rule by rule on the first 16 ranks; one rule in other divergences; the grid at
+fewer steps and at other K.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def paper_rules() -> list[Rule]:
     return expand(paper["rules"])
 
 
-def best(function: Callable[[], object], repeats: int) -> float:
+def best_time(function: Callable[[], object], repeats: int) -> float:
     """Return the least wall time of several calls, in milliseconds, after one to warm up."""
     times = []
     for _ in range(repeats + 1):
@@ -107,20 +106,24 @@ def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
     return value, value.copy(), active.sum(axis=1).astype(np.int32), count.astype(np.int32)
 
 
-def speed(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
+def timings(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
     """Time the four parts, in milliseconds and in reads."""
     array = np.random.default_rng(0).random((STEPS, K))
     parts = {
-        "one read: np.sum of the float64 array": best(array.sum, repeats),
-        "one rule: additive t=0.1": best(lambda: certify(dist, [Additive(0.1)]), repeats),
-        f"the grid: {len(rules)} rules, all outputs": best(lambda: certify(dist, rules), repeats),
-        "the grid, two threads": best(lambda: certify(dist, rules, threads=2), repeats),
-        f"NumPy twin, rule by rule, {TWIN_RANKS} ranks": best(
+        "one read: np.sum of the float64 array": best_time(array.sum, repeats),
+        "one rule: additive t=0.1": best_time(lambda: certify(dist, [Additive(0.1)]), repeats),
+        f"the grid: {len(rules)} rules, all outputs": best_time(
+            lambda: certify(dist, rules), repeats
+        ),
+        "the grid, two threads": best_time(lambda: certify(dist, rules, threads=2), repeats),
+        f"NumPy twin, rule by rule, {TWIN_RANKS} ranks": best_time(
             lambda: [twin(dist, rule) for rule in rules], 1
         ),
     }
     parts |= {
-        f"one rule, {name}": best(partial(certify, dist, [Additive(0.1)], divergence=name), repeats)
+        f"one rule, {name}": best_time(
+            partial(certify, dist, [Additive(0.1)], divergence=name), repeats
+        )
         for name in DIVERGENCES
     }
     table = pd.DataFrame({"part": list(parts), "ms": list(parts.values())})
@@ -128,69 +131,22 @@ def speed(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
     return table
 
 
-def scaling(rules: list[Rule], repeats: int) -> pd.DataFrame:
-    """Time the grid against the number of steps at K = 256, and against K at 16,000 steps."""
-    rows = []
-    for steps, k in [
-        (4_000, K),
-        (8_000, K),
-        (16_000, K),
-        (32_000, K),
-        (64_000, K),
-        (16_000, 32),
-        (16_000, 64),
-        (16_000, 128),
-        (16_000, 512),
-    ]:
-        milliseconds = best(partial(certify, synthetic(steps, k), rules), repeats)
-        rows.append({"steps": steps, "k": k, "ms": milliseconds})
-    return pd.DataFrame(rows)
-
-
-def plot(table: pd.DataFrame, path: Path) -> None:
-    """Draw time against steps and against K."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.75, 2.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    by_steps, by_k = table[table["k"] == K], table[table["steps"] == 16_000].sort_values("k")
-    left.plot(by_steps["steps"], by_steps["ms"], "o-")
-    left.set(xlabel=f"decoding steps (K = {K})", ylabel="ms, 40 rules", ylim=0, xlim=0)
-    right.plot(by_k["k"], by_k["ms"], "o-")
-    right.set(xlabel="stored tokens K (16,000 steps)", ylabel="ms, 40 rules", ylim=0, xscale="log")
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
     """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
-    arguments = parser.parse_args()
+    repeats = parser.parse_args().repeats
     rules, dist = paper_rules(), synthetic(STEPS, K)
-    table = speed(dist, rules, arguments.repeats)
-    one, grid, twin_ms = (table["ms"][row] for row in (1, 2, 4))
+    table = timings(dist, rules, repeats)
+    read, one, grid, _, twin_ms = table["ms"][:5]
     print(table.to_string(index=False, float_format="%.2f"))
-    print(f"one rule: {one / table['ms'][0]:.2f} reads (at most 0.75)")
-    print(f"the grid: {grid / table['ms'][0]:.2f} reads (at most 8)")
+    print(f"one rule: {one / read:.2f} reads (at most 0.75)")
+    print(f"the grid: {grid / read:.2f} reads (at most 8)")
     print(f"the twin takes {twin_ms / grid:.0f} times as long as the grid (at least 20)")
-    worst = table["ms"][5:].max() / one
-    print(f"a further divergence: at most {worst:.2f} times one rule (at most 1.5)")
-    checked = [index for index, rule in enumerate(rules) if not isinstance(rule, Mars)]
-    print(
-        f"p0: median {np.median(dist.top_probability):.3f}, "
-        f"5 % {np.quantile(dist.top_probability, 0.05):.3f}; {len(checked)} rules of p alone"
-    )
-    scaled = scaling(rules, arguments.repeats)
-    print(
-        scaled.assign(ns_per_step=1e6 * scaled["ms"] / scaled["steps"]).to_string(
-            index=False, float_format="%.2f"
-        )
-    )
-    folder = ROOT / "outputs/bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    scaled.to_csv(folder / "certificates.csv", index=False)
-    plot(scaled, folder / "certificates.png")
-    print(f"saved {folder / 'certificates.png'}")
+    print(f"a further divergence: at most {table['ms'][5:].max() / one:.2f} times one rule (1.5)")
+    for steps, k in ((4_000, K), (16_000, K), (16_000, 32), (16_000, 512)):
+        milliseconds = best_time(partial(certify, synthetic(steps, k), rules), repeats)
+        print(f"the grid, {steps} steps, K = {k}: {1e6 * milliseconds / steps:.0f} ns a step")
 
 
 if __name__ == "__main__":

@@ -20,40 +20,16 @@ from pipeline.execution.workers import Here, RayWorkers
 from pipeline.loader import Study
 from pipeline.stages.distributions.compute import open_decoder, read_prompts
 from pipeline.store.artifacts import Artifact, Pending, Store
-from pipeline.store.node import Node
 
 Upstream = dict[str, list[Artifact]]
 
 
-def planned(folder: Path, name: str, upstream: Upstream, workers: Any) -> Plan:
+def planned(folder: Path, upstream: Upstream, cut: Any) -> Plan:
     """Return the plan of all prompts."""
-    (folder / name).mkdir()
+    folder.mkdir()
     prompts = read_prompts(upstream["prompts"][0])
     lengths = {prompt: len(ids) for prompt, ids in prompts.items()}
-    return Plan.open(Pending(folder / name, "distributions"), lengths, workers.cut)
-
-
-def here(node: Node, upstream: Upstream, folder: Path, steps: int) -> Plan:
-    """Decode in this process."""
-    worker = Here(open_decoder(node, upstream))
-    plan = planned(folder, "here", upstream, worker)
-    worker.compute_unfinished(plan, steps=steps, label="here")
-    return plan
-
-
-def with_workers(
-    node: Node, upstream: Upstream, folder: Path, steps: int, count: int
-) -> tuple[Plan, float, float]:
-    """Decode with `count` workers; return the plan, and seconds without and with their start."""
-    asked = {"engine": "ray", "workers": count, "address": None}
-    begun = time.monotonic()
-    with RayWorkers(open_decoder, node, upstream, asked) as workers:
-        workers.wait_for(count)
-        plan = planned(folder, f"workers-{count}", upstream, workers)
-        ready = time.monotonic()
-        workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")
-        ended = time.monotonic()
-    return plan, ended - ready, ended - begun
+    return Plan.open(Pending(folder, "distributions"), lengths, cut)
 
 
 def main() -> None:
@@ -73,7 +49,9 @@ def main() -> None:
         node = study.nodes["distributions"][0]
         upstream = {"prompts": ensure(node.upstream_nodes, Store(folder / "artifacts"))}
         steps = node.config["steps"]
-        alone = here(node, upstream, folder, steps)
+        here = Here(open_decoder(node, upstream))
+        alone = planned(folder / "here", upstream, here.cut)
+        here.compute_unfinished(alone, steps=steps, label="here")
         checksums = [shard.checksum for shard in alone.shards]
         rows = sum(shard.measured["rows"] for shard in alone.shards)
         print(f"{rows} steps in {len(alone.shards)} shards, one thread a worker\n")
@@ -81,12 +59,20 @@ def main() -> None:
         print("|---|---|---|---|---|---|", flush=True)
         first = 0.0
         for count in arguments.workers:
-            plan, seconds, whole = with_workers(node, upstream, folder, steps, count)
+            asked = {"engine": "ray", "workers": count, "address": None}
+            begun = time.monotonic()
+            with RayWorkers(open_decoder, node, upstream, asked) as workers:
+                workers.wait_for(count)
+                plan = planned(folder / f"workers-{count}", upstream, workers.cut)
+                ready = time.monotonic()
+                workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")
+                ended = time.monotonic()
             same = [shard.checksum for shard in plan.shards] == checksums
-            first = first or rows / seconds
+            rate = rows / (ended - ready)
+            first = first or rate
             print(
-                f"| {count} | {rows / seconds:.0f} | {rows / seconds / first:.2f} | {seconds:.1f} "
-                f"| {whole:.1f} | {'yes' if same else 'no'} |",
+                f"| {count} | {rate:.0f} | {rate / first:.2f} | {ended - ready:.1f} "
+                f"| {ended - begun:.1f} | {'yes' if same else 'no'} |",
                 flush=True,
             )
 

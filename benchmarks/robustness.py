@@ -23,55 +23,180 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
-from benchmarks.trial import Trial, run, study
+from analysis.report import figure
+from pipeline import cli, verify
 from pipeline.execution import shards
+from pipeline.paths import CONF
 from pipeline.plan.graph import RESUMABLE, VERSIONS
+from pipeline.store.durable import read_sealed
+from tests.pipeline import tiny
 
+METHODS = "[{drafter:model,rule:greedy,draft_length:2,temperature:0}]"
 OPERATIONS = ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree"))
 
 
-def dying(at: int, after: bool) -> Callable[[], None]:
-    """Return what makes a process kill itself at its operation number `at` on files."""
+def tiny_study(folder: Path) -> list[str]:
+    """Write two tiny models and prompts; return the overrides of their study."""
+    target = tiny.write_model(folder / "target", seed=0)
+    drafter = tiny.write_model(folder / "drafter", seed=1)
+    prompts = tiny.write_prompts(folder / "prompts.jsonl", 8)
+    return [
+        "study=mini", "~targets.mini_large", "~targets.mini_small",
+        "+target=local", f"targets.local.path='{target}'", "targets.local.dtype=float32",
+        "drafter=local", f"drafter.path='{drafter}'", "drafter.dtype=float32",
+        f"prompts.source='{prompts}'", "prompts.count=6", "prompts.min_tokens=3",
+        "distributions.steps=6", "distributions.k=20", "criteria=additive", "criteria.t=0.1",
+        "run_lengths.eps=[0.1]", "statistics.resamples=20", "decoding.prompts=3",
+        "decoding.steps=4", f"decoding.methods={METHODS}", "device.batch=2", "device.threads=1",
+        "accuracy.tasks=[facts]", "accuracy.items=3", f"accuracy.methods={METHODS}",
+    ]  # fmt: skip
 
-    def prepare() -> None:
-        count = 0
 
-        def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
-            def operation(*arguments: Any, **options: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == at and not after:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                result = real(*arguments, **options)
-                if count == at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return result
+def run_study(overrides: list[str]) -> None:
+    """Do what ``python -m pipeline`` does with `overrides`, in this process."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides)
+    cli.run(config)
 
-            return operation
 
-        for owner, name in OPERATIONS:
-            setattr(owner, name, wrap(getattr(owner, name)))
+class Trial:
+    """A store of the study; each run of it is a process of its own, which may be killed."""
 
-    return prepare
+    def __init__(self, overrides: list[str], base: Path, name: str) -> None:
+        """Keep the outputs in the folder `name` of `base`."""
+        self.overrides, self.outputs = overrides, base / name
+        self.log = self.outputs.with_suffix(".log")  # what the runs printed
+        self.computed = self.outputs.with_suffix(".shards")  # by the last run, a line each
+
+    def start(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
+        """Bring `stage` up to date in a process of its own; return its id."""
+        self.computed.unlink(missing_ok=True)
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            with self.log.open("a") as log, redirect_stdout(log), redirect_stderr(log):
+                try:
+                    self._note_shards()
+                    setattr(figure, "render", lambda _, kind: kind.encode())  # noqa: B010  slow
+                    prepare()
+                    run_study([*self.overrides, f"outputs='{self.outputs}'", f"stage={stage}"])
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _note_shards(self) -> None:
+        attempt = shards._attempt
+
+        def noting(plan: Any, shard: Any, *rest: Any) -> Any:
+            with self.computed.open("a") as file:
+                file.write(f"{plan.file(shard)}\n")
+            return attempt(plan, shard, *rest)
+
+        shards._attempt = noting  # type: ignore[assignment]
+
+    def run(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
+        """Bring `stage` up to date; return the status, negative when killed."""
+        return _status(self.start(stage, prepare))
+
+    def complete(self, stage: str = "report") -> str:
+        """Bring `stage` up to date and return what was printed; it must succeed."""
+        begun = self.log.stat().st_size if self.log.exists() else 0
+        status = self.run(stage)
+        printed = self.log.read_text()[begun:]
+        assert status == 0, printed
+        return printed
+
+    def verified(self) -> tuple[int, str]:
+        """Run ``pipeline.verify``; return its status and what it printed."""
+        if not (self.outputs / "artifacts").exists():
+            return 0, ""
+        said = StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            status = verify.main([str(self.outputs)])
+        return status, said.getvalue()
+
+    def artifacts(self) -> dict[str, Path]:
+        """The published artifacts by stage and name."""
+        found = [
+            path for stage in VERSIONS for path in (self.outputs / "artifacts" / stage).glob("*")
+        ]
+        return {f"{path.parent.name}/{path.name}": path for path in found if path.name[0] != "."}
+
+    def contents(self) -> dict[str, str]:
+        """The content digest of every artifact."""
+        return {name: read_sealed(path / "record.json")["content"]
+                for name, path in self.artifacts().items()}  # fmt: skip
+
+    def finished(self) -> set[str]:
+        """The files of finished shards."""
+        plans = (self.outputs / "artifacts").glob("*/.*.partial/plan.json")
+        files = {plan.file(s) for plan in map(shards.Plan.load, plans) for s in plan.shards
+                 if s.checksum}  # fmt: skip
+        return {str(file) for file in files if file.exists()}
+
+    def expect_whole(self, wanted: dict[str, str]) -> None:
+        """Check that all is there as wanted, verifies, and nothing is left over; remove it."""
+        assert self.contents() == wanted
+        places = [self.outputs / "artifacts" / stage for stage in VERSIONS]
+        hidden = [path for place in (*places, self.outputs / "report") for path in place.glob(".*")]
+        left = [*hidden, *self.outputs.rglob("*.tmp")]
+        assert not left, left
+        assert self.verified()[0] == 0
+        shutil.rmtree(self.outputs)
+
+
+def _status(process: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def dying(at: int, after: bool) -> None:
+    """Make this process kill itself before or after its operation number `at` on files."""
+    count = 0
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*arguments, **options)
+            if count == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return operation
+
+    for owner, name in OPERATIONS:
+        setattr(owner, name, wrap(getattr(owner, name)))
 
 
 def kill(trial: Trial, chance: random.Random, seconds: float) -> bool:
     """Run the study and kill it somewhere; return whether it was killed before it was done."""
     if chance.random() < 0.7:
-        status = trial.run("report", dying(chance.randint(1, 120), chance.random() < 0.5))
+        status = trial.run("report", partial(dying, chance.randint(1, 120), chance.random() < 0.5))
     else:
         process = trial.start("report")
         time.sleep(chance.uniform(0, seconds))
         os.kill(process, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        status = _status(process)
     assert status in (0, -signal.SIGKILL), trial.log.read_text()
     return status != 0
 
@@ -79,14 +204,11 @@ def kill(trial: Trial, chance: random.Random, seconds: float) -> bool:
 def kills(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
     """Kill studies `count` times; each goes on from kill to kill until it is complete."""
     chance, done = random.Random(seed), Counter[str]()
-    whole = new("whole")
-    begun = time.monotonic()
+    whole, begun = new("whole"), time.monotonic()
     whole.complete()
     seconds, wanted = time.monotonic() - begun, whole.contents()
-    life = 0
     while done["kills"] < count:
-        trial = new(f"life{life}")
-        life += 1
+        trial = new(f"life{done['studies completed']}")
         while done["kills"] < count and kill(trial, chance, seconds):
             done["kills"] += 1
             done["kills of a run that had published something"] += bool(trial.artifacts())
@@ -98,19 +220,12 @@ def kills(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str
             done["finished shards found after a kill"] += len(kept)
             if chance.random() < 0.5:  # else goes on under the next kill
                 trial.complete("acceptance")
-                again = (
-                    set(trial.computed.read_text().split("\n"))
-                    if trial.computed.exists()
-                    else set()
-                )
-                assert not kept & again, "a finished shard was computed again"
+                again = trial.computed.read_text().split() if trial.computed.exists() else []
+                assert not kept & set(again), "a finished shard was computed again"
                 assert all(path.stat().st_ino == inode for path, inode in places.items())
         trial.complete()
-        assert trial.contents() == wanted
-        assert not trial.leftovers(), trial.leftovers()
-        assert trial.verified()[0] == 0
+        trial.expect_whole(wanted)
         done["studies completed"] += 1
-        shutil.rmtree(trial.outputs)
     return done
 
 
@@ -119,53 +234,41 @@ def rounds(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[st
     chance, done = random.Random(seed), Counter[str]()
     whole = new("whole")
     whole.complete()
-    wanted = whole.contents()
+    wanted, stages = whole.contents(), ["report", "acceptance", "certificates", "decoding"]
     for at in range(count):
         trial = new(f"round{at}")
-        asked = [
-            "report",
-            *chance.choices(["report", "acceptance", "certificates", "decoding"], k=3),
-        ]
-        for process in [trial.start(stage) for stage in asked]:
-            status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-            assert status == 0, trial.log.read_text()
+        processes = [trial.start(stage) for stage in ["report", *chance.choices(stages, k=3)]]
+        statuses = [_status(process) for process in processes]
         printed = trial.log.read_text()
+        assert statuses == [0] * 4, printed
         assert printed.count(": computing") == len(wanted), printed
-        assert trial.contents() == wanted
-        assert not trial.leftovers(), trial.leftovers()
-        assert trial.verified()[0] == 0
+        trial.expect_whole(wanted)
         done["rounds"] += 1
         done["waits for another process"] += printed.count("another process")
-        shutil.rmtree(trial.outputs)
     return done
 
 
 def damage(path: Path, chance: random.Random) -> str:
     """Damage a file in some way that changes it; return which."""
     content = path.read_bytes()
-    kinds: dict[str, Callable[[], bytes | None]] = {
-        "bit flipped": lambda: _flipped(content, chance),
-        "cut": lambda: content[: chance.randrange(len(content))],
-        "emptied": lambda: b"",
-        "zeros": lambda: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
-        "noise": lambda: chance.randbytes(len(content)),
-        "longer": lambda: content + chance.randbytes(chance.randint(1, 9)),
-        "removed": lambda: None,
+    flipped = bytearray(content)
+    flipped[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    changed = {
+        "bit flipped": bytes(flipped),
+        "cut": content[: chance.randrange(len(content))],
+        "emptied": b"",
+        "zeros": content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+        "noise": chance.randbytes(len(content)),
+        "longer": content + chance.randbytes(chance.randint(1, 9)),
+        "removed": content,
     }
-    kind = chance.choice(["bit flipped", "bit flipped", *kinds])
-    changed = kinds[kind]()
-    if changed is None:
+    kind = chance.choice(["bit flipped", "bit flipped", *changed])
+    if kind == "removed":
         path.unlink()
     else:
-        assert changed != content
-        path.write_bytes(changed)
+        assert changed[kind] != content
+        path.write_bytes(changed[kind])
     return kind
-
-
-def _flipped(content: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(content)
-    changed[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    return bytes(changed)
 
 
 def damages(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
@@ -178,27 +281,27 @@ def damages(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[s
     stopped = interrupted(cut)
     for _ in range(count):
         if chance.random() < 0.25:
-            damaged_shard(cut, stopped, wanted, chance, done)
+            done[f"shards and plans {damaged_shard(cut, stopped, wanted, chance)}"] += 1
         else:
-            damaged_artifact(whole, wanted, chance, done)
+            done[damaged_artifact(whole, wanted, chance)] += 1
     return done
 
 
 def interrupted(trial: Trial) -> dict[str, Path]:
     """Stop every long stage after its first shards; return copies of the outputs by stage."""
     found = {}
+
+    def stopping() -> None:
+        real = shards.Plan.finish
+
+        def finish(plan: Any, *rest: Any) -> None:
+            real(plan, *rest)
+            if len(plan.unfinished()) <= 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        shards.Plan.finish = finish  # type: ignore[assignment, method-assign]
+
     for stage in sorted(RESUMABLE, key=list(VERSIONS).index):
-
-        def stopping() -> None:
-            real = shards.Plan.finish
-
-            def finish(plan: Any, *rest: Any) -> None:
-                real(plan, *rest)
-                if len(plan.unfinished()) <= 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            shards.Plan.finish = finish  # type: ignore[assignment, method-assign]
-
         trial.run(stage, stopping)
         found[stage] = trial.outputs.with_name(f"interrupted in {stage}")
         shutil.copytree(trial.outputs, found[stage])
@@ -207,18 +310,14 @@ def interrupted(trial: Trial) -> dict[str, Path]:
 
 
 def damaged_shard(
-    trial: Trial,
-    stopped: dict[str, Path],
-    wanted: dict[str, str],
-    chance: random.Random,
-    done: Counter[str],
-) -> None:
+    trial: Trial, stopped: dict[str, Path], wanted: dict[str, str], chance: random.Random
+) -> str:
     """Damage a shard or a plan; the run that goes on must end as if nothing had been."""
     stage = chance.choice(list(stopped))
     shutil.rmtree(trial.outputs, ignore_errors=True)
     shutil.copytree(stopped[stage], trial.outputs)
-    [partial] = (trial.outputs / "artifacts" / stage).glob(".*.partial")
-    files = [partial / "plan.json", *sorted((partial / "shards").iterdir())]
+    [unfinished] = (trial.outputs / "artifacts" / stage).glob(".*.partial")
+    files = [unfinished / "plan.json", *sorted((unfinished / "shards").iterdir())]
     kind = damage(chance.choice(files), chance)
     if kind != "removed":  # what is not there is computed again
         assert trial.verified()[0] == 1
@@ -226,12 +325,10 @@ def damaged_shard(
     assert kind == "removed" or "computed again" in printed, printed
     assert trial.contents().items() <= wanted.items()
     assert trial.verified()[0] == 0
-    done[f"shards and plans {kind}"] += 1
+    return kind
 
 
-def damaged_artifact(
-    trial: Trial, wanted: dict[str, str], chance: random.Random, done: Counter[str]
-) -> None:
+def damaged_artifact(trial: Trial, wanted: dict[str, str], chance: random.Random) -> str:
     """Damage a file of an artifact, which verify or the run that asks for it must find."""
     name = chance.choice(sorted(trial.artifacts()))
     directory = trial.artifacts()[name]
@@ -251,7 +348,7 @@ def damaged_artifact(
     assert status == 0, said
     [aside] = (trial.outputs / "artifacts/quarantine").glob("*/*")
     shutil.rmtree(aside)
-    done[f"{'records' if file.name == 'record.json' else 'other files'} {kind}"] += 1
+    return f"{'records' if file.name == 'record.json' else 'other files'} {kind}"
 
 
 def main(arguments: list[str]) -> None:
@@ -262,25 +359,20 @@ def main(arguments: list[str]) -> None:
     given = vars(parser.parse_args(arguments))
     seed = given.pop("seed")
     with tempfile.TemporaryDirectory() as folder:
-        overrides = study(Path(folder))
+        overrides = tiny_study(Path(folder))
         torch.set_num_threads(1)
-        run([*overrides, f"outputs='{folder}/warm'", "stage=decoding"])  # compiled and imported
-        run([*overrides, f"outputs='{folder}/warm'", "stage=acceptance"])  # once, for all forks
+        for stage in ("decoding", "acceptance"):  # compiled and imported once, for all forks
+            run_study([*overrides, f"outputs='{folder}/warm'", f"stage={stage}"])
         for trials in (kills, rounds, damages):
             base = Path(folder) / trials.__name__
             base.mkdir()
             begun = time.monotonic()
-            done = trials(partial(trial, overrides, base), given[trials.__name__], seed)
+            done = trials(partial(Trial, overrides, base), given[trials.__name__], seed)
             print(
                 f"{trials.__name__}: nothing lost, nothing silent in "
                 f"{time.monotonic() - begun:.0f} s: {json.dumps(done)}",
                 flush=True,
             )
-
-
-def trial(overrides: list[str], base: Path, name: str) -> Trial:
-    """Return the trial `name` below `base`."""
-    return Trial(overrides, base / name)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a mean KL certifies of a drafter, beside a bound at every step and beside what happens.
 
-Three numbers at a level eps, for acceptance and for tokens a call with drafts of any length:
+Three numbers at the drafter's mean KL eps, for acceptance and for tokens a call:
 
 - uniform: the KL is at most eps at every step;
 - budget: its mean over the steps is at most eps (`analysis.beyond.budget`);
@@ -13,44 +13,17 @@ never below it. Certificates that are intervals count by their lower ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
-from ..beyond.budget import certified_share, certified_tokens, rejections, uniform_share
+from ..beyond.budget import certified_tokens, rejections
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
 
 ROUNDING = 1e-9  # relative, of a sum of KLs
-
-
-def budget_curves(verdict: Verdict, levels: Sequence[float], steps: Trajectories) -> pd.DataFrame:
-    """Return uniform bound and budget of one rule at levels of the KL, nats.
-
-    Returns:
-        Rows with rule, at (curve), kind (uniform, budget), eps, statistic (acceptance, tokens) and
-        value.
-    """
-    lower, eps = verdict.lower, np.asarray(levels, dtype=np.float64)
-    inner = np.delete(lower, _ends(steps))
-    size, ends = len(lower), len(steps.starts)
-    uniform = np.sum(inner[:, None] <= eps, axis=0)
-    spread = rejections(inner, eps * size / len(inner)) if len(inner) else np.zeros(len(eps))
-    found = {
-        ("uniform", "acceptance"): uniform_share(lower, eps),
-        ("uniform", "tokens"): size / (ends + uniform),
-        ("budget", "acceptance"): certified_share(lower, eps),
-        ("budget", "tokens"): size / (ends + spread),
-    }
-    columns = {
-        "kind": np.repeat([kind for kind, _ in found], len(eps)),
-        "eps": np.tile(eps, len(found)),
-        "statistic": np.repeat([name for _, name in found], len(eps)),
-        "value": np.concatenate(list(found.values())),
-    }
-    return pd.DataFrame(columns).assign(rule=verdict.rule.label, at="curve")
 
 
 def budget_of_drafter(
@@ -61,7 +34,7 @@ def budget_of_drafter(
     The intervals are of what is certified at this level, and of what is realised.
 
     Returns:
-        Rows with rule, at (drafter), kind (uniform, budget, realised), eps, statistic (acceptance,
+        Rows with rule, kind (uniform, budget, realised), eps, statistic (acceptance,
         tokens, and with a draft length gamma tokens_<gamma>, with drafts of at most so many),
         value, ci_low and ci_high (NaN of a budget at a draft length).
     """
@@ -95,7 +68,7 @@ def budget_of_drafter(
         for kind, tokens, limits in _limited(steps, verdict, eps, bootstrap, draft_length):
             row = {"kind": kind, "eps": eps, "statistic": f"tokens_{draft_length}", "value": tokens}
             rows.append(row | {"ci_low": limits[0], "ci_high": limits[1]})
-    return pd.DataFrame(rows).assign(rule=verdict.rule.label, at="drafter")
+    return pd.DataFrame(rows).assign(rule=verdict.rule.label)
 
 
 def _limited(

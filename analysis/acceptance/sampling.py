@@ -12,7 +12,7 @@ from their mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -75,7 +75,6 @@ def sampling_statistics(
     kl: Floats,
     measured: Mapping[str, Floats],
     rules: Sequence[Rule],
-    levels: Sequence[float],
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Certify the mean acceptance of every law, beside the measured one.
@@ -85,50 +84,41 @@ def sampling_statistics(
         kl: (N,) KL(p||q) there, nats.
         measured: (N,) acceptance by law.
         rules: those that judge tokens are held against sampled drafts.
-        levels: of the KL, nats, of the curves.
         bootstrap: over prompts.
 
     Returns:
-        Rows with rule (the law), at, kind, eps, value, ci_low, ci_high (NaN of a budget, whose
-        worst case is over all steps at once). at drafter, eps its mean KL: kind step (from the KL
-        of each step), uniform (each at most the mean), budget (their mean), measured. at curve, of
-        the two laws of speculative sampling: uniform and budget.
+        Rows with rule (the law), kind, eps (the mean KL), value, ci_low, ci_high (NaN of a budget,
+        whose worst case is over all steps at once): kind step (from the KL of each step), uniform
+        (each at most the mean), budget (their mean), measured.
     """
-    mean = float(kl.mean())
-    costs = probability.mode_costs(target)
+    mean, costs = float(kl.mean()), probability.mode_costs(target)
     hulls = probability.argmax_hulls(target, costs)
-
-    def certified(at: str, eps: float) -> Iterator[dict[str, str | float]]:
-        for law, values in certified_acceptance(target, eps, costs).items():
-            yield _row(law, at, "uniform", eps, values, bootstrap)
-        yield _bound(SPECULATIVE, at, eps, probability.lossless_mean(target, eps))
-        yield _bound(ARGMAX, at, eps, probability.argmax_draft_mean(target, eps, hulls))
-
-    def drafter(law: str, kind: str, values: Floats) -> dict[str, str | float]:
-        return _row(law, "drafter", kind, mean, values, bootstrap)
-
-    rows = [drafter(law, "measured", values) for law, values in measured.items()]
-    by_step = certified_acceptance(target, kl + kl_rounding(kl), costs)
-    rows += [drafter(law, "step", values) for law, values in by_step.items()]
-    rows += certified("drafter", mean)
+    rows: list[tuple[str, str, Floats | float]] = [
+        *((law, "measured", values) for law, values in measured.items()),
+        *(
+            (law, kind, values)
+            for kind, eps in (("step", kl + kl_rounding(kl)), ("uniform", mean))
+            for law, values in certified_acceptance(target, eps, costs).items()
+        ),
+        (SPECULATIVE, "budget", probability.lossless_mean(target, mean)),
+        (ARGMAX, "budget", probability.argmax_draft_mean(target, mean, hulls)),
+    ]
     sums = np.cumsum(target.probs, axis=1)
     for rule in (rule for rule in rules if rule.judges_tokens):
         law, mass = f"{SAMPLED}{rule.label}", accepted_mass(target, rule, sums)
-        for kind, eps in (("step", kl), ("uniform", mean)):
-            rows.append(drafter(law, kind, probability.sampled_draft(mass, eps)))
-        rows.append(_bound(law, "drafter", mean, probability.sampled_draft_mean(mass, mean)))
-    return pd.DataFrame([*rows, *(row for eps in levels for row in certified("curve", eps))])
+        rows += [
+            (law, "step", probability.sampled_draft(mass, kl)),
+            (law, "uniform", probability.sampled_draft(mass, mean)),
+            (law, "budget", probability.sampled_draft_mean(mass, mean)),
+        ]
+    frame = pd.DataFrame([(law, kind, *_mean(values, bootstrap)) for law, kind, values in rows])
+    frame.columns = pd.Index(["rule", "kind", "value", "ci_low", "ci_high"])
+    return frame.assign(eps=mean)
 
 
-def _row(
-    law: str, at: str, kind: str, eps: float, values: Floats, bootstrap: PromptBootstrap
-) -> dict[str, str | float]:
+def _mean(values: Floats | float, bootstrap: PromptBootstrap) -> tuple[float, float, float]:
+    if isinstance(values, float):
+        return values, np.nan, np.nan
     value, draws = bootstrap.mean(values)
-    low, high = bootstrap.interval(draws)
-    limits = {"ci_low": float(low), "ci_high": float(high)}
-    return {"rule": law, "at": at, "kind": kind, "eps": eps, "value": value, **limits}
-
-
-def _bound(law: str, at: str, eps: float, value: float) -> dict[str, str | float]:
-    limits = {"ci_low": np.nan, "ci_high": np.nan}
-    return {"rule": law, "at": at, "kind": "budget", "eps": eps, "value": value, **limits}
+    low, high = map(float, bootstrap.interval(draws))
+    return value, low, high

@@ -6,7 +6,6 @@ certain and at the other one, which differ only then.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -31,14 +30,11 @@ def rule_statistics(
     Returns:
         One row a statistic: `value`, `optimistic` and the limits `ci_low` of value, `ci_high` of
         optimistic. Where certificates are intervals, value is the least and optimistic the most
-        that they allow (rank_correlation: bounds of these); elsewhere both are equal. Shares of
-        all steps: acceptance, certified, departure (accepted, but not the target's argmax), empty
-        (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
-        accepted.
+        that they allow; elsewhere both are equal. Shares of all steps: acceptance,
+        certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
+        inexact (the certificate is an interval). coverage: certified among accepted.
         given_up: target probability an emitted draft gives up, mean over all steps.
-        slack_median: of R - KL, nats. rank_correlation: Spearman's, of R - KL and
-        acceptance over steps; ordered: how often an accepted step has a larger R - KL than a
-        rejected one (ties half). realised_<estimator>, certified_<estimator>: acceptance
+        slack_median: of R - KL, nats. realised_<estimator>, certified_<estimator>: acceptance
         lengths with `cut` and `cut_optimistic`, NaN elsewhere, see analysis.statistics.run_lengths.
     """
     accepted, certified = verdict.accepted, verdict.certified
@@ -56,8 +52,6 @@ def rule_statistics(
     ]
     slack = _quantiles(steps.slack(verdict.lower), steps.slack(verdict.upper), [0.5], bootstrap)
     rows.append(_row("slack_median", *(column[0] for column in slack)))
-    for name, value, optimistic in _association(steps, verdict):
-        rows.append(_row(name, value, optimistic, np.nan, np.nan))
     for kind, sure, maybe in (
         ("realised", accepted, accepted),
         ("certified", certified, verdict.certifiable),
@@ -267,56 +261,3 @@ def _quantiles(
         optimistic, draws = bootstrap.quantiles(upper, levels)
         high = bootstrap.interval(draws)[1]
     return value, optimistic, low, high
-
-
-def _association(steps: Steps, verdict: Verdict) -> list[tuple[str, float, float]]:
-    """Return how R - KL goes with acceptance: the least and the most that the intervals allow.
-
-    How often an accepted step has the larger slack U (Mann-Whitney) grows with the slack of
-    accepted steps and falls with that of rejected ones: its extremes take opposite ends there.
-    Spearman's correlation is U - 1/2 over the spread of the ranks, which ties make smaller: it is
-    bounded by the spreads with as few and as many ties as there can be.
-    """
-    accepted = verdict.accepted
-    size, ahead = len(accepted), int(accepted.sum())
-    if ahead in (0, size):
-        return [("rank_correlation", np.nan, np.nan), ("ordered", np.nan, np.nan)]
-    least, most = (
-        _ordered(steps.slack(np.where(accepted, up, down)), accepted)
-        for up, down in ((verdict.lower, verdict.upper), (verdict.upper, verdict.lower))
-    )
-    share, spreads = (
-        ahead / size,
-        _spreads(steps.slack(verdict.lower), verdict.lower == verdict.upper),
-    )
-    if not spreads.any():  # all steps tie
-        return [("rank_correlation", np.nan, np.nan), ("ordered", least, most)]
-    # the covariance of ranks and acceptance is size * share * (1 - share) * (U - 1/2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bounds = [
-            size * math.sqrt(share * (1 - share)) * (u - 0.5) / spreads for u in (least, most)
-        ]
-    low, high = np.clip([np.nanmin(bounds[0]), np.nanmax(bounds[1])], -1, 1)
-    return [("rank_correlation", low, high), ("ordered", least, most)]
-
-
-def _ordered(slack: Floats, accepted: Flags) -> float:
-    """Return how often an accepted step has a larger slack than a rejected one, ties half."""
-    ranks = pd.Series(slack).rank().to_numpy()
-    ahead = int(accepted.sum())
-    larger = ranks[accepted].sum() - ahead * (ahead + 1) / 2
-    return float(larger / ahead / (len(slack) - ahead))
-
-
-def _spreads(slack: Floats, exact: Flags) -> Floats:
-    """Return the least and the largest standard deviation that the ranks can have: (2,).
-
-    A group of t equal values takes t^3 - t from n^3 - n, the 12 n-fold variance without ties. At
-    the most, the steps that are not exact all join the largest group; at the least, none does.
-    """
-    size = len(slack)
-    tied = np.sort(np.append(np.unique(slack[exact], return_counts=True)[1], 0)).astype(np.float64)
-    joined = tied.copy()
-    joined[-1] += size - tied.sum()
-    variance = [size**3 - size - np.sum(t**3 - t) for t in (joined, tied)]
-    return np.sqrt(np.array(variance) / (12 * size))

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.budgets import budget_curves, budget_of_drafter
+from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import judge
 from analysis.acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE, sampling_statistics
@@ -53,17 +53,10 @@ def measured(missing: bool = False, sampled: bool = True) -> Results:
         *(depth_statistics(d, steps, verdicts, bootstrap).assign(divergence="") for d in (1, 2)),
     ]
     laws = {SPECULATIVE: 1 - found.tv, ARGMAX: np.exp(found.draft_log_prob)}
-    levels = [
-        frame
-        for one in verdicts
-        for frame in (
-            budget_curves(one, [0.1], steps.trajectories),
-            budget_of_drafter(steps, one, bootstrap, 3),
-        )
-    ]
+    levels = [budget_of_drafter(steps, one, bootstrap, 3) for one in verdicts]
     statistics = [rule_statistics(steps, one, bootstrap, 8) for one in every]
     if sampled:
-        frame = sampling_statistics(steps.target, found.kl, laws, RULES, [0.1], bootstrap)
+        frame = sampling_statistics(steps.target, found.kl, laws, RULES, bootstrap)
         levels.append(frame.assign(statistic="probability"))
         four = (found.tv, found.erss_acceptance, found.harmonic_mean, laws[ARGMAX])
         statistics.append(stochastic_statistics(*four, steps.trajectories, bootstrap))
@@ -113,8 +106,7 @@ def test_every_table_prints_its_numbers(full: Results) -> None:
     row = printed["divergences"]["Strict greedy"]
     names = (*DIVERGENCES, UNION)
     assert row == [share_text(covered["greedy", name, "coverage"]) for name in names]
-    levels = full["levels"].query("at == 'drafter'")
-    known = levels.set_index(["rule", "statistic", "kind"])["value"]
+    known = full["levels"].set_index(["rule", "statistic", "kind"])["value"]
     row = printed["budgets"]["Strict greedy"]
     assert row[:3] == [share_text(known["greedy", "acceptance", kind])
                        for kind in ("uniform", "budget", "realised")]  # fmt: skip

@@ -44,8 +44,8 @@ def test_nothing_is_accepted_less_often_than_certified(noise: float, missing: bo
     steps, q = sampled(noise, k, missing)
     assert violations(*steps) == {SPECULATIVE: 0, ARGMAX: 0}
     rules = [StrictGreedy(), Additive(0.2), Tree(2)]
-    frame = sampling_statistics(*steps, rules, [0.01, 0.3], BOOTSTRAP)
-    own = frame[frame["at"] == "drafter"].set_index(["rule", "kind"])["value"]
+    frame = sampling_statistics(*steps, rules, BOOTSTRAP)
+    own = frame.set_index(["rule", "kind"])["value"]
     laws = [SPECULATIVE, ARGMAX]
     for law in laws:
         for kind in ("step", "budget"):
@@ -64,22 +64,7 @@ def test_nothing_is_accepted_less_often_than_certified(noise: float, missing: bo
     assert not any("tree" in law for law, _ in own.index)
     if noise == 0 and not missing:
         assert (own.xs(SPECULATIVE) >= 1 - 1e-6).all()
-
-
-def test_curves_fall_and_begin_at_what_is_sure_of_the_target_itself() -> None:
-    steps, _ = sampled(0.3)
-    frame = sampling_statistics(*steps, [], [0.0, 0.05, 0.5, 5.0], BOOTSTRAP)
-    curves = frame[frame["at"] == "curve"].pivot(
-        index="eps", columns=["rule", "kind"], values="value"
-    )
-    assert (curves.diff().dropna() <= 1e-9).all(axis=None)
-    first = curves.loc[0.0]
-    p0 = steps[0].top_probability.mean()
-    assert (first[SPECULATIVE] == 1.0).all()
-    assert first[ARGMAX].to_numpy() == pytest.approx(p0)
-    assert (
-        curves.xs("budget", axis=1, level=1) <= curves.xs("uniform", axis=1, level=1) + 1e-9
-    ).all(axis=None)
+        assert own[ARGMAX, "budget"] == pytest.approx(steps[0].top_probability.mean(), abs=1e-4)
 
 
 def test_a_violation_is_seen() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from analysis.certificates.certify import certify
 from analysis.rules import AbsoluteThreshold
 from analysis.topk import TopK
-from benchmarks.soundness import entropy, targets
+from benchmarks.soundness import tail_entropy, targets
 
 N = 6
 ABOVE = 1 + 1e-9  # a token that is accepted, but only just
@@ -50,7 +50,7 @@ def listed_tails(mass: float, h: float, p_k: float, theta: float) -> np.ndarray:
     tails = np.array([np.repeat(*row) for row in zip(levels, counts, strict=True)])
     valid = (tails >= 0).all(axis=1) & (tails <= p_k).all(axis=1)
     valid &= np.abs(tails.sum(axis=1) - mass) < 1e-12
-    return tails[valid & (np.abs(entropy(tails) - h) < 1e-12)]
+    return tails[valid & (np.abs(tail_entropy(tails) - h) < 1e-12)]
 
 
 def compare(p: np.ndarray, k: int, theta: float) -> tuple[float, float] | None:
@@ -61,7 +61,7 @@ def compare(p: np.ndarray, k: int, theta: float) -> tuple[float, float] | None:
     lower, upper = found.lower[0, 0], found.upper[0, 0]
     if lower == upper:
         return None
-    tails = listed_tails(p[k:].sum(), float(entropy(p[None, k:])[0]), p[k - 1], theta)
+    tails = listed_tails(p[k:].sum(), float(tail_entropy(p[None, k:])[0]), p[k - 1], theta)
     full = np.column_stack([np.broadcast_to(p[:k], (len(tails), k)), tails])
     truth = np.append(
         certify(TopK.from_probabilities(full), [rule]).lower,

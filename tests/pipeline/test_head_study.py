@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
 from analysis.report import figure
-from benchmarks import trial
+from benchmarks import robustness
 from conf.schema import Config
 from pipeline import cli, sweeps, verify
 from pipeline.errors import PipelineError
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def overrides(folder: Path) -> list[str]:
-    given = trial.study(folder)
+    given = robustness.tiny_study(folder)
     settings = {"path": str(folder / "target"), "label": "t", "device": "cpu", "threads": 1}
     target = load_model(tiny.MODEL, settings, "t")
     head = heads.random_head(target)

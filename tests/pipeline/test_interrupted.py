@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from hydra import compose, initialize_config_dir
 
-from benchmarks import robustness, trial
+from benchmarks import robustness
 from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
@@ -32,7 +32,7 @@ FULL = Path("/dev/full")
 
 @pytest.fixture(scope="module")
 def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return trial.study(tmp_path_factory.mktemp("study"))
+    return robustness.tiny_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_read_only_outputs_with_a_full_cache_serve(overrides: list[str], tmp_pat
     outputs = tmp_path / "outputs [1] ü"
     command = [sys.executable, "-m", "pipeline", *overrides, f"outputs='{outputs}'"]
     for stage in ("decoding", "certificates"):
-        trial.run([*command[3:], f"stage={stage}"])
+        robustness.run_study([*command[3:], f"stage={stage}"])
     for stage in ("decoding", "certificates"):
         done = subprocess.run(
             [*read_only(outputs), *command, f"stage={stage}"],
@@ -267,7 +267,7 @@ def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: 
     """A few of what ``python -m benchmarks.robustness`` does many of."""
     assert whole  # what forks share is compiled and imported
 
-    new = partial(robustness.trial, overrides, tmp_path)
+    new = partial(robustness.Trial, overrides, tmp_path)
 
     assert robustness.kills(new, 10)["kills"] == 10
     assert robustness.rounds(new, 1)["rounds"] == 1

@@ -7,22 +7,21 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from analysis.rules import Additive, Mars, StrictGreedy
 from analysis.topk import TopK
-from benchmarks.stage_memory import stream
+from benchmarks.certificates import synthetic
 from pipeline.execution import threads as streams
 from pipeline.execution.threads import in_order, stream_threads
 from pipeline.stages import certificates
 from pipeline.stages.certificates import grouped, write_certificates
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
-from pipeline.store.distributions import MOMENTS, as_top_k
 
 RULES = [StrictGreedy(), Additive(0.1), Mars(0.9)]
 STEPS, CHUNK = 5 * 64 + 3, 64
@@ -77,9 +76,11 @@ def test_groups(size: int, parts: list[int]) -> None:
 
 
 def chunks() -> Iterator[tuple[pa.RecordBatch, TopK]]:
-    for batch in stream(STEPS, 16, CHUNK):
-        dist: Any = as_top_k(batch, MOMENTS, None, {"vocab_size": 4096}, 1.0)
-        yield batch.select([0, 1]), dist
+    whole = synthetic(STEPS, 16)
+    for start in range(0, STEPS, CHUNK):
+        rows = np.arange(start, min(start + CHUNK, STEPS))
+        keys = {"prompt_id": (rows // 128).astype(str), "position": (rows % 128).astype(np.int32)}
+        yield pa.RecordBatch.from_pydict(keys), whole[start : start + CHUNK]
 
 
 def written(folder: Path, threads: int, steps: int = STEPS) -> list[Path]:

@@ -36,8 +36,6 @@ ACCEPTED: Mapping[str, tuple[str, Callable[[float], str]]] = {  # heading and pr
     "certified": ("certified", share_text),
     "coverage": ("coverage", share_text),
     "slack_median": ("R − KL", number_text),
-    "rank_correlation": ("rank corr.", number_text),
-    "ordered": ("ordered", number_text),
 }
 DIVERGENCES = {
     "kl": "KL",
@@ -107,10 +105,7 @@ def acceptance_table(results: Results) -> Table:
         question="How much of what is accepted was guaranteed?",
         caption=f"What each rule accepts of {results.drafter}, teacher-forced on the target's own "
         "trajectories, and what its certificates promised. Certified: KL(p‖q) below the "
-        "certificate R; coverage: certified among accepted; R − KL: its median in nats; rank "
-        "corr.: Spearman's, over steps, of R − KL and acceptance; ordered: how often an accepted "
-        "step has a larger R − KL than a rejected one; these two range over the least and the most "
-        "that certificates known as intervals allow.",
+        "certificate R; coverage: certified among accepted; R − KL: its median in nats.",
         data=with_censored(select(frame, rule=rules, statistic=[*ACCEPTED, "empty", "inexact"])),
         row="rule",
         columns=across(results.targets, columns),
@@ -189,7 +184,7 @@ def _infinite_somewhere(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
 def budget_table(results: Results) -> Table:
     """What each rule is sure to accept at the drafter's mean KL, beside what it accepts."""
     levels = results["levels"]
-    frame = levels[(levels["at"] == "drafter") & (levels["statistic"] != "probability")]
+    frame = levels[levels["statistic"] != "probability"]
     rules = [rule for rule in own_rules(results) if rule in set(frame["rule"])]
     limited = [x for x in frame["statistic"].unique() if x not in ("acceptance", "tokens")]
     headings = {"acceptance": "", "tokens": "tokens, "}
@@ -236,14 +231,14 @@ def budget_table(results: Results) -> Table:
 def sampling_table(results: Results) -> Table | None:
     """Certified and measured acceptance of each law; None where no answers were sampled."""
     levels, names = results["levels"], results.names
-    frame = levels[(levels["at"] == "drafter") & (levels["statistic"] == "probability")]
+    frame = levels[levels["statistic"] == "probability"]
     if frame.empty:
         return None
     frame = frame.rename(columns={"rule": "law"}).drop(columns="statistic")
     known = results["acceptance"]
     others = known[~known["rule"].isin(names)].rename(columns={"rule": "law"})  # no rule's
     kinds = {"acceptance": "measured", LENGTH: TOKENS}
-    others = others.assign(kind=others["statistic"].map(kinds), at="drafter")
+    others = others.assign(kind=others["statistic"].map(kinds))
     extra = others[(others["kind"] == TOKENS) | ~others["law"].isin(frame["law"])]
     extra = extra[extra["kind"].notna()]
     shown = pd.concat([frame, extra], ignore_index=True)

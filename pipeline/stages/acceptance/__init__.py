@@ -133,7 +133,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=8,
+    version=9,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -167,11 +167,10 @@ STAGE = Stage(
             **ENDS,
             **COUNTED,
         },
-        "levels": {  # what a KL of eps certifies: analysis.acceptance.budgets and sampling
+        "levels": {  # what the mean KL certifies: analysis.acceptance.budgets and sampling
             "rule": "string",  # or the law of an acceptance that is sampled
-            "at": "string",  # curve, or drafter: its mean KL
             "kind": "string",  # uniform, budget, step, realised or measured
-            "eps": "float64",  # nats
+            "eps": "float64",  # the drafter's mean KL, nats
             "statistic": "string",  # acceptance, tokens, tokens_<draft length> or probability
             **INTERVAL,
             **COUNTED,

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance.budgets import budget_curves, budget_of_drafter, exceeds_budget
+from analysis.acceptance.budgets import budget_of_drafter, exceeds_budget
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge, profile
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
@@ -36,8 +36,6 @@ from pipeline.store.node import Node
 
 POSITIONS = 16  # of a bin of the profile
 DECILES = 10
-LEVELS = tuple(np.geomspace(1e-3, 1.0, 25).tolist())  # of a mean KL, nats
-FEWER_LEVELS = LEVELS[::6]  # of certified probabilities, whose mean budgets take longer
 SAMPLED_COLUMNS = (  # what stochastic_statistics takes
     "sampled_tv",
     "sampled_erss_acceptance",
@@ -171,9 +169,9 @@ def _by_depth(
 def _budgets(
     steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap, draft_length: int
 ) -> pd.DataFrame:
-    """Return what a mean KL certifies of each rule, along the KL and at the drafter's own.
+    """Return what the drafter's mean KL certifies of each rule.
 
-    There also of drafts of at most `draft_length` tokens.
+    With drafts of any length, and of at most `draft_length` tokens.
 
     Raises:
         PipelineError: the drafter is rejected more often than its mean KL allows.
@@ -186,10 +184,7 @@ def _budgets(
                 f"more than a mean KL of {float(steps.kl.mean())!r} can reject, which cannot be. "
                 "Please report it"
             )
-        frames += [
-            budget_curves(verdict, LEVELS, steps.trajectories),
-            budget_of_drafter(steps, verdict, bootstrap, draft_length),
-        ]
+        frames.append(budget_of_drafter(steps, verdict, bootstrap, draft_length))
     return pd.concat(frames)
 
 
@@ -224,7 +219,7 @@ def _sampling(
                 f"{law}: {count} steps accept with a smaller probability than their certificates "
                 "say, which cannot be. Please report it"
             )
-    frame = sampling_statistics(dist, kl, measured, rules, FEWER_LEVELS, bootstrap)
+    frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
     return frame.assign(statistic="probability")
 
 
