@@ -18,8 +18,9 @@ from pipeline.execution.runner import ensure
 from pipeline.execution.shard_plan import Plan
 from pipeline.execution.workers import Here, RayWorkers
 from pipeline.loader import Study
-from pipeline.stages.distributions.compute import open_decoder, read_prompts
+from pipeline.stages.distributions.compute import open_decoder
 from pipeline.store.artifacts import Artifact, Pending, Store
+from pipeline.store.distributions import read_token_ids
 
 Upstream = dict[str, list[Artifact]]
 
@@ -27,7 +28,7 @@ Upstream = dict[str, list[Artifact]]
 def planned(folder: Path, upstream: Upstream, cut: Any) -> Plan:
     """Return the plan of all prompts."""
     folder.mkdir()
-    prompts = read_prompts(upstream["prompts"][0])
+    prompts = read_token_ids(upstream["prompts"][0])
     lengths = {prompt: len(ids) for prompt, ids in prompts.items()}
     return Plan.open(Pending(folder, "distributions"), lengths, cut)
 

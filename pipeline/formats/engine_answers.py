@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from pipeline.errors import first_line
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]
@@ -80,29 +82,33 @@ def pieces(
         FormatError: it has no log-probabilities, or processed ones.
     """
     chunk = streamed or str(body.get("object", "")).endswith(".chunk")
-    if isinstance(body.get("choices"), list):
-        own = name or body.get("id")
-        usage = body.get("usage")
-        told = usage.get("completion_tokens") if chunk and isinstance(usage, Mapping) else 0
-        found = [
-            _choice(choice, body, own, line, chunk, part)._replace(tokens=_whole(told))
-            for choice in body["choices"]
-        ]
-        if not found and own:  # the last event of a stream, with its usage
-            return [Piece(str(own), [], False, tokens=_whole(told))]
-        return found
-    if isinstance(body.get("meta_info"), Mapping):
-        return [_sglang(body["meta_info"], name, line, streamed, part)]
-    if "completion_probabilities" in body or {"content", "stop"} <= set(body):
-        return [_llama(body, name, line, chunk, part)]
+    try:
+        if isinstance(body.get("choices"), list):
+            own = name or body.get("id")
+            told = _whole((body.get("usage") or {}).get("completion_tokens")) if chunk else 0
+            found = [
+                _choice(choice, body, own, line, chunk, part)._replace(tokens=told)
+                for choice in body["choices"]
+            ]
+            if not found and own:  # the last event of a stream, with its usage
+                return [Piece(str(own), [], False, tokens=told)]
+            return found
+        if isinstance(body.get("meta_info"), Mapping):
+            return [_sglang(body["meta_info"], name, line, streamed, part)]
+        if "completion_probabilities" in body or {"content", "stop"} <= set(body):
+            return [_llama(body, name, line, chunk, part)]
+    except FormatError:
+        raise
+    except KeyError as error:
+        raise FormatError(f"holds a token without {error.args[0]}") from error
+    except (IndexError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"can't be read as an answer: {first_line(error)}") from error
     return "objects that are no answers"
 
 
 def _choice(
-    choice: Any, body: Mapping[str, Any], own: Any, line: int, chunk: bool, part: str
+    choice: Mapping[str, Any], body: Mapping[str, Any], own: Any, line: int, chunk: bool, part: str
 ) -> Piece:
-    if not isinstance(choice, Mapping):
-        raise FormatError("holds a choice that is no object")
     index = choice.get("index") or 0
     answer = (str(own) if own else f"line-{line}") + (f"#{index}" if index else "")
     finished = choice.get("finish_reason") is not None or not chunk
@@ -110,18 +116,26 @@ def _choice(
         scored = choice.get("prompt_logprobs") or body.get("prompt_logprobs")
         if scored is None:
             raise FormatError("has no prompt_logprobs: ask for prompt_logprobs=N")
-        return Piece(answer, [at and _scored(at, line) for at in scored[1:]])  # [0] has none
+        return Piece(
+            answer, [_scored(at, line) if at else None for at in scored[1:]]
+        )  # [0] has none
     _refuse_backend(body.get("__verbose"))
-    found = choice.get("logprobs")
-    if isinstance(found, Mapping) and isinstance(found.get("content"), list):
+    found = choice.get("logprobs") or {}
+    if isinstance(found.get("content"), list):
         content = found["content"]
-        one_pass = any(isinstance(entry, Mapping) and "id" in entry for entry in content)
-        return Piece(answer, _chat(content, line, chunk), finished, one_pass=one_pass)
-    if isinstance(found, Mapping) and isinstance(found.get("tokens"), list):
+        steps = [_described(entry, line) for entry in content]
+        tops = [step and step.top for step in steps]
+        tokens = {step.emitted for step in steps if step}
+        if chunk and len(tokens) > 1 and all(top == tops[0] for top in tops):
+            raise FormatError(
+                f"holds {len(tops)} tokens that repeat one list of log-probabilities, as SGLang "
+                "streams them: log without stream"
+            )
+        return Piece(answer, steps, finished, one_pass=any("id" in entry for entry in content))
+    if isinstance(found.get("tokens"), list):
         return Piece(answer, _completions(found, line), finished)
-    delta = choice.get("delta")
-    text = choice.get("text") or (isinstance(delta, Mapping) and delta.get("content"))
-    if found is None and (not chunk or text):
+    text = choice.get("text") or (choice.get("delta") or {}).get("content")
+    if not found and (not chunk or text):
         raise FormatError(
             "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
             "(completions)"
@@ -129,29 +143,25 @@ def _choice(
     return Piece(answer, [], finished)
 
 
-def _chat(content: Sequence[Any], line: int, chunk: bool) -> list[Step | None]:
-    steps = [_described(entry, line) for entry in content]
-    tops = [None if step is None else step.top for step in steps]
-    tokens = {step.emitted for step in steps if step is not None}
-    if chunk and len(tokens) > 1 and all(top == tops[0] for top in tops):
-        raise FormatError(
-            f"holds {len(tops)} tokens that repeat one list of log-probabilities, as SGLang "
-            "streams them: log without stream"
-        )
-    return steps
+def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step:
+    own = None if own is None else _number(own)
+    return Step(line, emitted, own, [(token, _number(value)) for token, value in top])
 
 
-def _described(entry: Any, line: int) -> Step | None:
+def _described(entry: Mapping[str, Any], line: int) -> Step | None:
     """Read a token of the chat format; llama.cpp's own has ids besides."""
-    if isinstance(entry, Mapping) and ("top_probs" in entry or "prob" in entry):
+    if "top_probs" in entry or "prob" in entry:
         raise FormatError(SAMPLED)
-    top = _field(entry, "top_logprobs", list)
+    top = entry["top_logprobs"]
     if not top:
         return None
-    named = _numbered(_token(item) for item in top)
-    values = [_number(_field(item, "logprob", object)) for item in top]
-    own = _number(entry["logprob"]) if entry.get("logprob") is not None else None
-    return Step(line, _token(entry), own, list(zip(named, values, strict=True)))
+    seen = Counter[Token]()
+    named: list[Token] = []
+    for token in map(_token, top):  # those of the same bytes are told apart by their order
+        named.append((token[0], seen[token]) if isinstance(token, tuple) else token)
+        seen[token] += 1
+    values = [item["logprob"] for item in top]
+    return _step(line, _token(entry), entry.get("logprob"), zip(named, values, strict=True))
 
 
 def _completions(found: Mapping[str, Any], line: int) -> list[Step | None]:
@@ -163,33 +173,23 @@ def _completions(found: Mapping[str, Any], line: int) -> list[Step | None]:
         )
     owns = found.get("token_logprobs") or [None] * len(tokens)
     return [
-        Step(
-            line,
-            _text(token),
-            None if own is None else _number(own),
-            [(_text(name), _number(value)) for name, value in top.items()],
-        )
-        if isinstance(top, Mapping) and top
+        _step(line, _text(token), own, [(_text(name), value) for name, value in top.items()])
+        if top
         else None
         for token, own, top in zip(tokens, owns, tops, strict=True)
     ]
 
 
-def _scored(entry: Any, line: int) -> Step:
+def _scored(entry: Mapping[str, Any], line: int) -> Step:
     """Read a position of vLLM's prompt_logprobs: the prompt's own token stands first."""
-    if not isinstance(entry, Mapping) or not entry:
-        raise FormatError("holds a position of prompt_logprobs that is no object")
-    top: Top = [
-        (_id(name), _number(_field(item, "logprob", object))) for name, item in entry.items()
-    ]
-    return Step(line, top[0][0], top[0][1], top)
+    top = [(_id(name), item["logprob"]) for name, item in entry.items()]
+    return _step(line, *top[0], top)
 
 
 def _llama(body: Mapping[str, Any], name: Any, line: int, chunk: bool, part: str) -> Piece:
     if part == "prompt":
         raise FormatError("has no prompt_logprobs: llama.cpp does not give any")
-    asked = body.get("generation_settings")
-    if isinstance(asked, Mapping) and asked.get("post_sampling_probs"):
+    if (body.get("generation_settings") or {}).get("post_sampling_probs"):
         raise FormatError(SAMPLED)
     _refuse_backend(body)
     found = body.get("completion_probabilities")
@@ -212,14 +212,10 @@ def _sglang(info: Mapping[str, Any], name: Any, line: int, streamed: bool, part:
             "return_logprob=true and top_logprobs_num=N"
             + (" and logprob_start_len=0" if part == "prompt" else "")
         )
-    steps: list[Step | None] = []
-    for entry, top in zip(owns, tops, strict=True):
-        if not top:
-            steps.append(None)
-            continue
-        chosen: Top = [(_id(item[1]), _number(item[0])) for item in map(_triple, top)]
-        own, token, *_ = _triple(entry)
-        steps.append(Step(line, _id(token), None if own is None else _number(own), chosen))
+    steps = [
+        _step(line, _id(own[1]), own[0], [(_id(item[1]), item[0]) for item in top]) if top else None
+        for own, top in zip(owns, tops, strict=True)
+    ]
     first = 1 if part == "prompt" else 0  # nothing comes before the first token of a prompt
     return Piece(str(name or info.get("id") or f"line-{line}"), steps[first:])
 
@@ -227,47 +223,28 @@ def _sglang(info: Mapping[str, Any], name: Any, line: int, streamed: bool, part:
 SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
 
 
-def _refuse_backend(body: Any) -> None:
+def _refuse_backend(body: Mapping[str, Any] | None) -> None:
     """Refuse an answer that asked llama.cpp for sampling in the backend.
 
     Some versions then take the softmax over the sampled candidates only.
     """
-    asked = body.get("generation_settings") if isinstance(body, Mapping) else None
-    if isinstance(asked, Mapping) and asked.get("backend_sampling"):
+    if ((body or {}).get("generation_settings") or {}).get("backend_sampling"):
         raise FormatError(
             "was sampled in the backend, where the softmax may be over the sampled candidates "
             "only: log with backend_sampling=false"
         )
 
 
-def _field(entry: Any, name: str, kind: type) -> Any:
-    if not isinstance(entry, Mapping) or name not in entry or not isinstance(entry[name], kind):
-        raise FormatError(f"holds a token without {name}")
-    return entry[name]
-
-
-def _triple(entry: Any) -> Sequence[Any]:
-    if not isinstance(entry, list) or len(entry) < 2:
-        raise FormatError("holds a token that is no [logprob, id, text]")
-    return entry
-
-
 def _token(entry: Mapping[str, Any]) -> Token:
     if "id" in entry:
         return _id(entry["id"])
-    text = _field(entry, "token", str)
     raw = entry.get("bytes")
-    if TOKEN_ID.fullmatch(text) or not isinstance(raw, list):
-        return _text(text)
-    try:
-        return bytes(raw), 0
-    except (ValueError, TypeError):
-        raise FormatError(f"holds a token whose bytes are {raw!r:.40}") from None
+    if TOKEN_ID.fullmatch(entry["token"]) or not isinstance(raw, list):
+        return _text(entry["token"])
+    return bytes(raw), 0
 
 
-def _text(text: Any) -> Token:
-    if not isinstance(text, str):
-        raise FormatError(f"holds a token that is {text!r:.40}")
+def _text(text: str) -> Token:
     found = TOKEN_ID.fullmatch(text)
     return int(found[1]) if found else (text.encode(errors="surrogatepass"), 0)
 
@@ -275,7 +252,7 @@ def _text(text: Any) -> Token:
 def _id(value: Any) -> int:
     if isinstance(value, str) and value.isdecimal():
         return int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:
         raise FormatError(f"holds a token id that is {value!r:.40}")
     return value
 
@@ -288,16 +265,3 @@ def _number(value: Any) -> float:
 
 def _whole(value: Any) -> int:
     return value if type(value) is int else 0
-
-
-def _numbered(tokens: Iterable[Token]) -> list[Token]:
-    """Tell tokens of the same bytes apart by their order."""
-    seen = Counter[bytes]()
-    numbered: list[Token] = []
-    for token in tokens:
-        if isinstance(token, tuple):
-            numbered.append((token[0], seen[token[0]]))
-            seen[token[0]] += 1
-        else:
-            numbered.append(token)
-    return numbered

@@ -32,6 +32,12 @@ DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # as Steps has 
 MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
 
+def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
+    """Return the tokens of every prompt of an artifact of stage prompts."""
+    table = prompts.read(columns=["prompt_id", "token_ids"]).to_pydict()
+    return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
+
+
 def chunks(
     artifact: Artifact, temperature: float, rows: int = ROWS
 ) -> Iterator[tuple[pa.RecordBatch, TopK]]:

@@ -96,7 +96,8 @@ class Mortal:
 
 def open_mortal_decoder(node: Node, upstream: Upstream) -> Mortal:
     """The worker of stage distributions."""
-    from pipeline.stages.distributions.compute import NodeDecoder, read_prompts
+    from pipeline.stages.distributions.compute import NodeDecoder
+    from pipeline.store.distributions import read_token_ids
 
-    worker = NodeDecoder(node, read_prompts(upstream["prompts"][0]))
+    worker = NodeDecoder(node, read_token_ids(upstream["prompts"][0]))
     return Mortal(worker, Path(node.settings["execution"]["dies"]))

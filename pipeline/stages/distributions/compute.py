@@ -25,6 +25,7 @@ from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.distributions import read_token_ids
 from pipeline.store.node import Node
 
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
@@ -38,7 +39,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         write_log(node, pending)
         return
     source = upstream["prompts"][0]
-    prompts, steps = read_prompts(source), node.config["steps"]
+    prompts, steps = read_token_ids(source), node.config["steps"]
     key = f"targets.{node.label}"
     check_prompts(skeleton(node.config["model"], node.settings, key), prompts, steps)
     with open_workers(open_decoder, node, upstream) as workers:
@@ -53,12 +54,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     for name in ("template", "enable_thinking"):
         pending.facts[name] = source.record["config"][name]
     join(plan, list(prompts), pending, columns.schema("distributions", k=pending.facts["k"]))
-
-
-def read_prompts(source: Artifact) -> dict[str, list[int]]:
-    """Return the tokens of every prompt."""
-    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
-    return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
 
 
 def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: int) -> None:
@@ -120,7 +115,7 @@ class NodeDecoder(Decoder):
 
 def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> NodeDecoder:
     """Load the model of a node, and the prompts that it decodes."""
-    return NodeDecoder(node, read_prompts(upstream["prompts"][0]))
+    return NodeDecoder(node, read_token_ids(upstream["prompts"][0]))
 
 
 def write_shard(

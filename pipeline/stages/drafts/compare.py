@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -12,35 +12,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.acceptance.divergences import SERIES, SERIES_BELOW
+from pipeline.models.forced import Found, joined
 from pipeline.models.logit_statistics import CPU_CHUNK, MASKED_LOGIT
 
 Rows = NDArray[np.float64]
 
 BLOCK = 256  # terms of a partial sum: rounding grows with it and with the number of partial sums
 COEFFICIENTS = SERIES[::-1]
+SUMS = ("kl", "reverse_kl", "tv", "hellinger", "harmonic_mean")
+AT_DEPTH = ("kl", "tv", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")
+CUDA_CHUNK = 1 << 23  # float64 values of one array; about ten are held at once
 
 
-class Sums(NamedTuple):
-    """See analysis.acceptance.divergences.Comparison; (B,) float64 each."""
+def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
+    """Return the `SUMS` (B,) of two (B, V) distributions of float64, given with their logarithms.
 
-    kl: Tensor
-    reverse_kl: Tensor
-    tv: Tensor
-    hellinger: Tensor
-    harmonic_mean: Tensor
-
-
-def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Sums:
-    """Compare two (B, V) distributions of float64, each given with its logarithm."""
+    See analysis.acceptance.divergences.Comparison.
+    """
     if p.is_cuda:
         return sums_on_device(log_p, p, log_q, q)
-    out = torch.empty((len(Sums._fields), len(p)), dtype=torch.float64)
+    out = torch.empty((len(SUMS), len(p)), dtype=torch.float64)
     log_a, a, log_b, b = (one.contiguous().numpy() for one in (log_p, p, log_q, q))
     _sum(log_a, a, log_b, b, out.numpy())
-    return Sums(*out)
+    return dict(zip(SUMS, out, strict=True))
 
 
-def sums_on_device(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Sums:
+def sums_on_device(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
     """Do the same with torch's operations."""
     difference = p - q
     harmonic_mean = _numbers((p * q).div_(p + q)).sum(1)
@@ -50,9 +47,13 @@ def sums_on_device(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Sums:
     small = d.abs() < SERIES_BELOW
     x = d[small]
     forward[small], backward[small] = _series(q[small], x), _series(p[small], -x)
-    return Sums(
-        forward.sum(1), backward.sum(1), difference.abs_().sum(1) / 2, hellinger, harmonic_mean
-    )
+    return {
+        "kl": forward.sum(1),
+        "reverse_kl": backward.sum(1),
+        "tv": difference.abs_().sum(1) / 2,
+        "hellinger": hellinger,
+        "harmonic_mean": harmonic_mean,
+    }
 
 
 def _series(weight: Tensor, x: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ def _terms(log_p: float, p: float, log_q: float, q: float) -> tuple[float, float
 
 @numba.njit(nogil=True, cache=True)
 def _sum(log_p: Rows, p: Rows, log_q: Rows, q: Rows, out: Any) -> None:
-    """Write the sums (5, B), in the order of `Sums`."""
+    """Write the sums (5, B), in the order of `SUMS`."""
     size, vocabulary = p.shape
     for i in range(size):
         out[:, i] = 0
@@ -110,138 +111,76 @@ def _sum(log_p: Rows, p: Rows, log_q: Rows, q: Rows, out: Any) -> None:
             out[4, i] += harmonic_mean
 
 
-CUDA_CHUNK = 1 << 23  # float64 values of one array; about ten are held at once
-
-
-class PairStatistics(NamedTuple):
-    """See analysis.acceptance.divergences.Comparison; (B,) each, float64 and int64."""
-
-    kl: Tensor
-    reverse_kl: Tensor
-    tv: Tensor
-    hellinger: Tensor
-    draft_token_id: Tensor
-    draft_rank: Tensor
-    draft_log_prob: Tensor
-    argmax_rank: Tensor
-    draft_entropy: Tensor
-    erss_acceptance: Tensor
-    harmonic_mean: Tensor
-    sampled_kl: Tensor
-    sampled_tv: Tensor
-    sampled_erss_acceptance: Tensor
-    sampled_harmonic_mean: Tensor
-    sampled_draft_prob: Tensor
-
-
-class DepthStatistics(NamedTuple):
-    """What is known of the drafter at each depth: (B, depths), inside this module also (B,)."""
-
-    depth_kl: Tensor
-    depth_tv: Tensor
-    depth_draft_token_id: Tensor
-    depth_draft_rank: Tensor
-    depth_draft_log_prob: Tensor
-    depth_argmax_rank: Tensor
-
-
-class _Target(NamedTuple):
-    """What is known of a few rows of the target, whatever they are compared with."""
-
-    logits: Tensor  # (B, V)
-    below: Tensor  # (B, V) float64
-    log_p: Tensor  # (B, V)
-    p: Tensor  # (B, V)
-    first: Tensor  # (B, 1) the argmax; of equal logits the first
-
-    @classmethod
-    def of(cls, logits: Tensor, temperature: float) -> _Target:
-        """Compute it."""
-        # argmax leaves open which of equal logits it takes; of booleans, the first is wanted
-        first = _first(logits == logits.amax(1, keepdim=True))[:, None]
-        below = _below(logits)
-        return cls(logits, below, *_distribution(below, temperature), first)
-
-
 def compare(
     target: Tensor, drafts: Sequence[Tensor], temperature: float, sampled: float | None = None
-) -> tuple[PairStatistics, DepthStatistics]:
+) -> Found:
     """Compare raw logits (B, V) with those of a drafter at each depth, a few rows at a time.
 
     Ranks are those of the raw logits; the distributions are at `temperature`. The drafter at depth
     1 is also compared by the laws of stochastic verification, there and at `sampled`, NaN for None.
+
+    Returns:
+        (B,) each: see analysis.acceptance.divergences.Comparison; and of `AT_DEPTH` (B, depths).
     """
     rows = max(1, (CUDA_CHUNK if target.is_cuda else CPU_CHUNK) // target.shape[1])
-    pairs, depths = [], []
-    for begin in range(0, len(target), rows):
-        known = _Target.of(target[begin : begin + rows], temperature)
-        first, *deeper = (draft[begin : begin + rows] for draft in drafts)
-        pair = _compare(known, first, temperature, sampled)
-        at_depths = [_of(pair), *(_at_depth(known, draft, temperature) for draft in deeper)]
-        pairs.append(pair)
-        depths.append([torch.stack(column, 1) for column in zip(*at_depths, strict=True)])
-    return (
-        PairStatistics(*(torch.cat(column) for column in zip(*pairs, strict=True))),
-        DepthStatistics(*(torch.cat(column) for column in zip(*depths, strict=True))),
-    )
-
-
-def _of(pair: PairStatistics) -> DepthStatistics:
-    """Return the part of all that is known at a depth."""
-    names = (name.removeprefix("depth_") for name in DepthStatistics._fields)
-    return DepthStatistics(*(getattr(pair, name) for name in names))
-
-
-def _at_depth(target: _Target, draft: Tensor, temperature: float) -> DepthStatistics:
-    token, rank = _drafted(target.logits, draft)
-    sums = divergence_sums(target.log_p, target.p, *_distribution(_below(draft), temperature))
-    return DepthStatistics(
-        depth_kl=sums.kl,
-        depth_tv=sums.tv,
-        depth_draft_token_id=token,
-        depth_draft_rank=rank,
-        depth_draft_log_prob=target.log_p.gather(1, token[:, None])[:, 0],
-        depth_argmax_rank=(draft >= draft.gather(1, target.first)).sum(1),
+    return joined(
+        [
+            _compare(
+                target[begin : begin + rows],
+                [draft[begin : begin + rows] for draft in drafts],
+                temperature,
+                sampled,
+            )
+            for begin in range(0, len(target), rows)
+        ]
     )
 
 
 def _compare(
-    target: _Target, draft: Tensor, temperature: float, sampled: float | None
-) -> PairStatistics:
-    token, rank = _drafted(target.logits, draft)
-    below = target.below, _below(draft)
-    # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
-    order = _decreasing(_numbers(below[0] - below[1]))
-    log_q, q = _distribution(below[1], temperature)
-    sums = divergence_sums(target.log_p, target.p, log_q, q)
-    return PairStatistics(
-        **sums._asdict(),
-        draft_token_id=token,
-        draft_rank=rank,
-        draft_log_prob=target.log_p.gather(1, token[:, None])[:, 0],
-        argmax_rank=(draft >= draft.gather(1, target.first)).sum(1),
-        draft_entropy=-torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
-        erss_acceptance=_erss_acceptance(target.p, q, order),
-        **_sampled(below, order, token, sampled),
-    )
+    target: Tensor, drafts: Sequence[Tensor], temperature: float, sampled: float | None
+) -> Found:
+    # argmax leaves open which of equal logits it takes; of booleans, the first is wanted
+    first = _first(target == target.amax(1, keepdim=True))[:, None]
+    below = _below(target)
+    log_p, p = _distribution(below, temperature)
+    pair: Found = {}
+    depths = []
+    for draft in drafts:
+        token, rank = _drafted(target, draft)
+        below_q = _below(draft)
+        log_q, q = _distribution(below_q, temperature)
+        found = divergence_sums(log_p, p, log_q, q) | {
+            "draft_token_id": token,
+            "draft_rank": rank,
+            "draft_log_prob": log_p.gather(1, token[:, None])[:, 0],
+            "argmax_rank": (draft >= draft.gather(1, first)).sum(1),
+        }
+        depths.append(found)
+        if pair:
+            continue
+        # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
+        order = _decreasing(_numbers(below - below_q))
+        pair = found | {
+            "draft_entropy": -torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
+            "erss_acceptance": _erss_acceptance(p, q, order),
+            **_sampled((below, below_q), order, token, sampled),
+        }
+    return pair | {f"depth_{name}": torch.stack([d[name] for d in depths], 1) for name in AT_DEPTH}
 
 
 def _sampled(
     below: tuple[Tensor, Tensor], order: Tensor, token: Tensor, temperature: float | None
-) -> dict[str, Tensor]:
-    """Return the acceptance laws of stochastic verification at a temperature, by column."""
+) -> Found:
+    """Return the acceptance laws of stochastic verification at a temperature; NaN for None."""
+    names = ("kl", "tv", "erss_acceptance", "harmonic_mean", "draft_prob")
     if temperature is None:
         unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
-        return {name: unknown for name in PairStatistics._fields if name.startswith("sampled_")}
+        return {f"sampled_{name}": unknown for name in names}
     (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in below)
-    sums = divergence_sums(log_p, p, log_q, q)
-    return {
-        "sampled_kl": sums.kl,
-        "sampled_tv": sums.tv,
-        "sampled_erss_acceptance": _erss_acceptance(p, q, order),
-        "sampled_harmonic_mean": sums.harmonic_mean,
-        "sampled_draft_prob": p.gather(1, token[:, None])[:, 0],
-    }
+    found = divergence_sums(log_p, p, log_q, q)
+    found["erss_acceptance"] = _erss_acceptance(p, q, order)
+    found["draft_prob"] = p.gather(1, token[:, None])[:, 0]
+    return {f"sampled_{name}": found[name] for name in names}
 
 
 def _below(logits: Tensor) -> Tensor:

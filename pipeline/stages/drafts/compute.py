@@ -1,8 +1,7 @@
 """Reads the target's trajectories again, with target and drafter, and compares the two.
 
-The certificate, the ranks and the KL
-of a step all come from one pass of each model, so they belong to the same p. How far this p is
-from the one the trajectory was decoded with, in another pass, is reported as drift.
+The certificate, the ranks and the KL of a step come from one pass of each model, so they belong to
+the same p. How far it is from the p that the text was decoded with is reported as drift.
 """
 
 from __future__ import annotations
@@ -14,20 +13,23 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.execution.workers import open_workers
+from pipeline.models.forced import Batch, Found
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.stage import pair_label
-from pipeline.stages.drafts.forced import Batch, ComparedPair, ForcedSteps, teacher_force
+from pipeline.stages.drafts.forced import ComparedPair, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.distributions import read_token_ids
 from pipeline.store.node import Node
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
@@ -44,11 +46,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         return
     distributions, label = upstream["distributions"][0], pair_label(node)
     tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
-    prompts = read_prompts(upstream["prompts"][0])
+    prompts = read_token_ids(upstream["prompts"][0])
     answers = read_answers(distributions, ["token_id"])
-    plan_lengths = {name: len(prompts[name]) for name in answers}
-    with open_workers(open_comparer, node, upstream) as workers:
-        plan = Plan.open(pending, plan_lengths, workers.cut)
+    with open_workers(Comparer, node, upstream) as workers:
+        plan = Plan.open(pending, {name: len(prompts[name]) for name in answers}, workers.cut)
         steps = max(map(len, answers.values()))
         workers.compute_unfinished(plan, steps=steps, label=label)
         pending.facts |= workers.facts(plan) | {"shards": len(plan.shards)}
@@ -71,28 +72,36 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     )
 
 
-def read_prompts(source: Artifact) -> dict[str, list[int]]:
-    """Return the tokens of every prompt."""
-    table = source.read(columns=["prompt_id", "token_ids"]).to_pydict()
-    return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
-
-
 class Comparer:
     """A target and its drafter; see `pipeline.execution.workers.Worker`."""
 
-    def __init__(self, node: Node, prompts: dict[str, list[int]], distributions: Artifact) -> None:
-        """Load them.
+    def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
+        """Load them, and what they read.
 
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
         """
         tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
         self._tokens = 1 + max(tokenizer.get_vocab().values())
-        self._node, self._prompts, self._distributions = node, prompts, distributions
-        self._answers = read_answers(distributions, ["token_id", "top_ids", "top_logits"])
-        self._pair = load_compared_pair(node, self._tokens, distributions)
+        self._node, self._distributions = node, upstream["distributions"][0]
+        self._prompts = read_token_ids(upstream["prompts"][0])
+        self._answers = read_answers(self._distributions, ["token_id", "top_ids", "top_logits"])
+        self._pair = load_compared_pair(node, self._tokens, self._distributions)
         self.device = self._pair.target.device
-        check_answers(self._pair, prompts, self._answers, pair_label(node))
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        pair, answers = self._pair, self._answers
+        longest = max(len(self._prompts[name]) + len(answer) for name, answer in answers.items())
+        for model in (pair.target, pair.drafter):
+            if isinstance(model, LanguageModel):
+                model.check_context(longest, "distributions.steps")
+        largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
+        if largest >= pair.rows:
+            raise PipelineError(
+                f"{pair_label(self._node)}: the target emitted token {largest}, beyond the "
+                f"{pair.rows} rows that both models have: take another drafter"
+            )
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
@@ -100,42 +109,13 @@ class Comparer:
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compare the two on the answers of a shard, and write it."""
-        return compare_shard(
-            self._pair,
-            {name: self._prompts[name] for name in shard.prompts},
-            {name: self._answers[name] for name in shard.prompts},
-            path,
-            progress,
-        )
+        prompts = {name: self._prompts[name] for name in shard.prompts}
+        answers = {name: self._answers[name] for name in shard.prompts}
+        return compare_shard(self._pair, prompts, answers, path, progress)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the pair, the run, its drift and its cost."""
         return pair_facts(self._node, self._pair, measured, self._distributions, self._tokens)
-
-
-def open_comparer(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> Comparer:
-    """Load the pair of a node, and what it reads."""
-    return Comparer(node, read_prompts(upstream["prompts"][0]), upstream["distributions"][0])
-
-
-def check_answers(
-    pair: ComparedPair, prompts: dict[str, list[int]], answers: dict[str, pa.Table], label: str
-) -> None:
-    """Check that both models have room for the answers, and all their tokens.
-
-    Raises:
-        PipelineError: it is not so.
-    """
-    longest = max(len(prompts[name]) + len(answer) for name, answer in answers.items())
-    for model in (pair.target, pair.drafter):
-        if isinstance(model, LanguageModel):
-            model.check_context(longest, "distributions.steps")
-    largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
-    if largest >= pair.rows:
-        raise PipelineError(
-            f"{label}: the target emitted token {largest}, beyond the {pair.rows} rows that both "
-            "models have: take another drafter"
-        )
 
 
 def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> ComparedPair:
@@ -192,12 +172,11 @@ def compare_shard(
 ) -> dict[str, Any]:
     """Compute and write one shard; return what was measured."""
     watch = Stopwatch(pair.target.device)
-    batch = Batch.make(
-        list(prompts.values()),
-        [answer["token_id"].to_pylist() for answer in answers.values()],
-        pair.target.device,
-    )
+    tokens = [answer["token_id"].to_pylist() for answer in answers.values()]
+    batch = Batch.make(list(prompts.values()), tokens, pair.target.device)
     found = teacher_force(pair, batch, watch, progress)
+    inside = torch.arange(max(map(len, tokens)), device=batch.ids.device) < batch.lengths[:, None]
+    left_out = torch.where(inside[..., None], found.pop("left_out"), 0).amax((0, 1))
     with watch("write"):
         drifts: list[dict[str, Any]] = []
         schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k, depths=pair.depths)
@@ -207,26 +186,33 @@ def compare_shard(
         "rows": sum(map(len, answers.values())),
         "changed_argmax": sum(drift["changed_argmax"] for drift in drifts),
         "max_logit_difference": max(drift["max_logit_difference"] for drift in drifts),
-        "left_out": found.most_left_out(batch.lengths).tolist(),
+        "left_out": left_out.tolist(),
     }
 
 
 def forced_tables(
-    found: ForcedSteps,
+    found: Found,
     pair: ComparedPair,
     answers: dict[str, pa.Table],
     drifts: list[dict[str, Any]],
     schema: pa.Schema,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of each prompt; appends the drift of each to `drifts`."""
-    values = {f"draft_{name}": t for name, t in found.draft._asdict().items()}
-    values |= {f"sampled_{name}": t for name, t in found.sampled._asdict().items()}
-    values |= found.target._asdict() | found.pair._asdict() | found.depths._asdict()
-    values = {name: t.cpu() for name, t in values.items() if name in schema.names}
+    """Yield the rows of each prompt; appends the drift of each to `drifts`.
+
+    Raises:
+        PipelineError: an entropy is NaN, as a logit was NaN or infinite.
+    """
+    values = {name: t.cpu() for name, t in found.items() if name in schema.names}
     for row, (prompt, answer) in enumerate(answers.items()):
         n = len(answer)
         rows = {name: t[row, :n].numpy() for name, t in values.items()}
-        check_finite_entropies(pair, prompt, rows["entropy"], rows["draft_entropy"])
+        broken = np.flatnonzero(~np.isfinite(rows["entropy"] + rows["draft_entropy"]))
+        if len(broken):
+            raise PipelineError(
+                f"{pair.target.label} and {pair.drafter.label}: NaN or infinite logits for prompt "
+                f"{prompt} at step {broken[0]}: try dtype: float32 or attention: eager for both "
+                "models, and check their weights"
+            )
         drifts.append(drift(answer, rows["top_ids"], rows["top_logits"]))
         arrays = {
             "prompt_id": pa.repeat(prompt, n),
@@ -237,23 +223,6 @@ def forced_tables(
             name: columns.array(part, schema.field(name).type) for name, part in rows.items()
         }
         yield pa.table([arrays[name] for name in schema.names], schema=schema)
-
-
-def check_finite_entropies(
-    pair: ComparedPair, prompt: str, target: np.ndarray, draft: np.ndarray
-) -> None:
-    """Check the (n,) entropies of both models, which are NaN where a logit is not allowed.
-
-    Raises:
-        PipelineError: a logit was NaN or infinite; names the models, the prompt and the step.
-    """
-    broken = np.flatnonzero(~np.isfinite(target + draft))
-    if len(broken):
-        raise PipelineError(
-            f"{pair.target.label} and {pair.drafter.label}: NaN or infinite logits for prompt "
-            f"{prompt} at step {broken[0]}: try dtype: float32 or attention: eager for both "
-            "models, and check their weights"
-        )
 
 
 def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
@@ -289,11 +258,25 @@ def pair_facts(
     def each(name: str) -> list[Any]:
         return [shard[name] for shard in measured]
 
+    def of_model(model: LanguageModel | HiddenDrafter, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "model": model.label,
+            "commit": config.get("commit"),
+            "dtype": config["dtype"],
+            "logits_dtype": config["head_dtype"],
+            "vocab_size": model.vocab_size,
+        }
+
+    of_drafter = of_model(pair.drafter, node.config["drafter"])
+    if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
+        of_target = of_model(pair.target, node.config["target"])
+        of_drafter |= {name: of_target[name] for name in ("dtype", "logits_dtype")}
+        of_drafter["head"] = node.config["drafter"]["head"]
     steps = sum(each("rows"))
     target_out, draft_out = (max(column) for column in zip(*each("left_out"), strict=True))
     return {
-        "target": model_facts(pair.target, node.config["target"]),
-        "drafter": drafter_facts(pair.drafter, node.config),
+        "target": of_model(pair.target, node.config["target"]),
+        "drafter": of_drafter,
         "vocab_size": pair.rows,
         "tokenizer_tokens": tokens,
         "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
@@ -328,23 +311,3 @@ def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], pending: Pending)
             schema=columns.schema("drafts", "tokens"),
         ),
     )
-
-
-def model_facts(model: LanguageModel | HiddenDrafter, config: Any) -> dict[str, Any]:
-    """Return what the record says of one of the two models."""
-    return {
-        "model": model.label,
-        "commit": config.get("commit"),
-        "dtype": config["dtype"],
-        "logits_dtype": config["head_dtype"],
-        "vocab_size": model.vocab_size,
-    }
-
-
-def drafter_facts(model: LanguageModel | HiddenDrafter, config: Any) -> dict[str, Any]:
-    """Return the same of the drafter; a head runs in the dtypes of its target."""
-    facts = model_facts(model, config["drafter"])
-    if isinstance(model, LanguageModel):
-        return facts
-    dtypes = {"dtype": config["target"]["dtype"], "logits_dtype": config["target"]["head_dtype"]}
-    return facts | dtypes | {"head": config["drafter"]["head"]}

@@ -40,9 +40,10 @@ from pipeline.decoding.verifiers import (
 from pipeline.errors import PipelineError
 from pipeline.execution import stopwatch
 from pipeline.execution.stopwatch import Stopwatch
+from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Text
-from pipeline.stages.drafts.forced import Batch, ComparedPair, teacher_force
+from pipeline.stages.drafts.forced import ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
 from tests.pipeline.heads import random_head
 
@@ -71,7 +72,7 @@ def test_the_history_is_the_walk_over_the_indicators_of_stage_drafts(
     answers = [plain_greedy(target, prompt) for prompt in PROMPTS]
     batch = Batch.make(PROMPTS, answers, CPU)
     pair = ComparedPair(target, drafter, V, 4, 4, 1.0, 1 << 20)
-    rank = teacher_force(pair, batch, Stopwatch(CPU), lambda _: None).pair.draft_rank
+    rank = teacher_force(pair, batch, Stopwatch(CPU), lambda _: None)["draft_rank"]
     for row, prompt in enumerate(PROMPTS):
         answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
         walk = verification.history((rank[row, 1:LIMIT] == 1).tolist(), gamma)
