@@ -11,7 +11,8 @@
 
 A scrape is a page of /metrics in the text format 0.0.4 of Prometheus. A call is a verification by
 the target. All three engines divide what is accepted at a place of the draft by all calls;
-`places` gives the share of those that reached the place as well.
+`places` gives the share of those that reached the place as well. Names of the counts in answers
+changed between versions; all are read. A histogram counts the calls that accepted 0, 1, ... tokens.
 """
 
 from __future__ import annotations
@@ -24,21 +25,29 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.statistics.trajectories import place_shares
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import FormatError
 from pipeline.formats.engine_lines import body_of, count, read_bytes, read_objects
-from pipeline.formats.engine_requests import request_of
+from pipeline.formats.engine_scrape import Series, counters, read_scrape, since, tokens_a_call
 
 ANSWERS = re.compile(r"^\s*(\{|\[\s*\{|(data|event|id)?:)", re.MULTILINE)  # JSON, or events
 ODD_SHARE = 0.01  # of the accepted tokens, without a place: a page is read while it is counted
-SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
-LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
-OURS = ("vllm:spec_decode_", "llamacpp:spec_decode_", "sglang:spec_accept_")
-SHOWN = 60  # characters of a line in an error
-Series = dict[tuple[str, frozenset[tuple[str, str]]], tuple[float, int]]  # value and line
+NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # of the counts in an answer
+    "SGLang": {
+        "calls": ("spec_verify_ct",),
+        "drafted": ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
+        "accepted": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
+        "histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
+    },
+    "vLLM": {
+        "calls": ("num_spec_steps",),
+        "drafted": ("num_draft_tokens",),
+        "accepted": ("num_accepted_draft_tokens",),
+        "histogram": ("acceptance_histogram",),
+    },
+    "llama.cpp": {"drafted": ("draft_n",), "accepted": ("draft_n_accepted",)},
+}
 
 
 @dataclass
@@ -97,11 +106,13 @@ def read_counts(path: Path, model: str | None = None, earlier: Path | None = Non
         PipelineError: the file can't be read, holds nothing of speculative decoding, two models or
             numbers that contradict each other; names the file, and the line where there is one.
     """
-    text, excluded = _text(path), dict[str, int]()
-    if _is_scrape(text):
+    text, excluded = read_bytes(path).decode("utf-8", errors="replace"), dict[str, int]()
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if first.startswith(("# HELP ", "# TYPE ", "vllm:", "sglang:", "llamacpp:")):
         series = read_scrape(path, text, excluded)
         if earlier is not None:
-            series = _since(path, series, read_scrape(earlier, _text(earlier), {}))
+            before = read_bytes(earlier).decode("utf-8", errors="replace")
+            series = since(path, series, read_scrape(earlier, before, {}))
         counts = _of_series(path, series, model, excluded)
     elif earlier is not None:
         raise PipelineError(f"engine.since={earlier}: {path} is no page of /metrics: leave it out")
@@ -114,70 +125,6 @@ def read_counts(path: Path, model: str | None = None, earlier: Path | None = Non
         )
     _check(path, counts)
     return counts
-
-
-def _text(path: Path) -> str:
-    return read_bytes(path).decode("utf-8", errors="replace")
-
-
-def _is_scrape(text: str) -> bool:
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return first.startswith(("# HELP ", "# TYPE ", "vllm:", "sglang:", "llamacpp:"))
-
-
-def read_scrape(path: Path, text: str, excluded: dict[str, int]) -> Series:
-    """Return the series of a page that are about speculative decoding, without `_total`.
-
-    A page ends with a newline. What lies behind the last one was cut off and is counted in
-    `excluded`.
-
-    Raises:
-        PipelineError: a line is no sample, a series occurs twice, or a value is no number of at
-            least 0; names the file and the line.
-    """
-    lines = text.split("\n")
-    if lines.pop().strip():
-        count(excluded, "truncated last line")
-    found: Series = {}
-    for number, line in enumerate(map(str.strip, lines), start=1):
-        if not line or line.startswith("#"):
-            continue
-        at, match = f"{path}, line {number}", SAMPLE.fullmatch(line)
-        if match is None:
-            raise PipelineError(
-                f"{at} is no metric ({line[:SHOWN]!r}): give the page as the engine's /metrics "
-                "sent it"
-            )
-        name, inside, value = match.groups()
-        if not name.startswith(OURS) or name.endswith("_created"):
-            continue
-        labels = frozenset(LABEL.findall(inside or ""))
-        if LABEL.sub("", inside or ""):
-            raise PipelineError(f"{at}: the labels {{{inside[:SHOWN]}}} can't be read")
-        if not re.fullmatch(r"\+?[\d.]+([eE][+-]?\d+)?", value):
-            raise PipelineError(f"{at}: {name} is {value}: a number of at least 0 was expected")
-        key = (name.removesuffix("_total"), labels)
-        if key in found:
-            raise PipelineError(
-                f"{at}: {name} was on line {found[key][1]} already: give one scrape; an earlier "
-                "one is engine.since=FILE"
-            )
-        found[key] = (float(value), number)
-    return found
-
-
-def _since(path: Path, now: Series, before: Series) -> Series:
-    """Return the series with what they counted since an earlier scrape; gauges stay."""
-    counted: Series = {}
-    for (name, labels), (value, line) in now.items():
-        began = before.get((name, labels), (0.0, 0))[0] if not name.startswith("sglang:") else 0.0
-        if value < began:
-            raise PipelineError(
-                f"{path}, line {line}: {name} is {value:g}, less than the {began:g} of "
-                "engine.since: the server was restarted in between, or the two are exchanged"
-            )
-        counted[name, labels] = (value - began, line)
-    return counted
 
 
 def _of_series(path: Path, series: Series, model: str | None, excluded: dict[str, int]) -> Counts:
@@ -194,58 +141,12 @@ def _of_series(path: Path, series: Series, model: str | None, excluded: dict[str
         raise PipelineError(f"{path} holds metrics of {' and '.join(sorted(engines))}: give one")
     engine = engines.pop()
     if engine == "sglang":
-        return _sglang_gauges(path, series, excluded)
-    sums = []
-    for name in ("drafts", "draft_tokens", "accepted_tokens"):
-        own = [
-            one[0] for key, one in series.items() if key[0] == f"{engine}:spec_decode_num_{name}"
-        ]
-        if not own:
-            raise PipelineError(f"{path} lacks {engine}:spec_decode_num_{name}_total")
-        sums.append(sum(own))
-    calls, drafted, accepted = sums
-    placed: dict[int, float] = {}
-    per_place = f"{engine}:spec_decode_num_accepted_tokens_per_pos"
-    for (name, labels), (value, line) in series.items():
-        if name == per_place:
-            place = dict(labels).get("position", "")
-            if not place.isdecimal():
-                raise PipelineError(
-                    f"{path}, line {line}: {name} needs a label position, a whole number"
-                )
-            placed[int(place)] = placed.get(int(place), 0.0) + value
-    if sorted(placed) != list(range(len(placed))):
-        raise PipelineError(
-            f"{path}: {per_place}_total has the positions "
-            f"{', '.join(map(str, sorted(placed)))}: one is missing"
-        )
+        length, busy, idle = tokens_a_call(path, series)
+        excluded |= {"idle ranks": idle} if idle else {}
+        unknown = math.nan
+        return Counts("SGLang", "scrape", unknown, unknown, unknown, [], busy, excluded, length)
     label = {"vllm": "vLLM", "llamacpp": "llama.cpp"}[engine]
-    by_place = [placed[place] for place in range(len(placed))]
-    return Counts(label, "scrape", calls, drafted, accepted, by_place, len(series), excluded)
-
-
-def _sglang_gauges(path: Path, series: Series, excluded: dict[str, int]) -> Counts:
-    """Read the tokens a call of the ranks that decoded in the last interval; idle ones have 0."""
-    lengths = [one[0] for (name, _), one in series.items() if name == "sglang:spec_accept_length"]
-    busy = [length for length in lengths if length > 0]
-    if not busy or min(busy) < 1:
-        raise PipelineError(
-            f"{path}: sglang:spec_accept_length is missing, below 1, or 0 at every rank: nothing "
-            "was decoded with a draft in the last interval"
-        )
-    if len(busy) < len(lengths):
-        excluded["idle ranks"] = len(lengths) - len(busy)
-    return Counts(
-        "SGLang",
-        "scrape",
-        math.nan,
-        math.nan,
-        math.nan,
-        [],
-        len(busy),
-        excluded,
-        float(np.mean(busy)),
-    )
+    return Counts(label, "scrape", *counters(path, series, engine), len(series), excluded)
 
 
 def _one(path: Path, names: set[str], model: str | None) -> str | None:
@@ -317,6 +218,69 @@ def _of_answers(path: Path, model: str | None, excluded: dict[str, int]) -> Coun
 
 def _size(one: Mapping[str, Any]) -> int:
     return int(one["drafted"] + one["accepted"])
+
+
+def request_of(body: Mapping[str, Any], custom: Any) -> tuple[str | None, dict[str, Any] | None]:
+    """Return the id of an answer, and what it says of drafts; None where it says nothing.
+
+    What it says is a mapping: engine, model, calls, drafted, accepted and by_place.
+
+    Raises:
+        FormatError: a number is missing, is no count, or contradicts the histogram.
+    """
+
+    def inside(held: Any, *names: str) -> Mapping[str, Any]:
+        for name in names:
+            held = held.get(name) if isinstance(held, Mapping) else None
+        return held if isinstance(held, Mapping) else {}
+
+    choice: Any = next(iter(body.get("choices") or []), None)
+    sglang = (
+        inside(body, "meta_info")
+        or inside(choice, "meta_info")
+        or inside(body, "sglext", "spec_tokens_details")
+    )
+    told = {
+        "SGLang": (sglang, "spec_verify_ct"),
+        "vLLM": (inside(body, "metrics", "speculative_decoding"), "num_spec_steps"),
+        "llama.cpp": (inside(body, "timings"), "draft_n"),
+    }
+    name = custom or body.get("id") or sglang.get("id")
+    engine = next((engine for engine, (info, key) in told.items() if info.get(key)), None)
+    if engine is None:
+        return name, None
+    said = _said(told[engine][0], NAMES[engine])
+    return name, {"engine": engine, "model": body.get("model"), **said}
+
+
+def _said(info: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the counts of an answer, each under the first of its names that is there."""
+    said: dict[str, Any] = {"calls": math.nan, "by_place": None}
+    for what, known in names.items():
+        name = next((name for name in known if info.get(name) is not None), known[0])
+        value = info.get(name)
+        if what == "histogram":
+            if value is not None:
+                said["by_place"] = _places(value, said["calls"], said["accepted"])
+        elif value is None:
+            raise FormatError(f"lacks {name}")
+        elif type(value) is not int or value < 0:
+            raise FormatError(f"has {name}={value!r}: a whole number of at least 0 was expected")
+        else:
+            said[what] = value
+    return said
+
+
+def _places(histogram: Any, calls: int, accepted: int) -> list[int]:
+    if not isinstance(histogram, list) or not all(type(n) is int and n >= 0 for n in histogram):
+        raise FormatError(f"has the histogram {histogram!r}: a list of counts was expected")
+    by_place = [sum(histogram[place:]) for place in range(1, len(histogram))]
+    if sum(histogram) != calls or sum(by_place) != accepted:
+        raise FormatError(
+            f"has a histogram of {sum(histogram)} verifications and {sum(by_place)} accepted "
+            f"tokens, and counts of {calls} and {accepted}"
+        )
+    return by_place
 
 
 def _check(path: Path, counts: Counts) -> None:

@@ -8,7 +8,7 @@ the file and the line.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -88,7 +88,7 @@ def read_log(
         len(step.top) for answer in answers.values() for step in answer.steps if step is not None
     )
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    found = dict(_trajectories(path, answers, usual, excluded))
+    found = _trajectories(path, answers, usual, excluded)
     if not found:
         raise PipelineError(
             f"{path} has no step with log-probabilities (part {part}); left out: "
@@ -104,8 +104,14 @@ def read_log(
     texts = {} if texts is None else texts
     numbered = _numbered(path, found, vocab_size, texts)
     _check_sums(path, steps, error, vocab_size)
-    if part == "generated":
-        _check_argmax(path, steps)
+    missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
+    # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
+    all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
+    if part == "generated" and len(missed) == len(steps) and all_missed < NEVER:
+        raise PipelineError(
+            f"{path}: no step emits the most probable token of its list: the lists belong to other "
+            "steps, or to another model"
+        )
     size = min(k, min(len(step.top) for step in steps))
     cut = {
         key: [step._replace(top=step.top[:size]) for step in part] for key, part in numbered.items()
@@ -188,25 +194,23 @@ def _answers(
 
 def _trajectories(
     path: Path, answers: Mapping[str, Piece], usual: int, excluded: dict[str, int]
-) -> Iterator[tuple[tuple[str, int], list[Step]]]:
-    """Yield the parts of answers between steps that are left out."""
+) -> dict[tuple[str, int], list[Step]]:
+    """Return the parts of answers between steps that are left out."""
+    found: dict[tuple[str, int], list[Step]] = {}
     for name, answer in answers.items():
-        begin, current = 0, list[Step]()
+        begin = 0
         for at, step in enumerate(answer.steps):
             reason = "steps without log-probabilities"
             if step is not None:
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
                 ranked = _ranked(path, step)
                 if len(step.top) >= least and len(ranked.top) >= usual - 1:
-                    current.append(ranked)
+                    found.setdefault((name, begin), []).append(ranked)
                     continue
                 reason = "steps with fewer log-probabilities than the others"
             count(excluded, reason)
-            if current:
-                yield (name, begin), current
-            begin, current = at + 1, []
-        if current:
-            yield (name, begin), current
+            begin = at + 1
+    return found
 
 
 def _ranked(path: Path, step: Step) -> Step:
@@ -219,7 +223,7 @@ def _ranked(path: Path, step: Step) -> Step:
         PipelineError: values are processed, above 0, in another order, or contradict the emitted
             token's own value.
     """
-    at = f"{path}, line {step.line}"
+    at, emitted, own = f"{path}, line {step.line}", step.emitted, step.own
     if any(value == -np.inf or ZERO < value < MASKED for _, value in step.top):
         raise PipelineError(
             f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as top-k, "
@@ -227,36 +231,31 @@ def _ranked(path: Path, step: Step) -> Step:
         )
     top: Top = [(token, -np.inf if value <= ZERO else value) for token, value in step.top]
     values = [value for _, value in top]
-    mass = float(np.exp(values).sum())
     if max(values) > FLOAT32:
         raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
-    _check_own(at, step, dict(top), min(values))
-    if _falls(values):
+    held = dict(top)
+    alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
+    listed = held.get(emitted)
+    if own is None or own <= MASKED or alike:
+        agree = True
+    else:
+        agree = own <= min(values) + OWN if listed is None else abs(own - listed) <= OWN
+    if not agree:
+        of_list = f"at most {min(values):.7g}" if listed is None else f"{listed:.7g}"
+        raise PipelineError(
+            f"{at}: the emitted token has a log-probability of {own:.7g}, and by the list of its "
+            f"step {of_list}: log raw values of one distribution"
+        )
+    mass = float(np.exp(values).sum())
+    falling = [after <= before for before, after in pairwise(values)]
+    if all(falling):
         return step._replace(top=top, mass=mass)
-    if not _falls(values[1:]) or top[0][0] != step.emitted:
+    if not all(falling[1:]) or top[0][0] != emitted:
         raise PipelineError(
             f"{at}: the log-probabilities of a step are not sorted: {values[:3]}, ..."
         )
     ranked = top[1:] if values[0] <= values[-1] else sorted(top, key=lambda item: -item[1])
     return step._replace(top=ranked, mass=mass)
-
-
-def _check_own(at: str, step: Step, top: Mapping[Token, float], least: float) -> None:
-    """Refuse a list that has the emitted token with another value, or lacks it wrongly."""
-    token, own = step.emitted, step.own
-    alike = isinstance(token, tuple) and (token[0], 1) in top  # which of them was emitted?
-    if own is None or own <= MASKED or alike:
-        return
-    if abs(own - top[token]) > OWN if token in top else own > least + OWN:
-        of_list = f"{top[token]:.7g}" if token in top else f"at most {least:.7g}"
-        raise PipelineError(
-            f"{at}: the emitted token has a log-probability of {own:.7g}, and by the list of its "
-            f"step {of_list}: log raw values of one distribution"
-        )
-
-
-def _falls(values: Sequence[float]) -> bool:
-    return all(after <= before for before, after in pairwise(values))
 
 
 def _numbered(
@@ -277,16 +276,11 @@ def _numbered(
             )
         return given
 
-    return {
-        key: [
-            step._replace(
-                top=[(number(token), value) for token, value in step.top],
-                emitted=number(step.emitted),
-            )
-            for step in steps
-        ]
-        for key, steps in found.items()
-    }
+    def numbered(step: Step) -> Step:
+        top: Top = [(number(token), value) for token, value in step.top]
+        return step._replace(top=top, emitted=number(step.emitted))
+
+    return {key: list(map(numbered, steps)) for key, steps in found.items()}
 
 
 def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:
@@ -328,22 +322,4 @@ def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int
             f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
             f"there and at {len(cut)} of {uncertain} uncertain steps, as top-k or top-p leave it: "
             "log raw values (vLLM: --logprobs-mode raw_logprobs)"
-        )
-
-
-def _check_argmax(path: Path, steps: Iterable[Step]) -> None:
-    """Refuse a log of which no step emits the most probable token of its list.
-
-    Greedy answers always do, and sampled ones miss it N times with probability prod (1 - p0).
-    """
-    never = 0.0
-    for step in steps:
-        token, value = step.top[0]
-        if token == step.emitted:
-            return
-        never += float(np.log1p(-np.exp(min(value, -1e-12))))
-    if never < NEVER:
-        raise PipelineError(
-            f"{path}: no step emits the most probable token of its list: the lists belong to other "
-            "steps, or to another model"
         )

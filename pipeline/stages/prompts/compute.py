@@ -1,15 +1,13 @@
 """Samples prompts of the wanted length from a data set.
 
-A row of the source has a text (`text` or
-`prompt`), UltraChat's `messages`, of which the first of the user is the prompt, or Spec-Bench's
-`turns`. Files are read by `pipeline.formats.prompt_files`.
+A row of the source has a text (`text` or `prompt`), UltraChat's `messages`, of which the first of
+the user is the prompt, or Spec-Bench's `turns`. See `pipeline.formats.prompt_files`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +34,6 @@ LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind
 
 class ExcludedRowError(Exception):
     """A row that is no prompt; its one argument is one of REASONS."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What a row asks: a text, and of a question of Spec-Bench what the user says later."""
-
-    prompt_id: str
-    text: str
-    later_turns: list[str]
-    category: str | None = None
 
 
 def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -134,15 +122,11 @@ def sample(
             break
         row = rows[at]
         try:
-            prompt = read_row(row, at)
-            if prompt.prompt_id in seen:
+            values = {"source": source, "source_row": at} | read_row(row, at)
+            if values["prompt_id"] in seen:
                 raise ExcludedRowError("duplicate id")
-            ids = encode(
-                tokenizer,
-                [prompt.text],
-                config["template"],
-                enable_thinking=config["enable_thinking"],
-            )
+            thinking = config["enable_thinking"]
+            ids = encode(tokenizer, [values["text"]], config["template"], enable_thinking=thinking)
             if len(ids) < config["min_tokens"]:
                 raise ExcludedRowError("too short")
             if len(ids) > config["max_tokens"]:
@@ -153,23 +137,16 @@ def sample(
             if len(entry["first"]) < NAMED:
                 entry["first"].append({"source_row": at, "prompt_id": str(row.get("prompt_id"))})
             continue
-        seen.add(prompt.prompt_id)
-        values = {
-            "prompt_id": prompt.prompt_id,
-            "source": prompt.category or source,
-            "source_row": at,
-            "text": prompt.text,
-            "later_turns": prompt.later_turns,
-            "token_ids": ids,
-            "n_tokens": len(ids),
-        }
-        for name, value in values.items():
+        seen.add(values["prompt_id"])
+        for name, value in (values | {"token_ids": ids, "n_tokens": len(ids)}).items():
             table[name].append(value)
     return table, {reason: excluded[reason] for reason in REASONS if reason in excluded}
 
 
-def read_row(row: Mapping[str, Any], at: int) -> Prompt:
-    """Return the prompt of a row; a row without an id gets one made from its text.
+def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the prompt_id, text and later_turns of a row, and its category as source.
+
+    A row without an id gets one made from its text.
 
     Raises:
         ExcludedRowError: its text is missing, no string or empty, or its id is none.
@@ -181,7 +158,11 @@ def read_row(row: Mapping[str, Any], at: int) -> Prompt:
     if spec_bench.is_question(row):
         name, turns, category = spec_bench.read_question(row)
     elif "messages" in row:
-        name, turns = row.get("prompt_id"), [_first_message(row["messages"])]
+        said = [turn for turn in row["messages"] or [] if isinstance(turn, Mapping)]
+        users = [turn for turn in said if turn.get("role") == "user"]
+        if not users:
+            raise ExcludedRowError("no user message")
+        name, turns = row.get("prompt_id"), [users[0].get("content")]
     else:
         key = next((key for key in ("prompt", "text") if key in row), None)
         if key is None:
@@ -201,15 +182,8 @@ def read_row(row: Mapping[str, Any], at: int) -> Prompt:
         name = str(name)
     if not _is_text(name):
         raise ExcludedRowError("not a string")
-    return Prompt(name, turns[0], turns[1:], category if _is_text(category) else None)
-
-
-def _first_message(messages: Any) -> Any:
-    turns = [turn for turn in messages or [] if isinstance(turn, Mapping)]
-    users = [turn for turn in turns if turn.get("role") == "user"]
-    if not users:
-        raise ExcludedRowError("no user message")
-    return users[0].get("content")
+    found = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
+    return found | ({"source": category} if category and _is_text(category) else {})
 
 
 def _is_text(value: Any) -> bool:
