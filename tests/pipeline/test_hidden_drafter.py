@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import Depths
-from pipeline.models.heads.head_files import check_head, load_head, read_head, save_head
+from pipeline.models.heads.head_files import load_head, save_head
 from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
@@ -76,22 +75,6 @@ def test_what_is_drafted_after_roll_backs_is_drafted_without_a_cache(model: Hidd
     known += 1
     wanted = drafted_plainly(model, tokens[:known], 2)
     assert drafter.propose(tokens[:known], 2, known - n).tokens.tolist() == wanted
-
-
-@torch.inference_mode()
-def test_depths_are_what_is_drafted(model: HiddenDrafter) -> None:
-    """Where the text is what the head would draft, depth d is what it gave d tokens on."""
-    text = [*PROMPTS[1]]
-    drafts = drafted_plainly(model, text, 4)
-    whole = torch.tensor([text + drafts])
-    hidden = hidden_of(model.target, text + drafts, model.layers)[None]
-    at = torch.arange(whole.shape[1])[None]
-    outputs = GivenText(model, 4).read(whole, hidden, at, at >= 0)
-    given = [model.logits(output[0]).argmax(-1) for output in outputs]
-    assert [int(given[d][len(text) - 1 + d]) for d in range(4)] == drafts
-    # at depth 1 the target's hidden states of the drafts themselves are read instead
-    deep = [model.logits(output[0, len(text) + 2]) for output in outputs]
-    assert not torch.allclose(deep[0], deep[2], atol=1e-3)
 
 
 @torch.inference_mode()
@@ -185,52 +168,34 @@ def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
     assert all(bool(output.isfinite().all()) for output in outputs)
 
 
-class TestFiles:
-    CONFIG = {"head": {"vocabulary": "reduced", "depths": 2}}  # noqa: RUF012
+CONFIG = {"head": {"vocabulary": "reduced", "depths": 2}}
 
-    def written(self, model: HiddenDrafter, folder: Path) -> dict[str, object]:
-        save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, folder)
-        return {"path": str(folder), "label": "h"}
 
-    def test_read_as_written(self, model: HiddenDrafter, tmp_path: Path) -> None:
-        settings = self.written(model, tmp_path)
-        read = load_head(self.CONFIG, settings, "drafter", model.target)
-        assert read.drafted is not None
-        assert read.drafted.tolist() == DRAFTED.tolist()
-        assert read.layers == model.layers
-        ours = model.head.state_dict()
-        for name, value in read.head.state_dict().items():
-            torch.testing.assert_close(value, ours[name].bfloat16().float(), rtol=0, atol=0)
-        full = {"head": {"vocabulary": "full", "depths": 2}}
-        assert load_head(full, settings, "drafter", model.target).drafted is None
+def written(model: HiddenDrafter, folder: Path) -> dict[str, object]:
+    save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, folder)
+    return {"path": str(folder), "label": "h"}
 
-    def test_another_width_is_refused(self, model: HiddenDrafter, tmp_path: Path) -> None:
-        self.written(model, tmp_path)
-        config = json.loads((tmp_path / "config.json").read_text())
-        config["shape"]["hidden_size"] = 33
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(PipelineError, match="reads hidden states of 33 numbers, tiny has 32"):
-            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "full", "drafter")
-        config["shape"]["hidden_size"] = 32
-        config["layers"] = [1, 3]
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(PipelineError, match="after 3 layers, tiny has 2"):
-            check_head(read_head(str(tmp_path), None, "drafter"), model.target, "full", "drafter")
 
-    def test_what_is_no_head_is_refused(self, model: HiddenDrafter, tmp_path: Path) -> None:
-        settings = self.written(model, tmp_path)
-        config = (tmp_path / "config.json").read_text()
-        (tmp_path / "config.json").write_text(config.replace("feature_head", "llama"))
-        with pytest.raises(PipelineError, match="is no head: ValueError: model_type is llama"):
-            read_head(str(tmp_path), None, "drafter")
-        (tmp_path / "config.json").write_text(config)
-        (tmp_path / "model.safetensors").write_bytes(b"damaged")
-        with pytest.raises(PipelineError, match="its weights can't be read"):
-            load_head(self.CONFIG, settings, "drafter", model.target)
+def test_read_as_written(model: HiddenDrafter, tmp_path: Path) -> None:
+    settings = written(model, tmp_path)
+    read = load_head(CONFIG, settings, "drafter", model.target)
+    assert read.drafted is not None
+    assert read.drafted.tolist() == DRAFTED.tolist()
+    assert read.layers == model.layers
+    ours = model.head.state_dict()
+    for name, value in read.head.state_dict().items():
+        torch.testing.assert_close(value, ours[name].bfloat16().float(), rtol=0, atol=0)
+    full = {"head": {"vocabulary": "full", "depths": 2}}
+    assert load_head(full, settings, "drafter", model.target).drafted is None
 
-    def test_broken_weights_are_refused(self, model: HiddenDrafter, tmp_path: Path) -> None:
-        broken = heads.random_head(model.target)
-        broken.head.norm.weight[3] = torch.nan
-        settings = self.written(broken, tmp_path)
-        with pytest.raises(PipelineError, match=r"h has NaN or infinite weights \(norm.weight\)"):
-            load_head(self.CONFIG, settings, "drafter", model.target)
+
+def test_broken_files_are_refused(model: HiddenDrafter, tmp_path: Path) -> None:
+    """What does not fit the target: see test_head_study."""
+    broken = heads.random_head(model.target)
+    broken.head.norm.weight[3] = torch.nan
+    settings = written(broken, tmp_path)
+    with pytest.raises(PipelineError, match=r"h has NaN or infinite weights \(norm.weight\)"):
+        load_head(CONFIG, settings, "drafter", model.target)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(PipelineError, match="its weights can't be read"):
+        load_head(CONFIG, settings, "drafter", model.target)
