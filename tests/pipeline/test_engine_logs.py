@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +14,13 @@ import numpy as np
 import pytest
 
 from analysis import TopK, certify
-from analysis.acceptance.divergences import kl, total_variation
 from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
-from analysis.statistics.bootstrap import FEW_PROMPTS
-from pipeline import solve
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_logs import LOST, EngineLog, prompt_id, read_log, stacked
-from pipeline.store.artifacts import Artifact
-from pipeline.store.distributions import read_distributions
 from tests.analysis.test_rounded import V, distributions
-from tests.conftest import pipeline
 from tests.pipeline import engine_formats
 from tests.pipeline.engine_formats import ENGINES, answers, read_back
-from tests.pipeline.reading import page_text
 
 STARTS = np.array([0, 30, 31, 70])
 RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
@@ -103,6 +95,12 @@ def test_answers_side_by_side_and_batches_are_read(tmp_path: Path) -> None:
     path.write_text("".join(path.read_text().split("\n")))  # as curl leaves them
     assert read(path).trajectories.keys() == whole.trajectories.keys()
     assert np.array_equal(read_back(read(path), V).probs, read_back(whole, V).probs)
+    packed = gzip.compress(path.read_bytes())
+    path.write_bytes(packed)
+    assert sizes(read(path)) == sizes(whole)
+    path.write_bytes(packed[:-20])
+    with pytest.raises(PipelineError, match="jsonl can't be read: it is a damaged gzip file"):
+        read(path)
     lines = [
         json.loads(line) for line in written(path, "vllm chat", share=0.0).read_text().splitlines()
     ]
@@ -126,89 +124,52 @@ def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
     assert np.allclose(read_back(log, V).probs, dist.probs[:, :4], atol=1e-5)
 
 
-def edited(path: Path, change: Callable[[Any], None], line: int = 1) -> Path:
+FIRST = ("choices", 0, "logprobs", "content", 0)  # token of a chat answer
+TOP = (*FIRST, "top_logprobs")
+
+
+def edited(path: Path, changes: dict[tuple[Any, ...], Any], line: int = 1) -> Path:
+    """Put values into the object of a line; callable ones get the old value."""
     lines = path.read_text().splitlines()
-    body = json.loads(lines[line])
-    change(body)
+    body = json.loads(lines[line].removeprefix("data: "))
+    for (*way, last), value in changes.items():
+        inside = body
+        for key in way:
+            inside = inside[key]
+        inside[last] = value(inside[last]) if callable(value) else value
     lines[line] = json.dumps(body)
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def content(body: Any) -> list[Any]:
-    found: list[Any] = body["choices"][0]["logprobs"]["content"]
-    return found
+def own(by: float) -> dict[tuple[Any, ...], Any]:
+    return {(*FIRST, "logprob"): lambda value: value + by}
 
 
-def rename(body: Any) -> None:
-    body["model"] = "other"
+MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
+    "mixes two models: m in line 1 and other in line 2": {("model",): "other"},
+    "line 2 has no logprobs: ask for": {FIRST[:3]: None},
+    "line 2 holds a token without logprob": {(*TOP, 1): {"token": "token_id:3"}},
+    "line 2: the log-probabilities of a step are not sorted": {TOP: lambda top: top[::-1]},
+    "line 2: the 6 probabilities of a step sum to 2.207277": {
+        (*FIRST, "logprob"): -1.0, TOP: lambda top: [{**one, "logprob": -1.0} for one in top],
+    },
+    "line 2: a log-probability is 0.5, above 0": {(*TOP, 0, "logprob"): 0.5},
+    "line 2: one of the 6 tokens of a step has a probability of 0": {(*TOP, -1, "logprob"): -9999.},
+    "line 2 holds probabilities after sampling": {FIRST: lambda entry: {**entry, "prob": 0.5}},
+    "line 2 holds a log-probability that is nan": {(*TOP, 0, "logprob"): float("nan")},
+    "line 2 holds a log-probability that is '1'": {(*TOP, 0, "logprob"): "1"},
+    "line 2 can't be read as an answer": {TOP: 3},
+    "line 2 was sampled in the backend": {
+        ("__verbose",): {"generation_settings": {"backend_sampling": True}}
+    },
+    "line 2: the emitted token has a log-probability of .*, and by the list of": own(-2e-3),
+}  # fmt: skip
 
 
-def no_logprobs(body: Any) -> None:
-    body["choices"][0]["logprobs"] = None
-
-
-def no_value(body: Any) -> None:
-    del content(body)[0]["top_logprobs"][1]["logprob"]
-
-
-def unsorted(body: Any) -> None:
-    top = content(body)[0]["top_logprobs"]
-    top[1], top[4] = top[4], top[1]
-
-
-def too_much(body: Any) -> None:
-    for entry in (content(body)[0], *content(body)[0]["top_logprobs"]):
-        entry["logprob"] = -1.0
-
-
-def positive(body: Any) -> None:
-    content(body)[0]["top_logprobs"][0]["logprob"] = 0.5
-
-
-def masked(body: Any) -> None:
-    content(body)[0]["top_logprobs"][-1]["logprob"] = -9999.0
-
-
-def sampled(body: Any) -> None:
-    content(body)[0]["prob"] = 0.5
-
-
-def no_number(body: Any) -> None:
-    content(body)[0]["top_logprobs"][0]["logprob"] = float("nan")
-
-
-def backend(body: Any) -> None:
-    body["__verbose"] = {"generation_settings": {"backend_sampling": True}}
-
-
-def own(by: float) -> Callable[[Any], None]:
-    def change(body: Any) -> None:
-        content(body)[0]["logprob"] += by
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (rename, "mixes two models: m in line 1 and other in line 2"),
-        (no_logprobs, "line 2 has no logprobs: ask for"),
-        (no_value, "line 2 holds a token without logprob"),
-        (unsorted, "line 2: the log-probabilities of a step are not sorted"),
-        (too_much, "line 2: the 6 probabilities of a step sum to 2.207277"),
-        (positive, "line 2: a log-probability is 0.5, above 0"),
-        (masked, "line 2: one of the 6 tokens of a step has a probability of 0"),
-        (sampled, "line 2 holds probabilities after sampling"),
-        (no_number, "line 2 holds a log-probability that is nan"),
-        (backend, "line 2 was sampled in the backend"),
-        (own(-2e-3), "line 2: the emitted token has a log-probability of .*, and by the list of"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    change: Callable[[Any], None], message: str, tmp_path: Path
-) -> None:
-    path = edited(written(tmp_path / "log.jsonl", "vllm chat", share=0.0), change)
+@pytest.mark.parametrize("message", MESSAGES)
+def test_what_cannot_be_is_one_line(message: str, tmp_path: Path) -> None:
+    path = edited(written(tmp_path / "log.jsonl", "vllm chat", share=0.0), MESSAGES[message])
     with pytest.raises(PipelineError, match=message) as caught:
         read(path)
     assert str(path) in str(caught.value)
@@ -218,15 +179,15 @@ def test_what_cannot_be_is_one_line(
 def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     assert read(edited(written(path, "vllm chat", share=0.0), own(-5e-4))).excluded == {}
-    for value, allowed in ((-4.0, True), (-2.0, False)):
-        tops = [[[-0.1, 5, None], [-3.0, 6, None]]]
+    tops = [[[-0.1, 5, None], [-3.0, 6, None]]]
+    for value in (-4.0, -2.0):
         info = {"id": "a", "output_token_logprobs": [[value, 7, None]], "output_top_logprobs": tops}
         path.write_text(json.dumps({"meta_info": info}))
-        if allowed:
+        if value == -4.0:
             assert read(path).k == 2
-        else:
-            with pytest.raises(PipelineError, match="of -2, and by the list of its step at most"):
-                read(path)
+            continue
+        with pytest.raises(PipelineError, match="of -2, and by the list of its step at most"):
+            read(path)
 
 
 def test_damaged_lines_are_counted(tmp_path: Path) -> None:
@@ -250,16 +211,6 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
         path.write_text(nothing)
         with pytest.raises(PipelineError, match=f"no step with log-probabilities .*: {counted}"):
             read(path)
-
-
-def test_a_packed_log_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "vllm chat", share=0.0)
-    packed = gzip.compress(path.read_bytes())
-    (tmp_path / "log.jsonl.gz").write_bytes(packed)
-    assert sizes(read(tmp_path / "log.jsonl.gz")) == sizes(read(path))
-    (tmp_path / "cut.gz").write_bytes(packed[:-20])
-    with pytest.raises(PipelineError, match=r"cut.gz can't be read: it is a damaged gzip file"):
-        read(tmp_path / "cut.gz")
 
 
 def test_answers_given_again_count_once(tmp_path: Path) -> None:
@@ -297,11 +248,8 @@ def test_a_stream_that_was_cut_off_is_counted(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:
-    def shorten(body: Any) -> None:
-        info = body["meta_info"]
-        info["output_top_logprobs"][9] = info["output_top_logprobs"][9][:3]
-        info["output_top_logprobs"][20] = None
-
+    tops = ("meta_info", "output_top_logprobs")
+    shorten = {(*tops, 9): lambda top: top[:3], (*tops, 20): None}
     path = edited(written(tmp_path / "log.jsonl", "sglang generate", share=0.0), shorten, 0)
     log = read(path)
     assert list(sizes(log).items())[:3] == [
@@ -318,7 +266,7 @@ def test_a_chunk_that_repeats_one_list_is_refused(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     at = next(at for at, line in enumerate(lines) if line.count('"top_logprobs"') == 2)
     body = json.loads(lines[at].removeprefix("data: "))
-    both = content(body)
+    both = body["choices"][0]["logprobs"]["content"]
     both[1] = {**both[1], "token": "token_id:99", "top_logprobs": both[0]["top_logprobs"]}
     lines[at] = f"data: {json.dumps(body)}"
     path.write_text("\n".join(lines))
@@ -425,103 +373,3 @@ def test_a_sum_of_float32_in_one_pass(tmp_path: Path) -> None:
     narrow = certify(read_back(replace(log, error=1e-6), size), StrictGreedy())
     outside = (narrow.lower > exact.lower) | (narrow.upper < exact.upper)
     assert np.mean(outside) > 0.5
-
-
-@pytest.mark.thorough
-def test_the_study_of_a_log(tmp_path: Path) -> None:
-    path = written(tmp_path / "answers.jsonl", "vllm completions", k=9)
-    command = ["study=log", "study_name=mine", f"targets.log.path={path}",
-               f"outputs={tmp_path / 'out'}", "statistics.resamples=20"]  # fmt: skip
-    refused = pipeline(*command, "distributions.log.vocab_size=null", check=False)
-    assert "error: distributions.log.vocab_size must be given" in refused.stderr
-    command.append(f"distributions.log.vocab_size={V}")
-    printed = ""
-    for more, message in {
-        "criteria=mars": "error: mars theta=0.9 can't be judged with distributions.source=logs",
-        "certificates.temperature=0.5": "error: certificates.temperature=0.5 is not allowed with",
-        "criteria=tree criteria.m=12": "answers.jsonl has 9 log-probabilities a step, and tree",
-        "targets.log.path=nothing.jsonl": "error: targets.log.path=nothing.jsonl does not exist",
-        f"distributions.log.vocab_size={V - 20}": "answers.jsonl has token id",
-    }.items():
-        done = pipeline(*command, *more.split(), "stage=certificates", check=False)
-        assert message in done.stderr, more
-        printed += done.stdout
-    pipeline(*command)
-    assert "100 steps of 4 answers, 9 log-probabilities each, off by at most 1e-06" in printed
-    dist, emitted = stored()
-    (place,) = (tmp_path / "out/artifacts/distributions").glob("log-*")
-    artifact = Artifact(place)
-    found = read_distributions(artifact, 1.0)
-    assert artifact.read(columns=["token_id"])["token_id"].to_pylist() == emitted.tolist()
-    assert contained(certify(found, RULES), certify(dist, RULES))
-    page = page_text(tmp_path / "out/report/mine")
-    for said in ("answers.jsonl, 4 answers", "9, of 60 tokens", "1e-06 nats", "taken as raw"):
-        assert said in page
-    assert len(STARTS) < FEW_PROMPTS
-
-
-def scored(path: Path, digits: int = 7, k: int = 8) -> tuple[Path, np.ndarray]:
-    """The log of a drafter that scored prompt and answer again, and its full distributions."""
-    dist, emitted = stored()
-    rng = np.random.default_rng(7)
-    q = np.zeros((100, V))
-    np.put_along_axis(q, dist.ids, dist.probs * np.exp(0.4 * rng.normal(size=(100, V))), axis=1)
-    q /= q.sum(axis=1, keepdims=True)
-    draft = TopK.from_probabilities(q)
-    question = [
-        (1, list(zip(range(k), np.round(np.log(np.full(k, 0.1)), 3).tolist(), strict=True)))
-    ]
-    lines = [
-        line
-        for name, answer in answers(draft, emitted, STARTS, k, digits)
-        for line in engine_formats.vllm_prompt(f"other-{name}", question * 3 + answer)
-    ]
-    path.write_text("\n".join(lines).replace('"model": "m"', '"model": "small"'))
-    return path, q
-
-
-@pytest.mark.thorough
-def test_a_drafter_that_scored_the_answers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(tmp_path / "answers.jsonl", "vllm completions", k=9)
-    other, q = scored(tmp_path / "scored.jsonl")
-    dist, _ = stored()
-    p = np.zeros((100, V))
-    np.put_along_axis(p, dist.ids, dist.probs, axis=1)
-    command = ["study=log", "study_name=pair", f"targets.log.path={path}", "drafter=log",
-               f"drafter.path={other}", f"distributions.log.vocab_size={V}",
-               f"outputs={tmp_path / 'out'}", "statistics.resamples=20"]  # fmt: skip
-    printed = pipeline(*command).stdout
-    assert "100 steps of 4 trajectories, 9 and 8 log-probabilities; left out: none" in printed
-    (place,) = (tmp_path / "out/artifacts/drafts").glob("log-*")
-    found = Artifact(place).read("logged").to_pydict()
-    tv, true = total_variation(np.log(p), np.log(q)), kl(np.log(p), np.log(q))
-    assert np.all((np.array(found["tv_low"]) <= tv) & (tv <= np.array(found["tv_high"])))
-    assert np.all((np.array(found["kl_low"]) <= true) & (true <= np.array(found["kl_high"])))
-    assert found["draft_token_id"] == q.argmax(axis=1).tolist()
-    (place,) = (tmp_path / "out/artifacts/acceptance").glob("log-*")
-    rows = {
-        (row["rule"], row["statistic"]): row
-        for row in Artifact(place).read("statistics").to_pylist()
-    }
-    greedy = rows["greedy", "acceptance"]
-    share = np.mean(q.argmax(axis=1) == p.argmax(axis=1))
-    assert greedy["value"] == greedy["optimistic"] == pytest.approx(share)
-    assert 0 < rows["greedy", "certified_tv"]["value"] <= share
-    solve.main([*command, "solve.eps=0.01", "solve.tokens=1.1", "solve.engine=vllm"])
-    said = capsys.readouterr().out
-    assert "vllm serve m --speculative-config" in said  # what the log names, not its path
-    assert '"model": "small"' in said
-    solve.main([*command, "solve.eps=0.01", "solve.tokens=1.1"])
-    said = capsys.readouterr().out
-    assert "log: mars is left out: it takes raw logits, which a log does not have" in said
-    assert "log: tree is left out: it takes 33 log-probabilities a step, and the log has 9" in said
-    assert re.search(r"absolute +certified +1.1 tokens, drafts of any length +theta +0\.\d", said)
-    page = page_text(tmp_path / "out/report/pair")
-    assert "Will log-drafter be accepted?" in page
-    assert "scored.jsonl" in page
-    lists = [(token, math.log(0.1)) for token in range(8)]
-    other.write_text(engine_formats.vllm_prompt("x", [(5, lists)] * 50)[0])
-    done = pipeline(*command, "stage=drafts", check=False)
-    assert "scored.jsonl has none of the 4 trajectories of" in done.stderr
