@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from analysis.trees.topology import symmetric
 from pipeline.decoding.choices import Greedy
@@ -52,7 +53,7 @@ from pipeline.execution.stopwatch import (
 )
 from pipeline.models import language_model
 from pipeline.models.fixed_passes import Passes
-from pipeline.models.load import LanguageModel, random_qwen3
+from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.compute import Decoder
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
@@ -89,10 +90,21 @@ def random_prompts(count: int, longest: int, vocabulary: int) -> Prompts:
             for i, n in enumerate(lengths)}  # fmt: skip
 
 
+def random_qwen3(
+    shape: dict[str, Any], dtype: str, device: torch.device, label: str
+) -> LanguageModel:
+    """Return a Qwen3 of a shape with random weights, made on `device`, with float32 logits."""
+    with device:
+        module = AutoModelForCausalLM.from_config(
+            Qwen3Config(**shape), dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+    return wrap(module, label, device, "float32", (), label)
+
+
 def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
     """Return a random model and prompts of very different lengths."""
     torch.manual_seed(0)
-    model = random_qwen3(REDUCED, dtype, "float32", device, "small")
+    model = random_qwen3(REDUCED, dtype, device, "small")
     return model, random_prompts(16, 300, model.vocab_size)
 
 
@@ -273,7 +285,7 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
     print(json.dumps(machine | measured._asdict() | {"prompts": count, "steps": steps}))
     decoding = Decoding(steps, 256, [], GREEDY)
     for label, shape in shapes.items():
-        model = random_qwen3(shape, "bfloat16", "float32", device, label)
+        model = random_qwen3(shape, "bfloat16", device, label)
         prompts = random_prompts(count, longest, model.vocab_size)
         for static in (True, False):
             kind = "static" if static else "dynamic"

@@ -90,11 +90,12 @@ class LanguageModel:
             keep: of how many tokens logits are wanted; 0 is all.
             layers: after how many layers hidden states are wanted; after all of them it is also
                 after the final norm.
-            features: of heads.
+            features: of heads: (B, n, d) fused hidden states of the target after the tokens
+                before, or outputs of the head.
 
         Returns:
-            (B, keep, V) logits in the dtype of the head, a model may give all n; and hidden states
-            (B, n, layers, d), None without `layers`.
+            (B, keep, V) logits in the dtype of the projection, a model may give all n; and hidden
+            states (B, n, layers, d), None without `layers`; of a head its outputs (B, n, d).
         """
         more = {"output_hidden_states": True} if layers else {}
         out = self.module(

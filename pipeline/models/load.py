@@ -199,17 +199,6 @@ def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) 
     return local_path(path) or hub_files(path, commit, list(patterns), key)
 
 
-def random_qwen3(
-    shape: Mapping[str, Any], dtype: str, head_dtype: str, device: torch.device, label: str
-) -> LanguageModel:
-    """Return a Qwen3 with random weights, made on `device`; `shape` as in its config.json."""
-    with device:
-        module = AutoModelForCausalLM.from_config(
-            Qwen3Config(**shape), dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        )
-    return wrap(module, label, device, head_dtype, (), label)
-
-
 def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
     """Return a randomly initialised Qwen3 of the given shape with tied embeddings."""
     return Qwen3ForCausalLM(

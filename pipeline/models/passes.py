@@ -216,6 +216,7 @@ def check_cached_steps(model: LanguageModel, key: str) -> None:
         PipelineError: they don't, beyond the rounding of the model's dtype; or the logits are NaN
             or infinite (-inf is allowed: a masked token); or the model can't be run so at all.
     """
+    dtype = str(model.dtype).removeprefix("torch.")
     try:
         plain, cached = both_ways(model)
     except (torch.OutOfMemoryError, MemoryError):
@@ -228,7 +229,7 @@ def check_cached_steps(model: LanguageModel, key: str) -> None:
     if bool((plain.isnan() | plain.isposinf()).any()):
         raise PipelineError(
             f"{key}: {model.label} gives NaN or infinite logits: its weights are damaged, or too "
-            f"large for {key}.dtype={_name(model)}: give {key}.dtype=float32 or bfloat16, or "
+            f"large for {key}.dtype={dtype}: give {key}.dtype=float32 or bfloat16, or "
             "fetch the model again"
         )
     off = relative_error(plain, cached)
@@ -236,7 +237,7 @@ def check_cached_steps(model: LanguageModel, key: str) -> None:
     if not off <= allowed:  # NaN, too
         raise PipelineError(
             f"{key}: {model.label} gives other logits a token at a time than in one pass (off by "
-            f"{off:.2g} of their spread, {_name(model)} explains {allowed:.1g}): it does not use "
+            f"{off:.2g} of their spread, {dtype} explains {allowed:.1g}): it does not use "
             f"its key-value cache as other models do. Give {key}.dtype=float32, or take another "
             "model"
         )
@@ -267,15 +268,10 @@ def relative_error(plain: Tensor, cached: Tensor) -> float:
     route a token differently after rounding; of these the largest.
     """
     kept = plain.isfinite()
-    counts = kept.sum(-1).clamp(min=1)
-    centred = torch.where(kept, plain, 0.0)
-    centred = torch.where(kept, centred - (centred.sum(-1) / counts)[..., None], 0.0)
-    error = torch.where(plain == cached, 0.0, plain - cached)  # equal infinities, too
-    spread, size = (t.square().sum(-1).div(counts).sqrt() for t in (centred, error))
-    # error without spread: infinite; neither: 0
-    ratio = torch.where(size == 0, 0.0, size / spread)
+    count = kept.sum(-1).clamp(min=1)
+    mean = plain.where(kept, 0).sum(-1) / count
+    spread = (plain - mean[..., None]).where(kept, 0).square().sum(-1).div(count).sqrt()
+    error = (plain - cached).where(plain != cached, 0)  # equal infinities, too
+    size = error.square().sum(-1).div(count).sqrt()
+    ratio = (size / spread).where(size != 0, 0)  # error without spread: infinite; neither: 0
     return float(ratio.view(2, -1, ALONE).median(dim=2).values.max())
-
-
-def _name(model: LanguageModel) -> str:
-    return str(model.module.dtype).removeprefix("torch.")

@@ -88,18 +88,7 @@ class HiddenDrafter:
         layers: Sequence[int] = (),  # noqa: ARG002 of language models
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits (B, keep, V) after the last of `ids`, and the outputs (B, n, d) of all.
-
-        Args:
-            ids: (B, n) tokens.
-            cache: the entries before; grown in place.
-            mask: (B, 1, n, columns of the cache) what is added to the scores; None is a text.
-            positions: (B, n) of the entries, from 0; None are the next ones.
-            keep: of how many tokens logits are wanted; 0 is all.
-            layers: of language models.
-            features: (B, n, d) fused hidden states of the target after the tokens before, or
-                outputs.
-        """
+        """Return the logits after the last of `ids`, and the outputs; see `LanguageModel.read`."""
         assert features is not None
         layer = self.head.midlayer
         if positions is None:
