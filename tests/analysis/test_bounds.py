@@ -74,21 +74,6 @@ def test_values_by_hand() -> None:
     assert bounds.g_lower(1.0) == pytest.approx(7 / 12, rel=1e-15)
 
 
-def test_the_ceiling_and_the_upper_bound_are_approached() -> None:
-    """Theorem 4.6 at two active tokens: p0 goes to 1, the other to 0."""
-    p, q = confident_example(1e-9)
-    for bound in (bounds.ceiling(2), bounds.single_upper(p[0])):
-        assert certificate(p, StrictGreedy()) == pytest.approx(float(bound), rel=1e-6)
-        assert kl(p, q) <= bound
-    # as margins fall, lower bounds and values agree up to the next order
-    d = np.array([0.1, 0.01])
-    assert (1 - bounds.g_lower(d) / bounds.g(d)) / d**4 == pytest.approx(1 / 15, rel=0.05)
-    p0, b = 0.3 + d / 2, 0.3 - d / 2
-    gap = 1 - bounds.two_token_polynomial(p0, b) / bounds.two_token(p0, b)
-    assert gap / (d / 0.6) ** 4 == pytest.approx(1 / 15, rel=0.05)
-    assert bounds.pinsker(d) / bounds.g(d) == pytest.approx(1, abs=0.01)
-
-
 def test_lemma_a1_and_expansions() -> None:
     d = np.linspace(0, 0.999, 500)
     assert (bounds.g_lower(d) <= bounds.g(d) * (1 + 1e-14)).all()

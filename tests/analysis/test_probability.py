@@ -153,21 +153,6 @@ def test_the_loss_of_lossless_sampling_need_not_be_concave_in_eps() -> None:
         assert probability.lossless_mean(dist, eps) <= 1 - max(pairs) + 1e-9
 
 
-def test_random_drafts_do_not_go_below() -> None:
-    rng = np.random.default_rng(9)
-    p = -np.sort(-dirichlet(8, 50, 5, 0.5, 2.0), axis=1)
-    q = np.exp(np.log(p) + rng.normal(size=p.shape) * rng.choice([0.1, 1.0], (len(p), 1)))
-    q /= q.sum(axis=1, keepdims=True)
-    dist = TopK.from_probabilities(p)
-    for row in range(len(p)):
-        eps = kl(p[row], q[row]) * (1 + 1e-9)
-        one = dist[row : row + 1]
-        assert probability.sampled_draft(p[row, :2].sum(), eps) <= q[row, :2].sum() + 1e-12
-        assert probability.argmax_draft(one, eps)[0][0] <= p[row, q[row].argmax()]
-        lost = np.abs(p[row] - q[row]).sum() / 2
-        assert probability.lossless(one, eps)[0][0] <= 1 - lost + 1e-12
-
-
 def test_one_token_and_wrong_arguments() -> None:
     one = TopK.from_probabilities([[1.0]])
     assert probability.lossless(one, 0.5)[0].tolist() == [1.0]

@@ -166,35 +166,12 @@ def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
     assert not estimate([[*flags[:-1], False]])["cut"].any()
 
 
-def test_independent_failures_give_the_known_limits() -> None:
-    """With failures of probability f: N/F -> 1/f, per call -> 1/(f + (1-f)/128)."""
-    f = 0.05
-    flags = [list(part) for part in np.random.default_rng(0).random((1500, 128)) > f]
-    found = estimate(flags, window=64, resamples=200).set_index("estimator")
-    limits = {
-        "per_call": 1 / (f + (1 - f) / 128),
-        "long_run": 1 / f,
-        "residual_64": sum((1 - f) ** j for j in range(1, 65)),
-    }
-    for name, limit in limits.items():
-        row = found.loc[name]
-        assert row["value"] == pytest.approx(limit, rel=0.05)  # about 4 standard errors
-        assert row["ci_high"] - row["ci_low"] < 0.1 * limit
-    # certified steps over runs coincides with tokens per call when failures are independent
-    assert found.loc["mean_run", "value"] == pytest.approx(limits["per_call"], rel=0.05)
-
-
 def test_without_a_failure_the_long_run_has_a_one_sided_bound() -> None:
     found = estimate([[True] * 10] * 30).set_index("estimator").loc["long_run"]
     assert (found["value"], found["ci_high"], found["failing_prompts"]) == (math.inf, math.inf, 0)
     share = 300 / (30 * found["ci_low"])  # of prompts with a failure, at the limit
     assert (1 - share) ** 30 == pytest.approx(0.05)
     assert failure_free_bound(64000, 10**6, 0.95) == pytest.approx(64000 / -math.log(0.05), 1e-5)
-
-
-def test_short_trajectories_have_no_residual() -> None:
-    found = estimate([[True] * 3, [True, False]]).set_index("estimator").loc["residual_4"]
-    assert np.isnan(found[["value", "optimistic", "ci_low", "ci_high"]].astype(float)).all()
 
 
 @pytest.mark.parametrize("position", [[1, 2], [0, 2], [0, 1, 1], []])

@@ -86,11 +86,3 @@ def test_the_best_m_is_the_best_of_all(tight: bool) -> None:
             assert m == min(
                 range(1, 3 * int(m) + 3), key=lambda at: bounds.residual_upper(rates, k, at, tight)
             )
-
-
-def test_correlated_acceptance_exceeds_the_bound() -> None:
-    """Two states: in one all is accepted, in the other nothing; it is half of each."""
-    h, k = math.log(2), 20
-    bound = bounds.tunstall_upper(h, 2, k)
-    assert tree_tokens_per_call(sequence(k), [0.5]) < bound < (1 + k + 1) / 2
-    assert bound == pytest.approx(math.log2(22))
