@@ -36,7 +36,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from analysis.report import figure
+from analysis.report import style
 from pipeline import cli, verify
 from pipeline.execution import shards
 from pipeline.paths import CONF
@@ -93,7 +93,7 @@ class Trial:
             with self.log.open("a") as log, redirect_stdout(log), redirect_stderr(log):
                 try:
                     self._note_shards()
-                    setattr(figure, "render", lambda _, kind: kind.encode())  # noqa: B010  slow
+                    setattr(style, "render", lambda _, kind: kind.encode())  # noqa: B010  slow
                     prepare()
                     run_study([*self.overrides, f"outputs='{self.outputs}'", f"stage={stage}"])
                     status = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..report.measured import Certified, Measured
+from ..report.measured import Certified
 from ..report.records import Results
 from ..report.sections.acceptance import LENGTH
 from ..report.sections.acceptance_figures import (
@@ -151,7 +151,7 @@ def speed_text(run: Mapping[str, Any] | None) -> str:
 
 
 def of_target(
-    measured: Measured, certificates: Sequence[Certified], bootstrap: PromptBootstrap, target: str
+    measured: Results, certificates: Sequence[Certified], bootstrap: PromptBootstrap, target: str
 ) -> Answer:
     """Say what is certified of a target whose drafter is not known.
 

@@ -1,12 +1,13 @@
-"""What a study measured: its certificates, and tidy frames of one statistic a row."""
+"""Certificates of steps, and the frames `top` and `certificates` of `records.Results`.
+
+Frame `runs` has `analysis.statistics.run_lengths.run_lengths` of every target and rule.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,37 +34,6 @@ class Certified:
 Panels = Mapping[str, Sequence[Certified]]  # by target
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The tidy frames of a study's certificates.
-
-    Attributes:
-        targets: printed names, in order.
-        rules: all rules, in order.
-        top: target, k, statistic, value, optimistic, ci_low, ci_high, prompts, few_prompts.
-        certificates: target, rule (label), statistic, value, optimistic, ci_low, ci_high, empty,
-            inexact, undefined, steps, prompts, few_prompts.
-        runs: target, rule and the columns of `analysis.statistics.run_lengths.run_lengths`.
-    """
-
-    targets: Sequence[str]
-    rules: Sequence[Rule]
-    top: pd.DataFrame
-    certificates: pd.DataFrame
-    runs: pd.DataFrame
-
-    @cached_property
-    def _rows(self) -> dict[tuple[Any, ...], dict[Any, Any]]:
-        return {
-            (row["target"], row["rule"], row["statistic"]): row
-            for row in self.certificates.to_dict("records")
-        }
-
-    def row(self, target: str, rule: str, statistic: str) -> dict[Any, Any]:
-        """Return the row of `certificates` of one statistic; `rule` is a label."""
-        return self._rows[target, rule, statistic]
-
-
 def certificate_statistics(
     target: str,
     rule: Rule,
@@ -72,7 +42,10 @@ def certificate_statistics(
     bootstrap: PromptBootstrap,
     undefined: float = math.nan,
 ) -> pd.DataFrame:
-    """Return the rows of `Measured.certificates` for (N,) certificates of one rule in nats.
+    """Return the rows of frame `certificates` for (N,) certificates of one rule in nats.
+
+    Columns: target, rule (label), statistic, value, optimistic, ci_low, ci_high, prompts,
+    few_prompts, empty, inexact, undefined, steps.
 
     `undefined` counts the steps at which the rule's test means nothing (MARS: z1 <= 0); NaN for
     rules whose test always does.
@@ -91,7 +64,7 @@ def certificate_statistics(
 def top_statistics(
     target: str, probabilities: Floats, ranks: Sequence[int], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    """Return the rows of `Measured.top` for (N, R) probabilities of the top `ranks` tokens."""
+    """Return the rows of frame `top` (by k) for (N, R) probabilities of the top `ranks` tokens."""
     frames = []
     for at, k in enumerate(ranks):
         values = np.ascontiguousarray(probabilities[:, at])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..rules import Rule
 from ..statistics.bootstrap import FEW_PROMPTS, few
 from ..statistics.trajectories import CENSORED
+from .records import Results, Table, select
 from .render import notes
-
-if TYPE_CHECKING:
-    from .measured import Measured
+from .text import share_text
 
 AT_LEAST = (
     f"≥: a lower bound; ends of trajectories cut more than {100 * CENSORED:g} % of the calls or "
@@ -29,19 +27,12 @@ Shares = Callable[[str, str, str], float]  # of a target, a rule's label, and em
 
 
 def coverage_notes(
-    measured: Measured, rules: Sequence[Rule], targets: Sequence[str], meaning: str
+    results: Results, rules: Sequence[Rule], targets: Sequence[str], meaning: str
 ) -> list[str]:
-    """Say what a table takes an empty region for, and what a range is, where there are any.
-
-    Args:
-        measured: the study.
-        rules: those the table shows.
-        targets: those the table shows.
-        meaning: what the table takes an empty region for, a sentence.
-    """
+    """Say of the frame `certificates` what `share_notes` says."""
 
     def share(target: str, rule: str, column: str) -> float:
-        return float(measured.row(target, rule, "mean")[column])
+        return float(results.row(target, rule, "mean")[column])
 
     return share_notes(share, [rule.label for rule in rules], targets, meaning)
 
@@ -49,10 +40,16 @@ def coverage_notes(
 def share_notes(
     share: Shares, rules: Iterable[str], targets: Sequence[str], meaning: str
 ) -> list[str]:
-    """Say the same of rules given by label, whose shares `share` knows.
+    """Say what a table takes an empty region for, and what a range is, where there are any.
 
     The notes hold no number of a table: where several tables have the same one, a page says it
     once (`shared_notes`).
+
+    Args:
+        share: of steps, by target, rule's label, and empty or inexact.
+        rules: labels of those the table shows.
+        targets: those the table shows.
+        meaning: what the table takes an empty region for, a sentence.
     """
     labels = list(rules)
 
@@ -62,7 +59,7 @@ def share_notes(
     return [*[f"{EMPTY} {meaning}"] * any_of("empty"), *[INEXACT] * any_of("inexact")]
 
 
-def shared_notes(tables: Iterable[Any]) -> list[str]:
+def shared_notes(tables: Iterable[Table]) -> list[str]:
     """Return the notes that stand below more than one table, in the order of their appearance."""
     counts = Counter(note for table in tables for note in dict.fromkeys(notes(table)))
     return [note for note, count in counts.items() if count > 1]
@@ -84,16 +81,36 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
     ]
 
 
-def undefined_notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
+def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str]:
+    """Say which divergences are infinite somewhere, as those of a reduced vocabulary are.
+
+    Args:
+        results: the study, with the frame `breakdown`.
+        divergences: printed name of those that a table is about.
+    """
+    finite = select(results["breakdown"], depth=0, rule="", statistic="finite")
+    parts = []
+    for name, shown in divergences.items():
+        shares = select(finite, divergence=name)["value"]
+        if (shares < 1).any():
+            parts.append(f"{shown} {' / '.join(map(share_text, shares))}")
+    return [
+        f"Steps with a finite divergence: {', '.join(parts)}. At the others the target gives "
+        "probability to tokens that the drafter can't draft: nothing that can be rejected is "
+        "certified by it there, R − KL is -∞ where R is finite, and its mean is infinite."
+    ] * bool(parts)
+
+
+def undefined_notes(results: Results, rules: Sequence[Rule]) -> list[str]:
     """Count the steps at which a rule's test means nothing; rules that say the same, once."""
     said = []
     for rule in rules:
         if rule.undefined_means:
-            rows = [measured.row(target, rule.label, "mean") for target in measured.targets]
+            rows = [results.row(target, rule.label, "mean") for target in results.targets]
             counts = [f"{row['undefined']:.0f} of {row['steps']}" for row in rows]
             said.append(f"{rule.undefined_means}: {' / '.join(counts)}")
     return [
-        f"{text}{_titles(measured.targets)}; undefined in the CSV file."
+        f"{text}{_titles(results.targets)}; undefined in the CSV file."
         for text in dict.fromkeys(said)
     ]
 

@@ -63,68 +63,39 @@ CERTIFICATES: dict[str, dict[Rule, tuple[float, ...]]] = {
 
 TABLE2 = tuple(CERTIFICATES["Qwen3-1.7B"])  # its rules, which Tables 5 and 6 show as well
 
-# Tables 3 and 4: p5 of the certificates in nats, by rule
+TS, ALPHAS, MS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5), (0.9, 0.7, 0.5, 0.3, 0.2, 0.1), (2, 4, 6, 8)
+# Tables 3 and 4: their rules, and p5 of the certificates in nats by rule
+P5_RULES: tuple[Rule, ...] = (
+    *map(Additive, TS),
+    *map(Multiplicative, ALPHAS),
+    *(TopMAdditive(m, t) for t in TS[:4] for m in MS),
+)
 P5: dict[str, dict[Rule, float]] = {
-    "Qwen3-1.7B": {
-        Additive(0.01): 0.008,
-        Additive(0.05): 0.011,
-        Additive(0.1): 0.023,
-        Additive(0.2): 0.056,
-        Additive(0.3): 0.102,
-        Additive(0.5): 0.217,
-        Multiplicative(0.9): 0.008,
-        Multiplicative(0.7): 0.027,
-        Multiplicative(0.5): 0.061,
-        Multiplicative(0.3): 0.125,
-        Multiplicative(0.2): 0.176,
-        Multiplicative(0.1): 0.279,
-        TopMAdditive(2, 0.01): 0.008,
-        TopMAdditive(4, 0.01): 0.008,
-        TopMAdditive(6, 0.01): 0.008,
-        TopMAdditive(8, 0.01): 0.008,
-        TopMAdditive(2, 0.05): 0.011,
-        TopMAdditive(4, 0.05): 0.012,
-        TopMAdditive(6, 0.05): 0.012,
-        TopMAdditive(8, 0.05): 0.012,
-        TopMAdditive(2, 0.1): 0.018,
-        TopMAdditive(4, 0.1): 0.023,
-        TopMAdditive(6, 0.1): 0.024,
-        TopMAdditive(8, 0.1): 0.024,
-        TopMAdditive(2, 0.2): 0.037,
-        TopMAdditive(4, 0.2): 0.054,
-        TopMAdditive(6, 0.2): 0.056,
-        TopMAdditive(8, 0.2): 0.057,
-    },
-    "Qwen3-4B": {
-        Additive(0.01): 0.008,
-        Additive(0.05): 0.014,
-        Additive(0.1): 0.025,
-        Additive(0.2): 0.061,
-        Additive(0.3): 0.107,
-        Additive(0.5): 0.218,
-        Multiplicative(0.9): 0.008,
-        Multiplicative(0.7): 0.030,
-        Multiplicative(0.5): 0.066,
-        Multiplicative(0.3): 0.141,
-        Multiplicative(0.2): 0.196,
-        Multiplicative(0.1): 0.296,
-        TopMAdditive(2, 0.01): 0.011,
-        TopMAdditive(4, 0.01): 0.011,
-        TopMAdditive(6, 0.01): 0.011,
-        TopMAdditive(8, 0.01): 0.011,
-        TopMAdditive(2, 0.05): 0.014,
-        TopMAdditive(4, 0.05): 0.015,
-        TopMAdditive(6, 0.05): 0.015,
-        TopMAdditive(8, 0.05): 0.015,
-        TopMAdditive(2, 0.1): 0.023,
-        TopMAdditive(4, 0.1): 0.027,
-        TopMAdditive(6, 0.1): 0.027,
-        TopMAdditive(8, 0.1): 0.027,
-        TopMAdditive(2, 0.2): 0.045,
-        TopMAdditive(4, 0.2): 0.060,
-        TopMAdditive(6, 0.2): 0.063,
-        TopMAdditive(8, 0.2): 0.063,
-    },
+    model: dict(zip(P5_RULES, [*additive, *multiplicative, *top_m], strict=True))
+    for model, additive, multiplicative, top_m in (
+        (
+            "Qwen3-1.7B",
+            (0.008, 0.011, 0.023, 0.056, 0.102, 0.217),
+            (0.008, 0.027, 0.061, 0.125, 0.176, 0.279),
+            (
+                *(0.008, 0.008, 0.008, 0.008),  # t = 0.01, m = 2, 4, 6, 8
+                *(0.011, 0.012, 0.012, 0.012),
+                *(0.018, 0.023, 0.024, 0.024),
+                *(0.037, 0.054, 0.056, 0.057),
+            ),
+        ),
+        (
+            "Qwen3-4B",
+            (0.008, 0.014, 0.025, 0.061, 0.107, 0.218),
+            (0.008, 0.030, 0.066, 0.141, 0.196, 0.296),
+            (
+                *(0.011, 0.011, 0.011, 0.011),
+                *(0.014, 0.015, 0.015, 0.015),
+                *(0.023, 0.027, 0.027, 0.027),
+                *(0.045, 0.060, 0.063, 0.063),
+            ),
+        ),
+    )
 }
 
 # Tables 5 and 6: mean certifiable acceptance length in tokens, by rule: EPS

@@ -3,10 +3,10 @@
 A section of the report (`certificates`, `published`, `acceptance`, `decoding`, `accuracy`) takes
 `Results` and returns a `Part`: tables, figures and the sentences above them. A table names a tidy
 frame and says which of its statistics become columns, in which format; `analysis.report.render`
-writes it as CSV, LaTeX, Markdown and HTML. No section lays out a cell itself.
+writes it as CSV, LaTeX and HTML. No section lays out a cell itself.
 
 Example:
-    >>> from analysis.report.render import markdown_table
+    >>> from analysis.report.render import lines
     >>> from analysis.report.text import share_text
     >>> frame = pd.DataFrame(
     ...     {
@@ -32,14 +32,13 @@ Example:
     ...     ),
     ...     names={"greedy": "Strict greedy"},
     ... )
-    >>> print(markdown_table(table))
-    |  | A<br>accepted | A<br>certified | B<br>accepted | B<br>certified |
-    |---|---:|---:|---:|---:|
-    | Strict greedy | 81 % | 23 % | 75 % | 20 % |
+    >>> lines(table)
+    [('', [('Strict greedy', ['81 %', '23 %', '75 %', '20 %'], [])])]
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -67,7 +66,8 @@ class Results:
     Attributes:
         targets: printed names, in order.
         rules: every rule that a frame names, by its label; those of the study first, in order.
-        frames: by name. A study without a drafter, without decoding, ... lacks some.
+        frames: by name. `top`, `certificates` and `runs` (`analysis.report.measured`) are of every
+            study; one without a drafter, without decoding, ... lacks others.
         drafter: its printed name; empty without one.
         facts: what captions name beside frames: resamples, confidence, seed, margin, ...
     """
@@ -90,13 +90,18 @@ class Results:
         return self.frames.get(name, pd.DataFrame())
 
     @cached_property
+    def certified(self) -> list[Rule]:
+        """The study's own rules, whose certificates were computed."""
+        return [self.rules[label] for label in self["certificates"]["rule"].unique()]
+
+    @cached_property
     def names(self) -> dict[str, str]:
         """Printed name of every rule, by label."""
         return {label: rule.title for label, rule in self.rules.items()}
 
     def select(self, name: str, **wanted: Any) -> pd.DataFrame:
         """Return the rows of a frame whose columns have a value, or one of several (a list)."""
-        return select(self[name], **wanted)
+        return select(self[name], **wanted) if name in self else self[name]
 
     def rows(self, name: str, *keys: str) -> dict[tuple[Any, ...], Row]:
         """Return the rows of a frame by their values in some columns."""
@@ -104,9 +109,10 @@ class Results:
             self._found[name, *keys] = rows_by(self[name], *keys)
         return self._found[name, *keys]
 
-    def with_frames(self, **frames: pd.DataFrame) -> Results:
-        """Return the results with further frames."""
-        return replace(self, frames={**self.frames, **frames}, _found={})
+    def row(self, target: str, rule: str, statistic: str, name: str = "certificates") -> Row:
+        """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
+        found = self.rows(name, "target", "rule", "statistic").get((target, rule, statistic))
+        return dict.fromkeys(self[name].columns, math.nan) if found is None else found
 
 
 @dataclass(frozen=True)

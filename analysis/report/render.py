@@ -1,20 +1,28 @@
-"""Writes tables and figures: as CSV, LaTeX, Markdown and HTML, as PDF and PNG."""
+"""Writes tables, figures and numbers: as CSV, LaTeX and HTML, as PDF and PNG, as macros."""
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import pandas as pd
 
-from . import fold, style
-from .escape import latex, markdown, without_formulas
-from .records import Column, Figure, Row, Table, records_of
-from .text import UNDEFINED
+from ..statistics.run_lengths import censored_ends
+from . import style
+from .escape import latex, macro, one_line, without_formulas
+from .records import Column, Figure, Results, Row, Table, records_of
+from .text import UNDEFINED, certificate_text, run_text, share_text
 
 PUBLISHED = "as published"
+NAMED = re.compile(r"Top-(\d+) (\+ .+)")
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+FOLDED = (
+    "Top-m rules that print alike, or differ by one in a last digit, share a row, which has the "
+    "numbers of the smallest m. The CSV file has them all."
+)
 
 Line = tuple[str, list[str], list[str]]  # a name, the cells, and the published ones or none
 
@@ -51,13 +59,11 @@ def lines(table: Table) -> list[tuple[str, list[Line]]]:
     return [(heading, printed) for heading, printed in laid if printed]
 
 
-def notes(table: Any) -> list[str]:
+def notes(table: Table) -> list[str]:
     """Return the sentences below a table, of which some are about its layout."""
-    if not isinstance(table, Table):
-        return list(table.notes)
     printed = sum(len(rows) for _, rows in _sections(table))
     folded = sum(len(rows) for _, rows in lines(table)) < printed
-    return [*table.notes, *[fold.NOTE] * folded]
+    return [*table.notes, *[FOLDED] * folded]
 
 
 def _sections(table: Table) -> Iterator[tuple[str, list[tuple[str, list[Row]]]]]:
@@ -144,8 +150,41 @@ def _folded(rows: list[Line]) -> list[Line]:
     """
     if any(published for *_, published in rows):
         return rows
-    found = fold.groups([(name, cells) for name, cells, _ in rows])
-    return [(name, rows[at][1], []) for name, at in found]
+    found: list[tuple[list[str], str, list[str]]] = []  # sizes m, the rest of the name, cells
+    for name, cells, _ in rows:
+        match = NAMED.fullmatch(one_line(name))
+        same = [
+            sizes
+            for sizes, rest, first in found
+            if match is not None and rest == match[2] and all(map(_near, first, cells))
+        ]
+        if match is not None and same:
+            same[0].append(match[1])
+        else:
+            found.append(([match[1]], match[2], cells) if match else ([], name, cells))
+    return [
+        (f"Top-{', '.join(sizes)} {rest}" if sizes else rest, cells, [])
+        for sizes, rest, cells in found
+    ]
+
+
+def _near(first: str, second: str) -> bool:
+    """Whether two texts are equal but for numbers that differ by at most one in a last digit.
+
+    >>> _near("77 %", "78 %"), _near("9.9 %", "10 %"), _near("77 %", "79 %"), _near("1.2", "–")
+    (True, True, False, False)
+    """
+    if first == second:
+        return True
+    if NUMBER.sub("#", first) != NUMBER.sub("#", second):
+        return False
+    pairs = zip(NUMBER.findall(first), NUMBER.findall(second), strict=True)
+    return all(abs(float(a) - float(b)) <= 1.0000001 * max(_unit(a), _unit(b)) for a, b in pairs)
+
+
+def _unit(number: str) -> float:
+    digits, _, power = number.partition("e")
+    return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))
 
 
 def _spans(table: Table) -> list[tuple[str, int]]:
@@ -191,26 +230,6 @@ def latex_table(table: Table) -> str:
     return "\n".join([*rows, r"\end{table}", ""])
 
 
-def markdown_table(table: Table) -> str:
-    """Return a table of GitHub's Markdown with its notes."""
-    headings = [
-        markdown(column.above) + "<br>" * bool(column.above) + markdown(column.heading)
-        for column in table.columns
-    ]
-    rows = [[markdown(table.stub), *headings]]
-    for heading, printed in lines(table):
-        if heading:
-            rows.append([f"**{markdown(heading)}**", *[""] * len(headings)])
-        for name, texts, published in printed:
-            rows.append([markdown(text) for text in (name, *texts)])
-            if published:
-                shown = [f"*{markdown(text)}*" if text else "" for text in published]
-                rows.append([f"*{PUBLISHED}*", *shown])
-    text = ["| " + " | ".join(row) + " |" for row in rows]
-    text.insert(1, "|---|" + "---:|" * len(headings))
-    return "\n".join([*text, *(f"\n{markdown(note)}" for note in notes(table))])
-
-
 def html_table(table: Table) -> str:
     """Return the element of a page, without title, caption and notes."""
     rows = []
@@ -248,3 +267,25 @@ def html_table(table: Table) -> str:
 def _element(tag: str, text: str, **attributes: Any) -> str:
     given = "".join(f' {name}="{value}"' for name, value in attributes.items())
     return f"<{tag}{given}>{html.escape(text)}</{tag}>"
+
+
+def macros(results: Results) -> str:
+    r"""Return one \newcommand a number: \<Target><Rule><Statistic>, digits spelled out."""
+    found = {
+        (row["target"], f"top {row['k']}", row["statistic"]): f"{row['value']:.3f}"
+        for row in records_of(results["top"])
+    }
+    for row in records_of(results["certificates"]):
+        target, rule = row["target"], results.rules[row["rule"]]
+        text = certificate_text(row["value"], row["optimistic"], rule.ceiling)
+        found[target, rule.label, row["statistic"]] = text
+        if row["statistic"] == "mean":
+            for name in ("empty", "inexact"):
+                found[target, rule.label, name] = share_text(row[name])
+            if rule == results.certified[0]:
+                found |= {(target, name): str(row[name]) for name in ("prompts", "steps")}
+    for row in records_of(results.select("runs", estimator="per_call")):
+        text = run_text(row["value"], row["optimistic"], censored_ends(row))
+        found[row["target"], row["rule"], f"run {row['eps']:g}"] = text
+    lines = [f"\\newcommand{{\\{macro(*name)}}}{{{latex(text)}}}" for name, text in found.items()]
+    return "\n".join(["% names spell digits: p5 is PFive, 0.1 is ZeroPointOne", *lines, ""])

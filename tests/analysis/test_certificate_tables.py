@@ -1,4 +1,4 @@
-"""The tables on certificates, and the figure of q*: known cases."""
+"""The tables on closed forms and on what is determined: known cases."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 
 from analysis.certificates import bounds
 from analysis.report.measured import Certified
-from analysis.report.sections.certificates_bounds import Compared
-from analysis.report.sections.certificates_extremal import EXAMPLE, EXAMPLE_RULES, extremal_figure
-from analysis.report.sections.certificates_margin import margins_table
-from analysis.report.sections.certificates_tables import bounds_table, determined_table, median
+from analysis.report.render import lines
+from analysis.report.sections.bounds import Compared, bounds_table, determined_table, median
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from tests.analysis.cases import kl, multiplicative_example, tree_example, two_point_example
 
@@ -41,7 +39,9 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
         assert rows.loc[name, "ratio"] == pytest.approx(1)
         assert (rows.loc[rows["kind"] != "asymptotic", "ratio"] > 1 - 1e-9).all()
         assert rows.loc[name, "compared"] == 0.25
-    assert [len(cells) for _, cells in table.sections[0].rows] == [len(table.columns)] * len(tight)
+    printed = {name: cells for _, rows in lines(table) for name, cells, _ in rows}
+    assert [cells[4] for cells in printed.values()] == ["1.000"] * len(tight)
+    assert printed["Tree (m = 4)"][1] == printed["Tree (m = 4)"][6] == "–"
     assert (data.loc[data["bound"] == "lemma 4.5", "ratio"].sub(1).abs() < 1e-9).all()
     # theta is b here, so that the threshold form is as tight; the upper half of Lemma A.1 is not
     forms = data.set_index("bound")["ratio"]
@@ -60,35 +60,10 @@ def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, the
     assert found["corollary 4.14 polynomial"] < found["corollary 4.14"]
 
 
-def test_margins_of_targets_with_two_tokens() -> None:
-    """There Theorem 4.9 (i) is tight: the margin says all, and Pinsker's says less."""
-    levels = [0.05, 0.1, 0.69, 0.7]
-    p = np.linspace(0.5, 1, 101)
-    sizes = np.full(len(p), 2.0)
-    certificates = bounds.g(2 * p - 1)
-    greedy = Compared(
-        StrictGreedy(), len(p), certificates, sizes, p, 1 - p, np.full(len(p), math.nan)
-    )
-    table = margins_table({"target": [one_step(Tree(2), *tree_example(0.4, 2), 0), greedy]}, levels)
-    assert table is not None
-    found = table.data.set_index(["eps", "by"])
-    assert {eps for eps, _ in found.index} == {0.05, 0.1, 0.69}  # up to log 2
-    for eps in (0.05, 0.1, 0.69):
-        assert found.loc[(eps, "theorem 4.9 (i)"), "share"] == np.mean(certificates > eps)
-        assert (found.loc[eps, "certified"] == np.mean(certificates > eps)).all()
-        order = ["theorem 4.9 (ii)", "theorem 4.9 (i)", "proposition 4.8"]
-        assert found.loc[eps].loc[order, "margin"].is_monotonic_increasing
-    assert found.loc[(0.69, "proposition 4.8"), "share"] == 0
-    texts = [[cell.text for cell in cells] for _, cells in table.sections[0].rows]
-    # sqrt(0.1) = 0.31623 and g^-1(0.05) = 0.31358 are rounded up, sqrt(0.1 / 1.1) = 0.30151 down
-    assert texts[0][:4] == ["0.317", "0.314", "0.314", "0.301"]
-    assert margins_table({"target": [one_step(Tree(2), *tree_example(0.4, 2), 0)]}, [0.1]) is None
-
-
 def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
     table = bounds_table({"target": [Compared(Additive(0.1), 5, *(np.empty(0) for _ in range(5)))]})
     assert table is not None
-    assert {cell.text for _, cells in table.sections[0].rows for cell in cells} == {"–"}
+    assert {cell for _, cells, _ in lines(table)[0][1] for cell in cells} == {"–"}
     assert (table.data["compared"] == 0).all()
     assert bounds_table({"target": []}) is None
     assert median(np.array([4.0, 1.0, 2.0, 3.0])) == 2.0
@@ -98,19 +73,5 @@ def test_what_is_determined() -> None:
     lower = np.array([0.1, 0.2, 0.3, 0.4, math.inf])
     upper = np.array([0.1, 0.25, math.inf, 0.4, math.inf])
     table = determined_table({"target": [Certified(Additive(0.1), lower, upper)]})
-    ((_, cells),) = table.sections[0].rows
-    assert [cell.text for cell in cells] == ["60 %", "20 %", "0.05", "20 %"]
-
-
-def test_the_example_shows_three_different_active_sets() -> None:
-    assert sum(EXAMPLE) == pytest.approx(1)
-    titles = [axis.get_title(loc="left") for axis in extremal_figure().drawing.axes]
-    active, kls = [], []
-    for rule, title in zip(EXAMPLE_RULES, titles, strict=True):
-        axis = extremal_figure().drawing.axes[titles.index(title)]
-        p, q = ([bar.get_height() for bar in bars] for bars in axis.containers)
-        kls.append(kl(p, q))
-        assert f"= {kls[-1]:.4f} nats" in title, rule
-        active.append([at for at in range(len(p)) if abs(p[at] - q[at]) > 1e-9])
-    assert active == [[0, 1], [0, 1, 2], [0, 2, 3]]
-    assert kls == sorted(kls)
+    ((_, cells, _),) = lines(table)[0][1]
+    assert cells == ["60 %", "20 %", "0.05", "20 %"]

@@ -14,18 +14,12 @@ import pytest
 from matplotlib.font_manager import findfont
 from PIL import Image
 
-from analysis.report.figure import Figure
 from analysis.report.measured import Certified, survival_band
-from analysis.report.sections.certificates_bounds import has_closed_form
-from analysis.report.sections.paper_figures import (
-    figure1,
-    figure2,
-    figure3,
-    figure4,
-    figure5,
-    own_figure,
-)
-from analysis.report.style import STYLE
+from analysis.report.records import Figure
+from analysis.report.render import csv_text
+from analysis.report.sections.bounds import has_closed_form
+from analysis.report.sections.paper_figures import figure1, figure2, figure3, figure4, figure5
+from analysis.report.style import STYLE, render
 from analysis.rules import Additive, Mars, Rule, Tree, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 
@@ -55,7 +49,7 @@ def study(targets: int = 2) -> dict[str, Figure]:
         figure1({name: np.random.default_rng(0).random(STEPS) for name in names}),
         *(
             draw(panels, dict.fromkeys(names, BOOTSTRAP))
-            for draw in (figure2, figure3, figure4, figure5, own_figure)
+            for draw in (figure2, figure3, figure4, figure5)
         ),
     ]
     return {figure.name: figure for figure in drawn if figure is not None}
@@ -72,14 +66,14 @@ def test_files_are_equal_byte_for_byte_and_hold_no_date_or_version() -> None:
     assert list(first) == [f"figure{n}" for n in range(1, 6)]
     for name in ("figure1", "figure3"):  # the report's test builds all of them twice
         for kind in ("pdf", "png"):
-            content = first[name].render(kind)
-            assert content == again[name].render(kind)
+            content = render(first[name].drawing, kind)
+            assert content == render(again[name].drawing, kind)
             assert b"CreationDate" not in content
             assert b"atplotlib" not in content
 
 
 def test_fonts_are_embedded_as_truetype_and_come_with_matplotlib() -> None:
-    content = study()["figure3"].render("pdf")
+    content = render(study()["figure3"].drawing, "pdf")
     assert content.count(b"/FontFile2") >= 1  # an embedded TrueType program
     assert b"/CIDFontType2" in content
     assert b"/Type3" not in content
@@ -92,7 +86,7 @@ def test_widths_are_those_of_a_papers_columns(targets: int, width: float, panels
     figure = study(targets)["figure4"]
     assert figure.drawing.get_figwidth() == width
     assert len(figure.drawing.axes) == panels
-    image = Image.open(io.BytesIO(figure.render("png")))
+    image = Image.open(io.BytesIO(render(figure.drawing, "png")))
     assert image.width == int(150 * width)  # dots per inch
 
 
@@ -154,7 +148,7 @@ def test_the_numbers_of_a_figure_are_those_drawn() -> None:
         ("figure3", "additive t=0.5", "Additive (t = 0.5)"),
         ("figure5", "tree m=8", "Tree (m = 8)"),
     ):
-        data = pd.read_csv(io.StringIO(figures[name].csv()))
+        data = pd.read_csv(io.StringIO(csv_text(figures[name].data)))
         for panel, target in enumerate(("target 0", "target 1")):
             x, y = curve(figures[name], label, panel)
             rows = data[(data["target"] == target) & (data["rule"] == rule)]
@@ -185,7 +179,6 @@ def test_a_users_rule_is_among_its_own_and_not_in_the_family_it_derives_from() -
     mine = [certified(Looser(0.1), 0)]
     assert mine[0].rule.own
     assert figure3({"a": mine}, {"a": BOOTSTRAP}) is None
-    assert own_figure({"a": mine}, {"a": BOOTSTRAP}) is not None
     assert not has_closed_form(mine[0].rule)
     assert has_closed_form(Additive(0.1))
     assert not has_closed_form(Mars(0.9))

@@ -15,7 +15,7 @@ from analysis.page.answer import BUDGET, by_any_divergence, of_target, recommend
 from analysis.page.charts import charts
 from analysis.page.packing import ALPHABET, LEVELS, pack_certificates, pack_counts, pack_flags
 from analysis.page.steps import Drafted, TargetSteps
-from analysis.report.measured import Certified, Measured, certificate_statistics
+from analysis.report.measured import Certified, certificate_statistics
 from analysis.report.records import Results
 from analysis.report.text import share_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree
@@ -199,9 +199,9 @@ def test_what_another_divergence_certifies_is_said_where_there_is_one() -> None:
             ("b", "greedy", "union", "certified", 0.9),
         )
     ]
-    some = one.with_frames(breakdown=pd.DataFrame(rows[:2]))
+    some = Results(one.targets, one.rules, {"breakdown": pd.DataFrame(rows[:2])})
     assert by_any_divergence(some, "a", ["greedy"]) == []
-    some = one.with_frames(breakdown=pd.DataFrame(rows))
+    some = Results(one.targets, one.rules, {"breakdown": pd.DataFrame(rows)})
     (fact,) = by_any_divergence(some, "a", ["greedy", "tree m=2"])
     assert list(fact.values) == ["26 % [25, 27 %]", "–"]
 
@@ -220,8 +220,8 @@ def test_without_a_drafter_the_strictest_setting_that_certifies_enough_is_recomm
         items.pop(1)
     bootstrap = made().bootstrap
     frames = [certificate_statistics("a", x.rule, x.lower, x.upper, bootstrap) for x in items]
-    empty = pd.DataFrame()
-    measured = Measured(["a"], [x.rule for x in items], empty, pd.concat(frames), empty)
+    rules = {item.rule.label: item.rule for item in items}
+    measured = Results(["a"], rules, {"certificates": pd.concat(frames)})
     answer = of_target(measured, items, bootstrap, "a")
     assert says in answer.setting
     assert len(answer.facts) == 4

@@ -9,9 +9,17 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
-from analysis.report.measured import Measured, certificate_statistics, top_statistics
-from analysis.report.sections.published_matched import Match, compare, nearest_temperature
-from analysis.report.sections.published_tables import compared_tables, verdict, verdict_table
+from analysis.report.measured import certificate_statistics, top_statistics
+from analysis.report.records import Results, together
+from analysis.report.render import latex_table, lines
+from analysis.report.sections.published_matched import (
+    Match,
+    compare,
+    nearest_temperature,
+    numbers_table,
+    verdict,
+    verdict_table,
+)
 from analysis.rules import Multiplicative, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
@@ -35,22 +43,22 @@ def spread(mean: float, median: float, p5: float, p25: float, top: float = 1.0) 
     return np.asarray(low + share * (high - low))
 
 
-def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -> Measured:
+def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -> Results:
     prompts = np.repeat(np.arange(PROMPTS), EACH)
     bootstrap = PromptBootstrap(prompts, 50, 0.95, 0)
     trajectories = Trajectories(np.arange(PROMPTS) * EACH, prompts)
     whole = {rule: np.tile(steps, PROMPTS) for rule, steps in values.items()}
-    return Measured(
+    runs = {r.label: run_lengths(v, v, eps, trajectories, bootstrap) for r, v in whole.items()}
+    return Results(
         ["own"],
-        list(values),
-        top_statistics("own", np.tile(p0, PROMPTS)[:, None], (1,), bootstrap),
-        pd.concat([certificate_statistics("own", r, v, v, bootstrap) for r, v in whole.items()]),
-        pd.concat(
-            [
-                run_lengths(v, v, eps, trajectories, bootstrap).assign(target="own", rule=r.label)
-                for r, v in whole.items()
-            ]
-        ),
+        {rule.label: rule for rule in values},
+        {
+            "top": top_statistics("own", np.tile(p0, PROMPTS)[:, None], (1,), bootstrap),
+            "certificates": pd.concat(
+                [certificate_statistics("own", r, v, v, bootstrap) for r, v in whole.items()]
+            ),
+            "runs": together(runs, "rule").assign(target="own"),
+        },
     )
 
 
@@ -112,7 +120,7 @@ def test_the_rounding_of_print_is_no_difference(match: Match, shift: float, outs
 
 def test_no_verdict_on_certificates_where_p0_matches_nowhere(match: Match) -> None:
     values = {StrictGreedy(): np.full(EACH, 0.1)}
-    table = compare(match.measured, [match])
+    table = compare(match.results, [match])
     flat = measured(values, np.full(EACH, 0.5), list(published.EPS))
     off = Match("own", PAPER, 1.0, 0.3, 0.3, 1.0, flat)
     told = verdict(off, compare(flat, [off]))
@@ -122,15 +130,22 @@ def test_no_verdict_on_certificates_where_p0_matches_nowhere(match: Match) -> No
 
 
 def test_tables_show_ours_matched_published_and_difference(match: Match) -> None:
-    other = Match("own", "Qwen3-4B", 1.0, 0.4, 0.3, 1.0, match.measured)
-    table = compare(match.measured, [match, other])
-    shown = compared_tables(table, [match, other])
-    assert [one.name for one in shown] == [f"published{n}" for n in (1, 2, 3, 5)]
-    text = shown[1].markdown()
-    assert "| Strict greedy, p5 | 0.00600 | 0.00600 [0.00600, 0.00600] | 0.006 | +0.000 | " in text
-    assert "| 0.00600 [0.00600, 0.00600] | 0.007 | −0.001 ≠ |" in text
-    assert "own: ours at temperature 1, matched at 0.45 for Qwen3-1.7B, 0.4 for Qwen3-4B" in text
-    assert r"$\ne$" in shown[1].latex()
-    counted = verdict_table(table, [match, other]).markdown()
-    assert "| own beside Qwen3-1.7B | 0.45 | 0 of 4 | 0 of 4 | 0 of 4 | 1 of 1 |  | " in counted
-    assert "| own beside Qwen3-4B | 0.4 | 4 of 4 | 4 of 4 | 4 of 4 | 1 of 1 |  | " in counted
+    other = Match("own", "Qwen3-4B", 1.0, 0.4, 0.3, 1.0, match.results)
+    table = compare(match.results, [match, other])
+    shown = numbers_table(table, [match, other])
+    found = dict(lines(shown))
+    heading = (
+        "own, Table 2: ours at temperature 1, matched at 0.45 for Qwen3-1.7B, 0.4 for Qwen3-4B"
+    )
+    printed = {name: cells for name, cells, _ in found[heading]}
+    same, theirs = "0.00600 [0.00600, 0.00600]", ["0.007", "−0.001 ≠"]
+    assert printed["Strict greedy, p5"] == ["0.00600", same, "0.006", "+0.000", same, *theirs]
+    assert [name.split(":")[0] for name in found] == [
+        f"own, {name}" for name in ("Table 1", "Table 2", "Table 3", "Tables 5 and 6")
+    ]
+    assert r"$\ne$" in latex_table(shown)
+    [(_, counted)] = lines(verdict_table(table, [match, other]))
+    assert [(name, cells[:5]) for name, cells, _ in counted] == [
+        ("own beside Qwen3-1.7B", ["0.45", "0 of 4", "0 of 4", "0 of 4", "1 of 1"]),
+        ("own beside Qwen3-4B", ["0.4", "4 of 4", "4 of 4", "4 of 4", "1 of 1"]),
+    ]

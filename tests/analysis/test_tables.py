@@ -12,10 +12,10 @@ import pytest
 
 from analysis.report import published
 from analysis.report.escape import latex, macro
-from analysis.report.measured import Measured, certificate_statistics, top_statistics
+from analysis.report.measured import certificate_statistics, top_statistics
 from analysis.report.notes import shared_notes
-from analysis.report.records import Column, Table
-from analysis.report.render import csv_text, latex_table, lines, markdown_table, notes
+from analysis.report.records import Column, Results, Table
+from analysis.report.render import csv_text, html_table, latex_table, lines, notes
 from analysis.report.sections.certificates import (
     estimator_table,
     run_length_table,
@@ -55,11 +55,11 @@ def certificates(target: str, rule: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def measured() -> Measured:
+def measured() -> Results:
     return measure(RULES)
 
 
-def measure(rules: list[Rule]) -> Measured:
+def measure(rules: list[Rule]) -> Results:
     trajectories = Trajectories.from_positions(np.tile(np.arange(70), 4))
     bootstrap = PromptBootstrap(trajectories.prompts, 40, 0.95, 0)
     top, certified, runs = [], [], []
@@ -77,53 +77,50 @@ def measure(rules: list[Rule]) -> Measured:
                     rule=rule.label, target=target
                 )
             )
-    return Measured(TARGETS, rules, *(pd.concat(part) for part in (top, certified, runs)))
+    frames = {"top": top, "certificates": certified, "runs": runs}
+    named = {rule.label: rule for rule in rules}
+    return Results(TARGETS, named, {name: pd.concat(parts) for name, parts in frames.items()})
 
 
-def all_tables(measured: Measured) -> list[Table]:
+def all_tables(measured: Results) -> list[Table]:
     found = [make(measured) for make in (table1, table2, table3, table4)]
     found += [run_length_table(measured, at) for at in range(2)]
     found += [estimator_table(measured), table7(measured)]
     return [table for table in found if table is not None]
 
 
-def cells(markdown: str, row: str) -> list[str]:
-    line = next(line for line in markdown.splitlines() if line.startswith(f"| {row} |"))
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+def cells(table: Table, row: str, published: bool = False) -> list[str]:
+    every = {name: (ours, theirs) for _, rows in lines(table) for name, ours, theirs in rows}
+    return every[row][published]
 
 
-def test_the_cells_of_table_2(measured: Measured) -> None:
+def test_the_cells_of_table_2(measured: Results) -> None:
     table = {table.name: table for table in all_tables(measured)}["table2"]
     lower, _ = certificates(TARGETS[0], "greedy")
     ordered = np.sort(lower)
     expected = [lower.mean(), ordered[139], ordered[13], ordered[69]]  # ranks 280 q
-    assert cells(markdown_table(table), "Strict greedy")[:4] == [digits_text(x) for x in expected]
-    assert cells(markdown_table(table), "*as published*")[:4] == [
-        "*0.438*",
-        "*0.559*",
-        "*0.006*",
-        "*0.160*",
-    ]
+    assert cells(table, "Strict greedy")[:4] == [digits_text(x) for x in expected]
+    assert cells(table, "Strict greedy", True)[:4] == ["0.438", "0.559", "0.006", "0.160"]
     finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
     mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
-    assert cells(markdown_table(table), "Additive (t = 0.3)")[4:] == [
+    assert cells(table, "Additive (t = 0.3)")[4:] == [
         digits_text(mean),
-        r"0.693\*",
+        "0.693*",
         digits_text(finite[13]),
         digits_text(finite[69]),
     ]
     assert "At some steps nothing can be rejected" in table.notes[0]
 
 
-def test_an_open_certificate_prints_a_range(measured: Measured) -> None:
+def test_an_open_certificate_prints_a_range(measured: Results) -> None:
     table = {table.name: table for table in all_tables(measured)}["table3"]
     lower, upper = certificates(TARGETS[0], INEXACT)
     low, high = np.sort(lower)[13], np.sort(upper)[13]
-    assert cells(markdown_table(table), "t = 0.45")[0] == f"{digits_text(low)}–{digits_text(high)}"
+    assert cells(table, "t = 0.45")[0] == f"{digits_text(low)}–{digits_text(high)}"
     assert "both ends of certificates known as intervals" in table.notes[-2]
 
 
-def test_a_table_shows_published_values_of_matching_targets_only(measured: Measured) -> None:
+def test_a_table_shows_published_values_of_matching_targets_only(measured: Results) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     for name, key, row in (("table2", "mean", published.CERTIFICATES), ("table5", 0.1, None)):
         data = pd.read_csv(io.StringIO(csv_text(tables[name].data)), keep_default_na=False)
@@ -131,17 +128,17 @@ def test_a_table_shows_published_values_of_matching_targets_only(measured: Measu
         printed = ours[ours[{"table2": "statistic", "table5": "eps"}[name]] == key].iloc[0]
         assert str(printed["published"]) == ("4.83" if row is None else "0.438")
         assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
-    assert "as published" not in markdown_table(tables["table6"])  # of the other target
+    assert "as published" not in html_table(tables["table6"])  # of the other target
 
 
 def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
-    measured: Measured,
+    measured: Results,
 ) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
     shown = [rule for rule in RULES if rule in published.TABLE2]
-    printed = {rule.label: cells(markdown_table(table), rule.title) for rule in shown}
+    printed = {rule.label: cells(table, rule.title) for rule in shown}
     marked = 0
     for (rule, eps), row in data.iterrows():
         lower, upper = certificates(TARGETS[0], rule)
@@ -164,14 +161,14 @@ def test_a_run_length_near_the_number_of_steps_is_printed_as_a_lower_bound(
     }
 
 
-def test_tables_with_intervals_warn_of_few_prompts(measured: Measured) -> None:
+def test_tables_with_intervals_warn_of_few_prompts(measured: Results) -> None:
     for table in all_tables(measured):
         assert any("from 4 prompts, fewer than 30" in note for note in table.notes), table.name
         assert table.data["few_prompts"].all()
         assert "few_prompts" in csv_text(table.data).splitlines()[0]
 
 
-def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:
+def test_csv_gives_intervals_shares_and_estimators(measured: Results) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     data = pd.read_csv(io.StringIO(csv_text(tables["table2"].data)))
     assert (data["ci_low"] <= data["value"]).all()
@@ -189,7 +186,7 @@ def test_csv_gives_intervals_shares_and_estimators(measured: Measured) -> None:
 
 
 def test_rules_beyond_the_paper_are_in_table_7_and_missing_tables_are_left_out(
-    measured: Measured,
+    measured: Results,
 ) -> None:
     tables = {table.name: table for table in all_tables(measured)}
     assert set(tables["table7"].data["rule"]) == {"mars theta=0.9"}
@@ -212,7 +209,7 @@ def test_rules_beyond_the_paper_are_in_table_7_and_missing_tables_are_left_out(
     ]
 
 
-def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Measured) -> None:
+def test_latex_has_as_many_cells_as_columns_and_balanced_braces(measured: Results) -> None:
     for table in all_tables(measured):
         text = latex_table(table)
         columns = re.search(r"\\begin{tabular}{l(r+)}", text)
@@ -254,7 +251,7 @@ def test_rows_of_rules_that_print_alike_are_one() -> None:
     assert notes(whole) == []
 
 
-def test_a_note_of_several_tables_is_said_once(measured: Measured) -> None:
+def test_a_note_of_several_tables_is_said_once(measured: Results) -> None:
     tables = all_tables(measured)
     shared = shared_notes(tables)
     assert len(shared) == len(set(shared)) > 1

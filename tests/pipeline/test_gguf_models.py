@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.gguf_models import convert, source
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.paths import CONF
-from pipeline.stages.report.inputs import named
+from pipeline.stages.report.setups import named
 from pipeline.store import identity
 from pipeline.store.durable import file_digest
 from tests.pipeline import tiny, tiny_gguf

@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
-from analysis.report import figure
+from analysis.report import style
 from benchmarks import robustness
 from conf.schema import Config
 from pipeline import cli, sweeps, verify
@@ -147,14 +147,14 @@ def test_the_report_of_a_head(
 ) -> None:
     reduced = made.settings.drafter.head.vocabulary == "reduced"  # type: ignore[union-attr]
     if not reduced:  # drawing takes most of the time
-        monkeypatch.setattr(figure, "render", lambda _, kind: kind.encode())
+        monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
     [report] = runner.ensure(made.nodes["report"], made.store)
     page = page_text(report.directory)
     shown = page.split("\nWill a [head] be accepted?\n")[-1]
     shown = shown.split("\nHow each number was made\n")[0]
     assert not re.search(r"\b(nan|inf|None)\b", shown)
     assert ("| KL(p‖q), mean and median | ∞ and ∞ nats |" in page) == reduced
-    assert ("Steps with a finite KL(p‖q): 0 %" in page) == reduced
+    assert ("Steps with a finite divergence: KL 0 %" in page) == reduced
     depth = next(line for line in shown.splitlines() if line.startswith("| KL(p‖q), median, nats"))
     assert (depth.count("∞") == DEPTHS) == reduced
     assert depth.count("|") == DEPTHS + 2

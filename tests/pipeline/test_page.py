@@ -16,8 +16,7 @@ from matplotlib.figure import Figure as Drawing
 
 from analysis.acceptance.solve import Goal
 from analysis.acceptance.solve import solve as solved
-from analysis.report.figure import Figure
-from analysis.report.records import Part
+from analysis.report.records import Figure, Part
 from analysis.rules.build import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
@@ -219,7 +218,7 @@ def test_the_page_is_small_and_names_no_place(small_study: SmallStudy) -> None:
 def test_pictures_are_held_as_long_as_there_is_room(pictures: int, missing: int, held: int) -> None:
     """With room for as many pictures, less so many bytes."""
     data = pd.DataFrame()
-    shown = [Figure(f"f{at}", "title", "caption", Drawing(), data) for at in range(2)]
+    shown = [Figure(f"f{at}", "title", "Why?", "caption", data, Drawing()) for at in range(2)]
     content = b"\x89PNG" * 30
     files = {f"figures/f{at}.png": content for at in range(2)} | {"figures/f0.pdf": b"pdf"}
     found: Any = SimpleNamespace(parts=[Part("part", shown)], files=files)

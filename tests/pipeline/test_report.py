@@ -18,8 +18,7 @@ from analysis.decoding.speed import speed
 from analysis.report.text import digits_text
 from analysis.rules import StrictGreedy
 from pipeline.execution.runner import ensure
-from pipeline.stages.report.acceptance import left_out
-from pipeline.stages.report.decoding import extent, warning
+from pipeline.stages.report.setups import extent, left_out, warning
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.distributions import read_distributions
 from tests.analysis.test_decoding_metrics import made as answers
@@ -53,9 +52,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
 def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
     page = (report.directory / "index.md").read_text()
-    tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds", "margins"]
-    tables += ["published", *(f"published{n}" for n in range(1, 6))]
-    figures = [*(f"figure{n}" for n in range(1, 6)), "extremal"]
+    tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds"]
+    tables += ["published", "published_verdict"]
+    figures = [f"figure{n}" for n in range(1, 6)]
     files = {
         path.relative_to(report.directory).as_posix()
         for path in report.directory.rglob("*")

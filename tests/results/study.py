@@ -135,7 +135,7 @@ class FixedStudy:
                 for above in node.upstream_nodes:
                     publish(store, above, STORED[case])
         with (
-            patch("analysis.report.figure.render", return_value=b""),  # slow, and not compared
+            patch("analysis.report.style.render", return_value=b""),  # slow, and not compared
             redirect_stdout(StringIO()),
         ):
             return runner.ensure(self.nodes[stage], store)

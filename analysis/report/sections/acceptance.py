@@ -7,7 +7,6 @@ name, parameter, setting, rule: what each rule is there for); of two engines' lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -15,8 +14,9 @@ import pandas as pd
 
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
+from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from ...statistics.run_lengths import censored_ends, with_censored
-from ..notes import AT_LEAST, few_notes, share_notes
+from ..notes import AT_LEAST, few_notes, infinite_notes, share_notes
 from ..records import Column, Part, Results, Row, Table, across, select
 from ..text import UNDEFINED, length_text, number_text, range_text, share_text
 from .acceptance_figures import (
@@ -28,9 +28,18 @@ from .acceptance_figures import (
     rules_figure,
 )
 
+# rules of figures and of the table by depth, as far as the study has them
+SHOWN: tuple[Rule, ...] = (
+    Additive(0.1),
+    StrictGreedy(),
+    Multiplicative(0.5),
+    TopMAdditive(4, 0.1),
+    Typical(0.1, 0.09),
+    Mars(0.9),
+    Tree(4),
+)
 LENGTH = "realised_per_call"
 EMPTY = "Such a step is certified whatever the KL, and R − KL is +∞ there."
-INFINITE = "the target gives probability to tokens that the drafter can't draft"
 ACCEPTED: Mapping[str, tuple[str, Callable[[float], str]]] = {  # heading and print of a statistic
     "acceptance": ("accepted", share_text),
     "certified": ("certified", share_text),
@@ -60,17 +69,12 @@ LOGGED = {
 }
 
 
-def acceptance_part(results: Results, shown: Sequence[str], says: Sequence[str] = ()) -> Part:
-    """Return the part on a drafter.
-
-    Args:
-        results: the study.
-        shown: labels of the rules of figures, and of the table by depth.
-        says: paragraphs below the heading.
-    """
+def acceptance_part(results: Results, says: Sequence[str] = ()) -> Part:
+    """Return the part on a drafter; `says` are paragraphs below the heading."""
     title = f"Will {results.drafter} be accepted?"
     if "logged" in results:
         return Part(title, [logged_table(results)], says)
+    shown = shown_rules(results)
     return Part(
         title,
         [
@@ -86,6 +90,14 @@ def acceptance_part(results: Results, shown: Sequence[str], says: Sequence[str] 
         ],
         says,
     )
+
+
+def shown_rules(results: Results) -> list[str]:
+    """Return the labels of the rules of figures, and of the table by depth."""
+    measured = results["profile"]["rule"].unique()
+    own = [rule for rule in results.rules.values() if rule.own]
+    known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
+    return list(known or measured)[: len(SHOWN)]
 
 
 def acceptance_table(results: Results) -> Table:
@@ -114,7 +126,7 @@ def acceptance_table(results: Results) -> Table:
         names=results.names,
         notes=[
             *share_notes(share, rules, results.targets, EMPTY),
-            *_infinite_depth(results),
+            *infinite_notes(results, {"kl": "KL"}),
             *few_notes(frame["prompts"]),
         ],
     )
@@ -127,17 +139,6 @@ def _ends(text: Callable[[float], str], row: Row) -> str:
 
 def _range(text: Callable[[float], str], row: Row) -> str:
     return range_text(text(row["value"]), text(row["optimistic"]))
-
-
-def _infinite_depth(results: Results) -> list[str]:
-    """Say what an infinite KL means, where a head that drafts some tokens only has one."""
-    finite = select(results["breakdown"], depth=1, statistic="finite")["value"]
-    if (finite == 1).all():
-        return []
-    return [
-        f"Steps with a finite KL(p‖q): {' / '.join(map(share_text, finite))}. At the others "
-        f"{INFINITE}: R − KL is -∞ there, where R is finite, and nothing is certified."
-    ]
 
 
 def divergence_table(results: Results) -> Table:
@@ -162,23 +163,11 @@ def divergence_table(results: Results) -> Table:
         stub="Rule",
         order=rules,
         names=results.names,
-        notes=[*_infinite_somewhere(frame, names), *few_notes(frame["prompts"])],
+        notes=[
+            *infinite_notes(results, {x: DIVERGENCES[x] for x in names}),
+            *few_notes(frame["prompts"]),
+        ],
     )
-
-
-def _infinite_somewhere(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Say which divergences are infinite somewhere, as under a reduced vocabulary."""
-    parts = []
-    for name in names:
-        shares = select(frame, divergence=name, rule="", statistic="finite")["value"]
-        if (shares < 1).any():
-            parts.append(f"{DIVERGENCES[name]} {' / '.join(map(share_text, shares))}")
-    if not parts:
-        return []
-    return [
-        f"Steps with a finite divergence: {', '.join(parts)}. At the others {INFINITE}, and this "
-        "divergence certifies nothing that can be rejected. TV and Hellinger are finite always."
-    ]
 
 
 def budget_table(results: Results) -> Table:
@@ -200,7 +189,6 @@ def budget_table(results: Results) -> Table:
     ]
     by_target = frame.groupby("target", sort=False)["eps"].first()
     means = {target: float(by_target[target]) for target in results.targets}
-    endless = [target for target, mean in means.items() if math.isinf(mean)]
     return Table(
         name="budgets",
         title="What a mean KL certifies",
@@ -217,14 +205,7 @@ def budget_table(results: Results) -> Table:
         stub="Rule",
         order=rules,
         names=results.names,
-        notes=[
-            *[
-                f"The mean KL is infinite ({', '.join(endless)}): {INFINITE}. Sure are only steps "
-                "at which nothing can be rejected."
-            ]
-            * bool(endless),
-            *few_notes(frame["prompts"]),
-        ],
+        notes=[*infinite_notes(results, {"kl": "KL"}), *few_notes(frame["prompts"])],
     )
 
 

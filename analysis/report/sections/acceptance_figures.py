@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
@@ -54,9 +53,7 @@ def own_rules(results: Results) -> list[str]:
 
 def row_of(results: Results, target: str, rule: str, statistic: str) -> Row:
     """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
-    rows = results.rows("acceptance", "target", "rule", "statistic")
-    missing = dict.fromkeys(results["acceptance"].columns, math.nan)
-    return rows.get((target, rule, statistic), missing)
+    return results.row(target, rule, statistic, "acceptance")
 
 
 def certified_by_any(results: Results, target: str) -> dict[str, Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ...statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
 from ...statistics.run_lengths import censored_ends, run_lengths
 from ...statistics.trajectories import LENGTH, Trajectories
 from ..notes import AT_LEAST, few_notes
-from ..table import Cell, Section, Table
+from ..records import Column, Row, Table
 from ..text import certificate_text, digits_text, range_text, run_text, share_text
 
 ALL = "all prompts"
@@ -94,43 +95,28 @@ def _statistics(
             bootstrap.mean(np.asarray(values, dtype=np.float64)) for values in (least, most)
         )
         low, high = bootstrap.interval(draws)[0], bootstrap.interval(best)[1]
-        return _row(name, value, optimistic, float(low), float(high))
+        ends = {"value": value, "optimistic": optimistic}
+        return {"statistic": name, **ends, "ci_low": float(low), "ci_high": float(high)}
 
     rows = [mean(name, values[chosen], values[chosen]) for name, values in steps.means.items()]
     found = summarise(lower, upper, steps.rule.ceiling, bootstrap)
-    rows += [_row(name, *of.values()) for name, of in found.items() if name in COLUMNS]
+    rows += [{"statistic": name, **of} for name, of in found.items() if name in COLUMNS]
     rows.append(mean("certified", lower > eps, upper > eps))
     starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
     trajectories = Trajectories(starts, bootstrap.prompts)
     runs = run_lengths(lower, upper, [eps], trajectories, bootstrap)
-    rows += [
-        {"statistic": "per_call"} | {name: row[name] for name in rows[0] if name != "statistic"}
-        for row in runs.to_dict("records")
-        if row["estimator"] == "per_call"
-    ]
-    return rows
-
-
-def _row(name: str, value: float, optimistic: float, low: float, high: float) -> dict[str, Any]:
-    ends = {"value": value, "optimistic": optimistic, "ci_low": low, "ci_high": high}
-    return {"statistic": name, **ends, "cut": 0.0, "cut_optimistic": 0.0}
+    (run,) = runs[runs["estimator"] == "per_call"].to_dict("records")
+    cut = {"cut": 0.0, "cut_optimistic": 0.0}
+    rows = [row | cut for row in rows]
+    return [*rows, {"statistic": "per_call"} | {x: run[x] for x in rows[0] if x != "statistic"}]
 
 
 def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
     """Lay out `category_statistics` of all targets, together, a row for each category."""
     shown = [name for name in COLUMNS if (data["statistic"] == name).any()]
-    look = {
-        (row["target"], row["category"], row["statistic"]): row for row in data.to_dict("records")
-    }
-    sections = []
-    for target in data["target"].unique():
-        categories = data.loc[data["target"] == target, "category"].unique()
-        rows = []
-        for category in categories:
-            found = [look[target, category, name] for name in shown]
-            counts = [Cell(str(found[0][name])) for name in ("prompts", "steps")]
-            rows.append((category, [*counts, *(Cell(_text(row, rule)) for row in found)]))
-        sections.append(Section(target, rows))
+    text = partial(_text, rule)
+    columns = [Column(COLUMNS[name], text, "", {"statistic": name}) for name in shown]
+    counts = [Column(name, str, name, {"statistic": shown[0]}) for name in ("prompts", "steps")]
     drafter = (
         " KL: mean KL(p‖q) of the drafter in nats; accepted: steps whose most probable drafted "
         "token is the target's."
@@ -138,23 +124,24 @@ def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
         else ""
     )
     return Table(
-        "categories",
-        "By category",
-        "Decoding steps by the category of their prompt. p0: mean probability of the most probable "
-        f"token. R: certificate of {rule.title} in nats; certified: steps with R > {eps:g}; tokens "
-        "a call: certifiable run length there, per_call. repeated: steps inside a repeated "
-        f"{LENGTH}-gram, whose last {LENGTH} tokens occurred before in the same answer.{drafter} "
-        f"Intervals over the category's prompts are in the CSV file. {AT_LEAST}",
-        "Category",
-        [("", 2 + len(shown))],
-        ["prompts", "steps", *(COLUMNS[name] for name in shown)],
-        sections,
-        data,
-        few_notes(data["prompts"]),
+        name="categories",
+        title="By category",
+        question="Which kinds of prompts tolerate less of a drafter?",
+        caption="Decoding steps by the category of their prompt. p0: mean probability of the most "
+        f"probable token. R: certificate of {rule.title} in nats; certified: steps with R > "
+        f"{eps:g}; tokens a call: certifiable run length there, per_call. repeated: steps inside a "
+        f"repeated {LENGTH}-gram, whose last {LENGTH} tokens occurred before in the same answer."
+        f"{drafter} Intervals over the category's prompts are in the CSV file. {AT_LEAST}",
+        data=data,
+        row="category",
+        section="target",
+        stub="Category",
+        columns=[*counts, *columns],
+        notes=few_notes(data["prompts"]),
     )
 
 
-def _text(row: Mapping[Any, Any], rule: Rule) -> str:
+def _text(rule: Rule, row: Row) -> str:
     """Return a statistic as printed."""
     value, optimistic = row["value"], row["optimistic"]
     if row["statistic"] in ("mean", "median"):

@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
 from ...rules import Additive, Multiplicative, Rule, TopMAdditive
+from ...statistics.bootstrap import Floats, PromptBootstrap
 from ...statistics.run_lengths import censored_ends, with_censored
 from .. import published
-from ..measured import Measured
+from ..measured import Panels
 from ..notes import AT_LEAST, coverage_notes, few_notes, undefined_notes
-from ..records import Column, Table, across
+from ..records import Column, Part, Results, Row, Table, across, records_of
 from ..text import MARK, certificate_text, interval_text, run_text, symbol
+from .bounds import Compared, bounds_table, determined_table
+from .paper_figures import figure1, figure2, figure3, figure4, figure5
 
 STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
 FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and parameter
@@ -57,13 +59,52 @@ ESTIMATORS = (
 )
 
 
-def table1(measured: Measured) -> Table:
+def certificates_part(
+    results: Results,
+    panels: Panels,
+    bootstraps: Mapping[str, PromptBootstrap],
+    p0: Mapping[str, Floats],
+    compared: Mapping[str, Sequence[Compared]],
+) -> Part:
+    """Return the part on the certificates, in the paper's order; all but the first by target.
+
+    Args:
+        results: the study, with the frames `top`, `certificates` and `runs`.
+        panels: the certificates of every step.
+        bootstraps: over the prompts of the steps.
+        p0: (N,) probability of the most probable token.
+        compared: what is held against closed forms.
+    """
+    runs = [run_length_table(results, at) for at in range(len(results.targets))]
+    return Part(
+        "Certificates",
+        [
+            table1(results),
+            figure1(p0),
+            table2(results),
+            figure2(panels, bootstraps),
+            table3(results),
+            figure3(panels, bootstraps),
+            figure4(panels, bootstraps),
+            table4(results),
+            figure5(panels, bootstraps),
+            *runs[:2],
+            estimator_table(results),
+            table7(results),
+            determined_table(panels),
+            bounds_table(compared),
+            *runs[2:],
+        ],
+    )
+
+
+def table1(results: Results) -> Table:
     """Cumulative probability of the k most probable tokens."""
     printed = [
         published.printed_top_probability(row["target"], row["k"], row["statistic"])
-        for row in measured.top.to_dict("records")
+        for row in records_of(results["top"])
     ]
-    data = measured.top.assign(published=printed)
+    data = results["top"].assign(published=printed)
     columns = [
         Column(heading, "{:.3f}".format, where={"statistic": name}, published=_printed)
         for name, heading in STATISTICS.items()
@@ -75,17 +116,17 @@ def table1(measured: Measured) -> Table:
         "Probability of the k most probable target tokens over decoding steps.",
         data,
         "k",
-        across(measured.targets, columns),
+        across(results.targets, columns),
         "k",
         notes=few_notes(data["prompts"]),
     )
 
 
-def table2(measured: Measured) -> Table | None:
+def table2(results: Results) -> Table | None:
     """Certificates under the criteria of the paper's Table 2."""
     return _certificate_table(
-        measured,
-        [rule for rule in measured.rules if rule in published.TABLE2],
+        results,
+        [rule for rule in results.certified if rule in published.TABLE2],
         "table2",
         "Table 2: certificates, rule by rule",
         "How much drafter error does each criterion tolerate?",
@@ -94,15 +135,15 @@ def table2(measured: Measured) -> Table | None:
     )
 
 
-def table7(measured: Measured) -> Table | None:
+def table7(results: Results) -> Table | None:
     """Certificates under the rules that no table of the paper shows."""
     rules = [
         rule
-        for rule in measured.rules
+        for rule in results.certified
         if rule not in published.TABLE2 and type(rule) not in FAMILIES and not _in_table4(rule)
     ]
     return _certificate_table(
-        measured,
+        results,
         rules,
         "table7",
         "Table 7: certificates of rules beyond the paper's tables",
@@ -110,12 +151,12 @@ def table7(measured: Measured) -> Table | None:
         "KL certificates in nats under criteria beyond the paper's tables. "
         f"{CEILINGS} {TOP_M} MARS tests the ratio of the two largest raw logits; where the "
         "largest is not positive only the argmax is accepted.",
-        undefined_notes(measured, rules),
+        undefined_notes(results, rules),
     )
 
 
 def _certificate_table(
-    measured: Measured,
+    results: Results,
     rules: Sequence[Rule],
     name: str,
     title: str,
@@ -131,26 +172,26 @@ def _certificate_table(
         title,
         question,
         caption,
-        _data(measured, rules, list(STATISTICS)),
+        _data(results, rules, list(STATISTICS)),
         "rule",
-        across(measured.targets, [_column(rules, name) for name in STATISTICS]),
+        across(results.targets, [_column(results, name) for name in STATISTICS]),
         "Criterion",
-        names={rule.label: rule.title for rule in rules},
-        notes=[*_notes(measured, rules), *notes],
+        names=results.names,
+        notes=[*_notes(results, rules), *notes],
     )
 
 
-def table3(measured: Measured) -> Table | None:
+def table3(results: Results) -> Table | None:
     """The p5 of the additive and multiplicative certificates over t and alpha."""
     shown = {
         title: {
             rule.label: f"{symbol(parameter)} = {rule.parameters[parameter]:g}"
-            for rule in measured.rules
+            for rule in results.certified
             if type(rule) is family
         }
         for family, (title, parameter) in FAMILIES.items()
     }
-    rules = [rule for family in FAMILIES for rule in measured.rules if type(rule) is family]
+    rules = [rule for family in FAMILIES for rule in results.certified if type(rule) is family]
     if not rules:
         return None
     return Table(
@@ -159,24 +200,23 @@ def table3(measured: Measured) -> Table | None:
         "How do the smallest certificates grow with the relaxation?",
         "Sensitivity of the additive and multiplicative certificates to their "
         "parameters: 5th percentile over decoding steps, in nats.",
-        _data(measured, rules, ["p5"]),
+        _data(results, rules, ["p5"]),
         "rule",
-        across(measured.targets, [_column(rules, "p5")]),
+        across(results.targets, [_column(results, "p5")]),
         "Parameter",
         order=shown,
-        notes=_notes(measured, rules),
+        notes=_notes(results, rules),
     )
 
 
-def table4(measured: Measured) -> Table | None:
+def table4(results: Results) -> Table | None:
     """The p5 of the top-m + additive certificate over t and m."""
-    rules = [rule for rule in measured.rules if _in_table4(rule)]
+    rules = [rule for rule in results.certified if _in_table4(rule)]
     if not rules:
         return None
-    data = _data(measured, rules, ["p5"])
-    parameters = {rule.label: rule.parameters for rule in rules}
+    data = _data(results, rules, ["p5"])
     ms = sorted({rule.parameters["m"] for rule in rules})
-    text = partial(_certificate, {rule.label: rule for rule in rules})
+    text = partial(_certificate, results.rules)
     of = ("rule", "value", "optimistic")
     columns = [Column(f"m = {m}", text, of, {"m": m}, published=_printed) for m in ms]
     return Table(
@@ -187,23 +227,26 @@ def table4(measured: Measured) -> Table | None:
         f"decoding steps, in nats. {TOP_M}",
         data,
         "t",
-        across(measured.targets, columns),
+        across(results.targets, columns),
         "t",
         order=sorted({rule.parameters["t"] for rule in rules}),
-        notes=_notes(measured, rules),
+        notes=_notes(results, rules),
         shown=data.assign(
-            **{key: [parameters[rule][key] for rule in data["rule"]] for key in ("m", "t")}
+            **{
+                key: [results.rules[rule].parameters[key] for rule in data["rule"]]
+                for key in ("m", "t")
+            }
         ),
     )
 
 
-def run_length_table(measured: Measured, at: int) -> Table:
+def run_length_table(results: Results, at: int) -> Table:
     """Certifiable run lengths of the target number `at`: Tables 5, 6, then 8 and on."""
-    target = measured.targets[at]
-    rules, by_label = _shown(measured), {rule.label: rule for rule in measured.rules}
-    data = measured.runs[measured.runs["target"] == target]
-    data = _with_shares(measured, data).assign(
-        published=[_published_run(row, by_label[row["rule"]]) for row in data.to_dict("records")]
+    target = results.targets[at]
+    rules = _shown(results)
+    data = results["runs"][results["runs"]["target"] == target]
+    data = _with_shares(results, data).assign(
+        published=[_published_run(row, results.rules[row["rule"]]) for row in records_of(data)]
     )
     number = at + 5 if at < 2 else at - 2 + FIRST_EXTRA
     columns = [
@@ -221,23 +264,23 @@ def run_length_table(measured: Measured, at: int) -> Table:
         columns,
         "Criterion",
         order=[rule.label for rule in rules],
-        names={rule.label: rule.title for rule in rules},
-        notes=[*coverage_notes(measured, rules, [target], EVERY_EPS), *few_notes(data["prompts"])],
+        names=results.names,
+        notes=[*coverage_notes(results, rules, [target], EVERY_EPS), *few_notes(data["prompts"])],
     )
 
 
-def estimator_table(measured: Measured) -> Table:
+def estimator_table(results: Results) -> Table:
     """Compare the estimators of the run length at one level, with their intervals."""
-    rules = _shown(measured)
+    rules = _shown(results)
     labels = [rule.label for rule in rules]
-    levels = sorted(measured.runs["eps"].unique())
+    levels = sorted(results["runs"]["eps"].unique())
     eps = min(levels, key=lambda level: abs(level - COMPARED_AT))
-    data = measured.runs[(measured.runs["eps"] == eps) & measured.runs["rule"].isin(labels)]
+    data = results["runs"][(results["runs"]["eps"] == eps) & results["runs"]["rule"].isin(labels)]
     names = list(dict.fromkeys(data["estimator"]))
     columns = [Column(name, _run_interval, (), {"estimator": name}) for name in names]
     of = ("failing_prompts", "prompts")
     columns.append(Column("failing", "{}/{}".format, of, {"estimator": names[0]}))
-    notes = coverage_notes(measured, rules, measured.targets, EVERY_EPS)
+    notes = coverage_notes(results, rules, results.targets, EVERY_EPS)
     return Table(
         "estimators",
         "Four estimators of the certified length",
@@ -245,19 +288,19 @@ def estimator_table(measured: Measured) -> Table:
         f"Four estimators of the certifiable run length at ε = {eps:g}, in tokens, "
         "with bootstrap intervals over prompts, and the prompts with at least one uncertified "
         f"step. {ESTIMATORS}",
-        _with_shares(measured, data),
+        _with_shares(results, data),
         "rule",
-        across(measured.targets, columns),
+        across(results.targets, columns),
         "Criterion",
         order=labels,
-        names={rule.label: rule.title for rule in rules},
+        names=results.names,
         notes=[*notes, *few_notes(data["prompts"])],
     )
 
 
-def _column(rules: Sequence[Rule], statistic: str) -> Column:
+def _column(results: Results, statistic: str) -> Column:
     """Return the column of a statistic of certificates, in nats."""
-    text = partial(_certificate, {rule.label: rule for rule in rules})
+    text = partial(_certificate, results.rules)
     of = ("rule", "value", "optimistic")
     return Column(STATISTICS[statistic], text, of, {"statistic": statistic}, published=_printed)
 
@@ -266,11 +309,11 @@ def _certificate(rules: Mapping[str, Rule], rule: str, value: float, optimistic:
     return certificate_text(value, optimistic, rules[rule].ceiling)
 
 
-def _run(row: Mapping[Any, Any]) -> str:
+def _run(row: Row) -> str:
     return run_text(row["value"], row["optimistic"], censored_ends(row))
 
 
-def _run_interval(row: Mapping[Any, Any]) -> str:
+def _run_interval(row: Row) -> str:
     low, high = row["ci_low"], row["ci_high"]
     return interval_text(row["value"], row["optimistic"], low, high, censored_ends(row))
 
@@ -279,12 +322,12 @@ def _in_table4(rule: Rule) -> bool:
     return type(rule) is TopMAdditive and rule.convention == "rank"
 
 
-def _data(measured: Measured, rules: Sequence[Rule], statistics: Sequence[str]) -> pd.DataFrame:
+def _data(results: Results, rules: Sequence[Rule], statistics: Sequence[str]) -> pd.DataFrame:
     """Return the tidy certificates of some rules beside the published ones."""
     rows = [
-        measured.row(target, rule.label, statistic)
+        results.row(target, rule.label, statistic)
         | {"published": published.printed_certificate(target, rule, statistic)}
-        for target in measured.targets
+        for target in results.targets
         for rule in rules
         for statistic in statistics
     ]
@@ -293,29 +336,29 @@ def _data(measured: Measured, rules: Sequence[Rule], statistics: Sequence[str]) 
     return data if counted else data.drop(columns="undefined")
 
 
-def _notes(measured: Measured, rules: Sequence[Rule]) -> list[str]:
-    prompts = measured.certificates["prompts"]
-    return [*coverage_notes(measured, rules, measured.targets, EMPTY), *few_notes(prompts)]
+def _notes(results: Results, rules: Sequence[Rule]) -> list[str]:
+    prompts = results["certificates"]["prompts"]
+    return [*coverage_notes(results, rules, results.targets, EMPTY), *few_notes(prompts)]
 
 
 def _printed(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3f}"
 
 
-def _shown(measured: Measured) -> list[Rule]:
+def _shown(results: Results) -> list[Rule]:
     """Return the rules of the paper's tables and a user's own; all where the paper has none."""
-    paper = {rule for rule in measured.rules if rule in published.TABLE2}
-    return [rule for rule in measured.rules if not paper or rule in paper or rule.own]
+    paper = {rule for rule in results.certified if rule in published.TABLE2}
+    return [rule for rule in results.certified if not paper or rule in paper or rule.own]
 
 
-def _published_run(row: Mapping[Any, Any], rule: Rule) -> str:
-    """Return what the paper prints for a row of `Measured.runs`; it has one estimator only."""
+def _published_run(row: Row, rule: Rule) -> str:
+    """Return what the paper prints for a row of frame `runs`; it has one estimator only."""
     value = published.printed_run_length(row["target"], rule, row["eps"])
     return "" if row["estimator"] != "per_call" or math.isnan(value) else run_text(value, value)
 
 
-def _with_shares(measured: Measured, runs: pd.DataFrame) -> pd.DataFrame:
+def _with_shares(results: Results, runs: pd.DataFrame) -> pd.DataFrame:
     """Add the share of steps with an empty region and with an interval to rows of `runs`."""
-    found = [measured.row(row["target"], row["rule"], "mean") for row in runs.to_dict("records")]
+    found = [results.row(row["target"], row["rule"], "mean") for row in records_of(runs)]
     shares = {name: [row[name] for row in found] for name in ("empty", "inexact")}
     return with_censored(runs).assign(**shares)

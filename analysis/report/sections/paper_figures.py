@@ -5,177 +5,200 @@ Every function returns a `Figure`, or None where the study has none of its rules
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from ...statistics.bootstrap import Floats, PromptBootstrap
-from ..figure import Figure
-from ..measured import Panels
-from ..style import BLUE, percent, styled
-from .paper_panels import panels_of, survival_drawing
+from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
+from ..measured import Certified, Panels, survival_band
+from ..records import Figure
+from ..style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, styled
 
+PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
+# strict greedy, wherever it is the reference: wide and below, as other curves run along it
+REFERENCE: dict[str, Any] = {"color": "#A8A8A8", "linewidth": 3.2, "zorder": 1.5}
+GRID_POINTS = 600
+QUESTION = "How many steps tolerate how much drafter error?"
 BAND = (
     "Shaded: pointwise interval over prompts; of certificates known as intervals, from the lower "
     "ends to the upper ends."
 )
+Bootstraps = Mapping[str, PromptBootstrap]  # by target
 
 
 @styled
 def figure1(top: Mapping[str, Floats]) -> Figure:
     """Draw the distribution of the argmax's probability; (N,) of each target."""
-    drawing, axes = panels_of(list(top))
+    drawing, axes = _panels(list(top))
     bins = np.linspace(0, 1, 41)
     frames = []
     for axis, (target, probability) in zip(axes, top.items(), strict=True):
         share = np.histogram(probability, bins)[0] / len(probability)
-        axis.bar(
-            bins[:-1],
-            share,
-            np.diff(bins),
-            align="edge",
-            color=BLUE,
-            edgecolor="white",
-            linewidth=0.3,
-        )
+        bars: dict[str, Any] = {"align": "edge", "color": BLUE, "edgecolor": "white"}
+        axis.bar(bins[:-1], share, np.diff(bins), linewidth=0.3, **bars)
         mean, median = float(probability.mean()), float(np.median(probability))
-        for value, name, style in ((mean, "mean", "--"), (median, "median", ":")):
-            axis.axvline(
-                value,
-                0,
-                0.78,
-                linestyle=style,
-                color="black",
-                linewidth=0.9,
-                label=f"{name} {value:.3f}",
-            )
+        line: dict[str, Any] = {"color": "black", "linewidth": 0.9}
+        axis.axvline(mean, 0, 0.78, linestyle="--", label=f"mean {mean:.3f}", **line)
+        axis.axvline(median, 0, 0.78, linestyle=":", label=f"median {median:.3f}", **line)
         axis.set_xlim(0, 1)
         axis.set_xlabel("p₀, probability of the most probable token")
         percent(axis, "y")
         axis.legend(loc="upper left")
-        bars = {"target": target, "from": bins[:-1], "to": bins[1:], "share": share}
-        frames.append(pd.DataFrame(bars).assign(mean=mean, median=median))
+        drawn = {"target": target, "from": bins[:-1], "to": bins[1:], "share": share}
+        frames.append(pd.DataFrame(drawn).assign(mean=mean, median=median))
     for axis in axes[::2]:
         axis.set_ylabel("steps")
     return Figure(
         "figure1",
         "Figure 1: probability of the most probable token",
+        "How sure is the target of its next token?",
         "Distribution of the probability of the most probable target token over decoding steps.",
-        drawing,
         pd.concat(frames, ignore_index=True),
+        drawing,
     )
 
 
-def figure2(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
+def figure2(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
     """Draw the share of steps whose strict greedy certificate exceeds eps."""
-    greedy = {
-        target: [item for item in items if item.rule == StrictGreedy()]
-        for target, items in panels.items()
-    }
-    if not all(greedy.values()):
-        return None
-    return _drawn(
+    return _survival_figure(
         "figure2",
         "Figure 2: strict greedy certificates",
         "Share of steps whose strict greedy certificate exceeds ε. It ends at log 2, the "
-        f"ceiling of single-token criteria (Theorem 4.6), which very certain steps approach. "
-        f"{BAND}",
-        greedy,
+        "ceiling of single-token criteria (Theorem 4.6), which very certain steps approach.",
+        panels,
         bootstraps,
-        shared_limit(panels),
+        lambda rule: rule == StrictGreedy(),
     )
 
 
-def figure3(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
+def figure3(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
     """Compare additive certificates across t."""
-    return _family(
+    return _survival_figure(
         "figure3",
         "Figure 3: additive certificates over t",
         "Additive relaxed certificates across t. A curve that stays above zero beyond "
-        "log 2 counts the steps whose rejection region is empty, which accept every "
-        f"drafter. {BAND}",
+        "log 2 counts the steps whose rejection region is empty, which accept every drafter.",
         panels,
         bootstraps,
         lambda rule: type(rule) is Additive,
     )
 
 
-def figure4(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
+def figure4(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
     """Compare multiplicative certificates across alpha."""
-    return _family(
+    return _survival_figure(
         "figure4",
         "Figure 4: multiplicative certificates over α",
-        f"Multiplicative relaxed certificates across α. {BAND}",
+        "Multiplicative relaxed certificates across α.",
         panels,
         bootstraps,
         lambda rule: type(rule) is Multiplicative,
     )
 
 
-def figure5(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
+def figure5(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
     """Compare tree certificates across m."""
     greedy = any(item.rule == StrictGreedy() for items in panels.values() for item in items)
-    return _family(
+    return _survival_figure(
         "figure5",
         "Figure 5: tree certificates over m",
         f"Tree certificates across m{', with strict greedy' if greedy else ''}. Dashed: the "
         "ceilings log(m+1) (Theorem 5.3), reached only in the limit"
-        f"{', and log 2' if greedy else ''}. {BAND}",
+        f"{', and log 2' if greedy else ''}.",
         panels,
         bootstraps,
         lambda rule: type(rule) is Tree,
     )
 
 
-def own_figure(panels: Panels, bootstraps: Mapping[str, PromptBootstrap]) -> Figure | None:
-    """Compare the certificates of a user's own rules."""
-    return _family(
-        "own",
-        "Rules of the study's own",
-        "Certificates of the rules that this study defines itself, with strict greedy where it "
-        f"is among the rules. Dashed: their ceilings. {BAND}",
-        panels,
-        bootstraps,
-        lambda rule: rule.own,
-    )
-
-
-def _family(
+@styled
+def _survival_figure(
     name: str,
     title: str,
     caption: str,
     panels: Panels,
-    bootstraps: Mapping[str, PromptBootstrap],
+    bootstraps: Bootstraps,
     of_family: Callable[[Rule], bool],
 ) -> Figure | None:
-    """Draw strict greedy, as the reference, and all rules of one family."""
+    """Draw the survival curves of strict greedy, the reference, and of all rules of one family.
+
+    The numbers drawn: target, rule, eps, and the share of steps whose certificate exceeds eps, by
+    lower ends (share) and by upper ends (optimistic), with the interval over prompts, from the
+    lower ends to the upper ends.
+    """
     chosen = {
         target: [item for item in items if item.rule == StrictGreedy() or of_family(item.rule)]
         for target, items in panels.items()
     }
-    ceilings = [
-        item.rule.ceiling for items in chosen.values() for item in items if of_family(item.rule)
-    ]
-    if not ceilings:
+    rules = [item.rule for items in chosen.values() for item in items]
+    if not any(map(of_family, rules)):
         return None
-    limit = max(shared_limit(panels), 1.06 * max(ceilings))
-    return _drawn(name, title, caption, chosen, bootstraps, limit)
+    limit = shared_limit(panels)
+    columns = 4 if len(panels) > 1 else 2  # of the legend
+    most = max(map(len, chosen.values()))
+    drawing, axes = _panels(list(panels), legend_rows=-(-most // columns))
+    frames = []
+    for axis, (target, items) in zip(axes, chosen.items(), strict=True):
+        found = _curves(axis, items, bootstraps[target], limit)
+        frames += [frame.assign(target=target) for frame in found]
+        _ceilings(axis, [item.rule for item in items])
+        axis.set_xlim(0, limit)
+        axis.set_ylim(0, 1.02)
+        percent(axis, "y")
+        axis.set_xlabel("ε (nats)")
+    for axis in axes[::2]:
+        axis.set_ylabel("steps with R > ε")
+    legend(drawing, axes[:1], columns)
+    data = pd.concat(frames, ignore_index=True)
+    data = data[["target", "rule", "eps", "share", "optimistic", "ci_low", "ci_high"]]
+    return Figure(name, title, QUESTION, f"{caption} {BAND}", data, drawing)
 
 
-@styled
-def _drawn(
-    name: str,
-    title: str,
-    caption: str,
-    chosen: Panels,
-    bootstraps: Mapping[str, PromptBootstrap],
-    limit: float,
-) -> Figure:
-    drawing, data = survival_drawing(chosen, bootstraps, limit)
-    return Figure(name, title, caption, drawing, data)
+def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list[Axes]]:
+    """Make one panel a target: a column wide, or two side by side over the text's width."""
+    columns = min(2, len(targets))
+    rows = -(-len(targets) // columns)
+    size = (COLUMN if columns == 1 else TEXT, PANEL_HEIGHT * rows + LEGEND_ROW * legend_rows)
+    drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06))
+    axes = list(drawing.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for axis in axes[len(targets) :]:
+        axis.remove()
+    for axis, target in zip(axes, targets, strict=False):
+        axis.set_title(target)
+        axis.grid(axis="y", **RULED)
+        axis.set_axisbelow(True)
+    return drawing, axes[: len(targets)]
+
+
+def _curves(
+    axis: Axes, items: Sequence[Certified], bootstrap: PromptBootstrap, limit: float
+) -> list[pd.DataFrame]:
+    """Draw the survival curve of each rule and its interval over prompts."""
+    grid = np.linspace(0, limit, GRID_POINTS)
+    lines = itertools.cycle(LINES)
+    frames = []
+    for item in items:
+        style = (
+            REFERENCE
+            if item.rule == StrictGreedy() and len(items) > 1
+            else dict(zip(("color", "linestyle"), next(lines), strict=True))
+        )
+        share, possible = share_above(item.lower, grid), share_above(item.upper, grid)
+        axis.plot(grid, share, label=item.rule.title, **style)
+        low = survival_band(item.lower, grid, bootstrap)[0]
+        high = survival_band(item.upper, grid, bootstrap)[1]
+        axis.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        curve = {"rule": item.rule.label, "eps": grid, "share": share, "optimistic": possible}
+        frames.append(pd.DataFrame(curve | {"ci_low": low, "ci_high": high}))
+    return frames
 
 
 def shared_limit(panels: Panels) -> float:
@@ -185,3 +208,23 @@ def shared_limit(panels: Panels) -> float:
         item.rule.ceiling for items in panels.values() for item in items if type(item.rule) in shown
     ]
     return 1.06 * max(ceilings, default=math.log(2))
+
+
+def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
+    """Draw the ceilings of the shown rules: log(m+1) of each tree, log 2 of most others."""
+    for ceiling in dict.fromkeys(rule.ceiling for rule in rules):
+        whole = round(math.exp(ceiling))
+        name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"
+        axis.axvline(ceiling, **LEVEL)
+        axis.annotate(
+            name,
+            (ceiling, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-2, -2),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            fontsize=6.5,
+            color="#555555",
+        )

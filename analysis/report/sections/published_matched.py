@@ -8,7 +8,7 @@ the statistics of Table 1. Where p0 then matches and certificates do not, no mod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,21 @@ import pandas as pd
 from ...rules import Rule, TopMAdditive
 from ...statistics.bootstrap import Floats, point_statistics
 from .. import published
-from ..measured import Measured
+from ..notes import few_notes
 from ..published import CAP, EPS, STATISTICS
+from ..records import Column, Part, Results, Table, across, select
+from ..text import digits_text, number_text, range_text, run_text
 
 PAPERS = tuple(published.TOP_PROBABILITY)
-RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*published.TABLE2, *published.P5[PAPERS[0]]]))
+RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*published.TABLE2, *published.P5_RULES]))
 RUNS = "5 and 6"  # tables of one layout, one a model of the paper
-TABLES = ("1", "2", "3", "4", RUNS)
-HALF_DIGIT = {RUNS: 0.005}  # half a unit of the last printed digit
-HALF_DIGIT |= dict.fromkeys(TABLES[:-1], 0.0005)
+DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # that a table of the paper prints
+DIFFERS = "≠"
+OPENING = (
+    "The paper's Tables 1 to 6 hold its own models on its own prompts. Here each target stands "
+    "beside them twice: as it is, and at the temperature at which the probability of its most "
+    "probable token is distributed most like the paper's."
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Match:
         own: temperature of the study's certificates.
         temperature: the nearest one.
         least, most: the temperatures that were looked at reach so far.
-        measured: the target alone, at `temperature`, its run lengths at `published.EPS`.
+        results: of the target alone, at `temperature`, its run lengths at `published.EPS`.
     """
 
     target: str
@@ -48,7 +54,7 @@ class Match:
     temperature: float
     least: float
     most: float
-    measured: Measured
+    results: Results
 
 
 def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
@@ -67,125 +73,258 @@ def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
         0.5
     """
     wanted = np.array(published.TOP_PROBABILITY[paper][1])
-    distance = {}
-    for temperature, values in p0.items():
-        found = point_statistics(values)
-        distance[temperature] = float(
-            np.linalg.norm(np.array([found[name] for name in STATISTICS]) - wanted)
-        )
-    return min(distance, key=lambda temperature: distance[temperature])
+
+    def distance(temperature: float) -> float:
+        found = point_statistics(p0[temperature])
+        return float(np.linalg.norm(np.array([found[name] for name in STATISTICS]) - wanted))
+
+    return min(p0, key=distance)
 
 
-def compare(ours: Measured, matches: Sequence[Match]) -> pd.DataFrame:
+def compare(ours: Results, matches: Sequence[Match]) -> pd.DataFrame:
     """Return every number that the paper prints of what a study has, beside the study's.
 
     Returns:
-        One number a row: `target`, `paper`, `table` (of `TABLES`), `row` (a rule's label, or k),
+        One number a row: `target`, `paper`, `table` (of `DIGITS`), `row` (a rule's label, or k),
         `name` (as printed), `statistic` (or ε), `value` and `optimistic` of the study itself,
         `temperature`, `matched`, `matched_optimistic`, `ci_low` and `ci_high` at it, `published`,
         `difference` (matched less published; 0 within the two ends of an interval), and `outside`:
         whether the published number, up to its rounding, lies outside the interval over prompts.
         Empty regions stand as the ceiling of their rule, run lengths above the paper's cap as it.
     """
-    rules = [rule for rule in RULES if rule in ours.rules]
-    rows = []
+    rules = [rule for rule in RULES if rule in ours.certified]
+    frames = []
     for match in matches:
-        own, found = _Found(ours, match.target), _Found(match.measured, match.target)
-        for cell in _printed(match.paper, rules):
-            mine = found.get(cell)
-            if mine is None:
-                continue
-            asked = own.get(cell) or {"value": math.nan, "optimistic": math.nan}
-            rows.append(
-                {
-                    "target": match.target,
-                    "paper": match.paper,
-                    "table": cell.table,
-                    "row": cell.row.label if isinstance(cell.row, Rule) else str(cell.row),
-                    "name": cell.row.title if isinstance(cell.row, Rule) else f"k = {cell.row}",
-                    "statistic": cell.column,
-                    "value": asked["value"],
-                    "optimistic": asked["optimistic"],
-                    "temperature": match.temperature,
-                    "matched": mine["value"],
-                    "matched_optimistic": mine["optimistic"],
-                    "ci_low": mine["ci_low"],
-                    "ci_high": mine["ci_high"],
-                    "published": cell.published,
-                    **_held_against(mine, cell),
-                }
-            )
-    return pd.DataFrame(rows)
+        found = _measured(match.results, match.target).rename(
+            columns={"value": "matched", "optimistic": "matched_optimistic"}
+        )
+        own = _measured(ours, match.target)[["row", "statistic", "value", "optimistic"]]
+        frame = _printed(match.paper, rules).merge(found, on=["row", "statistic"])
+        frame = frame.merge(own, on=["row", "statistic"], how="left")
+        frames.append(frame.assign(target=match.target, temperature=match.temperature))
+    data = pd.concat(frames, ignore_index=True)
+    for name in ("value", "optimistic", "matched", "matched_optimistic", "ci_low", "ci_high"):
+        data[name] = data[name].clip(upper=data["ceiling"])
+    printed, half = (
+        data["published"],
+        data["table"].map({t: 0.5 * 10**-d for t, d in DIGITS.items()}),
+    )
+    below = (data["matched_optimistic"] - printed).clip(upper=0)
+    above = (data["matched"] - printed).clip(lower=0)
+    within = (data["ci_low"] - half <= printed) & (printed <= data["ci_high"] + half)
+    known = (data["ci_low"] + data["ci_high"]).notna()
+    data = data.assign(difference=below.where(below < 0, above), outside=known & ~within)
+    first = ["target", "paper", "table", "row", "name", "statistic", "value", "optimistic"]
+    then = ["temperature", "matched", "matched_optimistic", "ci_low", "ci_high", "published"]
+    return data[[*first, *then, "difference", "outside"]]
 
 
-@dataclass(frozen=True)
-class _Printed:
-    """A number of the paper; `column` is a statistic, or ε."""
-
-    table: str
-    row: Rule | int
-    column: str | float
-    published: float
-
-    @property
-    def ceiling(self) -> float:
-        """What a number can't exceed, and is cut at."""
-        if self.table == RUNS:
-            return CAP
-        return self.row.ceiling if isinstance(self.row, Rule) else 1.0
-
-
-def _printed(paper: str, rules: Sequence[Rule]) -> Iterator[_Printed]:
-    """Yield what the paper prints of one of its models, of some rules, table by table."""
-    for k, cells in published.TOP_PROBABILITY[paper].items():
-        yield from (_Printed("1", k, *pair) for pair in zip(STATISTICS, cells, strict=True))
-    for rule in rules:
-        cells = published.CERTIFICATES[paper].get(rule, ())
-        yield from (_Printed("2", rule, *pair) for pair in zip(STATISTICS, cells, strict=False))
-    for rule, value in published.P5[paper].items():
-        if rule in rules:
-            yield _Printed("4" if isinstance(rule, TopMAdditive) else "3", rule, "p5", value)
-    for rule in rules:
-        cells = published.RUN_LENGTHS[paper].get(rule, ())
-        for eps, value in zip(EPS, cells, strict=False):
-            yield _Printed(RUNS, rule, eps, min(value, CAP))
-
-
-class _Found:
-    """What was measured of one target, by the cells of the paper's tables."""
-
-    def __init__(self, measured: Measured, target: str) -> None:
-        self._measured, self._target = measured, target
-        self._top = {
-            (row["k"], row["statistic"]): row
-            for row in measured.top.to_dict("records")
-            if row["target"] == target
-        }
-        self._runs = {
-            (row["rule"], row["eps"]): row
-            for row in measured.runs.to_dict("records")
-            if row["target"] == target and row["estimator"] == "per_call"
-        }
-
-    def get(self, cell: _Printed) -> dict[str, float] | None:
-        """Return value, optimistic, ci_low and ci_high, cut at the ceiling; None if not there."""
-        row: dict[Any, Any] | None
-        if not isinstance(cell.row, Rule):
-            row = self._top.get((cell.row, cell.column))
-        elif cell.table == RUNS:
-            row = self._runs.get((cell.row.label, cell.column))
-        else:
-            row = self._measured.row(self._target, cell.row.label, str(cell.column))
-        if row is None:
-            return None
-        names = ("value", "optimistic", "ci_low", "ci_high")
-        return {name: float(np.minimum(row[name], cell.ceiling)) for name in names}
+def _printed(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
+    """Return what the paper prints of one of its models, of some rules, table by table."""
+    rows: list[tuple[str, Any, Any, float]] = [
+        ("1", k, *pair)
+        for k, cells in published.TOP_PROBABILITY[paper].items()
+        for pair in zip(STATISTICS, cells, strict=True)
+    ]
+    for table, known, columns in (
+        ("2", published.CERTIFICATES[paper], STATISTICS),
+        ("3", {rule: (value,) for rule, value in published.P5[paper].items()}, ("p5",)),
+        (RUNS, published.RUN_LENGTHS[paper], EPS),
+    ):
+        rows += [
+            ("4" if table == "3" and isinstance(rule, TopMAdditive) else table, rule, *pair)
+            for rule in (known if table == "3" else rules)
+            if rule in rules and rule in known
+            for pair in zip(columns, known[rule], strict=True)
+        ]
+    return pd.DataFrame(
+        [
+            {
+                "paper": paper,
+                "table": table,
+                "row": row.label if isinstance(row, Rule) else str(row),
+                "name": row.title if isinstance(row, Rule) else f"k = {row}",
+                "statistic": statistic,
+                "published": min(value, CAP),
+                "ceiling": CAP if table == RUNS else row.ceiling if isinstance(row, Rule) else 1.0,
+            }
+            for table, row, statistic, value in rows
+        ]
+    )
 
 
-def _held_against(found: Mapping[str, float], cell: _Printed) -> dict[str, float | bool]:
-    """Return the difference to the published number, and whether that is outside the interval."""
-    half, printed = HALF_DIGIT[cell.table], cell.published
-    difference = min(found["optimistic"] - printed, 0.0) or max(found["value"] - printed, 0.0)
-    within = found["ci_low"] - half <= printed <= found["ci_high"] + half
-    known = not math.isnan(found["ci_low"] + found["ci_high"])
-    return {"difference": difference, "outside": known and not within}
+def _measured(results: Results, target: str) -> pd.DataFrame:
+    """Return what was measured of one target, by the row and statistic of the paper's tables."""
+    top = results.select("top", target=target)
+    runs = results.select("runs", target=target, estimator="per_call")
+    parts = [
+        top.assign(row=top["k"].astype(str)),
+        results.select("certificates", target=target).rename(columns={"rule": "row"}),
+        runs.rename(columns={"rule": "row", "eps": "statistic"}),
+    ]
+    names = ["row", "statistic", "value", "optimistic", "ci_low", "ci_high"]
+    return pd.concat([part[names].astype({"statistic": object}) for part in parts if len(part)])
+
+
+def published_part(compared: pd.DataFrame, matches: Sequence[Match]) -> Part:
+    """Return the part that holds every target against the paper; `compared` is of `compare`."""
+    tables = [verdict_table(compared, matches), numbers_table(compared, matches)]
+    return Part("Beside the published", tables, [OPENING])
+
+
+def verdict_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
+    """Count, for each table of the paper, the published numbers outside our intervals.
+
+    Its notes say in words whether p0 matches, and which certificates of Table 2 differ.
+    """
+    rows, notes = [], []
+    for match in matches:
+        mine = select(compared, target=match.target, paper=match.paper)
+        parts = {"p0": select(mine, table="1", row="1")}
+        parts |= {table: select(mine, table=table) for table in DIGITS}
+        counts = {name: _outside(part) for name, part in parts.items()}
+        row = {"target": match.target, "paper": match.paper, "temperature": match.temperature}
+        rows.append({"pair": f"{match.target} beside {match.paper}", **row, **counts})
+        notes.append(verdict(match, mine))
+    return Table(
+        name="published_verdict",
+        title="Beside the published",
+        question="How many of the paper's numbers lie outside our intervals?",
+        caption="Of the paper's printed numbers those outside our bootstrap intervals over "
+        "prompts, at the temperature at which p0, the probability of the most probable token, is "
+        "nearest to the paper's Table 1. Certificates depend on the distributions alone: where p0 "
+        "matches and they do not, the distributions differ below p0, or the computations differ.",
+        data=pd.DataFrame(rows),
+        row="pair",
+        stub="Pair",
+        columns=[
+            Column("temperature", "{:g}".format, "temperature"),
+            Column("p0", str, "p0", above="outside, of all"),
+            *(Column(_named(table), str, table, above="outside, of all") for table in DIGITS),
+        ],
+        notes=notes,
+    )
+
+
+def verdict(match: Match, compared: pd.DataFrame) -> str:
+    """Say in words whether p0 of a match agrees, and which certificates do not.
+
+    Args:
+        match: a target beside a model of the paper.
+        compared: the rows of `compare` for it.
+    """
+    p0 = select(compared, table="1", row="1")
+    off = p0[p0["outside"]]
+    if off.empty:
+        opening = "p0 matches in mean, median, p5 and p25"
+    elif len(off) == len(p0):
+        opening = f"p0 matches nowhere ({_listed(off)})"
+    else:
+        same = ", ".join(p0.loc[~p0["outside"], "statistic"])
+        opening = f"p0 matches in {same}, not in {_listed(off)}"
+    certificates = select(compared, table="2")
+    differing = certificates[certificates["outside"]]
+    if len(off) == len(p0):
+        told = "certificates can't be expected to"
+    elif certificates.empty:
+        told = "no rule of Table 2 is in this study"
+    elif differing.empty:
+        told = "every certificate of Table 2 agrees within its interval"
+    else:
+        named = "; ".join(
+            f"{name}: {_listed(part)}" for name, part in differing.groupby("name", sort=False)
+        )
+        although = "although p0 matches" if off.empty else "beside that"
+        told = (
+            f"{although}, {len(differing)} of {len(certificates)} numbers of Table 2 differ by "
+            f"more than the interval over prompts (ours against the paper's). {named}"
+        )
+    said = f"{match.target} at temperature {match.temperature:g} beside {match.paper}: {opening}"
+    if match.least == match.most or match.least < match.temperature < match.most:
+        return f"{said}; {told}."
+    end = "is an end of distributions.temperatures: one beyond may be nearer."
+    return f"{said}; {told}. {match.temperature:g} {end}"
+
+
+def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
+    """Lay out every table of the paper: ours, ours matched, the published, and the difference."""
+    own = {match.target: match.own for match in matches}
+    at = {
+        target: ", ".join(f"{m.temperature:g} for {m.paper}" for m in matches if m.target == target)
+        for target in own
+    }
+    headings = [
+        f"{target}, {_named(table)}: ours at temperature {own[target]:g}, matched at {at[target]}"
+        for target, table in zip(compared["target"], compared["table"], strict=True)
+    ]
+    lines = [
+        f"{name}, {column if isinstance(column, str) else f'ε = {column:g}'}"
+        for name, column in zip(compared["name"], compared["statistic"], strict=True)
+    ]
+    limits = ("matched", "matched_optimistic", "ci_low", "ci_high")
+    columns = [
+        Column("matched", _matched, ("table", *limits)),
+        Column("published", _printed_text, ("table", "published")),
+        Column("difference", _difference, ("table", "difference", "outside")),
+    ]
+    columns = [
+        Column("ours", _number, ("table", "value", "optimistic"), {"paper": PAPERS[0]}),
+        *across(PAPERS, columns, key="paper"),
+    ]
+    return Table(
+        name="published",
+        title="The paper's tables beside the published",
+        question="How far is each printed number of the paper from ours?",
+        caption="Ours: as certified in this study. Matched: the same steps at that of the stored "
+        "temperatures (distributions.temperatures, and 1) at which mean, median, p5 and p25 of p0, "
+        "the probability of the most probable token, are nearest to the paper's Table 1, with "
+        "bootstrap intervals over prompts; the answers stay as they were decoded. Difference: "
+        f"matched less published; {DIFFERS}: the published number lies outside the interval.",
+        data=compared,
+        shown=compared.assign(heading=headings, line=lines),
+        row="line",
+        section="heading",
+        stub="Row",
+        columns=columns,
+        notes=few_notes(
+            prompts for match in matches for prompts in match.results["top"]["prompts"]
+        ),
+    )
+
+
+def _named(table: str) -> str:
+    return f"Tables {table}" if table == RUNS else f"Table {table}"
+
+
+def _outside(part: pd.DataFrame) -> str:
+    return f"{int(part['outside'].sum())} of {len(part)}" if len(part) else ""
+
+
+def _number(table: str, value: float, optimistic: float) -> str:
+    if table == RUNS:
+        value, optimistic = (math.inf if end >= CAP else end for end in (value, optimistic))
+        return run_text(value, optimistic)
+    return range_text(digits_text(value), digits_text(optimistic))
+
+
+def _matched(table: str, value: float, optimistic: float, low: float, high: float) -> str:
+    ends = ", ".join(_number(table, end, end) for end in (low, high))
+    return f"{_number(table, value, optimistic)} [{ends}]"
+
+
+def _printed_text(table: str, value: float) -> str:
+    """Return a number of the paper with the digits that the paper prints."""
+    return _number(table, value, value) if table == RUNS else number_text(value, 3)
+
+
+def _difference(table: str, difference: float, outside: bool) -> str:
+    text = f"{difference:+z.{DIGITS[table]}f}".replace("-", "−")
+    return f"{text} {DIFFERS}" if outside else text
+
+
+def _listed(rows: pd.DataFrame) -> str:
+    return ", ".join(
+        f"{row['statistic']} {_number(row['table'], row['matched'], row['matched_optimistic'])} "
+        f"against {_printed_text(row['table'], row['published'])}"
+        for row in rows.to_dict("records")
+    )

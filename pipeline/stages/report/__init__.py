@@ -60,7 +60,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=12,
+    version=13,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

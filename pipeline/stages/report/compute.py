@@ -11,31 +11,36 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from importlib import import_module
-from typing import Any
 
+from analysis.decoding.answers import accuracy
+from analysis.decoding.speed import speed
 from analysis.page.steps import TargetSteps
 from analysis.report.escape import markdown
 from analysis.report.records import Part, Results, Table
+from analysis.report.render import files, macros, names
+from analysis.report.sections.acceptance import acceptance_part
+from analysis.report.sections.accuracy import accuracy_parts
+from analysis.report.sections.categories import category_table
+from analysis.report.sections.certificates import certificates_part
+from analysis.report.sections.decoding import decoding_part
+from analysis.report.sections.decoding_speed import speed_part
+from analysis.report.sections.published_matched import compare, published_part
 from pipeline.execution.children import processes
 from pipeline.execution.progress import progress_bar
-from pipeline.stages.report.acceptance import (
-    drafter_part,
-    drafter_setup,
-    logged_drafter_setup,
-    measure_drafter,
+from pipeline.stages.report import setups
+from pipeline.stages.report.inputs import (
+    Target,
+    category_frame,
+    comparisons,
+    matches_of,
+    read_results,
+    read_targets,
 )
-from pipeline.stages.report.accuracy import answers_shown
-from pipeline.stages.report.categories import categories_part
-from pipeline.stages.report.decoding import decoding_shown, measure_decoding
-from pipeline.stages.report.index import certificates_part, introduction
-from pipeline.stages.report.inputs import Target, measure, read_targets, target_setup
-from pipeline.stages.report.numbers import macros
 from pipeline.stages.report.page.build import Found, build
 from pipeline.stages.report.page.bundle import Bundle
 from pipeline.stages.report.page.read import target_steps
-from pipeline.stages.report.published import published_part
-from pipeline.stages.report.shown import files, listing, names
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.decoded import read_answered, read_decoded, thetas
 from pipeline.store.node import Node
 
 MOST_DRAWERS = 4  # processes
@@ -51,7 +56,7 @@ the machine and the moment.
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
-    study = study_of(node)
+    study = str(node.config["study"])
     count = min(MOST_DRAWERS, os.cpu_count() or 1)
     with processes(count, f"report {study}") as pool:
         for _ in range(count):
@@ -62,44 +67,69 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 def _write(
     node: Node, upstream: dict[str, list[Artifact]], pending: Pending, drawing: Drawing
 ) -> None:
-    bundle = Bundle()  # another process makes it meanwhile
+    bundle, config = Bundle(), node.config  # another process makes the bundle meanwhile
+    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
     targets = read_targets(node, upstream)
-    measured = measure(targets)
-    parts = drawing.begin(certificates_part(targets, measured))
-    drafter = measure_drafter(node, upstream.get("acceptance", []))
-    if drafter is not None:
-        parts += drawing.begin(drafter_part(upstream, drafter))
-    compared = drafter if drafter is not None and "logged" not in drafter else None
-    decoding = measure_decoding(node, upstream)
-    for part in (*decoding_shown(node, upstream, *decoding), *answers_shown(node, upstream)):
-        parts += drawing.begin(part)
-    parts += drawing.begin(categories_part(node, targets, upstream))
-    published = published_part(targets, measured)
-    parts += drawing.begin(published.part)
-    listed = [listing(part) for part in parts]
-    contents = {
-        "index.md": "\n".join([INDEX.format(study=markdown(study_of(node))), *listed]).encode(),
-        "numbers.tex": macros(measured).encode(),
-        **drawing.finish(),
-    }
-    contents["index.html"] = build(
-        Found(
-            study_of(node),
-            measured,
-            [*steps_of(node, targets, upstream, compared)],
+    results = read_results(node, targets, upstream)
+    compared = {target.label: comparisons(target) for target in targets}
+    drawing.begin(
+        certificates_part(
+            results,
+            {target.label: target.certificates for target in targets},
+            {target.label: target.bootstrap for target in targets},
+            {target.label: target.top[:, 0] for target in targets},
             compared,
+        )
+    )
+    pairs = results if "acceptance" in results else None
+    if results.drafter:
+        sampling = upstream["distributions"][0].record["config"]
+        sampled = "logged" in results or results.facts["sampled"] is not None
+        drawing.begin(acceptance_part(results, [] if sampled else [setups.left_out(sampling)]))
+    decoded = [
+        read_decoded(label, config["drafter"], artifact)
+        for label, artifact in zip(results.targets, upstream.get("decoding", []), strict=False)
+    ]
+    speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
+    if decoded:
+        title, found = f"How it decodes with {config['drafter']}", upstream["decoding"]
+        timed = [*setups.decoding_setup(decoded, found), *setups.warning(decoded, speeds)]
+        drawing.begin(decoding_part(title, decoded, statistics, setups.extent(decoded, found)))
+        drawing.begin(speed_part(title, decoded, speeds, timed))
+    if "accuracy" in upstream:
+        for part in answer_parts(node, upstream["accuracy"]):
+            drawing.begin(part)
+    if (categories := category_frame(node, targets, upstream)) is not None:
+        drawing.begin(Part("By category of the prompts", [category_table(*categories)]))
+    matches = [match for target in targets for match in matches_of(target, results.certified)]
+    beside = compare(results, matches)
+    published = published_part(beside, matches)
+    drawing.begin(published)
+    parts = drawing.parts
+    contents = {
+        "index.md": "\n".join([INDEX.format(study=markdown(drawing.study)), *map(listing, parts)]),
+        "numbers.tex": macros(results),
+    }
+    made = {name: text.encode() for name, text in contents.items()} | drawing.finish()
+    made["index.html"] = build(
+        Found(
+            drawing.study,
+            results,
+            [*steps_of(node, targets, upstream, pairs)],
+            pairs,
             [artifact.record["facts"] for artifact in upstream.get("acceptance", [])],
-            *decoding,
-            published.compared,
-            published.verdict,
-            introduction([target.label for target in targets], node.config),
-            setups(targets, drafter, upstream),
+            decoded,
+            speeds,
+            beside,
+            published.shown[0],
+            setups.introduction(results.targets, config),
+            setups.all_setups(targets, results, upstream),
             parts,
-            contents,
+            made,
         ),
         bundle,
     )
-    for name, content_of in contents.items():
+    for name, content_of in made.items():
         path = pending.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content_of)
@@ -110,9 +140,15 @@ def _write(
     }
 
 
-def study_of(node: Node) -> str:
-    """Return the printed name of the study."""
-    return str(node.config["study"])
+def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
+    """Return the parts on answers to tasks, from the artifacts of stage accuracy."""
+    config = node.config
+    pairs = zip(config["targets"], found, strict=True)
+    answered = [read_answered(target, artifact) for target, artifact in pairs]
+    confidence, margin = config["confidence"], config["margin"]
+    settings = config["resamples"], confidence, config["statistics_seed"], margin
+    tables = [accuracy(one, *settings) for one in answered]
+    return accuracy_parts(config["drafter"], answered, tables, margin, confidence)
 
 
 class Drawing:
@@ -120,14 +156,14 @@ class Drawing:
 
     def __init__(self, pool: ProcessPoolExecutor, study: str) -> None:
         """Draw with the processes of `pool`; `study` is the printed name."""
+        self.study = study
+        self.parts: list[Part] = []
         self._pool = pool
-        self._study = study
         self._begun: list[tuple[str, Future[list[tuple[str, bytes]]]]] = []
 
-    def begin(self, part: Part | None) -> list[Part]:
-        """Begin the files of a part, and return it; nothing where there is no part."""
-        if part is None:
-            return []
+    def begin(self, part: Part) -> None:
+        """Begin the files of a part."""
+        self.parts.append(part)
         for item in part.shown:
             if isinstance(item, Table):  # quick, and its formats can't leave the process
                 made: Future[list[tuple[str, bytes]]] = Future()
@@ -135,41 +171,40 @@ class Drawing:
             else:
                 made = self._pool.submit(files, item)
             self._begun.append((part.place, made))
-        return [part]
 
     def finish(self) -> dict[str, bytes]:
         """Return the files, by path in the report."""
         found: dict[str, bytes] = {}
-        with progress_bar(len(self._begun), "table or figure", f"report {self._study}") as bar:
+        with progress_bar(len(self._begun), "table or figure", f"report {self.study}") as bar:
             for place, made in self._begun:
                 found |= {f"{place}{path}": content for path, content in made.result()}
                 bar.update()
         return found
 
 
+def listing(part: Part) -> str:
+    """Return the part of the list of files, in Markdown."""
+    lines = [
+        f"- {markdown(item.title)}: "
+        + ", ".join(
+            f"[{path.rpartition('.')[2].upper()}]({part.place}{path})" for path in names(item)
+        )
+        for item in part.shown
+    ]
+    return "\n".join([f"## {markdown(part.title)}", "", *lines, ""])
+
+
 def steps_of(
     node: Node,
     targets: Sequence[Target],
     upstream: Mapping[str, list[Artifact]],
-    drafter: Results | None,
+    pairs: Results | None,
 ) -> Iterator[TargetSteps]:
     """Yield the steps of every target as the page takes them."""
     for at, (source, target) in enumerate(
         zip(node.upstream["distributions"], targets, strict=True)
     ):
-        if drafter is None:
+        if pairs is None:
             yield target_steps(source, target, None, None)
         else:
             yield target_steps(source, target, upstream["drafts"][at], upstream["acceptance"][at])
-
-
-def setups(
-    targets: Sequence[Target], drafter: Results | None, upstream: Mapping[str, list[Artifact]]
-) -> list[dict[str, dict[str, Any]]]:
-    """Return the facts of the set-up, by part of the report and by target."""
-    found = [{target.label: target_setup(target) for target in targets}]
-    if drafter is not None and "logged" in drafter:
-        found.append(logged_drafter_setup(drafter.targets, upstream["drafts"]))
-    elif drafter is not None:
-        found.append(drafter_setup(drafter, upstream["drafts"], upstream["acceptance"]))
-    return found

@@ -1,25 +1,40 @@
-"""What the report reads: the artifacts of every target."""
+"""What the report reads: the artifacts of every target, as frames and as arrays of its steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.certificates.certify import certify
 from analysis.page.explorer import CANDIDATES
-from analysis.report.measured import Certified, Measured, certificate_statistics, top_statistics
-from analysis.report.text import share_text
-from analysis.rules import Rule, build
+from analysis.report.measured import Certified, certificate_statistics, top_statistics
+from analysis.report.published import EPS, TABLE2
+from analysis.report.records import Results, together
+from analysis.report.sections.bounds import Compared, has_closed_form
+from analysis.report.sections.categories import CategorySteps, category_statistics
+from analysis.report.sections.certificates import COMPARED_AT
+from analysis.report.sections.published_matched import PAPERS, RULES, Match, nearest_temperature
+from analysis.rules import Rule, StrictGreedy, Tree, build
 from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
-from analysis.statistics.trajectories import LENGTH, Trajectories, inside_repeats
+from analysis.statistics.run_lengths import run_lengths
+from analysis.statistics.trajectories import Trajectories, inside_repeats
+from analysis.topk import TopK
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
+PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
+    "acceptance": "statistics",
+    "breakdown": "breakdown",
+    "levels": "levels",
+    "frontier": "frontier",
+    "profile": "profile",
+}
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 
 
@@ -138,17 +153,13 @@ def answers(
     return [category[name] for name in first], repeated
 
 
-def measure(targets: list[Target]) -> Measured:
-    """Compute the statistics of every target."""
-
-    def frame(parts: list[pd.DataFrame]) -> pd.DataFrame:
-        return pd.concat(parts, ignore_index=True)
-
-    return Measured(
-        targets=[target.label for target in targets],
-        rules=[item.rule for item in targets[0].certificates],
-        top=frame([top_statistics(t.label, t.top, t.ranks, t.bootstrap) for t in targets]),
-        certificates=frame(
+def read_results(
+    node: Node, targets: Sequence[Target], upstream: Mapping[str, list[Artifact]]
+) -> Results:
+    """Compute the statistics of every target, and read those of a drafter where there is one."""
+    frames = {
+        "top": joined([top_statistics(t.label, t.top, t.ranks, t.bootstrap) for t in targets]),
+        "certificates": joined(
             [
                 certificate_statistics(
                     t.label,
@@ -162,85 +173,195 @@ def measure(targets: list[Target]) -> Measured:
                 for item in t.certificates
             ]
         ),
-        runs=frame([t.runs.assign(target=t.label)[["target", *t.runs.columns]] for t in targets]),
-    )
-
-
-def target_setup(target: Target) -> dict[str, Any]:
-    """Return what a reader must know of how a target's numbers were made, by printed name."""
-    config, facts = target.dump.record["config"], target.dump.record["facts"]
-    if "log" in config:
-        return logged_setup(target, facts)
-    prompts = target.prompts.record
-    lengths, model = target.lengths, config["model"]
-    excluded = [
-        f"{entry['rows']} {reason}"
-        for reason, entry in prompts["facts"].get("excluded", {}).items()
-    ]
-    decoding = (
-        "greedy"
-        if config["temperature"] == 0
-        else (
-            f"sampled at temperature {config['temperature']:g}, top_p {config['top_p']:g}, "
-            f"top_k {config['top_k'] or 'all'}, seed {config['seed']}"
-        )
-    )
-    chosen = target.prompts.read(columns=["source", "n_tokens"]).to_pandas()
-    return {
-        "prompts": f"{len(lengths)} of {', '.join(chosen['source'].unique())}",
-        "prompt tokens, as the model reads them": (
-            f"{chosen['n_tokens'].min()} to {chosen['n_tokens'].max()} "
-            f"(allowed: {prompts['config']['min_tokens']} to {prompts['config']['max_tokens']})"
-        ),
-        "rows excluded while choosing them": ", ".join(excluded) or "none",
-        "steps": int(lengths.sum()),
-        "steps a prompt": f"at most {config['steps']}; {np.sum(lengths < config['steps'])} prompts "
-        "end earlier",
-        "decoding": decoding,
-        f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
-            float(target.repeated.mean())
-        ),
-        "chat template": "used" if prompts["config"]["template"] == "chat" else "none: plain text",
-        "enable_thinking": str(prompts["config"]["enable_thinking"]).lower(),
-        "temperature of the certified distribution": f"{target.temperature:g}",
-        "stored top tokens": f"{facts['k']} of {facts['vocab_size']}",
-        "weights": model["dtype"],
-        "final projection": model["head_dtype"],
-        "attention": model["attention"],
-        "model": named(model, facts.get("origin")),
+        "runs": together({t.label: t.runs for t in targets}),
     }
+    rules = {item.rule.label: item.rule for item in targets[0].certificates}
+    found = upstream.get("acceptance", [])
+    facts: dict[str, Any] = {}
+
+    def of_targets(name: str) -> pd.DataFrame:
+        pairs = zip(targets, found, strict=True)
+        return together({t.label: artifact.read(name).to_pandas() for t, artifact in pairs})
+
+    if found and "logged" in found[0].record["config"]:
+        frames["logged"] = of_targets("statistics")
+    elif found:
+        frames |= {name: of_targets(file) for name, file in PAIR_FRAMES.items()}
+        frames["listing"] = found[0].read("listing").to_pandas()
+        facts["sampled"] = found[0].record["facts"]["sampled_temperature"]
+        rules |= {rule.label: rule for rule in rules_of(found[0])}
+    drafter = node.config["drafter"] if found else ""
+    return Results([t.label for t in targets], rules, frames, drafter, facts)
 
 
-def logged_setup(target: Target, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same of what an engine logged."""
-    excluded = [f"{count} {reason}" for reason, count in facts["excluded"].items()]
-    return {
-        "log": f"{facts['log']}, {facts['answers']} answers",
-        "left out of it": ", ".join(excluded) or "none",
-        "model": facts["model"],
-        "steps": int(target.lengths.sum()),
-        f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
-            float(target.repeated.mean())
-        ),
-        "log-probabilities a step": f"{facts['k']}, of {facts['vocab_size']} tokens",
-        "each is off by at most": f"{facts['log_prob_error']:.2g} nats",
-        "log-probabilities": facts["values"],
-        "token ids": facts["token_ids"],
-    }
+def rules_of(acceptance: Artifact) -> list[Rule]:
+    """Return every rule that was measured: of the study, of presets, of dials, and greedy."""
+    config = acceptance.record["config"]
+    mappings = [entry["rule"] for entry in config["rules"]]
+    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["dials"])]
+    return [StrictGreedy(), *map(build, mappings)]
 
 
-def named(model: Mapping[str, Any], origin: Mapping[str, str] | None) -> str:
-    """Return which model it is, from its configuration slice, and where a GGUF file is from.
+def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return frames of the same columns as one; without any row where there is none."""
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
-    Example:
-        >>> named({"hub": "owner/name", "commit": 40 * "0"}, None)
-        'owner/name at 000000000000'
+
+def comparisons(target: Target) -> list[Compared]:
+    """Read the steps of a target at which each rule's certificate is exact and finite.
+
+    An engine's log has none: its log-probabilities are rounded.
     """
-    if "hub" in model:
-        return f"{model['hub']} at {model['commit'][:12]}"
-    if "content" in model:
-        return f"local, content {model['content'][:12]}"
-    origin = origin or {}
-    told = {"model": "made from", "package": "from the package", "license": "licence"}
-    more = [f"{word} {origin[key]}" for key, word in told.items() if key in origin]
-    return ", ".join([f"{origin.get('file', 'GGUF file')}, SHA-256 {model['gguf'][:12]}", *more])
+    if "log_prob_error" in target.dump.record["facts"]:
+        return []
+    chosen = [
+        (item, artifact)
+        for item, artifact in zip(target.certificates, target.sources, strict=True)
+        if has_closed_form(item.rule)
+    ]
+    if not chosen:
+        return []
+    rules = [item.rule for item, _ in chosen]
+    rejected = [first_rejected_probability(item.rule, artifact) for item, artifact in chosen]
+    p0, b, theta = first_probabilities(target, rules, rejected)
+    compared = []
+    for at, (item, artifact) in enumerate(chosen):
+        active = artifact.read(columns=["active_size"])["active_size"].to_numpy()
+        rows = (item.lower == item.upper) & np.isfinite(item.upper) & ~np.isnan(b[at])
+        compared.append(
+            Compared(
+                item.rule,
+                len(rows),
+                item.lower[rows],
+                active[rows].astype(np.float64),
+                p0[rows],
+                b[at][rows],
+                theta[at][rows],
+            )
+        )
+    return compared
+
+
+def first_rejected_probability(rule: Rule, certificates: Artifact) -> np.ndarray:
+    """Return the (N,) ranks, from 0, of the tokens whose tie is a rejection; -1 if unknown."""
+    column = certificates.read(columns=["accepted_count"])["accepted_count"]
+    if isinstance(rule, Tree):
+        return np.full(len(column), rule.m)
+    return np.asarray(column.fill_null(-1).to_numpy())
+
+
+def first_probabilities(
+    target: Target, rules: Sequence[Rule], rejected: Sequence[np.ndarray]
+) -> tuple[Floats, Floats, Floats]:
+    """Return p0 (N,), and for R rules (R, N) first rejected probabilities and thresholds.
+
+    A probability that is not stored is NaN, and so is the threshold of a rule that has none.
+    """
+    p0, b, theta = [], [], []
+    begun = 0
+    for _, dist in distributions.chunks(target.dump, target.temperature):
+        steps = slice(begun, begun + len(dist))
+        begun = steps.stop
+        p0.append(dist.top_probability)
+        b.append([probability(dist, ranks[steps]) for ranks in rejected])
+        theta.append([threshold(dist, rule) for rule in rules])
+    shape = (len(rules), begun)
+    return (
+        np.concatenate(p0),
+        np.concatenate(b, axis=1).reshape(shape),
+        np.concatenate(theta, axis=1).reshape(shape),
+    )
+
+
+def probability(dist: TopK, ranks: np.ndarray) -> Floats:
+    """Return the (N,) probabilities of the given ranks, from 0; NaN where they are not stored."""
+    stored = (ranks >= 0) & (ranks < dist.k)
+    at = np.where(stored, ranks, 0)[:, None]
+    return np.where(stored, np.exp(np.take_along_axis(dist.log_probs, at, axis=1))[:, 0], np.nan)
+
+
+def threshold(dist: TopK, rule: Rule) -> Floats:
+    """Return the (N,) probability that a token must exceed, NaN for a rule without threshold."""
+    cut = rule.cut(dist)
+    return np.full(len(dist), np.nan) if cut is None else cut.threshold(dist)
+
+
+def category_frame(
+    node: Node, targets: Sequence[Target], upstream: Mapping[str, list[Artifact]]
+) -> tuple[pd.DataFrame, Rule, float] | None:
+    """Return the statistics by category, the rule and the level they are of.
+
+    None where all prompts are of one category.
+    """
+    if all(len(set(target.categories)) == 1 for target in targets):
+        return None
+    items = targets[0].certificates
+    rule = next((item.rule for item in items if item.rule == StrictGreedy()), items[0].rule)
+    levels = targets[0].runs["eps"].unique().tolist()
+    eps = min(levels, key=lambda level: abs(level - COMPARED_AT))
+    frames = []
+    for at, target in enumerate(targets):
+        certified = next(item for item in target.certificates if item.rule == rule)
+        means: dict[str, Any] = {"p0": target.top[:, 0], "repeated": target.repeated}
+        if "drafts" in upstream:
+            drafts = upstream["drafts"][at].read(columns=["kl", "draft_rank"])
+            means["kl"] = drafts["kl"].to_numpy()
+            means["accepted"] = drafts["draft_rank"].to_numpy() == 1
+        steps = CategorySteps(
+            target.label, target.categories, rule, certified.lower, certified.upper, means
+        )
+        seed = node.config["statistics_seed"]
+        frames.append(category_statistics(steps, eps, target.bootstrap, seed))
+    return joined(frames), rule, eps
+
+
+def matches_of(target: Target, rules: Sequence[Rule]) -> list[Match]:
+    """Match a target with each model of the paper, by the temperatures that are stored."""
+    p0 = {
+        temperature: distributions.read_top_probabilities(target.dump, temperature)
+        for temperature in distributions.stored_temperatures(target.dump)
+    }
+    nearest = {paper: nearest_temperature(p0, paper) for paper in PAPERS}
+    known = {
+        temperature: measure_at(target, temperature, [rule for rule in RULES if rule in rules])
+        for temperature in sorted(set(nearest.values()))
+    }
+    return [
+        Match(target.label, paper, target.temperature, at, min(p0), max(p0), known[at])
+        for paper, at in nearest.items()
+    ]
+
+
+def measure_at(target: Target, temperature: float, rules: Sequence[Rule]) -> Results:
+    """Certify a target's stored distributions at one of their temperatures.
+
+    Args:
+        target: whose steps, prompts and resamples are taken.
+        temperature: a stored one.
+        rules: those the paper has numbers of; run lengths are estimated for those of Table 2.
+    """
+    top, lower, upper = [], [], []
+    for _, dist in distributions.chunks(target.dump, temperature):
+        top.append(top_probability(dist, target.ranks))
+        if rules:
+            found = certify(dist, rules)
+            lower.append(found.lower)
+            upper.append(found.upper)
+    label, bootstrap = target.label, target.bootstrap
+    trajectories = Trajectories(np.append(0, np.cumsum(target.lengths)[:-1]), bootstrap.prompts)
+    certificates, runs = [], []
+    for at, rule in enumerate(rules):
+        low, high = (np.concatenate([part[:, at] for part in parts]) for parts in (lower, upper))
+        certificates.append(certificate_statistics(label, rule, low, high, bootstrap))
+        if rule in TABLE2:
+            frame = run_lengths(low, high, EPS, trajectories, bootstrap)
+            runs.append(frame.assign(target=label, rule=rule.label))
+    return Results(
+        [label],
+        {rule.label: rule for rule in rules},
+        {
+            "top": top_statistics(label, np.concatenate(top), target.ranks, bootstrap),
+            "certificates": joined(certificates),
+            "runs": joined(runs),
+        },
+    )

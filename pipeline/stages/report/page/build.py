@@ -19,24 +19,19 @@ from analysis.page.answer import Answer, of_pair, of_target
 from analysis.page.charts import charts
 from analysis.page.packing import LEVELS
 from analysis.page.steps import TargetSteps
-from analysis.report import records
-from analysis.report.measured import Measured
 from analysis.report.notes import shared_notes
-from analysis.report.records import Part, Results
-from analysis.report.render import html_table, notes
+from analysis.report.records import Part, Results, Table
+from analysis.report.render import html_table, names, notes
 from analysis.report.sections.acceptance_figures import own_rules
-from analysis.report.table import Table
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.stages.report.page.bundle import Bundle
 from pipeline.stages.report.page.methods import METHODS
-from pipeline.stages.report.shown import names
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("counting.js", "charts.js", "calculator.js", "explorer.js", "page.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
 MOST = 6_000_000  # bytes of the page; pictures that find no room are read from beside it
 WORDS = 500_000  # of these, what the text, its tables, the scripts and the style may take
-TABLES = (Table, records.Table)
 PAPER_STATISTICS = ("mean", "median", "p5", "p25")
 
 
@@ -60,7 +55,7 @@ class Found:
     """
 
     study: str
-    measured: Measured
+    measured: Results
     targets: Sequence[TargetSteps]
     pairs: Results | None
     sound: Sequence[Mapping[str, Any]]
@@ -77,7 +72,7 @@ class Found:
 def build(found: Found, bundle: Bundle) -> bytes:
     """Return the page: one file of HTML that needs no other and no network."""
     answers = answers_of(found)
-    rules = steps.embedded(found.measured.rules, sum(len(one.tokens) for one in found.targets))
+    rules = steps.embedded(found.measured.certified, sum(len(one.tokens) for one in found.targets))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -204,11 +199,12 @@ def page_of(
         "measures": list(rows.MEASURES.values()),
         "profile_rules": [] if pairs is None else profile_rules(pairs),
         "verdict": found.verdict,
+        "verdict_table": html_table(found.verdict),
         "papers": list(dict.fromkeys(found.compared["paper"])),
         "statistics": PAPER_STATISTICS,
         "introduction": found.introduction,
         "notes": shared_notes(
-            item for part in found.parts for item in part.shown if isinstance(item, TABLES)
+            item for part in found.parts for item in part.shown if isinstance(item, Table)
         ),
         "appendix": [*appendices(found, room)],
         "setups": found.setups,
@@ -229,16 +225,16 @@ def appendices(found: Found, room: int) -> Iterator[dict[str, Any]]:
         for item in part.shown:
             links = [(path, f"{part.place}{path}") for path in names(item) if ".png" not in path]
             drawn = f"{part.place}figures/{item.name}.png"
-            content = None if isinstance(item, TABLES) else found.files.get(drawn)
+            content = None if isinstance(item, Table) else found.files.get(drawn)
             image = None if content is None else picture(content)
             if image is not None:
                 room -= len(image)
             items.append(
                 {
                     "shown": item,
-                    "table": html_table(item) if isinstance(item, records.Table) else "",
-                    "notes": notes(item) if isinstance(item, TABLES) else [],
-                    "question": getattr(item, "question", ""),
+                    "table": html_table(item) if isinstance(item, Table) else "",
+                    "notes": notes(item) if isinstance(item, Table) else [],
+                    "question": item.question,
                     "image": drawn if room < 0 and image is not None else image,
                     "links": [
                         (path.rpartition(".")[2].upper(), name)
