@@ -13,15 +13,11 @@ from functools import partial
 import pandas as pd
 
 from ...rules import Additive, Multiplicative, Rule, TopMAdditive
-from ...statistics.bootstrap import Floats, PromptBootstrap
 from ...statistics.run_lengths import censored_ends, with_censored
 from .. import published
-from ..measured import Panels
 from ..notes import AT_LEAST, coverage_notes, few_notes, undefined_notes
-from ..records import Column, Part, Results, Row, Table, across, records_of
+from ..records import Column, Results, Row, Table, across, records_of
 from ..text import MARK, certificate_text, interval_text, run_text, symbol
-from .bounds import Compared, bounds_table, determined_table
-from .paper_figures import figure1, figure2, figure3, figure4, figure5
 
 STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
 FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and parameter
@@ -57,45 +53,6 @@ ESTIMATORS = (
     "which no end cuts; without one, a one-sided bound. residual: mean certified run from a "
     f"start, capped at the window, over the starts with a whole window left. {AT_LEAST}"
 )
-
-
-def certificates_part(
-    results: Results,
-    panels: Panels,
-    bootstraps: Mapping[str, PromptBootstrap],
-    p0: Mapping[str, Floats],
-    compared: Mapping[str, Sequence[Compared]],
-) -> Part:
-    """Return the part on the certificates, in the paper's order; all but the first by target.
-
-    Args:
-        results: the study, with the frames `top`, `certificates` and `runs`.
-        panels: the certificates of every step.
-        bootstraps: over the prompts of the steps.
-        p0: (N,) probability of the most probable token.
-        compared: what is held against closed forms.
-    """
-    runs = [run_length_table(results, at) for at in range(len(results.targets))]
-    return Part(
-        "Certificates",
-        [
-            table1(results),
-            figure1(p0),
-            table2(results),
-            figure2(panels, bootstraps),
-            table3(results),
-            figure3(panels, bootstraps),
-            figure4(panels, bootstraps),
-            table4(results),
-            figure5(panels, bootstraps),
-            *runs[:2],
-            estimator_table(results),
-            table7(results),
-            determined_table(panels),
-            bounds_table(compared),
-            *runs[2:],
-        ],
-    )
 
 
 def table1(results: Results) -> Table:

@@ -20,10 +20,20 @@ from analysis.report.records import Part, Results, Table
 from analysis.report.render import files, macros, names
 from analysis.report.sections.acceptance import acceptance_part
 from analysis.report.sections.accuracy import accuracy_parts
+from analysis.report.sections.bounds import bounds_table, determined_table
 from analysis.report.sections.categories import category_table
-from analysis.report.sections.certificates import certificates_part
+from analysis.report.sections.certificates import (
+    estimator_table,
+    run_length_table,
+    table1,
+    table2,
+    table3,
+    table4,
+    table7,
+)
 from analysis.report.sections.decoding import decoding_part
 from analysis.report.sections.decoding_speed import speed_part
+from analysis.report.sections.paper_figures import figure1, figure2, figure3, figure4, figure5
 from analysis.report.sections.published_matched import compare, published_part
 from pipeline.execution.children import processes
 from pipeline.execution.progress import progress_bar
@@ -71,16 +81,7 @@ def _write(
     statistics = config["resamples"], config["confidence"], config["statistics_seed"]
     targets = read_targets(node, upstream)
     results = read_results(node, targets, upstream)
-    compared = {target.label: comparisons(target) for target in targets}
-    drawing.begin(
-        certificates_part(
-            results,
-            {target.label: target.certificates for target in targets},
-            {target.label: target.bootstrap for target in targets},
-            {target.label: target.top[:, 0] for target in targets},
-            compared,
-        )
-    )
+    drawing.begin(certificates_part(targets, results))
     pairs = results if "acceptance" in results else None
     if results.drafter:
         sampling = upstream["distributions"][0].record["config"]
@@ -138,6 +139,31 @@ def _write(
         kind: [item.name for item in items if names(item)[0].startswith(kind)]
         for kind in ("tables", "figures")
     }
+
+
+def certificates_part(targets: Sequence[Target], results: Results) -> Part:
+    """Return the part on the certificates, with everything that it shows in the paper's order."""
+    panels = {target.label: target.certificates for target in targets}
+    bootstraps = {target.label: target.bootstrap for target in targets}
+    runs = [run_length_table(results, at) for at in range(len(targets))]
+    shown = [
+        table1(results),
+        figure1({target.label: target.top[:, 0] for target in targets}),
+        table2(results),
+        figure2(panels, bootstraps),
+        table3(results),
+        figure3(panels, bootstraps),
+        figure4(panels, bootstraps),
+        table4(results),
+        figure5(panels, bootstraps),
+        *runs[:2],
+        estimator_table(results),
+        table7(results),
+        determined_table(panels),
+        bounds_table({target.label: comparisons(target) for target in targets}),
+        *runs[2:],
+    ]
+    return Part("Certificates", shown)
 
 
 def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
