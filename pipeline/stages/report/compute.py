@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from importlib import import_module
+from typing import Any
 
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
@@ -21,8 +22,9 @@ from analysis.report.render import files, macros, names
 from analysis.report.sections.acceptance import acceptance_part
 from analysis.report.sections.accuracy import accuracy_parts
 from analysis.report.sections.bounds import bounds_table, determined_table
-from analysis.report.sections.categories import category_table
+from analysis.report.sections.categories import CategorySteps, category_statistics, category_table
 from analysis.report.sections.certificates import (
+    COMPARED_AT,
     estimator_table,
     run_length_table,
     table1,
@@ -35,13 +37,14 @@ from analysis.report.sections.decoding import decoding_part
 from analysis.report.sections.decoding_speed import speed_part
 from analysis.report.sections.paper_figures import figure1, figure2, figure3, figure4, figure5
 from analysis.report.sections.published_matched import compare, published_part
+from analysis.rules import StrictGreedy
 from pipeline.execution.children import processes
 from pipeline.execution.progress import progress_bar
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
     Target,
-    category_frame,
     comparisons,
+    joined,
     matches_of,
     read_results,
     read_targets,
@@ -100,8 +103,8 @@ def _write(
     if "accuracy" in upstream:
         for part in answer_parts(node, upstream["accuracy"]):
             drawing.begin(part)
-    if (categories := category_frame(node, targets, upstream)) is not None:
-        drawing.begin(Part("By category of the prompts", [category_table(*categories)]))
+    if (categories := categories_table(node, targets, upstream)) is not None:
+        drawing.begin(Part("By category of the prompts", [categories]))
     matches = [match for target in targets for match in matches_of(target, results.certified)]
     beside = compare(results, matches)
     published = published_part(beside, matches)
@@ -164,6 +167,32 @@ def certificates_part(targets: Sequence[Target], results: Results) -> Part:
         *runs[2:],
     ]
     return Part("Certificates", shown)
+
+
+def categories_table(
+    node: Node, targets: Sequence[Target], upstream: Mapping[str, list[Artifact]]
+) -> Table | None:
+    """Return the table by category of the prompts; None where all are of one."""
+    if all(len(set(target.categories)) == 1 for target in targets):
+        return None
+    items = targets[0].certificates
+    rule = next((item.rule for item in items if item.rule == StrictGreedy()), items[0].rule)
+    levels = targets[0].runs["eps"].unique().tolist()
+    eps = min(levels, key=lambda level: abs(level - COMPARED_AT))
+    frames = []
+    for at, target in enumerate(targets):
+        certified = next(item for item in target.certificates if item.rule == rule)
+        means: dict[str, Any] = {"p0": target.top[:, 0], "repeated": target.repeated}
+        if "drafts" in upstream:
+            drafts = upstream["drafts"][at].read(columns=["kl", "draft_rank"])
+            means["kl"] = drafts["kl"].to_numpy()
+            means["accepted"] = drafts["draft_rank"].to_numpy() == 1
+        steps = CategorySteps(
+            target.label, target.categories, rule, certified.lower, certified.upper, means
+        )
+        seed = node.config["statistics_seed"]
+        frames.append(category_statistics(steps, eps, target.bootstrap, seed))
+    return category_table(joined(frames), rule, eps)
 
 
 def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:

@@ -16,8 +16,6 @@ from analysis.report.measured import Certified, certificate_statistics, top_stat
 from analysis.report.published import EPS, TABLE2
 from analysis.report.records import Results, together
 from analysis.report.sections.bounds import Compared, has_closed_form
-from analysis.report.sections.categories import CategorySteps, category_statistics
-from analysis.report.sections.certificates import COMPARED_AT
 from analysis.report.sections.published_matched import PAPERS, RULES, Match, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree, build
 from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
@@ -284,35 +282,6 @@ def threshold(dist: TopK, rule: Rule) -> Floats:
     """Return the (N,) probability that a token must exceed, NaN for a rule without threshold."""
     cut = rule.cut(dist)
     return np.full(len(dist), np.nan) if cut is None else cut.threshold(dist)
-
-
-def category_frame(
-    node: Node, targets: Sequence[Target], upstream: Mapping[str, list[Artifact]]
-) -> tuple[pd.DataFrame, Rule, float] | None:
-    """Return the statistics by category, the rule and the level they are of.
-
-    None where all prompts are of one category.
-    """
-    if all(len(set(target.categories)) == 1 for target in targets):
-        return None
-    items = targets[0].certificates
-    rule = next((item.rule for item in items if item.rule == StrictGreedy()), items[0].rule)
-    levels = targets[0].runs["eps"].unique().tolist()
-    eps = min(levels, key=lambda level: abs(level - COMPARED_AT))
-    frames = []
-    for at, target in enumerate(targets):
-        certified = next(item for item in target.certificates if item.rule == rule)
-        means: dict[str, Any] = {"p0": target.top[:, 0], "repeated": target.repeated}
-        if "drafts" in upstream:
-            drafts = upstream["drafts"][at].read(columns=["kl", "draft_rank"])
-            means["kl"] = drafts["kl"].to_numpy()
-            means["accepted"] = drafts["draft_rank"].to_numpy() == 1
-        steps = CategorySteps(
-            target.label, target.categories, rule, certified.lower, certified.upper, means
-        )
-        seed = node.config["statistics_seed"]
-        frames.append(category_statistics(steps, eps, target.bootstrap, seed))
-    return joined(frames), rule, eps
 
 
 def matches_of(target: Target, rules: Sequence[Rule]) -> list[Match]:
