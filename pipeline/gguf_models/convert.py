@@ -39,7 +39,7 @@ REFUSED = ("llama.rope.scaling.", "llama.expert_", "llama.attention.sliding_wind
 DIGITS_ALONE = {"smollm", "starcoder", "refact", "command-r"}  # names of a splitting
 PLAIN = {"gpt-2", "default"}
 SPECIAL, WHOLE = 3, 4  # types of token: never text, and taken whole where it stands in text
-ENDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+SPECIAL_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 ARRAY = 9  # the type of a field that is a list
 MOST_FIELDS, MOST_ELEMENTS = 1 << 16, 1 << 22  # fields or tensors of a file; elements of a list
 
@@ -169,7 +169,7 @@ def model_config(file: GGUF) -> dict[str, Any]:
     hidden = file.field("llama.embedding_length", int)
     vocabulary = len(file.texts("tokenizer.ggml.tokens"))
     ids = {f"{key}_token_id": file.fields.get(f"tokenizer.ggml.{name}_token_id")
-           for key, name in ENDS.items()}  # fmt: skip
+           for key, name in SPECIAL_IDS.items()}  # fmt: skip
     for name, value in ids.items():
         if not (value is None or (isinstance(value, int) and 0 <= value < vocabulary)):
             raise PipelineError(f"{file.path}: {name} is {value}, it has {vocabulary} tokens")
@@ -276,7 +276,9 @@ def write_tokenizer(file: GGUF, config: dict[str, Any], place: Path) -> None:
         elif kind == WHOLE:
             tokenizer.add_tokens([AddedToken(name, normalized=False)])
     tokenizer.save(str(place / "tokenizer.json"))
-    ids = {key: file.fields.get(f"tokenizer.ggml.{name}_token_id") for key, name in ENDS.items()}
+    ids = {
+        key: file.fields.get(f"tokenizer.ggml.{name}_token_id") for key, name in SPECIAL_IDS.items()
+    }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

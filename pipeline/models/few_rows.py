@@ -32,17 +32,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 Matrix = NDArray[np.float32]
-Weights = NDArray[np.float32] | NDArray[np.uint16]  # the latter: the upper halves of float32
+StoredWeights = NDArray[np.float32] | NDArray[np.uint16]  # the latter: the upper halves of float32
 
 # Torch's linear is Intel's library. On Intel's processors it reads at the memory's speed for up to
 # three tokens, on AMD's for none.
 FEWEST_TOKENS = 1 if get_host_cpu_name().startswith("znver") else 4
-MOST_TOKENS = 24  # beyond, torch's linear is as fast
+MOST_ROWS = 24  # beyond, torch's linear is as fast
 LEAST_BYTES = 2**24  # of weights; fewer stay in the cache, where torch's linear is cheaper to call
 REORDERED: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "cache": True}
-ZERO = np.float32(0)
-AT_ONCE = 5  # tokens: for each number up to it a loop, whose sums stay in registers
-ROWS = 64  # of the weight, which stay in the cache until all tokens are done
+NOUGHT = np.float32(0)
+UNROLLED = 5  # tokens: for each number up to it a loop, whose sums stay in registers
+ROWS_AT_ONCE = 64  # of the weight, which stay in the cache until all tokens are done
 HALF = 16  # bits
 NAME = "few_queries"  # among transformers' kinds of attention
 TRIED = ("llama", "qwen2", "qwen3")  # types of models: attention without more than a mask
@@ -71,13 +71,13 @@ class FewRows(nn.Linear):
     def _take(self) -> None:
         """Note what is read for few rows, and of which weight."""
         kept = upper_halves(self.weight) if self._halves else None
-        self._read: Weights = self.weight.detach().numpy() if kept is None else kept
+        self._read: StoredWeights = self.weight.detach().numpy() if kept is None else kept
         self._of = _version(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in_features) to (..., out_features)."""
         tokens = x.numel() // self.in_features
-        if not FEWEST_TOKENS <= tokens <= MOST_TOKENS or x.dtype != torch.float32:
+        if not FEWEST_TOKENS <= tokens <= MOST_ROWS or x.dtype != torch.float32:
             return nn.functional.linear(x, self.weight, self.bias)
         if _version(self.weight) != self._of:  # changed in place, or another
             self._take()
@@ -132,7 +132,7 @@ def _usable(weight: Tensor) -> bool:
     return on_cpu and weight.is_contiguous() and not weight.requires_grad
 
 
-def multiply(weight: Weights, x: Matrix, out: Matrix, threads: int) -> None:
+def multiply(weight: StoredWeights, x: Matrix, out: Matrix, threads: int) -> None:
     """Write x @ weight.T into `out`.
 
     Args:
@@ -177,18 +177,18 @@ _number: Any = intrinsic(_read)
 
 
 @numba.njit(**REORDERED)
-def _one(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _one(weight: StoredWeights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     for j in range(begin, end):
-        s0 = ZERO
+        s0 = NOUGHT
         for k in range(weight.shape[1]):
             s0 += _number(weight[j, k]) * x[0, k]
         out[0, j] = s0
 
 
 @numba.njit(**REORDERED)
-def _two(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _two(weight: StoredWeights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     for j in range(begin, end):
-        s0 = s1 = ZERO
+        s0 = s1 = NOUGHT
         for k in range(weight.shape[1]):
             w = _number(weight[j, k])
             s0 += w * x[0, k]
@@ -197,9 +197,9 @@ def _two(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
 
 
 @numba.njit(**REORDERED)
-def _three(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _three(weight: StoredWeights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     for j in range(begin, end):
-        s0 = s1 = s2 = ZERO
+        s0 = s1 = s2 = NOUGHT
         for k in range(weight.shape[1]):
             w = _number(weight[j, k])
             s0 += w * x[0, k]
@@ -209,9 +209,9 @@ def _three(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> Non
 
 
 @numba.njit(**REORDERED)
-def _four(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _four(weight: StoredWeights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     for j in range(begin, end):
-        s0 = s1 = s2 = s3 = ZERO
+        s0 = s1 = s2 = s3 = NOUGHT
         for k in range(weight.shape[1]):
             w = _number(weight[j, k])
             s0 += w * x[0, k]
@@ -222,9 +222,9 @@ def _four(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None
 
 
 @numba.njit(**REORDERED)
-def _five(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _five(weight: StoredWeights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     for j in range(begin, end):
-        s0 = s1 = s2 = s3 = s4 = ZERO
+        s0 = s1 = s2 = s3 = s4 = NOUGHT
         for k in range(weight.shape[1]):
             w = _number(weight[j, k])
             s0 += w * x[0, k]
@@ -236,7 +236,7 @@ def _five(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None
 
 
 @numba.njit(**REORDERED)
-def _few(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _few(weight: StoredWeights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     if x.shape[0] == 1:
         _one(weight, x, out, begin, end)
     elif x.shape[0] == 2:
@@ -250,22 +250,22 @@ def _few(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
 
 
 @numba.njit(nogil=True, **REORDERED)
-def _slab(weight: Weights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
+def _slab(weight: StoredWeights, x: Matrix, out: Matrix, begin: int, end: int) -> None:
     """Multiply the rows begin to end of `weight`, one after the other: one stream from memory."""
     n = x.shape[0]
-    if n <= AT_ONCE:
+    if n <= UNROLLED:
         _few(weight, x, out, begin, end)
         return
-    for j in range(begin, end, ROWS):
-        to, i = min(j + ROWS, end), 0
-        while n - i > AT_ONCE:
+    for j in range(begin, end, ROWS_AT_ONCE):
+        to, i = min(j + ROWS_AT_ONCE, end), 0
+        while n - i > UNROLLED:
             _four(weight, x[i:], out[i:], j, to)
             i += 4
         _few(weight, x[i:], out[i:], j, to)
 
 
 @numba.njit(parallel=True, cache=True)
-def _slabs(weight: Weights, x: Matrix, out: Matrix, threads: int) -> None:
+def _slabs(weight: StoredWeights, x: Matrix, out: Matrix, threads: int) -> None:
     """Multiply all rows of `weight`, an equal share of them in every one of numba's threads."""
     rows = weight.shape[0]
     for t in numba.prange(threads):

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pipeline.execution.graphs import captured, captures
-from pipeline.models.caches import MASKED, Cache
+from pipeline.models.caches import UNATTENDED, Cache
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 
 Model = LanguageModel | HiddenDrafter  # both have the same `read`
-BLOCK = 256  # columns: a kept cache has whole blocks, so that few texts need a larger one
+COLUMN_BLOCK = 256  # columns: a kept cache has whole blocks, so that few texts need a larger one
 
 
 class TreePass(NamedTuple):
@@ -75,7 +75,7 @@ class FixedPass:
             layer.fix(self._columns)
         self._ids, self._positions = (self._rows.new_zeros((batch, width)) for _ in range(2))
         capacity = cache.layers[0].keys.shape[2]
-        self._bias = torch.full((batch, 1, width, capacity), MASKED, dtype=dtype, device=device)
+        self._bias = torch.full((batch, 1, width, capacity), UNATTENDED, dtype=dtype, device=device)
         self._chain = tree_pass(self._rows[:, None] >= self._rows, self._rows, dtype)
         self._features: Tensor | None = None
         if model.feature_width:
@@ -122,14 +122,14 @@ class FixedPass:
         rows = self._rows.clamp(max=n - 1)
         self._ids.copy_(ids[:, rows])
         self._columns.copy_(self._rows + length)
-        self._bias.fill_(MASKED)
+        self._bias.fill_(UNATTENDED)
         self._bias[..., : length + n] = bias[:, :, rows]
         if padding is None:
             self._positions.copy_(positions[:, rows])
         else:
             self._positions.copy_((positions[:, rows] - padding[:, None]).clamp(min=0))
             column = torch.arange(self._bias.shape[3], device=padding.device)
-            self._bias.masked_fill_((column < padding[:, None])[:, None, None], MASKED)
+            self._bias.masked_fill_((column < padding[:, None])[:, None, None], UNATTENDED)
         return rows
 
     def _forward(self) -> Tensor:
@@ -150,7 +150,7 @@ class Passes:
     One `Texts` at a time reads with them: a new one takes the place of the one before.
     """
 
-    def __init__(self, model: Model, batch: int = 1, block: int = BLOCK) -> None:
+    def __init__(self, model: Model, batch: int = 1, block: int = COLUMN_BLOCK) -> None:
         """Keep nothing yet; for `batch` texts, in a cache of whole blocks of columns."""
         self._model, self._batch, self._block = model, batch, block
         self._expected = self._capacity = 0

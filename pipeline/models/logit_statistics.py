@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.models import devices
 
 CPU_CHUNK = 1 << 18  # float64 values held at once: 2 MB, which stay in a processor's cache
-CUDA_CHUNK = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
+CUDA_VALUES = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
 MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
 
@@ -52,7 +52,7 @@ def tempered_statistics(
     makes its entropy NaN.
     """
     top_logits, top_ids = top_k(logits, k)
-    rows = max(1, (CUDA_CHUNK if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
+    rows = max(1, (CUDA_VALUES if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
     parts = [
         _of_chunk(
             logits[i : i + rows], top_logits[i : i + rows], top_ids[i : i + rows], temperatures

@@ -24,7 +24,7 @@ TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
 STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
 # The error as a part of the logits' spread, both root mean squares over the vocabulary. Rounding
 # to float16 gave 4 units of the dtype in 36 random layers; a model without its past is off by 1.
-UNITS = 32
+ALLOWED_UNITS = 32
 LEAST = 1e-3  # float32 sums in another order: up to 8e-5 in a mixture of experts of large weights
 
 
@@ -233,7 +233,7 @@ def check_cached_steps(model: LanguageModel, key: str) -> None:
             "fetch the model again"
         )
     off = relative_error(plain, cached)
-    allowed = max(UNITS * torch.finfo(model.module.dtype).eps, LEAST)
+    allowed = max(ALLOWED_UNITS * torch.finfo(model.module.dtype).eps, LEAST)
     if not off <= allowed:  # NaN, too
         raise PipelineError(
             f"{key}: {model.label} gives other logits a token at a time than in one pass (off by "

@@ -21,7 +21,7 @@ CROWDED = 7 / 8  # of a batch: with fewer going on, the cache is worth copying w
 
 
 @dataclass(frozen=True)
-class Choice:
+class Sampler:
     """How tokens are chosen; temperature 0 is greedy."""
 
     temperature: float
@@ -37,7 +37,7 @@ class Turns:
     end: int  # ends a question and an answer
     max_question: int
     max_answer: int
-    question: Choice
+    question: Sampler
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Conversation:
 
     tokens: list[int]
     forced: deque[int]  # tokens to come that the model does not choose
-    answer: Choice
+    answer: Sampler
     answer_at: int | None = None  # where the answer begins
     dropped: str | None = None  # why it is of no use
     ended: bool = False  # by the model, not for its length
@@ -76,7 +76,7 @@ class Conversation:
 def converse(
     model: LanguageModel,
     beginnings: Sequence[list[int]],
-    answers: Sequence[Choice],
+    answers: Sequence[Sampler],
     turns: Turns,
     refusal: Callable[[list[int]], str | None],
     generator: torch.Generator,
@@ -119,21 +119,21 @@ def _next(
 ) -> list[int]:
     """Return the next token of every row, chosen from its logits (B, V) unless it is forced."""
     tokens = logits.argmax(-1)
-    groups: dict[Choice, list[int]] = {}
+    groups: dict[Sampler, list[int]] = {}
     for i, row in enumerate(rows):
         if not row.forced and not row.done:
             choice = turns.question if row.answer_at is None else row.answer
             groups.setdefault(choice, []).append(i)
     for choice, members in groups.items():
         if choice.temperature > 0:
-            tokens[members] = sample(logits[members], choice, generator)
+            tokens[members] = draw_nucleus(logits[members], choice, generator)
     return [
         row.forced.popleft() if row.forced and not row.done else token
         for row, token in zip(rows, tokens.tolist(), strict=True)
     ]
 
 
-def sample(logits: Tensor, choice: Choice, generator: torch.Generator) -> Tensor:
+def draw_nucleus(logits: Tensor, choice: Sampler, generator: torch.Generator) -> Tensor:
     """Return a token (B,) of each row of `logits` (B, V), from its nucleus of mass top_p."""
     p = torch.softmax(logits.double() / choice.temperature, -1)
     p, ids = p.topk(min(2048, p.shape[-1]), -1)  # ample: what lies beyond is never drawn

@@ -29,9 +29,9 @@ from pipeline.paths import ASSETS
 from pipeline.training import features, head
 from pipeline.training.features import Example, round_products
 from pipeline.training.questions import ngrams
-from pipeline.training.text import alone, load, recipe_of, study_prompts
+from pipeline.training.text import alone, load_target, recipe_of, study_prompts
 
-CARD = """# {name}
+HEAD_CARD = """# {name}
 
 A head that drafts for {target}: it reads the target's hidden states after {layers} of its layers
 and the embedding of the next token, and predicts the one after. One decoder layer of width {width}
@@ -57,7 +57,7 @@ call of the target, with 2 tokens drafted, gives so many tokens:
 The text is a model's and has its mistakes; the head has learned to predict that model and nothing
 else. Licence: Apache-2.0, as the model whose text and states it was trained on.
 """
-SHAPE = (  # of the head's layer, as the target's
+AS_TARGET = (  # of the head's layer, as the target's
     *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
     *("hidden_act", "max_position_embeddings", "vocab_size"),
 )
@@ -71,13 +71,13 @@ def main(arguments: list[str]) -> None:
         if name not in recipe.heads:
             raise PipelineError(f"head {name!r}: give one of {', '.join(recipe.heads)}")
         with alone(recipe, name) as directory:
-            run(recipe, name, directory)
+            train_drafter(recipe, name, directory)
 
 
-def run(recipe: Any, name: str, directory: Path) -> None:
+def train_drafter(recipe: Any, name: str, directory: Path) -> None:
     """Train the head `name` of `recipe`, and write it; or only measure it."""
     torch.manual_seed(recipe.seed)
-    target, tokenizer = load(recipe)
+    target, tokenizer = load_target(recipe)
     chosen = {**recipe.train, **recipe.heads[name], "seed": recipe.seed}
     settings = SimpleNamespace(**chosen | {"layers": tuple(recipe.train.layers)})
     trained = settings.epochs + settings.deep_epochs > 0
@@ -101,7 +101,7 @@ def run(recipe: Any, name: str, directory: Path) -> None:
             "some out: let `python -m pipeline.training.text` write more"
         )
     config = target.module.config
-    shape = {key: getattr(config, key) for key in SHAPE}
+    shape = {key: getattr(config, key) for key in AS_TARGET}
     shape |= {"intermediate_size": settings.intermediate_size}
     shape |= {"rope_theta": config.rope_parameters["rope_theta"]}
     made = FeatureHead(shape, len(settings.layers))
@@ -118,7 +118,7 @@ def run(recipe: Any, name: str, directory: Path) -> None:
     print(f"{name}: {len(used)} conversations, {_answer_tokens(used)} answer tokens", flush=True)
     if trained:
         some = head.HeldOut(last[::4], projection)
-        head.train(made, vocabulary, used, some, settings, directory / name)
+        head.train_head(made, vocabulary, used, some, settings, directory / name)
     found = head.HeldOut(last, projection).measured(made, vocabulary, 4)
     for key, value in found.items():
         print(f"{key}: {value:.3f}", flush=True)
@@ -161,7 +161,7 @@ def write_card(
         shares = [f"{100 * found[f'share {d + 1} of first {first}']:.1f} %" for d in range(depths)]
         per_call = f"{found[f'tokens a call, first {first}']:.3f}"
         rows.append(f"| first {first} | {' | '.join(shares)} | {per_call} |")
-    text = CARD.format(
+    text = HEAD_CARD.format(
         name=name,
         target=target,
         layers=", ".join(map(str, settings.layers)),

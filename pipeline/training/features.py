@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.language_model import hidden_states
 
 LAYERS = "layers"  # in the metadata of a file
-AT_ONCE = 2048  # tokens of a batch, padding included
+BATCH_TOKENS = 2048  # tokens of a batch, padding included
 NONE = torch.empty(0)
 
 
@@ -87,7 +87,9 @@ def extract(model: Any, layers: Sequence[int], examples: Sequence[Example], path
     """
     lengths = [len(one.tokens) for one in examples]
     found = [NONE] * len(examples)
-    for batch in batches(sorted(range(len(lengths)), key=lengths.__getitem__), lengths, AT_ONCE):
+    for batch in batches(
+        sorted(range(len(lengths)), key=lengths.__getitem__), lengths, BATCH_TOKENS
+    ):
         ids = nn.utils.rnn.pad_sequence([examples[i].tokens for i in batch], batch_first=True)
         with torch.inference_mode():  # what is padded comes last and is seen by nothing
             out = model.model(input_ids=ids, use_cache=False, output_hidden_states=True)

@@ -24,7 +24,7 @@ from pipeline.training.features import Example, batches
 
 FIRST = 40, 128  # tokens of an answer
 BEST = "tokens a call"  # on average of both
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+Padded = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def initial(head: FeatureHead, norm: Tensor) -> None:
             small.weight.mul_(0.1)
 
 
-def train(
+def train_head(
     head: FeatureHead,
     vocabulary: Vocabulary,
     examples: Sequence[Example],
@@ -96,7 +96,7 @@ def train(
         return _loss(head, vocabulary, [examples[i] for i in members], depth, step, recipe)
 
     of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
-    loop.train(
+    loop.train_steps(
         head,
         loop.muon(head, recipe.learning_rate, recipe.learning_rate, 0.01, "match_rms_adamw"),
         len(plan),
@@ -147,21 +147,21 @@ class HeldOut:
             for d in range(depth):
                 there = torch.cat([one[d, d : first - 1] for one in agreed])
                 found[f"share {d + 1} of first {first}"] = float(there.float().mean())
-            calls = [tokens_a_call(one[:draft_length, : first - 1]) for one in agreed]
+            calls = [tokens_and_calls(one[:draft_length, : first - 1]) for one in agreed]
             tokens, made = (sum(column) for column in zip(*calls, strict=True))
             found[f"tokens a call, first {first}"] = tokens / max(made, 1)
         found[BEST] = sum(found[f"tokens a call, first {first}"] for first in FIRST) / len(FIRST)
         return found
 
 
-def tokens_a_call(agreed: Tensor) -> tuple[int, int]:
+def tokens_and_calls(agreed: Tensor) -> tuple[int, int]:
     """Return the tokens and calls of decoding an answer after its first token.
 
     Args:
         agreed: (depth, n) whether the draft of token j is the target's at each depth.
 
     Example:
-        >>> tokens_a_call(torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]]))
+        >>> tokens_and_calls(torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]]))
         (4, 2)
     """
     depth, n = agreed.shape
@@ -225,7 +225,7 @@ def _outputs(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) ->
     return Depths(head, depth).read(embedded, hidden, at, at > 0)
 
 
-def _batch(examples: Sequence[Example]) -> Batch:
+def _batch(examples: Sequence[Example]) -> Padded:
     """Return ids (B, n) of tokens 1 to n, the hidden states before and after them, what is real."""
     width = max(len(one.tokens) for one in examples) - 1
     layers, d = examples[0].hidden.shape[1:]

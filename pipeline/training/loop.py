@@ -46,7 +46,7 @@ def muon(
     ]
 
 
-def train(
+def train_steps(
     model: nn.Module,
     optimizers: Optimizers,
     steps: int,

@@ -24,7 +24,7 @@ from pipeline.paths import ASSETS, CONF, OUTPUTS
 from pipeline.training import loop
 from pipeline.training.corpus import CHAT_TEMPLATE, END, END_OF_TEXT, Tokens, prepare_data
 
-CARD = """# Model card: the embedded models
+MODEL_CARD = """# Model card: the embedded models
 
 Three small language models with the Qwen3 architecture and one tokenizer, made by
 `make mini-models` from the recipe `conf/mini_models.yaml`, so that the whole study runs
@@ -71,13 +71,15 @@ def main(names: list[str]) -> None:
         teacher_name = recipe.models[name].teacher
         teacher = None
         if teacher_name is not None:
-            teacher = trained.get(teacher_name) or train(recipe, teacher_name, data, directory)
-        trained[name] = train(recipe, name, data, directory, teacher)
+            teacher = trained.get(teacher_name) or train_model(
+                recipe, teacher_name, data, directory
+            )
+        trained[name] = train_model(recipe, name, data, directory, teacher)
     if len(trained) == len(recipe.models):
         export(recipe, trained, data, directory, ASSETS / "mini")
 
 
-def train(
+def train_model(
     recipe: Any,
     name: str,
     data: tuple[Tokens, Tokens],
@@ -99,7 +101,7 @@ def train(
         return _loss(forward, torch.from_numpy(ids), teacher)
 
     print(f"{name}: {shape.steps} steps", flush=True)
-    return loop.train(
+    return loop.train_steps(
         model,
         loop.muon(model, recipe.peak_lr, recipe.embedding_lr),
         shape.steps,
@@ -179,7 +181,7 @@ def export(
         )
     pair = [stored["large"], stored["drafter"]]
     facts = json.loads((work / "corpus.json").read_text())
-    card = CARD.format(
+    card = MODEL_CARD.format(
         rows="\n".join(rows),
         windows=recipe.validation_windows,
         context=recipe.context,

@@ -7,13 +7,13 @@ words with earlier ones, and no long one with the study's prompts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 
 def beginnings(
-    openings: Sequence[str], topics: Sequence[str], unprompted: float, rng: np.random.Generator
+    openings: list[str], topics: list[str], unprompted: float, rng: np.random.Generator
 ) -> Iterator[str]:
     """Yield beginnings of questions without end.
 

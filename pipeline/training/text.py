@@ -29,7 +29,7 @@ from pipeline.console import command
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.paths import ASSETS, CONF, OUTPUTS
-from pipeline.training.conversations import Choice, Conversation, Turns, converse
+from pipeline.training.conversations import Conversation, Sampler, Turns, converse
 from pipeline.training.features import round_products
 from pipeline.training.questions import Novelty, beginnings
 
@@ -48,7 +48,7 @@ def main(overrides: list[str]) -> None:
     with command("python -m pipeline.training.text [OVERRIDES]", __doc__, overrides):
         recipe = recipe_of(overrides)
         with alone(recipe, "text") as directory:
-            run(recipe, directory)
+            write_text(recipe, directory)
 
 
 def recipe_of(overrides: list[str]) -> Any:
@@ -76,10 +76,10 @@ def alone(recipe: Any, name: str) -> Iterator[Path]:
         raise PipelineError(f"{directory}: another process makes {name} there") from None
 
 
-def run(recipe: Any, directory: Path) -> None:
+def write_text(recipe: Any, directory: Path) -> None:
     """Write the shards of `recipe` that are missing in `directory`, one after another."""
     settings = recipe.generate
-    model, tokenizer = load(recipe)
+    model, tokenizer = load_target(recipe)
     novelty = Novelty(study_prompts(), settings.ngram_of_study, settings.ngram, settings.repeated)
     turns = turns_of(tokenizer, settings)
     lists = [
@@ -90,19 +90,19 @@ def run(recipe: Any, directory: Path) -> None:
     for number in range(settings.shards):
         path = directory / f"shard-{number:05d}.parquet"
         if path.exists():  # what it asked is not asked again
-            for question in questions(path, tokenizer, turns):
+            for question in questions_in(path, tokenizer, turns):
                 novelty.refusal(question)
             continue
         rng = np.random.default_rng([recipe.seed, number])
         begin = list(islice(beginnings(*lists, settings.unprompted, rng), settings.batch))
-        rows, why = write_shard(path, begin, rng, recipe, model, tokenizer, turns, novelty)
+        rows, why = write_conversations(path, begin, rng, recipe, model, tokenizer, turns, novelty)
         tokens += sum(len(row.tokens) - (row.answer_at or 0) for row in rows)
         rate = tokens / (time.monotonic() - begun)
         print(f"{path.name}: {len(rows)} conversations, {dict(why)} dropped, "
               f"{tokens} answer tokens, {rate:.0f} a second", flush=True)  # fmt: skip
 
 
-def load(recipe: Any) -> tuple[LanguageModel, Any]:
+def load_target(recipe: Any) -> tuple[LanguageModel, Any]:
     """Return the target and its tokenizer."""
     path = OmegaConf.load(CONF / "target" / f"{recipe.target}.yaml").path
     settings = {"path": path, "revision": None, "label": recipe.target, "device": "cpu"}
@@ -128,11 +128,11 @@ def turns_of(tokenizer: Any, settings: Any) -> Turns:
         tokenizer.eos_token_id,
         settings.max_question,
         settings.max_answer,
-        Choice(**settings.question),
+        Sampler(**settings.question),
     )
 
 
-def write_shard(
+def write_conversations(
     path: Path,
     texts: list[str],
     rng: np.random.Generator,
@@ -144,7 +144,7 @@ def write_shard(
 ) -> tuple[list[Conversation], Counter[str]]:
     """Write one conversation for each beginning; return those kept and why others were dropped."""
     settings = recipe.generate
-    greedy, sampled = Choice(0.0, 1.0), Choice(**settings.answer)
+    greedy, sampled = Sampler(0.0, 1.0), Sampler(**settings.answer)
     rows = converse(
         model,
         [tokenizer.encode(text, add_special_tokens=False) for text in texts],
@@ -166,7 +166,7 @@ def write_shard(
     return [row for row, _ in kept], Counter(row.dropped for row in rows if row.dropped)
 
 
-def questions(path: Path, tokenizer: Any, turns: Turns) -> Iterator[str]:
+def questions_in(path: Path, tokenizer: Any, turns: Turns) -> Iterator[str]:
     """Yield the questions of a shard."""
     table = pq.read_table(path, columns=["token_ids", "answer_at"]).to_pydict()
     for tokens, at in zip(table["token_ids"], table["answer_at"], strict=True):

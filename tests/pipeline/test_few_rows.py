@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipeline.models import few_rows
-from pipeline.models.few_rows import MOST_TOKENS, FewRows, upper_halves, use_few_rows
+from pipeline.models.few_rows import MOST_ROWS, FewRows, upper_halves, use_few_rows
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def linear(m: int, k: int, bias: bool = False) -> nn.Linear:
 def test_products(threads: int, shape: tuple[int, int], bias: bool) -> None:
     plain = linear(*shape, bias)
     fast = FewRows(plain)
-    for n in range(MOST_TOKENS + 2):
+    for n in range(MOST_ROWS + 2):
         x = torch.randn(n, shape[1])
         exact = plain.double()(x.double())
         plain.float()
@@ -92,7 +92,7 @@ def test_threads_of_python_share_the_threads_of_numba() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("n", range(MOST_TOKENS + 2))
+@pytest.mark.parametrize("n", range(MOST_ROWS + 2))
 def test_halves_give_the_same_bits(threads: int, n: int) -> None:
     plain = linear(65, 17, bias=True)
     plain.weight.copy_(plain.weight.bfloat16())
@@ -102,7 +102,7 @@ def test_halves_give_the_same_bits(threads: int, n: int) -> None:
     assert fast(x).equal(FewRows(plain)(x))
     reads = fast._read.copy()
     fast._read[:] = 0  # what few rows are multiplied with, and nothing else
-    if 1 <= n <= MOST_TOKENS:
+    if 1 <= n <= MOST_ROWS:
         assert fast(x).equal(plain.bias.expand(n, -1))
     fast._read[:] = reads
     assert fast(x).equal(FewRows(plain)(x))
@@ -144,24 +144,24 @@ def test_shapes_and_strides() -> None:
 
 def test_bits_do_not_depend_on_threads() -> None:
     fast = FewRows(linear(1001, 300))
-    x = torch.randn(MOST_TOKENS, 300)
+    x = torch.randn(MOST_ROWS, 300)
     before = torch.get_num_threads()
     found = {}
     for count in (1, 2):
         torch.set_num_threads(count)
-        found[count] = [fast(x[:n]) for n in range(1, MOST_TOKENS + 1)]
+        found[count] = [fast(x[:n]) for n in range(1, MOST_ROWS + 1)]
     torch.set_num_threads(before)
     for one, two in zip(found[1], found[2], strict=True):
         assert one.equal(two)
 
 
-@pytest.mark.parametrize("n", [3, 4, MOST_TOKENS, MOST_TOKENS + 1])
+@pytest.mark.parametrize("n", [3, 4, MOST_ROWS, MOST_ROWS + 1])
 def test_other_numbers_are_left_to_torch(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "FEWEST_TOKENS", 4)
     seen: list[int] = []
     monkeypatch.setattr(few_rows, "multiply", lambda weight, x, out, threads: seen.append(len(x)))
     FewRows(linear(5, 4))(torch.ones(n, 4))
-    assert seen == ([n] if 4 <= n <= MOST_TOKENS else [])
+    assert seen == ([n] if 4 <= n <= MOST_ROWS else [])
 
 
 def test_huge_and_missing_numbers_are_not_hidden(threads: int) -> None:

@@ -157,7 +157,7 @@ def test_verify_hashes_conversions_and_removes_what_was_left(
     with monkeypatch.context() as patch:
         patch.setattr(source, "file_digest", lambda p: hashed.append(p) or digest(p))
         for count in (6, 0):
-            assert source.damage(tmp_path / "elsewhere" / place.name) is None
+            assert source.conversion_damage(tmp_path / "elsewhere" / place.name) is None
             assert len(hashed) == count
             hashed.clear()
     (tmp_path / "artifacts").mkdir()
@@ -172,7 +172,7 @@ def test_verify_hashes_conversions_and_removes_what_was_left(
         file.seek(-9, 2)
         file.write(b"x")
     monkeypatch.setattr(source, "_state", lambda p: noted if p == weights else state(p))
-    assert source.damage(place) is None
+    assert source.conversion_damage(place) is None
     assert verify.main([str(tmp_path)]) == 1
     assert "has a damaged model.safetensors" in capsys.readouterr().err
     assert not place.exists()

@@ -65,7 +65,7 @@ def examples(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory) ->
 def test_features_are_the_hidden_states_of_each_conversation(
     target: LanguageModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(features, "AT_ONCE", 50)
+    monkeypatch.setattr(features, "BATCH_TOKENS", 50)
     path = tmp_path / "shard-00001.safetensors"
     assert features.extract(target.module, LAYERS, conversations(), path) == sum(LENGTHS)
     again = features.with_hidden(conversations(), LAYERS, path)
@@ -139,7 +139,7 @@ def trained(
     head.initial(made, target.module.model.norm.weight)
     known = vocabulary(target, examples, recipe.vocabulary)
     held_out = head.HeldOut(examples[:4], known.projection)
-    return head.train(made, known, examples, held_out, recipe, directory)
+    return head.train_head(made, known, examples, held_out, recipe, directory)
 
 
 def test_a_stopped_run_ends_with_the_same_weights(
@@ -207,7 +207,7 @@ def test_the_best_weights_are_kept_and_patience_ends(
             return -model.weight.sum()
 
         optimizer = torch.optim.SGD(model.parameters(), 1.0)  # adds 1 a step
-        loop.train(model, [optimizer], len(scores), step, lambda _: 1.0,
+        loop.train_steps(model, [optimizer], len(scores), step, lambda _: 1.0,
                    lambda: {"score": left.pop(0)}, tmp_path, {},
                    checkpoint_seconds=9.0, best="score", patience=patience)  # fmt: skip
         return made, round(float(model.weight.detach()))
@@ -291,7 +291,7 @@ def assets(
     pq.write_table(pa.table(columns, schema=text.SCHEMA), shard)
     for module in (drafter, text):
         monkeypatch.setattr(module, "ASSETS", tmp_path)
-    monkeypatch.setattr(drafter, "load", lambda _: (target, tokenizer))
+    monkeypatch.setattr(drafter, "load_target", lambda _: (target, tokenizer))
     return tmp_path
 
 

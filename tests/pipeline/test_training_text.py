@@ -15,12 +15,12 @@ import torch
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.training import features, text
-from pipeline.training.conversations import Choice, Turns, converse, sample
+from pipeline.training.conversations import Sampler, Turns, converse, draw_nucleus
 from pipeline.training.questions import Novelty
 from tests.pipeline import tiny
 from tests.pipeline.test_training import plain_answer
 
-GREEDY, SAMPLED = Choice(0.0, 1.0), Choice(0.6, 1.0)
+GREEDY, SAMPLED = Sampler(0.0, 1.0), Sampler(0.6, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_sampling_keeps_to_the_nucleus_and_its_frequencies() -> None:
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     rows = p.log().repeat(20_000, 1)
     for top_p, wanted in ((0.8, torch.tensor([0.625, 0.375, 0, 0])), (1.0, p)):
-        drawn = sample(rows, Choice(1.0, top_p), torch.Generator().manual_seed(0))
+        drawn = draw_nucleus(rows, Sampler(1.0, top_p), torch.Generator().manual_seed(0))
         share = torch.bincount(drawn, minlength=4) / len(drawn)
         # 4 standard deviations of a share; the nucleus of 0.8 holds the first two
         torch.testing.assert_close(share, wanted, rtol=0, atol=0.014)
@@ -111,14 +111,14 @@ def test_shards_do_not_depend_on_interruptions(
     folder: Path, target: LanguageModel, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load_tokenizer(str(folder), None, "k")
-    monkeypatch.setattr(text, "load", lambda _: (target, tokenizer))
+    monkeypatch.setattr(text, "load_target", lambda _: (target, tokenizer))
     turns = Turns([1, 40], [3], end, 150, 6, SAMPLED)
     monkeypatch.setattr(text, "turns_of", lambda *_: turns)
     for name, counts in (("whole", (2,)), ("parts", (1, 2))):
         (tmp_path / name).mkdir()
         for shards in counts:
             given = ["generate.batch=12", f"generate.shards={shards}"]
-            text.run(text.recipe_of(given), tmp_path / name)
+            text.write_text(text.recipe_of(given), tmp_path / name)
             (tmp_path / name / "shard-00001.partial").write_bytes(b"cut off")
     for name in ("shard-00000.parquet", "shard-00001.parquet"):
         first, second = (pq.read_table(tmp_path / d / name) for d in ("whole", "parts"))

@@ -38,10 +38,10 @@ from pipeline.store.identity import HEAD_FILES, PICKLED, hub_files, local_path
 KIND = "feature_head"  # model_type of ours
 WEIGHTS = "model.safetensors"
 PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-DRAFTED = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
+OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
 TARGETS = "t2d"
 VERIFIER = ("verifier_lm_head.weight", "verifier_norm.weight")  # the target's, for training
-SHAPE = (  # keys of a Llama's config.json that decide what its layer computes
+LLAMA_KEYS = (  # keys of a Llama's config.json that decide what its layer computes
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act"),
     *("max_position_embeddings", "vocab_size"),
@@ -112,7 +112,7 @@ def _published(folder: Path, config: Mapping[str, Any], of_speculators: bool) ->
         raise ValueError(f"it has {inner['num_hidden_layers']} layers: heads of one are read")
     if inner.get("model_type", "llama") != "llama":
         raise ValueError(f"its layer is that of a {inner['model_type']}: a Llama's is read")
-    shape = {key: inner[key] for key in SHAPE if inner.get(key) is not None}
+    shape = {key: inner[key] for key in LLAMA_KEYS if inner.get(key) is not None}
     said = "eagle_aux_hidden_state_layer_ids"
     layers = config.get(said) or (config.get("eagle_config") or {}).get(said) or ()
     return HeadFiles(
@@ -185,14 +185,14 @@ def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: st
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
     if files.rows is None:
-        shapes.pop(DRAFTED, None)
+        shapes.pop(OFFSETS, None)
     else:
         d = files.shape["hidden_size"]
         expected[PROJECTION] = [files.rows, d]
         if files.width != d or EMBEDDING in shapes:  # else it is the target's
             expected[EMBEDDING] = [rows, d]
-        if files.rows != rows or DRAFTED in shapes:
-            expected[DRAFTED] = [files.rows]
+        if files.rows != rows or OFFSETS in shapes:
+            expected[OFFSETS] = [files.rows]
         if TARGETS in shapes:
             expected[TARGETS] = [rows]
     wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
@@ -209,30 +209,30 @@ def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: st
 def _check_vocabulary(
     files: HeadFiles, weights: Mapping[str, Tensor], target: LanguageModel, asked: str, key: str
 ) -> None:
-    offsets, ours = weights.get(DRAFTED), files.rows is None
+    offsets, ours = weights.get(OFFSETS), files.rows is None
     if offsets is None:
         if ours:
             raise PipelineError(
-                f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({DRAFTED}): give "
+                f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({OFFSETS}): give "
                 "full"
             )
         return  # its projection has a row for every token
     if offsets.dtype.is_floating_point or offsets.ndim != 1:
         raise PipelineError(
-            f"{key}.path={files.folder}: {DRAFTED} holds {str(offsets.dtype)[6:]} of shape "
+            f"{key}.path={files.folder}: {OFFSETS} holds {str(offsets.dtype)[6:]} of shape "
             f"{tuple(offsets.shape)}, a list of integers is expected: its files are damaged"
         )
     ids, rows = drafted_ids(offsets), target.module.config.get_text_config().vocab_size
     if not len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size or (ids.diff() < 1).any():
         raise PipelineError(
-            f"{key}.head.vocabulary=reduced: {DRAFTED} in {files.folder} does not name increasing "
+            f"{key}.head.vocabulary=reduced: {OFFSETS} in {files.folder} does not name increasing "
             f"ids below {target.vocab_size}, which {target.label} has: "
             + ("give full" if ours else "its files are damaged")
         )
     marked = weights.get(TARGETS)
     if marked is not None and not torch.equal(marked.nonzero()[:, 0], ids):
         raise PipelineError(
-            f"{key}.path={files.folder}: {TARGETS} marks other tokens than {DRAFTED} names: its "
+            f"{key}.path={files.folder}: {TARGETS} marks other tokens than {OFFSETS} names: its "
             "files are damaged"
         )
     if asked == "full" and len(ids) < rows:
@@ -289,8 +289,8 @@ def load_head(
         raise PipelineError(f"{key}: {label} has NaN or infinite weights ({broken[0]})")
     device, dtype = target.device, target.module.dtype
     drafted = embedding = None
-    if DRAFTED in beside and (files.rows is not None or vocabulary == "reduced"):
-        drafted = drafted_ids(beside[DRAFTED]).to(device)
+    if OFFSETS in beside and (files.rows is not None or vocabulary == "reduced"):
+        drafted = drafted_ids(beside[OFFSETS]).to(device)
     if files.rows is None:
         projection = projection_of(target, drafted)
     else:
@@ -312,7 +312,7 @@ def load_head(
 def read_weights(head: FeatureHead, folder: Path) -> dict[str, Tensor]:
     """Read the weights of `head`; return what stands beside them: projection, embedding, d2t."""
     weights = _weights(folder)
-    names = (PROJECTION, EMBEDDING, DRAFTED, TARGETS)
+    names = (PROJECTION, EMBEDDING, OFFSETS, TARGETS)
     beside = {name: weights.pop(name) for name in names if name in weights}
     head.load_state_dict(weights)
     return beside
@@ -328,6 +328,6 @@ def save_head(
     """Write a head, in bfloat16, as a directory that `load_head` reads."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: value.bfloat16() for name, value in head.state_dict().items()}
-    save_file(weights | {DRAFTED: drafted - torch.arange(len(drafted))}, directory / WEIGHTS)
+    save_file(weights | {OFFSETS: drafted - torch.arange(len(drafted))}, directory / WEIGHTS)
     described = {"model_type": KIND, "layers": list(layers), "shape": dict(shape)}
     (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")

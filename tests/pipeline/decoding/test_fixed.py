@@ -25,7 +25,7 @@ from pipeline.decoding.loop import Answer, decode
 from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
 from pipeline.errors import PipelineError
 from pipeline.models import fixed_passes as fixed
-from pipeline.models.fixed_passes import BLOCK, FixedPass, Passes
+from pipeline.models.fixed_passes import COLUMN_BLOCK, FixedPass, Passes
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, fixed_shapes
 from pipeline.models.passes import Text
@@ -239,14 +239,20 @@ def test_a_longer_text_takes_a_larger_cache_and_new_graphs(
 ) -> None:
     graphs = Graphs(monkeypatch)
     passes = Passes(target)
-    for columns, made in ((9, 1), (BLOCK - 4, 1), (BLOCK - 3, 2), (20, 2), (3 * BLOCK, 3)):
+    for columns, made in (
+        (9, 1),
+        (COLUMN_BLOCK - 4, 1),
+        (COLUMN_BLOCK - 3, 2),
+        (20, 2),
+        (3 * COLUMN_BLOCK, 3),
+    ):
         sequence = Text(target, columns, (), 4, passes)
         assert len(graphs.captured) == 2 * made
-    assert sequence.cache.layers[0]._capacity == 4 * BLOCK
+    assert sequence.cache.layers[0]._capacity == 4 * COLUMN_BLOCK
     expecting = Passes(target)
-    expecting.expect(2 * BLOCK)
+    expecting.expect(2 * COLUMN_BLOCK)
     sequence = Text(target, 9, (), 4, expecting)
-    assert sequence.cache.layers[0]._capacity == 2 * BLOCK
+    assert sequence.cache.layers[0]._capacity == 2 * COLUMN_BLOCK
 
 
 @pytest.mark.thorough
