@@ -17,16 +17,17 @@ parameter: c1 = 1 is lossless speculative sampling, c1 = max q / p accepts every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..topk import Floats
+from .coins import coins
 
 DIALS = ("c1", "ratio", "divergence")
-HALVINGS = 100
+HALVINGS = 50
 SUM_ERROR = 1e-4  # of p and q, which may come from half precision; both are normalised
 
 
@@ -113,7 +114,7 @@ def clip_law(
     if dial == "c1":
         return steps.at(math.log(value) if value < math.exp(steps.edge) else steps.edge)
     if dial == "ratio":
-        return steps.at(steps.last(lambda c1, c2, _: c1 <= value * c2))
+        return steps.at(steps.at_ratio(value))
     spent = steps.spending(family)
     return steps.at(steps.last(lambda *law: spent(*law) <= value) if value > 0 else 0.0)
 
@@ -144,9 +145,7 @@ class _Sorted:
         """Return c1, the c2 with which r sums to one, and the share where p = 0."""
         share = min(max(x - self.edge, 0.0), 1.0)
         c1 = math.exp(min(x, self.edge))
-        k = int(np.searchsorted(self.s[: self.finite], c1, side="right"))
-        gone = self.sum_q[self.finite] - self.sum_q[k], self.sum_p[-1] - self.sum_p[k]
-        removed = max(0.0, gone[0] - c1 * gone[1]) + (1.0 - share) * self.outside
+        removed = self.removed(c1, share)
         low, high = 0, self.finite  # the tokens below c2: s P - Q <= removed for those before
         while low < high:
             middle = (low + high) // 2
@@ -155,6 +154,12 @@ class _Sorted:
         mass = self.sum_p[low]
         c2 = (removed + self.sum_q[low]) / mass if removed > 0 and mass > 0 else self.s[0]
         return c1, min(1.0, float(c2)), share
+
+    def removed(self, c1: float, share: float) -> float:
+        """Return the mass of q that is not accepted."""
+        k = int(np.searchsorted(self.s[: self.finite], c1, side="right"))
+        above = self.sum_q[self.finite] - self.sum_q[k], self.sum_p[-1] - self.sum_p[k]
+        return float(max(0.0, above[0] - c1 * above[1]) + (1.0 - share) * self.outside)
 
     def last(self, allowed: Callable[[float, float, float], bool]) -> float:
         """Return the largest x of an allowed law; those below it are allowed."""
@@ -167,6 +172,10 @@ class _Sorted:
                 break
             low, high = (middle, high) if allowed(*self.scales(middle)) else (low, middle)
         return low
+
+    def at_ratio(self, ratio: float) -> float:
+        """Return the x of the law whose c1 / c2 is this ratio, or the largest."""
+        return self.last(lambda c1, c2, _: c1 <= ratio * c2)
 
     def spending(self, family: Generator) -> Callable[[float, float, float], float]:
         """Return what computes D_f(r || p) of a law from c1, c2 and the share where p = 0."""
@@ -214,3 +223,50 @@ def _distribution(name: str, values: ArrayLike) -> Floats:
     if not abs(total - 1.0) <= SUM_ERROR or array.min() < 0:
         raise ValueError(f"{name} is no distribution of one step: give (V,) numbers of sum 1")
     return array / total
+
+
+def mean_curve(
+    pairs: Iterable[tuple[Floats, Floats]], ratios: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Return mean KL(r || p) and mean acceptance over steps at each ratio c1 / c2, (R,) each.
+
+    No laws of these steps accept more at this mean: the ratio is the price of a nat, the same at
+    every step (log c1 - log c2 = f'(c1) - f'(c2) for kl).
+
+    Args:
+        pairs: p and q of each step, (V,) each.
+        ratios: of at least 1.
+    """
+    sums, count = np.zeros((2, len(ratios))), 0
+    for p, q in pairs:
+        steps, count = _Sorted(p, q), count + 1
+        spent = steps.spending(FAMILIES["kl"])
+        for at, ratio in enumerate(ratios):
+            law = steps.scales(steps.at_ratio(ratio))
+            sums[:, at] += spent(*law), 1.0 - steps.removed(law[0], 0.0)
+    return sums[0] / count, sums[1] / count
+
+
+def argmax_law(p: ArrayLike, divergence: float) -> Floats:
+    """Return a* = sup{a : kl(a || p(x)) <= D}: the most with which an argmax draft is accepted.
+
+    The draft x is not drawn: q is one at it. Then r(x) = a*, the others in proportion to p, is the
+    law of largest acceptance with KL(r || p) <= D, kl the divergence of coins. What Cactus takes,
+    p + sqrt(2 D p (1 - p)), is its second order.
+
+    Args:
+        p: p(x), in [0, 1].
+        divergence: D, nats, at least 0.
+
+    Example:
+        >>> argmax_law([0.2, 0.9, 1.0], 0.1).round(4).tolist()
+        [0.3952, 0.9991, 1.0]
+    """
+    p = np.asarray(p, dtype=np.float64)
+    low, high = p.copy(), np.ones_like(p)
+    fits = coins(high, p) <= divergence
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        inside = coins(middle, p) <= divergence
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.where(fits, 1.0, low)
