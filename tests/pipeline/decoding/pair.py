@@ -1,21 +1,81 @@
-"""A random model of a few thousand weights, plain passes of it, and decoding with it."""
+"""Small models, plain passes of them, and every way to choose, draft and verify."""
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from pipeline.decoding.choices import Greedy
+from analysis.rules import Additive, Mars, Typical
+from analysis.trees.topology import Growth, Topology
+from pipeline.decoding.choices import (
+    DRAFT,
+    DrawnRace,
+    FreshInversion,
+    Greedy,
+    Inversion,
+    Race,
+    Truncation,
+)
 from pipeline.decoding.loop import Answer, decode
-from pipeline.decoding.verifiers import Match
+from pipeline.decoding.verifiers import (
+    BlockVerification,
+    Match,
+    Relaxed,
+    SpeculativeSampling,
+    TreeSampling,
+)
 from pipeline.models import load as models
 from pipeline.models.load import LanguageModel
 
 V, LIMIT = 24, 24
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 5, 9, 5], list(range(3, 20)), [7]]
+UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))
+CUT = Truncation(0.9, 9)
+WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shape; from the noise
+    "greedy": lambda n: (Greedy(), Match(Greedy()), None),
+    "MARS": lambda n: (Greedy(), Relaxed(Mars(0.5)), None),
+    "additive": lambda n: (Greedy(), Relaxed(Additive(0.3)), None),
+    "typical": lambda n: (Greedy(), Relaxed(Typical(0.3, 0.3)), None),
+    "sampling": lambda n: (Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
+    "MARS, sampling": lambda n: (
+        *(Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),
+    ),
+    "truncated": lambda n: (
+        *(Inversion(0.8, n, DRAFT, CUT), SpeculativeSampling(0.8, n, None, CUT), None),
+    ),
+    "blocks": lambda n: (FreshInversion(0.8, n), BlockVerification(0.8, n), None),
+    "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
+    "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
+    "sampled tree": lambda n: (DrawnRace(0.8, n), TreeSampling(0.8, n), UNEVEN),
+    "raced tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), UNEVEN),
+    "grown tree": lambda n: (Greedy(), Match(Greedy()), Growth(3, 7, 4)),
+    "raced grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), Growth(3, 7, 4)),
+}
+
+
+class Markov:
+    """A model whose logits (size, size) depend on the last token: only the loop takes time."""
+
+    label, device, dtype, context = "markov", CPU, torch.float64, math.inf
+
+    def __init__(self, table: torch.Tensor, eos: tuple[int, ...] = ()) -> None:
+        self.table, self.module, self.eos, self.vocab_size = table, self, eos, len(table)
+
+    def new_cache(self, capacity: int) -> Any:
+        return SimpleNamespace(layers=[])
+
+    def check_drafts(self, *_: Any) -> None:
+        """It forgets nothing."""
+
+    def check_tokens(self, *_: Any) -> None:
+        """All tokens are its own."""
+
+    def read(self, ids: torch.Tensor, *_: Any, keep: int = 0, **__: Any) -> Any:
+        return self.table[ids[:, -keep:]], None
 
 
 def tiny() -> LanguageModel:

@@ -15,14 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from analysis.rules import Mars
-from analysis.trees.topology import Growth, Topology, batch
 from pipeline.decoding import pair
-from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
-from pipeline.decoding.drafters import Drafter, HeadDrafter, ModelDrafter, Nothing, stops
+from pipeline.decoding.choices import Noise
+from pipeline.decoding.drafters import Nothing, model_drafter, stops
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, decode
-from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, TreeSampling
 from pipeline.errors import PipelineError
 from pipeline.models import fixed_passes as fixed
 from pipeline.models.fixed_passes import COLUMN_BLOCK, FixedPass, Passes
@@ -33,67 +30,26 @@ from pipeline.plan.method import Drafting
 from pipeline.plan.methods import build_methods
 from pipeline.stages.decoding import compute
 from pipeline.store.node import Node
-from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, WAYS, V
 from tests.pipeline.heads import random_head
 
 GAMMA = 4
-STOP = partial(stops, Drafting("max_q", 0.2))
 TEXTS = [PROMPTS[1], PROMPTS[2], PROMPTS[0], PROMPTS[1]]  # long, short, repeating, long
-UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))
 LOOKUP = PromptLookup(2, CPU)
-Capture = Callable[[Callable[[], torch.Tensor], str], Any]
 
 
-def strict(_: Noise) -> Match:
-    return Match(Greedy())
+STOP = partial(stops, Drafting("max_q", 0.2))
+MADE = ["alone", "look-up", "look-up first", "stops"]  # besides WAYS, from a drafter that is greedy
 
 
-# what drafts, from target, drafter, noise and the drafter's passes; what verifies
-METHODS: dict[str, tuple[Any, Any]] = {
-    "alone": (lambda *_: Nothing(CPU), strict),
-    "chain": (lambda t, d, n, p: ModelDrafter(d, Greedy(), passes=p), strict),
-    "MARS": (lambda t, d, n, p: ModelDrafter(d, Greedy(), passes=p), lambda n: Relaxed(Mars(0.5))),
-    "sampling": (
-        lambda t, d, n, p: ModelDrafter(d, Inversion(0.8, n, DRAFT), passes=p),
-        lambda n: SpeculativeSampling(0.8, n),
-    ),
-    "look-up": (lambda *_: LOOKUP, strict),
-    "look-up first": (
-        lambda t, d, n, p: LookupFirst(LOOKUP, ModelDrafter(d, Greedy(), passes=p), 2),
-        strict,
-    ),
-    "stops": (lambda t, d, n, p: ModelDrafter(d, Greedy(), None, STOP, p), strict),
-    "tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), UNEVEN, None, p), strict),
-    "wide tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), batch(4), None, p), strict),
-    "racing tree": (
-        lambda t, d, n, p: ModelDrafter(d, Race(0.8, n), UNEVEN, None, p),
-        lambda n: Match(Race(0.8, n)),
-    ),
-    "sampled tree": (
-        lambda t, d, n, p: ModelDrafter(d, DrawnRace(0.8, n), UNEVEN, None, p),
-        lambda n: TreeSampling(0.8, n),
-    ),
-    "grown tree": (lambda t, d, n, p: ModelDrafter(d, Greedy(), Growth(3, 7, 4), None, p), strict),
-    "head": (lambda t, d, n, p: HeadDrafter(d, Greedy(), passes=p, draft_length=GAMMA), strict),
-    "head, short passes": (lambda t, d, n, p: HeadDrafter(d, Greedy(), passes=p), strict),
-    "head, sampling": (
-        lambda t, d, n, p: HeadDrafter(d, Inversion(0.8, n, DRAFT), None, None, p, GAMMA),
-        lambda n: SpeculativeSampling(0.8, n),
-    ),
-    "head, look-up first": (
-        lambda t, d, n, p: LookupFirst(LOOKUP, HeadDrafter(d, Greedy(), None, None, p, GAMMA), 2),
-        strict,
-    ),
-    "head's tree": (lambda t, d, n, p: HeadDrafter(d, Greedy(), UNEVEN, None, p, 5), strict),
-    "head's sampled tree": (
-        lambda t, d, n, p: HeadDrafter(d, DrawnRace(0.8, n), UNEVEN, None, p, 5),
-        lambda n: TreeSampling(0.8, n),
-    ),
-    "head's grown tree": (
-        lambda t, d, n, p: HeadDrafter(d, Greedy(), Growth(3, 7, 4), None, p, 4),
-        strict,
-    ),
-}
+def source_of(name: str, drafter: Any, noise: Noise, passes: Passes | None) -> tuple[Any, Any]:
+    """What drafts by a way, and what verifies."""
+    choice, verifier, tree = WAYS.get(name, WAYS["greedy"])(noise)
+    if name in ("alone", "look-up"):
+        return (Nothing(CPU) if name == "alone" else LOOKUP), verifier
+    stop = STOP if name == "stops" else None
+    made = model_drafter(drafter, choice, tree, stop, passes, GAMMA)
+    return (LookupFirst(LOOKUP, made, 2) if name == "look-up first" else made), verifier
 
 
 class Graphs:
@@ -136,9 +92,8 @@ def answers(
     found = []
     for at, text in enumerate(TEXTS):
         noise = Noise(0, str(at), LIMIT, CPU, GAMMA)
-        source: Drafter = METHODS[name][0](target, drafter, noise, drafts)
+        source, verifier = source_of(name, drafter, noise, drafts)
         gamma = 0 if name == "alone" else GAMMA
-        verifier = METHODS[name][1](noise)
         found.append(facts(decode(target, source, verifier, text, gamma, limit, passes)))
     return found
 
@@ -151,9 +106,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize("name", [*WAYS, *MADE])
 def test_fixed_shapes_decode_what_growing_ones_do(
-    name: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    kind: str,
+    target: LanguageModel,
+    drafter: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever the columns hold that are not in use."""
     real = FixedPass.__call__
@@ -170,16 +130,12 @@ def test_fixed_shapes_decode_what_growing_ones_do(
         return real(self, ids, length, *rest)
 
     monkeypatch.setattr(FixedPass, "__call__", poisoned)
-    head = name.startswith("head")
-    drafts: Any = random_head(target) if head else drafter
-    fixed_drafts = Passes(drafts)
-    found = answers(target, drafts, name, Passes(target), fixed_drafts)
+    drafts: Any = random_head(target) if kind == "head" else drafter
+    found = answers(target, drafts, name, Passes(target), Passes(drafts))
     assert found == answers(target, drafts, name)
     assert len(lengths) > len(TEXTS)
-    assert bool(of_head) is head
-    if head and name != "head, short passes":
-        assert max(of_head) > 2
     if name not in ("alone", "look-up"):
+        assert bool(of_head) is (kind == "head")
         assert any(0 < call[3] < call[1] for _, _, calls in found for call in calls)
 
 
@@ -187,15 +143,15 @@ def test_what_an_earlier_text_left_behind_is_not_read(target: LanguageModel) -> 
     """NaN would go through a mask."""
     head = random_head(target)
     passes, heads = Passes(target), Passes(head)
-    found = answers(target, head, "head", passes, heads)
+    found = answers(target, head, "greedy", passes, heads)
     with torch.inference_mode():
         for layer in (*heads.cache(1).layers, *passes.cache(1).layers):
             for states in layer._buffers:
                 states.fill_(torch.nan)
-    assert answers(target, head, "head", passes, heads) == found
+    assert answers(target, head, "greedy", passes, heads) == found
 
 
-@pytest.mark.parametrize("name", ["chain", "look-up", "tree"])
+@pytest.mark.parametrize("name", ["greedy", "look-up", "tree"])
 def test_answers_end_where_growing_shapes_end_them(
     name: str, target: LanguageModel, drafter: LanguageModel
 ) -> None:
@@ -219,14 +175,14 @@ def test_a_pass_is_captured_once_for_all_answers(
     passes, drafts = Passes(target), Passes(drafter)
     assert not passes.graph
     for _ in range(2):
-        assert answers(target, drafter, "chain", passes, drafts) == answers(
-            target, drafter, "chain"
+        assert answers(target, drafter, "greedy", passes, drafts) == answers(
+            target, drafter, "greedy"
         )
     assert graphs.captured == [("t", 1), ("t", 1 + GAMMA), ("d", 1), ("d", 2)]
     head = random_head(target)
     heads = Passes(head)
     assert not heads.graph
-    answers(target, head, "head", passes, heads)  # the target's hidden states are kept
+    answers(target, head, "greedy", passes, heads)  # the target's hidden states are kept
     assert graphs.captured[4:] == [("t", 1), ("t", 1 + GAMMA), ("head", 1), ("head", 1 + GAMMA)]
     answers(target, drafter, "grown tree", passes, drafts)
     assert graphs.captured[8:] == [("t", 1 + 7), ("d", 3)]
@@ -295,20 +251,17 @@ def test_nothing_is_captured_once_answers_are_timed(
     assert pair.shape_facts(growing) == {"static_shapes": none, "cuda_graph": none}
 
 
-def test_device_cache_says_whether_shapes_are_fixed(target: LanguageModel) -> None:
-    def model(device: str, refusal: str | None) -> Any:
-        return SimpleNamespace(
+def test_device_cache_says_whether_shapes_are_fixed() -> None:
+    def made(cache: str, device: str, refusal: str | None = None) -> bool:
+        named: Any = SimpleNamespace(
             device=torch.device(device), label="m", static_refusal=lambda: refusal
         )
+        return fixed_shapes(cache, named)
 
-    for device, cache, made in (
-        ("cpu", "auto", False),
-        ("cpu", "static", True),
-        ("cuda", "auto", True),
-        ("cuda", "dynamic", False),
-    ):
-        assert fixed_shapes(cache, model(device, None)) is made
-    assert not fixed_shapes("auto", model("cuda", "it has windows"))
-    assert not fixed_shapes("dynamic", model("cuda", "it has windows"))
+    assert not made("auto", "cpu")
+    assert made("static", "cpu")
+    assert made("auto", "cuda")
+    assert not made("dynamic", "cuda")
+    assert not made("auto", "cuda", "it has windows")
     with pytest.raises(PipelineError, match=r"device.cache=static: m can't decode so: it has wind"):
-        fixed_shapes("static", model("cpu", "it has windows"))
+        made("static", "cpu", "it has windows")

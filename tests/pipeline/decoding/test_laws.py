@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,7 +43,7 @@ from pipeline.decoding.verifiers import (
 )
 from pipeline.models import devices
 from pipeline.models.load import LanguageModel
-from tests.pipeline.decoding.pair import CPU, PROMPTS, V, logits
+from tests.pipeline.decoding.pair import CPU, PROMPTS, Markov, V, logits
 
 
 def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
@@ -59,40 +57,22 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
     return float((statistic - freedom) / np.sqrt(2 * freedom))
 
 
-class Markov:
-    """A model whose logits depend on the last token: the loop alone is what takes time."""
-
-    label, device, eos, vocab_size, context = "markov", CPU, (), 8, math.inf
-    dtype = torch.float32
-
-    def __init__(self, seed: int) -> None:
-        self.table = 1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed))
-        self.module = self
-
-    def new_cache(self, capacity: int) -> Any:
-        return SimpleNamespace(layers=[])
-
-    def check_drafts(self, *_: Any) -> None:
-        """It forgets nothing."""
-
-    def check_tokens(self, *_: Any) -> None:
-        """All tokens are its own."""
-
-    def read(self, ids: torch.Tensor, *_: Any, keep: int = 0, **__: Any) -> Any:
-        return self.table[ids[:, -keep:]], None
+def eight(seed: int) -> Any:
+    """A model of eight tokens."""
+    return Markov(1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize("law", ["speculative", "races", "lookup"])
 def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
-    model, smaller = Markov(0), Markov(1)
+    model, smaller = eight(0), eight(1)
     p = torch.softmax(model.table.double() / 1.3, 1).numpy()
     counts = np.zeros((8, 8, 8))
     for seed in range(1500):
         noise = Noise(seed, "p", 4, CPU, 2)
         choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
         verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
-        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)  # type: ignore[arg-type]
-        answer = decode(model, source, verifier, [3, 5], 2, 4)  # type: ignore[arg-type]
+        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
+        answer = decode(model, source, verifier, [3, 5], 2, 4)
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]
     assert abs(chi_square(counts, joint)) < 4
@@ -188,31 +168,30 @@ def test_a_rule_given_by_a_count_sees_all_tokens_when_it_has_to() -> None:
     assert count > SEEN
 
 
-def test_mars_above_zero_adds_rank_two_in_the_low_margin(target: LanguageModel) -> None:
+@pytest.mark.parametrize(
+    ("drafted", "uniform", "accepting"),
+    [
+        (6, 0.999, [0.9]),  # its test p/q = 0.38 fails: only the rule accepts it
+        (6, 0.3, [None, 0.9, 0.96]),
+        (4, 0.999, []),  # the argmax, p = 0.62: a rule that accepted it would bend the law
+        (4, 0.6, [None, 0.9, 0.96]),
+    ],
+)
+def test_mars_above_zero_adds_rank_two_in_the_low_margin(
+    drafted: int, uniform: float, accepting: list[float | None]
+) -> None:
     z = torch.zeros((2, V))
     z[:, 4], z[:, 6] = 10.0, 9.5  # ratio 0.95
     q = torch.full((1, V), 1e-9, dtype=torch.float64)
-    q[0, 6] = 1.0
-    drafted = Draft(torch.tensor([6]), q)
+    q[0, drafted] = 1.0
     noise = Noise(0, "a", 3, CPU, 1)
-    noise.uniforms[:] = 0.999  # the test p/q = 0.38 fails
-    assert not SpeculativeSampling(1.0, noise).verify(z, drafted, 0).path
-    assert not SpeculativeSampling(1.0, noise, Mars(0.96)).verify(z, drafted, 0).path
-    assert SpeculativeSampling(1.0, noise, Mars(0.9)).verify(z, drafted, 0).path == (0,)
-
-
-def test_mars_above_zero_tests_a_drafted_argmax_like_any_token() -> None:
-    """The rule accepts the argmax at temperature 0; above it, that would bend the law."""
-    z = torch.zeros((2, V))
-    z[:, 4], z[:, 6] = 10.0, 9.5  # ratio 0.95: in the low margin, p of the argmax is 0.62
-    q = torch.full((1, V), 1e-9, dtype=torch.float64)
-    q[0, 4] = 1.0
-    drafted = Draft(torch.tensor([4]), q)
-    noise = Noise(0, "a", 3, CPU, 1)
-    for uniform, accepted in ((0.999, ()), (0.6, (0,))):
-        noise.uniforms[:] = uniform
-        for rule in (None, Mars(0.9), Mars(0.99)):
-            assert SpeculativeSampling(1.0, noise, rule).verify(z, drafted, 0).path == accepted
+    noise.uniforms[:] = uniform
+    for theta in (None, 0.9, 0.96):
+        rule = None if theta is None else Mars(theta)
+        found = SpeculativeSampling(1.0, noise, rule).verify(
+            z, Draft(torch.tensor([drafted]), q), 0
+        )
+        assert found.path == ((0,) if theta in accepting else ())
 
 
 def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
@@ -266,11 +245,11 @@ def test_what_is_drawn_on_the_device_is_what_the_laws_draw(
 def test_mars_that_relaxes_nothing_decodes_what_speculative_sampling_decodes() -> None:
     differ = 0
     for seed in range(40):
-        model, smaller = (Markov(0), Markov(1)) if seed % 2 else (Markov(6), Markov(16))
+        model, smaller = (eight(0), eight(1)) if seed % 2 else (eight(6), eight(16))
         noise = Noise(seed, "p", 12, CPU, 3)
-        source = ModelDrafter(smaller, Inversion(1.3, noise, DRAFT))  # type: ignore[arg-type]
+        source = ModelDrafter(smaller, Inversion(1.3, noise, DRAFT))
         plain, same, other = (
-            decode(model, source, SpeculativeSampling(1.3, noise, rule), [3, 5], 3, 12).tokens  # type: ignore[arg-type]
+            decode(model, source, SpeculativeSampling(1.3, noise, rule), [3, 5], 3, 12).tokens
             for rule in (None, Mars(1 - 1e-9), Mars(0.5))
         )
         assert same == plain

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -12,40 +12,39 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding import laws as verification
-from analysis.rules import Additive, Mars, Typical
-from analysis.trees.topology import Growth, Topology
-from pipeline.decoding import loop
-from pipeline.decoding.choices import (
-    DRAFT,
-    DrawnRace,
-    FreshInversion,
-    Greedy,
-    Inversion,
-    Noise,
-    Race,
-    Truncation,
+from analysis.decoding.laws import history
+from analysis.rules import Additive
+from analysis.topk import TopK
+from analysis.trees.topology import Topology
+from pipeline.decoding import loop, reading
+from pipeline.decoding.choices import Greedy, Noise, Race
+from pipeline.decoding.drafters import (
+    ModelDrafter,
+    Nothing,
+    measured,
+    model_drafter,
+    nothing,
+    stops,
 )
-from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter, nothing
 from pipeline.decoding.lookup import LookupFirst, PromptLookup, continuation
 from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import verification_pass
-from pipeline.decoding.verifiers import (
-    BlockVerification,
-    Match,
-    Relaxed,
-    SpeculativeSampling,
-    TreeSampling,
-)
+from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
 from pipeline.execution import stopwatch
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Text
+from pipeline.plan.method import Drafting
 from pipeline.stages.drafts.forced import ComparedPair, teacher_force
-from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy, logits, plain_greedy
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, WAYS, V, greedy, logits, plain_greedy
 from tests.pipeline.heads import random_head
+
+
+def walked(answer: loop.Answer) -> list[tuple[int, int, int]]:
+    """The calls of an answer as `history` gives them."""
+    return [(c.position - 1, c.drafted, c.accepted) for c in answer.calls]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -60,8 +59,7 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
     assert greedy(target, PromptLookup(3, CPU), prompt, gamma).tokens == wanted
     drafted = logits(drafter, prompt + wanted)[len(prompt) : -1].argmax(1).tolist()
     right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
-    walk = verification.history(right, gamma)
-    assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
+    assert walked(answer) == history(right, gamma)
     assert sum(c.emitted for c in answer.calls) == LIMIT - 1
 
 
@@ -73,21 +71,13 @@ def test_the_history_is_the_walk_over_the_indicators_of_stage_drafts(
     batch = Batch.make(PROMPTS, answers, CPU)
     pair = ComparedPair(target, drafter, V, 4, 4, 1.0, 1 << 20)
     rank = teacher_force(pair, batch, Stopwatch(CPU), lambda _: None)["draft_rank"]
+    calls = []
     for row, prompt in enumerate(PROMPTS):
         answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
-        walk = verification.history((rank[row, 1:LIMIT] == 1).tolist(), gamma)
-        assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
-
-
-def test_the_walk_meets_both_outcomes(target: LanguageModel, drafter: LanguageModel) -> None:
-    calls = [
-        call
-        for prompt in PROMPTS
-        for call in greedy(target, ModelDrafter(drafter, Greedy()), prompt, 3).calls
-    ]
-    accepted, tested = sum(c.accepted for c in calls), sum(c.tested for c in calls)
-    assert 0.2 < accepted / tested < 0.95
-    assert any(c.accepted == 3 for c in calls)
+        assert walked(answer) == history((rank[row, 1:LIMIT] == 1).tolist(), gamma)
+        calls += answer.calls
+    assert 0.2 < sum(c.accepted for c in calls) / sum(c.tested for c in calls) < 0.95
+    assert any(c.accepted == gamma for c in calls)  # both outcomes were met
 
 
 def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: LanguageModel) -> None:
@@ -96,28 +86,16 @@ def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: Lan
     p = logits(target, prompt + answer.tokens).softmax(1)[len(prompt) - 1 :]
     relaxed = 0
     for call in answer.calls:
-        at = range(call.position, call.position + call.accepted)
-        for i in at:
+        follow = call.position + call.accepted
+        for i in range(call.position, follow):
             assert p[i, answer.tokens[i]] > p[i].max() - 0.3
             relaxed += int(p[i].argmax()) != answer.tokens[i]
         if not answer.ended:
-            follow = call.position + call.accepted
             assert answer.tokens[follow] == int(p[follow].argmax())
     assert relaxed > 0
 
 
-def test_races_decode_what_the_target_alone_decodes_with_the_same_noise(
-    target: LanguageModel, drafter: LanguageModel
-) -> None:
-    for prompt in PROMPTS:
-        race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
-        alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
-        both = decode(target, ModelDrafter(drafter, race), Match(race), prompt, 4, LIMIT)
-        assert both.tokens == alone.tokens
-        assert any(call.accepted for call in both.calls)
-
-
-def test_drafter_and_target_share_the_arrival_times_of_a_race(
+def test_races_decode_what_the_target_alone_decodes_and_share_their_arrival_times(
     target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -128,39 +106,36 @@ def test_drafter_and_target_share_the_arrival_times_of_a_race(
         return real(self, position, vocab_size)
 
     monkeypatch.setattr(Noise, "_arrivals", counted)
-    noise = Noise(3, "a", LIMIT, CPU, 4)
-    race = Race(0.8, noise)
-    answer = decode(target, ModelDrafter(drafter, race), Match(race), PROMPTS[1], 4, LIMIT)
-    assert any(call.accepted < call.tested for call in answer.calls)  # some are asked for again
-    assert made == list(range(LIMIT))
-    assert len(noise._times) <= 5
+    for prompt in PROMPTS:
+        race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
+        alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
+        made.clear()
+        noise = Noise(3, "a", LIMIT, CPU, 4)
+        race = Race(0.8, noise)
+        both = decode(target, ModelDrafter(drafter, race), Match(race), prompt, 4, LIMIT)
+        assert both.tokens == alone.tokens
+        assert any(call.accepted for call in both.calls)
+        assert made == list(range(LIMIT))  # those of a rejected token are asked for again
+        assert len(noise._times) <= 5
 
 
-def test_an_answer_stops_at_its_end_token(target: LanguageModel, drafter: LanguageModel) -> None:
+@pytest.mark.parametrize("gamma", [1, 2, 5, 8])
+def test_a_call_ends_with_the_answer_and_reaches_no_further(
+    target: LanguageModel, drafter: LanguageModel, gamma: int
+) -> None:
+    """Where the target drafts for itself all is accepted: a call emits its reach and one."""
     free = plain_greedy(target, PROMPTS[1])
-    end = free[6]
-    ended = replace(target, eos=(end,))
-    for gamma in (1, 5):
+    for at in (4, 6):
+        ended = replace(target, eos=(free[at],))
         answer = greedy(ended, ModelDrafter(drafter, Greedy()), PROMPTS[1], gamma)
-        assert answer.tokens == free[: free.index(end) + 1]
         assert answer.ended
+        assert answer.tokens == free[: free.index(free[at]) + 1]
         assert 1 + sum(c.emitted for c in answer.calls) == len(answer.tokens)
         assert all(c.accepted <= c.tested <= c.drafted for c in answer.calls)
-
-
-def test_a_call_reaches_no_further_than_a_drafted_token_that_ends_the_answer(
-    target: LanguageModel,
-) -> None:
-    """The target drafts for itself: every draft is accepted, and a call emits its reach and one."""
-    tokens = plain_greedy(target, PROMPTS[1])
-    end = tokens[4]
-    at = tokens.index(end)  # the call at position 1 meets it `at - 1` tokens into its draft
-    ended = replace(target, eos=(end,))
-    for gamma in (1, 2, 5, 8):
         calls = greedy(ended, ModelDrafter(target, Greedy()), PROMPTS[1], gamma).calls
         assert [call.drafted for call in calls] == [gamma] * len(calls)
         assert [call.reach for call in calls[:-1]] == [gamma] * (len(calls) - 1)
-        assert calls[-1].reach == min(gamma, at - calls[-1].position)
+        assert calls[-1].reach == min(gamma, free.index(free[at]) - calls[-1].position)
         assert [call.emitted for call in calls] == [call.reach + 1 for call in calls]
 
 
@@ -177,24 +152,11 @@ def test_the_history_of_an_answer_that_a_token_ended_is_the_walk(
             drafted = logits(drafter, prompt + wanted)[len(prompt) : -1].argmax(1).tolist()
             right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
             for gamma in (1, 2, 5):
+                walk = history(right, gamma, LIMIT - 1)
                 answer = greedy(ended, ModelDrafter(drafter, Greedy()), prompt, gamma)
-                walk = verification.history(right, gamma, LIMIT - 1)
-                assert [(c.position - 1, c.drafted, c.accepted) for c in answer.calls] == walk
+                assert walked(answer) == walk
                 inside += walk[-1][0] + walk[-1][2] == len(right)
     assert inside > 0
-
-
-def test_lookup_takes_the_latest_occurrence_of_the_longest_match() -> None:
-    text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
-    assert continuation(text, 3, 2) == [9, 2]  # 1 2 3 occurs once before
-    assert continuation(text, 2, 2) == [8, 1]  # 2 3 occurs twice, the later counts
-    assert continuation([4, 5], 3, 2) == []
-    assert continuation([7, 7], 3, 4) == [7, 7, 7, 7]
-    assert continuation([5, 1, 2, 1, 2], 2, 5) == [1, 2, 1, 2, 1]
-    assert continuation(text, 9, 1) == [9]  # no more than the text has
-    assert continuation([3, 1, 2, 5, 2], 3, 2, shortest=2) == []
-    assert continuation([3, 1, 2, 5, 2], 3, 2, shortest=1) == [5, 2]
-    assert continuation([], 3, 2) == continuation([1], 3, 2) == []
 
 
 def test_lookup_finds_what_a_scan_from_the_end_finds() -> None:
@@ -209,11 +171,29 @@ def test_lookup_finds_what_a_scan_from_the_end_finds() -> None:
         return []
 
     generator = np.random.default_rng(0)
-    for _ in range(300):
-        text = generator.integers(3, size=generator.integers(1, 12)).tolist()
+    texts = [generator.integers(3, size=size % 12).tolist() for size in range(300)]
+    for text in texts:
         for longest, shortest in ((1, 1), (3, 1), (3, 2), (4, 4)):
             asked = (text, longest, 5, shortest)
             assert continuation(*asked) == scanned(*asked), asked
+    text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
+    assert continuation(text, 3, 2) == [9, 2]  # 1 2 3 occurs once before
+    assert continuation(text, 2, 2) == [8, 1]  # 2 3 occurs twice, the later counts
+    assert continuation([5, 1, 2, 1, 2], 2, 5) == [1, 2, 1, 2, 1]
+    assert continuation(text, 9, 1) == [9]  # no more than the text has
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_what_look_up_found_is_no_path_of_the_other_drafter(found: bool) -> None:
+    told: list[Any] = []
+    other: Any = SimpleNamespace(
+        layers=(), tree=None,
+        propose=lambda *_: nothing(CPU), accept=lambda *given: told.append(given),
+    )  # fmt: skip
+    first = LookupFirst(PromptLookup(2, CPU), other)
+    first.propose([5, 6, 7, 5, 6] if found else [1, 2, 3], 2, 0)
+    first.accept(3, (0, 1), None)
+    assert told == [(3, () if found else (0, 1), None)]
 
 
 def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
@@ -227,8 +207,7 @@ def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
 def test_hidden_states_after_a_path_are_those_of_its_nodes(target: LanguageModel) -> None:
     sequence = Text(target, 12, (1, 2))
     sequence.read(torch.tensor(PROMPTS[0]))
-    tree = Topology((-1, -1, 1))
-    shape = verification_pass(tree, CPU, torch.float32)
+    shape = verification_pass(Topology((-1, -1, 1)), CPU, torch.float32)
     sequence.extend(torch.tensor([9, 3, 4, 5]), shape)
     found = sequence.hidden_after((1, 2))
     assert sequence.hidden is not None
@@ -261,44 +240,16 @@ def test_on_cuda_parts_are_timed_by_events_and_an_answer_is_waited_for_once(
     target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    Event.waited.clear()
     real = stopwatch.mark
     monkeypatch.setattr(loop, "mark", lambda _: real(torch.device("cuda")))
-    for turn, prompt in enumerate(PROMPTS, start=1):
-        Event.recorded.clear()
-        answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, 3)
-        assert Event.waited[turn - 1 :] == Event.recorded[-1:]
-        seconds = [(c.draft_seconds, c.verify_seconds, c.other_seconds) for c in answer.calls]
-        assert seconds == [(1.0, 1.0, 1.0)] * len(answer.calls)
-        assert answer.first_seconds == answer.begin_seconds == 1.0
-        assert answer.seconds == len(Event.recorded) - 1 == 2 + 3 * len(answer.calls)
-
-
-def test_a_stopwatch_on_cuda_waits_before_it_asks_for_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
     Event.recorded.clear()
     Event.waited.clear()
-    watch = Stopwatch(torch.device("cuda"))
-    assert watch.seconds() == {}
-    for name in ("decode", "statistics", "decode"):
-        with watch(name):
-            pass
-    assert not Event.waited
-    assert watch.seconds() == {"decode": 2.0, "statistics": 1.0}
-    assert Event.waited[0] is Event.recorded[-1]
-
-
-def test_parts_of_an_answer_add_up_to_what_it_took(
-    target: LanguageModel, drafter: LanguageModel
-) -> None:
-    begun = time.perf_counter()
     answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[1], 3)
-    taken = time.perf_counter() - begun
-    assert 0.5 * taken < answer.seconds < taken
-    for call in answer.calls:
-        assert min(call.draft_seconds, call.verify_seconds, call.other_seconds) > 0
+    assert Event.waited == Event.recorded[-1:]
+    seconds = [(c.draft_seconds, c.verify_seconds, c.other_seconds) for c in answer.calls]
+    assert seconds == [(1.0, 1.0, 1.0)] * len(answer.calls)
+    assert answer.first_seconds == answer.begin_seconds == 1.0
+    assert answer.seconds == len(Event.recorded) - 1 == 2 + 3 * len(answer.calls)
 
 
 def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:
@@ -310,53 +261,30 @@ def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:
     return replace(model, module=module)
 
 
-UNEVEN = Topology((-1, -1, 0, 0, 1))
-WAYS: dict[str, Any] = {  # what drafts and what verifies, from the noise
-    "greedy": lambda n: (Greedy(), Match(Greedy()), None),
-    "MARS": lambda n: (Greedy(), Relaxed(Mars(0.5)), None),
-    "typical": lambda n: (Greedy(), Relaxed(Typical(0.3, 0.3)), None),
-    "sampling": lambda n: (Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
-    "MARS, sampling": lambda n: (
-        Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None,
-    ),
-    "blocks": lambda n: (FreshInversion(0.8, n), BlockVerification(0.8, n), None),
-    "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
-    "truncated": lambda n: (
-        Inversion(0.8, n, DRAFT, Truncation(0.9, 9)),
-        SpeculativeSampling(0.8, n, None, Truncation(0.9, 9)), None,
-    ),
-    "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
-    "sampled tree": lambda n: (DrawnRace(0.8, n), TreeSampling(0.8, n), UNEVEN),
-    "raced tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), UNEVEN),
-    "grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), Growth(3, 7, 3)),
-}  # fmt: skip
-
-
 def answer_of(target: LanguageModel, drafter: Any, way: str, prompt: list[int]) -> list[int]:
     choice, verifier, tree = WAYS[way](Noise(0, "a", LIMIT, CPU, 3))
     return decode(target, model_drafter(drafter, choice, tree), verifier, prompt, 3, LIMIT).tokens
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_broken_logits_of_a_drafter_are_an_error(
-    way: str, broken: float, kind: str, target: LanguageModel, drafter: LanguageModel
+    way: str, kind: str, target: LanguageModel, drafter: LanguageModel
 ) -> None:
     """A draw from them would be the last token, which no test of the target corrects."""
-    source: Any = hooked(drafter, [7], broken)
-    if kind == "head":
-        source = replace(random_head(target), projection=source.module.lm_head)
-    with pytest.raises(PipelineError, match=r"the drafter: NaN or infinite .*\(drafter.dtype\)"):
-        answer_of(target, source, way, PROMPTS[1])
+    for broken in (torch.nan, torch.inf):
+        source: Any = hooked(drafter, [7], broken)
+        if kind == "head":
+            source = replace(random_head(target), projection=source.module.lm_head)
+        with pytest.raises(PipelineError, match=r"the drafter: NaN or infinite .*\(drafter.dtype"):
+            answer_of(target, source, way, PROMPTS[1])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_masked_tokens_of_a_target_have_no_probability(
     way: str, target: LanguageModel, drafter: LanguageModel
 ) -> None:
-    plain = plain_greedy(target, PROMPTS[1])
-    masked = sorted({*plain[::2]})
+    masked = sorted({*plain_greedy(target, PROMPTS[1])[::2]})
     found = answer_of(hooked(target, masked, -torch.inf), drafter, way, PROMPTS[1])
     assert found == answer_of(hooked(target, masked, -1e4), drafter, way, PROMPTS[1])
     assert not {*masked} & {*found}
@@ -375,14 +303,50 @@ def test_broken_logits_of_the_target_are_an_error(
         greedy(model, PromptLookup(1, CPU), [5] * 9, 3)
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_what_look_up_found_is_no_path_of_the_other_drafter(found: bool) -> None:
-    told: list[Any] = []
-    other: Any = SimpleNamespace(
-        layers=(), tree=None,
-        propose=lambda *_: nothing(CPU), accept=lambda *given: told.append(given),
-    )  # fmt: skip
-    first = LookupFirst(PromptLookup(2, CPU), other)
-    first.propose([5, 6, 7, 5, 6] if found else [1, 2, 3], 2, 0)
-    first.accept(3, (0, 1), None)
-    assert told == [(3, () if found else (0, 1), None)]
+@pytest.mark.parametrize("threshold", [-1.0, 0.3, 0.6, 1.0])
+def test_a_drafter_that_stops_leaves_what_is_emitted(
+    target: LanguageModel, drafter: LanguageModel, threshold: float
+) -> None:
+    for prompt in PROMPTS:
+        wanted = plain_greedy(target, prompt)
+        stop = partial(stops, Drafting("max_q", threshold))
+        answer = greedy(target, ModelDrafter(drafter, Greedy(), stop=stop), prompt, 4)
+        assert answer.tokens == wanted
+        sure = logits(drafter, prompt + wanted).softmax(1).max(1).values[len(prompt) :]
+        for call in answer.calls:
+            # as long as it is sure, as far as the text is that of the target
+            along_text = sure[call.position - 1 : call.position - 1 + call.accepted]
+            assert (along_text > threshold).all()
+            if call.drafted == call.accepted < min(4, LIMIT - call.position - 1):
+                assert sure[call.position - 1 + call.accepted] <= threshold
+        if threshold == 1.0:
+            assert all(call.drafted == 0 and call.emitted == 1 for call in answer.calls)
+
+
+def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
+    given = torch.randn((3, 9), generator=torch.Generator().manual_seed(0))
+    given[0, 4:] = -torch.inf  # of a reduced vocabulary
+    given[1] = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])  # ties
+    given[2, 0] = 800.0  # the others underflow
+    wanted = TopK.from_logits(given)
+    assert measured("max_q", given) == pytest.approx(np.minimum(wanted.top_probability, 1.0))
+    assert measured("entropy", given) == pytest.approx(wanted.entropy, 1e-12, 1e-15)
+    row = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
+    for measure, sure in (("max_q", -np.inf), ("entropy", np.inf)):
+        (value,) = measured(measure, row)
+        assert stops(Drafting(measure, value), row)
+        assert not stops(Drafting(measure, float(np.nextafter(value, sure))), row)
+        assert stops(Drafting(measure, float(np.nextafter(value, -sure))), row)
+
+
+def test_an_answer_is_read_once_and_its_likelihood_is_that_of_a_pass_of_its_own(
+    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[0], 3).tokens
+    own = logits(target, PROMPTS[0] + answer)[len(PROMPTS[0]) - 1 : -1].log_softmax(1)
+    reader = reading.Reader(target, drafter, PROMPTS[0])
+    alone = reader.log_likelihood(answer)  # nothing was read by both yet
+    assert alone == pytest.approx(sum(own[at, token].item() for at, token in enumerate(answer)))
+    assert reader.both(answer) is reader.both(list(answer))
+    monkeypatch.setattr(reading, "read_again", None)
+    assert reader.log_likelihood(answer) == alone

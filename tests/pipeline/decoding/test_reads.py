@@ -12,32 +12,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from analysis.rules import Additive, Mars
-from analysis.trees.topology import Growth, Topology, symmetric
+from analysis.trees.topology import Topology, symmetric
 from pipeline.decoding import loop
-from pipeline.decoding.choices import (
-    DRAFT,
-    DrawnRace,
-    FreshInversion,
-    Greedy,
-    Inversion,
-    Noise,
-    Race,
-)
+from pipeline.decoding.choices import Greedy, Noise
 from pipeline.decoding.drafters import HeadDrafter, ModelDrafter, Nothing, stops
 from pipeline.decoding.lookup import PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import (
-    BlockVerification,
-    Match,
-    Relaxed,
-    SpeculativeSampling,
-    TreeSampling,
-)
+from pipeline.decoding.verifiers import Match
 from pipeline.models import devices
 from pipeline.models.load import LanguageModel
 from pipeline.plan.method import Drafting
-from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, greedy
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, WAYS, V, greedy
 from tests.pipeline.heads import random_head
 
 TO_HOST = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__array__")
@@ -85,65 +70,39 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
             yield seen
 
 
-TREE = symmetric(2, 3)
-METHODS: dict[str, tuple[Any, ...]] = {
-    # how the model drafts, what verifies, the shape; reads of drafting, of verification: one, and
-    # of what is drawn one more
-    "strict greedy": (lambda _: Greedy(), lambda _: Match(Greedy()), None, 0, 1),
-    "MARS": (lambda _: Greedy(), lambda _: Relaxed(Mars(0.5)), None, 0, 1),
-    "additive": (lambda _: Greedy(), lambda _: Relaxed(Additive(0.3)), None, 0, 1),
-    "races": (lambda n: Race(0.8, n), lambda n: Match(Race(0.8, n)), None, 0, 1),
-    "sampling": (
-        lambda n: Inversion(0.8, n, DRAFT),
-        lambda n: SpeculativeSampling(0.8, n),
-        *(None, 0, 2),
-    ),
-    "sampling, MARS": (
-        lambda n: Inversion(0.8, n, DRAFT),
-        lambda n: SpeculativeSampling(0.8, n, Mars(0.5)),
-        *(None, 0, 2),
-    ),
-    "blocks": (
-        lambda n: FreshInversion(0.8, n),
-        lambda n: BlockVerification(0.8, n),
-        *(None, 0, 2),
-    ),
-    "greedy tree": (lambda _: Greedy(), lambda _: Match(Greedy()), TREE, 0, 1),
-    "racing tree": (lambda n: Race(0.8, n), lambda n: Match(Race(0.8, n)), TREE, 0, 1),
-    "sampled tree": (lambda n: DrawnRace(0.8, n), lambda n: TreeSampling(0.8, n), TREE, 0, None),
-    "grown tree": (lambda _: Greedy(), lambda _: Match(Greedy()), Growth(2, 5, 3), 1, 1),
-}
+# what is drawn after a rejection is read once more; a tree that grows is chosen on the device
+READS = dict.fromkeys(("sampling", "MARS, sampling", "truncated", "blocks"), 2)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WAYS)
 def test_a_call_reads_once(
     name: str, target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And emits what it emits where nothing waits."""
-    drafts, verifies, tree, of_draft, of_verification = METHODS[name]
 
     def answer(prompt: list[int]) -> loop.Answer:
-        noise = Noise(0, "a", LIMIT, CPU, 3)
-        source = ModelDrafter(drafter, drafts(noise), tree)
-        return decode(target, source, verifies(noise), prompt, 3, LIMIT)
+        choice, verifier, tree = WAYS[name](Noise(0, "a", LIMIT, CPU, 3))
+        return decode(target, ModelDrafter(drafter, choice, tree), verifier, prompt, 3, LIMIT)
 
     answer(PROMPTS[0])  # shapes are made once
     for prompt in PROMPTS:
         wanted = answer(prompt)
         with counted(monkeypatch) as seen:
             found = answer(prompt)
-        assert (found.tokens, [c.accepted for c in found.calls]) == (
-            wanted.tokens,
-            [c.accepted for c in wanted.calls],
-        )
+        assert (found.tokens, walk(found)) == (wanted.tokens, walk(wanted))
         reads = seen.pop("cpu")
         assert not +seen
-        drafting = sum(call.drafted > 0 for call in found.calls) * of_draft
         calls = 1 + len(found.calls)  # the prompt's too
-        if of_verification is None:  # each child that is tested waits, and each token drawn
-            assert 2 * calls <= reads <= 2 * calls + sum(2 * len(c.levels) for c in found.calls)
+        if name == "sampled tree":  # each child that is tested waits, and the token drawn
+            children = sum(n for call in found.calls for n, _ in call.levels)
+            assert 2 * calls <= reads <= 2 * calls + children
         else:
-            assert reads == calls * of_verification + drafting
+            grown = sum(call.drafted > 0 for call in found.calls) if "grown" in name else 0
+            assert reads == calls * READS.get(name, 1) + grown
+
+
+def walk(answer: loop.Answer) -> list[int]:
+    return [call.accepted for call in answer.calls]
 
 
 @pytest.mark.parametrize("source", [Nothing(CPU), PromptLookup(3, CPU)])
@@ -156,7 +115,7 @@ def test_without_a_model_only_verification_reads(
 
 
 @pytest.mark.parametrize("drafted", [None, torch.arange(0, V, 2)], ids=["all", "half"])
-@pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("tree", [None, symmetric(2, 3)], ids=["chain", "tree"])
 def test_drafting_with_a_head_reads_nothing(
     drafted: torch.Tensor | None,
     tree: Topology | None,

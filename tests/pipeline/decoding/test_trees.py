@@ -23,7 +23,7 @@ from analysis.trees.topology import (
     symmetric,
 )
 from pipeline.decoding import loop
-from pipeline.decoding.choices import Choice, Greedy, Noise, Race, first_tokens
+from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
 from pipeline.decoding.loop import Answer, decode, reach
 from pipeline.decoding.shapes import columns_of, inner_nodes, levels_of, verification_pass
@@ -32,9 +32,8 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from tests.pipeline import heads
-from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, V, logits, plain_greedy
+from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
 
-UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))  # in level order
 TREES = [
     sequence(3),
     batch(4),
@@ -60,7 +59,12 @@ def source(
 
 def branch(tree: Topology, tokens: list[int], node: int) -> list[int]:
     """The drafted tokens that lead to a node, itself the last."""
-    return [] if node == ROOT else [*branch(tree, tokens, tree.parents[node]), tokens[node]]
+    return [tokens[one] for one in path_to(tree, node)]
+
+
+def path_to(tree: Topology, node: int) -> list[int]:
+    """The nodes from the root on to a node, itself the last."""
+    return [] if node == ROOT else [*path_to(tree, tree.parents[node]), node]
 
 
 @every_tree
@@ -79,10 +83,7 @@ def test_a_tree_is_read_like_its_branches_and_one_path_is_kept(
         for node in range(ROOT, len(tree)):
             wanted = logits(target, text + branch(tree, tokens, node))[-1]
             torch.testing.assert_close(found[node + 1], wanted, **CLOSE)
-        path = []
-        while end != ROOT:
-            path.insert(0, end)
-            end = tree.parents[end]
+        path = path_to(tree, end)
         sequence_.keep(len(text), path)
         assert sequence_.length == len(text) + len(path)
         after = sequence_.extend(torch.tensor([11, 12]))
@@ -113,58 +114,6 @@ def drafted_plainly(
     return tokens
 
 
-@every_tree
-@pytest.mark.parametrize("raced", [False, True])
-@torch.inference_mode()
-def test_levels_are_drafted_as_plain_passes_of_their_branches_say(
-    drafter: LanguageModel, tree: Topology, raced: bool
-) -> None:
-    race = Race(0.9, Noise(5, "a", 40, CPU, tree.depth))
-    choice: Choice = race if raced else Greedy()
-    own = ModelDrafter(drafter, choice, tree)
-    text = list(PROMPTS[1])
-    own.begin(torch.tensor(text[:-1]), 60, None)
-    for accepted in (1, 0, 2, tree.depth):  # drafts after roll-backs to paths of the trees before
-        known = len(text)
-        draft = own.propose(text, tree.depth, known)
-        found = draft.tokens.tolist()
-        wanted = drafted_plainly(drafter, text, tree, race if raced else None, known)
-        assert found == wanted
-        assert draft.tree == tree
-        deep = [node for node in range(len(tree)) if tree.depths[node] <= accepted]
-        path = [deep[-1]] if deep else []
-        while path and tree.parents[path[0]] != ROOT:
-            path.insert(0, tree.parents[path[0]])
-        own.accept(known, path, None)
-        text += [found[node] for node in path] + [9]
-
-
-@every_tree
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_on_trees_is_the_target_alone(
-    target: LanguageModel, source: LanguageModel | HiddenDrafter, tree: Topology, prompt: list[int]
-) -> None:
-    answer = decode(
-        target, model_drafter(source, Greedy(), tree), Match(Greedy()), prompt, tree.depth, LIMIT
-    )
-    assert answer.tokens == plain_greedy(target, prompt)
-    check_counts(answer, tree, LIMIT)
-
-
-@every_tree
-def test_races_on_trees_are_the_target_alone(
-    target: LanguageModel, source: LanguageModel | HiddenDrafter, tree: Topology
-) -> None:
-    for prompt in PROMPTS:
-        race = Race(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
-        alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
-        both = decode(
-            target, model_drafter(source, race, tree), Match(race), prompt, tree.depth, LIMIT
-        )
-        assert both.tokens == alone.tokens
-        check_counts(both, tree, LIMIT)
-
-
 GROWN = [Growth(1, 1, 1), Growth(3, 5, 3), Growth(2, 3, 4), Growth(4, 30, 4), Growth(3, 99, 2)]
 
 
@@ -193,75 +142,79 @@ def grown_plainly(
     return [paths[at][-1] for at in kept], tuple(number[parents_[at]] for at in kept)
 
 
-@pytest.mark.parametrize("growth", GROWN, ids=str)
+@pytest.mark.parametrize("tree", [*TREES, *GROWN], ids=[*NAMES, *map(str, GROWN)])
 @pytest.mark.parametrize("raced", [False, True])
 @torch.inference_mode()
-def test_grown_trees_hold_the_nodes_of_most_value(
-    drafter: LanguageModel, growth: Growth, raced: bool
+def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
+    drafter: LanguageModel, tree: Topology | Growth, raced: bool
 ) -> None:
-    race = Race(0.9, Noise(5, "a", 60, CPU, growth.depth))
-    own = ModelDrafter(drafter, race if raced else Greedy(), growth)
+    race = Race(0.9, Noise(5, "a", 60, CPU, tree.depth)) if raced else None
+    own = ModelDrafter(drafter, race or Greedy(), tree)
     text = list(PROMPTS[1])
     own.begin(torch.tensor(text[:-1]), 80, None)
     shapes = set()
-    for accepted in (1, 0, growth.depth, 2, 1):  # drafts after roll-backs to paths before
+    for accepted in (1, 0, tree.depth, 2, 1):  # drafts after roll-backs to paths of those before
         known = len(text)
-        draft = own.propose(text, growth.depth, known)
-        found = draft.tokens.tolist()
-        assert draft.tree is not None
-        wanted = grown_plainly(drafter, text, growth, race if raced else None, known)
-        assert (found, draft.tree.parents) == wanted
-        assert len(found) == len(growth)
-        shapes.add(draft.tree)
-        deep = [node for node in range(len(found)) if draft.tree.depths[node] <= accepted]
-        path = [deep[-1]] if deep else []
-        while path and draft.tree.parents[path[0]] != ROOT:
-            path.insert(0, draft.tree.parents[path[0]])
+        draft = own.propose(text, tree.depth, known)
+        found, shape = draft.tokens.tolist(), draft.tree
+        assert shape is not None
+        if isinstance(tree, Growth):
+            wanted = grown_plainly(drafter, text, tree, race, known)
+            assert (found, shape.parents) == wanted
+            assert len(found) == len(tree)
+        else:
+            assert found == drafted_plainly(drafter, text, tree, race, known)
+            assert shape == tree
+        shapes.add(shape)
+        deep = [node for node in range(len(found)) if shape.depths[node] <= accepted]
+        path = path_to(shape, deep[-1] if deep else ROOT)
         own.accept(known, path, None)
         text += [found[node] for node in path] + [9]
-    assert len(shapes) > 1 or len(growth) in (1, 12)  # the last: all candidates are kept
+    if isinstance(tree, Growth):
+        assert len(shapes) > 1 or len(tree) in (1, 12)  # the last: all candidates are kept
 
 
-@pytest.mark.parametrize("growth", GROWN[1:4], ids=str)
-def test_grown_trees_decode_what_the_target_alone_does(
-    target: LanguageModel, source: LanguageModel | HiddenDrafter, growth: Growth
+@pytest.mark.parametrize("tree", [*TREES, *GROWN[1:4]], ids=[*NAMES, *map(str, GROWN[1:4])])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_trees_decode_what_the_target_alone_does(
+    target: LanguageModel,
+    source: LanguageModel | HiddenDrafter,
+    tree: Topology | Growth,
+    prompt: list[int],
 ) -> None:
-    for prompt in PROMPTS:
-        own = model_drafter(source, Greedy(), growth)
-        answer = decode(target, own, Match(Greedy()), prompt, growth.depth, LIMIT)
-        assert answer.tokens == plain_greedy(target, prompt)
-        race = Race(0.8, Noise(3, "a", LIMIT, CPU, growth.depth))
-        alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
-        own = model_drafter(source, race, growth)
-        both = decode(target, own, Match(race), prompt, growth.depth, LIMIT)
-        assert both.tokens == alone.tokens
-        for call in [*answer.calls, *both.calls]:
-            left = LIMIT - call.position - 1
-            assert call.depth <= min(left, growth.depth)
-            assert call.drafted <= growth.nodes
-            assert call.tested == len(call.levels)
+    answer = greedy_on(target, source, tree, prompt)
+    assert answer.tokens == plain_greedy(target, prompt)
+    race = Race(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
+    alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
+    own = model_drafter(source, race, tree)
+    raced = decode(target, own, Match(race), prompt, tree.depth, LIMIT)
+    assert raced.tokens == alone.tokens
+    for one in (answer, raced):
+        check_counts(one, tree)
 
 
-def test_a_grown_tree_drafts_nothing_where_the_drafter_has_no_token(target: LanguageModel) -> None:
-    model = heads.random_head(target, torch.tensor([4, 7]))
-    own = model_drafter(model, Greedy(), Growth(3, 20, 2))
-    answer = decode(target, own, Match(Greedy()), PROMPTS[1], 2, LIMIT)
-    assert answer.tokens == plain_greedy(target, PROMPTS[1])
-    assert {call.drafted for call in answer.calls if call.depth == 2} == {6}
+def greedy_on(
+    target: LanguageModel, source: Any, tree: Topology | Growth, prompt: list[int]
+) -> Answer:
+    own = model_drafter(source, Greedy(), tree)
+    return decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
 
 
-def check_counts(answer: Answer, tree: Topology, limit: int) -> None:
+def check_counts(answer: Answer, tree: Topology | Growth) -> None:
     """What the calls of an answer say fits together."""
     for call in answer.calls:
-        cut = tree.within(min(tree.depth, limit - call.position - 1))
-        assert (call.drafted, call.depth) == (len(cut), cut.depth)
+        left = min(tree.depth, LIMIT - call.position - 1)
+        if isinstance(tree, Topology):
+            cut = tree.within(left)
+            assert (call.drafted, call.depth) == (len(cut), cut.depth)
+        assert call.depth <= left
+        assert call.drafted <= len(tree)
         assert call.accepted <= call.tested <= call.reach + 1
         assert call.tested == len(call.levels)
         if not answer.ended:
             assert call.emitted == call.accepted + 1
-            assert [accepted > 0 for _, accepted in call.levels] == (
-                [True] * call.accepted + [False] * (call.tested - call.accepted)
-            )
+            taken = [True] * call.accepted + [False] * (call.tested - call.accepted)
+            assert [accepted > 0 for _, accepted in call.levels] == taken
     assert sum(call.emitted for call in answer.calls) == len(answer.tokens) - 1
 
 
@@ -270,16 +223,7 @@ def test_a_wider_tree_emits_more_tokens_a_call(
 ) -> None:
     def per_call(tree: Topology) -> float:
         calls = [
-            call
-            for prompt in PROMPTS
-            for call in decode(
-                target,
-                ModelDrafter(drafter, Greedy(), tree),
-                Match(Greedy()),
-                prompt,
-                tree.depth,
-                LIMIT,
-            ).calls
+            call for prompt in PROMPTS for call in greedy_on(target, drafter, tree, prompt).calls
         ]
         second = sum(accepted == 2 for call in calls for _, accepted in call.levels)
         assert second > 0 or max(tree.siblings) == 1
@@ -296,11 +240,9 @@ def test_an_end_token_in_a_tree_ends_the_answer(
     for prompt in PROMPTS:
         free = plain_greedy(target, prompt)
         for end in set(free[1:]) - {free[0]}:
-            ended = replace(target, eos=(end,))
-            own = ModelDrafter(drafter, Greedy(), tree)
-            answer = decode(ended, own, Match(Greedy()), prompt, tree.depth, LIMIT)
+            answer = greedy_on(replace(target, eos=(end,)), drafter, tree, prompt)
             assert answer.tokens == free[: free.index(end) + 1]
-            check_counts(answer, tree, LIMIT)
+            check_counts(answer, tree)
             inside += answer.calls[-1].accepted == answer.calls[-1].emitted
     assert inside > 0  # some end tokens were drafted and accepted
 
@@ -333,24 +275,24 @@ def test_caches_hold_the_text_after_many_calls(
         kept.append((self.model is target, length + len(path), *columns_))
 
     monkeypatch.setattr(Text, "keep", watched)
-    own = ModelDrafter(drafter, Greedy(), tree)
-    decode(target, own, Match(Greedy()), PROMPTS[0], tree.depth, LIMIT)
+    greedy_on(target, drafter, tree, PROMPTS[0])
     assert len(kept) > 6
     for of_target, text, held in kept:
         assert held == text if of_target else held <= text
 
 
+@pytest.mark.parametrize("tree", [symmetric(3, 2), Growth(3, 20, 2)], ids=["fixed", "grown"])
 def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
-    target: LanguageModel,
+    target: LanguageModel, tree: Topology | Growth
 ) -> None:
     model = heads.random_head(target, torch.tensor([4, 7]))
-    tree = symmetric(3, 2)
     calls = []
     for prompt in PROMPTS:
-        own = model_drafter(model, Greedy(), tree)
-        answer = decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
+        answer = greedy_on(target, model, tree, prompt)
         assert answer.tokens == plain_greedy(target, prompt)
         calls += answer.calls
+    if isinstance(tree, Growth):
+        assert {call.drafted for call in calls if call.depth == 2} == {6}
     assert {accepted for call in calls for _, accepted in call.levels} <= {0, 1, 2}
     keys = torch.tensor([[0.0, -torch.inf, 2.0, 2.0]])
     assert first_tokens(keys, 2).tolist() == [[2, 3]]  # ties by id
