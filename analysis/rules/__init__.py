@@ -17,6 +17,7 @@ from .builtin import (
     Tree,
     Typical,
 )
+from .prefix import Prefix, best_path
 from .rule import NO_COUNT, UNKNOWN, Cut, Drafted, Rule, parameter, register
 
 __all__ = [
@@ -29,12 +30,14 @@ __all__ = [
     "FirstRanks",
     "Mars",
     "Multiplicative",
+    "Prefix",
     "Rule",
     "StrictGreedy",
     "TopMAdditive",
     "TopMMultiplicative",
     "Tree",
     "Typical",
+    "best_path",
     "build",
     "check_k",
     "expand",

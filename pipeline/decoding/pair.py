@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from analysis.rules import Prefix
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import (
     DRAFT,
@@ -26,6 +27,7 @@ from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room, st
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import (
+    BestPath,
     BlockVerification,
     Match,
     Relaxed,
@@ -188,6 +190,8 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
         return drawn, SpeculativeSampling(t, noise, method.rule, kept)
     if method.rule is None or method.lossless:
         return Greedy(), Match(Greedy())
+    if isinstance(method.rule, Prefix):
+        return Greedy(), BestPath(method.rule)
     return Greedy(), Relaxed(method.rule)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from analysis.decoding import laws
-from analysis.rules import Rule
+from analysis.rules import Prefix, Rule, best_path
 from analysis.trees import laws as tree_laws
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Topology, sequence
@@ -32,7 +32,7 @@ from pipeline.decoding.choices import (
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.judging import asked, judged
 from pipeline.decoding.shapes import inner_nodes
-from pipeline.models.devices import read
+from pipeline.models.devices import read, send
 from pipeline.models.logit_statistics import argmax
 
 
@@ -128,6 +128,30 @@ class Relaxed:
         if not accepts.all():
             accepts |= judged(self._rule, before, draft.tokens, found)
         return on_chain(*laws.relaxed(accepts, best.tolist()), drafted)
+
+
+class BestPath:
+    """Accepts the path of a draft that is longest for what it costs (the prefix rule)."""
+
+    def __init__(self, rule: Prefix) -> None:
+        """Accept under `rule`."""
+        self._rule = rule
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:  # noqa: ARG002
+        """Accept the best path of a chain or a tree; emit the argmax after it."""
+        tree = sequence(len(draft.tokens)) if draft.tree is None else draft.tree
+        exact, parents = logits.double(), send(tree.parents, logits.device) + 1
+        if self._rule.cost == "probability":
+            exact = exact.softmax(1)
+        drafted = exact[parents, draft.ids]
+        wanted = argmax(logits), exact.amax(1)[parents] - drafted
+        tokens, (best, costs) = read_call(logits, draft, *wanted)
+        costs = np.where(np.array(tokens) == NOTHING, np.inf, costs)
+        path = best_path(tree.parents, costs.tolist(), self._rule.mu)
+        token = int(best[path[-1] + 1 if path else 0])
+        if draft.tree is None:
+            return on_chain(len(path), token, tokens)
+        return on_tree(path, token, tree, tokens)
 
 
 class SpeculativeSampling:

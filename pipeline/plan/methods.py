@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.fields import FieldError, check, from_mapping, ranged, refused
-from analysis.rules import Rule, Tree, build
+from analysis.rules import Prefix, Rule, Tree, build
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
 from pipeline.plan.method import (
@@ -121,10 +121,10 @@ def _check_tree(method: Method) -> None:
             f"{where}: sampling=speculative is not lossless where nodes are chosen by what was "
             "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"
         )
-    if method.rule is not None and not method.lossless:
+    if method.rule is not None and not (method.lossless or isinstance(method.rule, Prefix)):
         raise PipelineError(
-            f"{where}: rule={method.rule.name} judges chains only: give rule: greedy, rule: tree "
-            "or sampling"
+            f"{where}: rule={method.rule.name} judges chains only: give rule: greedy, rule: tree, "
+            "rule: prefix or sampling"
         )
     try:
         # where R is not known yet any will do: what is checked are sizes

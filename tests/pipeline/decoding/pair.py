@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analysis.rules import Additive, Mars, Typical
+from analysis.rules import Additive, Mars, Prefix, Typical
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import (
     DRAFT,
@@ -21,6 +21,7 @@ from pipeline.decoding.choices import (
 )
 from pipeline.decoding.loop import Answer, decode
 from pipeline.decoding.verifiers import (
+    BestPath,
     BlockVerification,
     Match,
     Relaxed,
@@ -40,6 +41,8 @@ WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shap
     "MARS": lambda n: (Greedy(), Relaxed(Mars(0.5)), None),
     "additive": lambda n: (Greedy(), Relaxed(Additive(0.3)), None),
     "typical": lambda n: (Greedy(), Relaxed(Typical(0.3, 0.3)), None),
+    "prefix": lambda n: (Greedy(), BestPath(Prefix(1.0)), None),
+    "prefix on a tree": lambda n: (Greedy(), BestPath(Prefix(2.0)), UNEVEN),
     "sampling": lambda n: (Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
     "MARS, sampling": lambda n: (
         *(Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),

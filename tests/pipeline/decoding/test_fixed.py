@@ -39,6 +39,7 @@ LOOKUP = PromptLookup(2, CPU)
 
 
 STOP = partial(stops, Drafting("max_q", 0.2))
+OF_WAYS = ["greedy", "MARS", "sampling", "tree", "raced tree", "sampled tree", "grown tree"]
 MADE = ["alone", "look-up", "look-up first", "stops"]  # besides WAYS, from a drafter that is greedy
 
 
@@ -107,7 +108,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.thorough
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["model", "head"])
-@pytest.mark.parametrize("name", [*WAYS, *MADE])
+@pytest.mark.parametrize("name", [*OF_WAYS, *MADE])
 def test_fixed_shapes_decode_what_growing_ones_do(
     name: str,
     kind: str,

@@ -1,0 +1,197 @@
+"""The prefix rule: the best path by brute force, never below a threshold, ties, certificates."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.certificates.certify import certify
+from analysis.decoding.laws import leading
+from analysis.rules import Additive, Multiplicative, Prefix, best_path
+from analysis.topk import TopK
+from analysis.trees.laws import NOTHING
+from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import Draft, ModelDrafter
+from pipeline.decoding.loop import decode
+from pipeline.decoding.verifiers import BestPath, Relaxed
+from pipeline.errors import PipelineError
+from pipeline.models.load import LanguageModel
+from pipeline.plan.methods import build_methods
+from tests.pipeline.decoding.pair import LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
+
+TREES = [sequence(0), sequence(1), sequence(5), symmetric(2, 3), spec_infer(5), UNEVEN]
+ENTRY = {"drafter": "model", "rule": "prefix", "mu": 2, "draft_length": 3, "temperature": 0}
+
+
+def paths(tree: Topology) -> list[tuple[int, ...]]:
+    """All paths of a tree from the root on, the empty one first."""
+    found: list[tuple[int, ...]] = [()]
+    for path in found:
+        found += [(*path, child) for child in tree.children[path[-1] if path else ROOT]]
+    return found
+
+
+def by_enumeration(tree: Topology, costs: Any, mu: float) -> tuple[int, ...]:
+    """The longest path of most value, of equal ones the first."""
+
+    def key(path: tuple[int, ...]) -> tuple[float, int]:
+        return len(path) - mu * sum(costs[node] for node in path), len(path)
+
+    best = max(map(key, paths(tree)))
+    return min(path for path in paths(tree) if key(path) == best)
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
+def test_the_best_path_is_that_of_all_paths(tree: Topology) -> None:
+    generator = np.random.default_rng(0)
+    for mu in (0.25, 1.0, 2.0, 16.0):
+        for _ in range(200):  # multiples of 1/8: sums are exact, and many values are equal
+            costs = generator.integers(0, 9, len(tree)) * generator.choice([0.125, 0.5, 1.0])
+            assert best_path(tree.parents, costs.tolist(), mu) == by_enumeration(tree, costs, mu)
+
+
+def test_costs_that_are_infinite_or_nothing() -> None:
+    assert best_path((-1, 0), [math.inf, 0.0], 0.1) == ()
+    assert best_path((-1, 0, 1), [0.0, 0.0, 1e-9], math.inf) == (0, 1)  # strict greedy
+    assert best_path((-1, -1), [0.0, 0.0], 3.0) == (0,)
+
+
+@pytest.mark.parametrize("gamma", [2, 4, 7])
+def test_on_given_drafts_no_threshold_emits_more_at_equal_cost(gamma: int) -> None:
+    generator = np.random.default_rng(gamma)
+    costs = generator.exponential(0.7, (400, gamma)) * (generator.random((400, gamma)) < 0.5)
+
+    def totals(lengths: list[int]) -> tuple[int, float]:
+        return sum(lengths), sum(row[:n].sum() for row, n in zip(costs, lengths, strict=True))
+
+    thresholds = [totals([leading(row < t) for row in costs]) for t in np.linspace(0, 3, 61)]
+    gained = 0
+    for mu in (0.2, 0.5, 1.0, 2.0, 5.0):
+        chain = range(-1, gamma - 1)
+        tokens, cost = totals([len(best_path(chain, row.tolist(), mu)) for row in costs])
+        for others, given_up in thresholds:
+            assert tokens - mu * cost >= others - mu * given_up - 1e-9
+            if given_up <= cost:
+                assert tokens >= others
+        gained += tokens > max(others for others, given_up in thresholds if given_up <= cost)
+    assert gained > 2
+
+
+@pytest.mark.parametrize("cost", ["nats", "probability"])
+@pytest.mark.parametrize("mu", [2.0, 3.0, 5.0])
+def test_what_a_threshold_accepts_it_accepts_and_so_its_certificates_hold(
+    cost: str, mu: float
+) -> None:
+    rule = Prefix(mu, cost)
+    alike = Multiplicative(math.exp(-1 / mu)) if cost == "nats" else Additive(1 / mu)
+    generator = torch.Generator().manual_seed(0)
+    longer = 0
+    for _ in range(300):
+        z = 2 * torch.randn((5, V), generator=generator)
+        tokens = torch.stack([row.topk(4).indices[torch.randint(4, (1,), generator=generator)[0]]
+                              for row in z[:4]])  # fmt: skip
+        ours = BestPath(rule).verify(z, Draft(tokens), 0)
+        theirs = Relaxed(alike).verify(z, Draft(tokens), 0)
+        assert ours.path[: len(theirs.path)] == theirs.path
+        assert ours.token == int(z[len(ours.path)].argmax())
+        longer += len(ours.path) > len(theirs.path)
+    assert longer > 0
+    dist = TopK.from_logits(z)
+    assert (certify(dist, rule).lower == certify(dist, alike).lower).all()
+
+
+def test_a_tie_is_accepted_and_a_step_beyond_is_not() -> None:
+    for step, accepted in ((0.0, 1), (-1e-6, 0), (1e-6, 1)):
+        z = torch.tensor([[2.0, 1.5 + step, 0.0], [0.0, 1.0, 0.0]])
+        found = BestPath(Prefix(2.0)).verify(z, Draft(torch.tensor([1])), 0)
+        assert len(found.path) == accepted
+        assert found.token == accepted  # the argmax of its row
+    p = torch.tensor([[0.625, 0.375, 0.0]], dtype=torch.float64).log()
+    for mu, accepted in ((4.0 - 1e-9, 1), (4.0 + 1e-9, 0)):
+        found = BestPath(Prefix(mu, "probability")).verify(
+            p.repeat(2, 1), Draft(torch.tensor([1])), 0
+        )
+        assert len(found.path) == accepted
+
+
+@pytest.mark.parametrize("cost", ["nats", "probability"])
+@pytest.mark.parametrize("tree", [None, symmetric(2, 3), UNEVEN], ids=["chain", "tree", "uneven"])
+def test_a_call_takes_the_best_path_of_its_draft(cost: str, tree: Topology | None) -> None:
+    shape = sequence(5) if tree is None else tree
+    generator = torch.Generator().manual_seed(1)
+    lengths = set()
+    for mu in (0.3, 1.0, 3.0):
+        for _ in range(60):
+            z = 2 * torch.randn((len(shape) + 1, V), generator=generator)
+            above = torch.tensor(shape.parents) + 1
+            rank = torch.randint(3, (len(shape),), generator=generator)
+            tokens = z[above].topk(3).indices.gather(1, rank[:, None])[:, 0]
+            if tree is not None:
+                tokens[-1] = NOTHING
+            p = z.double().softmax(1)
+            mine = p[above, tokens.clamp(min=0)]
+            most = p.amax(1)[above]
+            costs = (most / mine).log() if cost == "nats" else most - mine
+            costs[tokens == NOTHING] = torch.inf
+            found = BestPath(Prefix(mu, cost)).verify(z, Draft(tokens, None, tree), 0)
+            assert found.path == by_enumeration(shape, costs.tolist(), mu)
+            assert found.token == int(z[found.path[-1] + 1 if found.path else 0].argmax())
+            assert found.tested == min(
+                len(found.path) + bool(shape.children[found.path[-1] if found.path else ROOT]),
+                shape.depth,
+            )
+            lengths.add(len(found.path))
+    assert len(lengths) > 3
+
+
+def test_answers_lie_between_strict_greedy_and_what_is_drafted(
+    target: LanguageModel, drafter: LanguageModel
+) -> None:
+    prompt, calls, given_up = PROMPTS[1], [], []
+    for mu in (1e9, 4.0, 1.0, 1e-9):
+        answer = decode(
+            target, ModelDrafter(drafter, Greedy()), BestPath(Prefix(mu)), prompt, 4, LIMIT
+        )
+        z = logits(target, prompt + answer.tokens)[len(prompt) - 1 : -1].double()
+        cost = z.amax(1) - z[range(LIMIT), answer.tokens]
+        for call in answer.calls:
+            at = call.position + call.accepted
+            assert call.accepted >= mu * cost[call.position : at].sum() - 1e-4
+        calls.append(len(answer.calls))
+        given_up.append(float(cost.sum()))
+        if mu == 1e9:
+            assert answer.tokens == plain_greedy(target, prompt)
+    assert all(call.accepted == call.drafted for call in answer.calls)
+    assert all(a >= b for a, b in itertools.pairwise(calls))
+    assert given_up[0] < 1e-6 < given_up[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mu": 0}, "mu=0 is not allowed: give a number above 0"),
+        ({"mu": float("inf")}, "mu=inf is not allowed"),
+        ({"cost": "bits"}, "cost=bits is not allowed: give nats or probability"),
+        ({"t": 0.1}, "the key 't' is not known: prefix takes mu, cost"),
+        ({"temperature": 1.0}, "temperature=1.0 is not allowed: give 0 for a rule"),
+    ],
+)
+def test_what_is_no_prefix_rule_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        build_methods([ENTRY | change])
+
+
+def test_a_method_of_the_prefix_rule_drafts_chains_and_trees() -> None:
+    [chain, tree] = build_methods([ENTRY, ENTRY | {"tree": "symmetric", "width": 2}])
+    assert chain.name == "prefix mu=2"
+    assert tree.name == "prefix mu=2 (symmetric, 2 wide)"
+    assert not chain.lossless
+    assert not tree.lossless
+    [priced] = build_methods([ENTRY | {"cost": "probability"}])
+    assert priced.name == "prefix mu=2 cost=probability"
