@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +21,7 @@ import pandas as pd
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.paired import difference, mcnemar, proportion
+from .finished import finished
 
 ALL = "all"  # the tasks together
 
@@ -55,7 +55,7 @@ def accuracy(
 
     Args:
         answered: the answers.
-        resamples: of the bootstrap over items, for tokens a call.
+        resamples: of the bootstrap over items.
         confidence: of all intervals.
         seed: of the bootstrap.
         margin: the loss of accuracy that would matter.
@@ -66,40 +66,46 @@ def accuracy(
         difference of accuracy, its interval (Agresti and Min) and McNemar's exact p_value; within,
         whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's;
         changed, the share of answers that differ from the baseline's in a token; given_up, the
-        baseline's log-likelihood of a token less this one's, nats; finished, the share of answers
-        that the model ended; departures, the share of tokens
+        baseline's log-likelihood of a token less this one's, nats; departures, the share of tokens
         that are not the target's first choice; certified, the share of those that the run's
-        certificates cover, NaN without; tokens_per_call with its
-        interval over items; speedup, the baseline's seconds a token over this run's.
+        certificates cover, NaN without; tokens_per_call with its interval over items; speedup, the
+        baseline's seconds a token over this run's; and what `finished` returns.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
     tasks = [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]
     rows = []
     for task in tasks:
-        mine = both if task == ALL else both[both["task"] == task]
-        by_run = {run: part.reset_index(drop=True) for run, part in mine.groupby("run")}
+        part = both if task == ALL else both[both["task"] == task]
+        by_run = {run: one.reset_index(drop=True) for run, one in part.groupby("run")}
+        bootstrap = PromptBootstrap(np.arange(len(by_run[0])), resamples, confidence, seed)
         for run in answered.runs.index:
-            alone = by_run[answered.runs["baseline"].iloc[run]]
-            found = _counted(by_run[run], alone, confidence)
+            mine, alone = by_run[run], by_run[answered.runs["baseline"].iloc[run]]
+            found = _compared(mine, alone, confidence)
             found["within"] = found["difference_ci_low"] > -margin
-            found |= _per_call(by_run[run], resamples, confidence, seed)
+            emitted, calls = (mine[name].to_numpy() for name in ("emitted", "calls"))
+            with np.errstate(invalid="ignore"):  # answers of one token have no call
+                found["tokens_per_call"] = float(emitted.sum() / np.float64(calls.sum()))
+                draws = bootstrap.sums(emitted) / bootstrap.sums(calls)
+            low, high = map(float, bootstrap.interval(draws))
+            found |= {"tokens_per_call_ci_low": low, "tokens_per_call_ci_high": high}
+            found |= finished(mine, alone, bootstrap)
             rows.append({"task": task, "run": run, **answered.runs.iloc[run], **found})
     return pd.DataFrame(rows)
 
 
-def _counted(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dict[str, float]:
+def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dict[str, float]:
     """Return the columns of a run that compare it with its baseline, row by row the same items."""
     if mine["item_id"].tolist() != alone["item_id"].tolist():
         raise ValueError("two runs answered different items")
     right, before = mine["correct"].to_numpy(), alone["correct"].to_numpy()
     items, lost, won = len(right), int((before & ~right).sum()), int((right & ~before).sum())
     low, high = proportion(int(right.sum()), items, confidence)
-    worst, best = difference(lost, won, items, confidence)
-    is_baseline = mine["run"].iloc[0] == alone["run"].iloc[0]
-    tokens = [part["n_tokens"].sum() for part in (mine, alone)]
-    likelihood = [part["log_likelihood"].sum() for part in (mine, alone)]
-    seconds = [part["seconds"].sum() for part in (mine, alone)]
-    changed = (mine["common_prefix"] < np.maximum(mine["n_tokens"], alone["n_tokens"])).mean()
+    same = mine["run"].iloc[0] == alone["run"].iloc[0]
+    worst, best = (0.0, 0.0) if same else difference(lost, won, items, confidence)
+    sums = [part[["n_tokens", "log_likelihood", "seconds"]].sum() for part in (mine, alone)]
+    tokens, likelihood, seconds = (np.array([one[name] for one in sums]) for name in sums[0].index)
+    changed = mine["common_prefix"] < np.maximum(mine["n_tokens"], alone["n_tokens"])
+    of_token, pace = likelihood / tokens, seconds / tokens
     return {
         "items": items,
         "right": int(right.sum()),
@@ -109,33 +115,15 @@ def _counted(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dict
         "lost": lost,
         "won": won,
         "difference": (won - lost) / items,
-        "difference_ci_low": 0.0 if is_baseline else worst,
-        "difference_ci_high": 0.0 if is_baseline else best,
+        "difference_ci_low": worst,
+        "difference_ci_high": best,
         "p_value": mcnemar(lost, won),
         "recovery": float(right.sum() / before.sum()) if before.any() else np.nan,
-        "changed": float(changed),
-        "given_up": float(likelihood[1] / tokens[1] - likelihood[0] / tokens[0]),
-        "finished": float(mine["ended"].mean()),
+        "changed": float(changed.mean()),
+        "given_up": float(of_token[1] - of_token[0]),
         "departures": float(mine["departures"].sum() / tokens[0]),
         "certified": float(mine["certified"].sum(min_count=1) / tokens[0]),
-        "speedup": float((seconds[1] / tokens[1]) / (seconds[0] / tokens[0])),
-    }
-
-
-def _per_call(mine: pd.DataFrame, resamples: int, confidence: float, seed: int) -> dict[str, float]:
-    """Return tokens a call, all calls together, with the interval over items."""
-    emitted, calls = mine["emitted"].to_numpy(), mine["calls"].to_numpy()
-    if calls.sum() == 0:
-        return dict.fromkeys(
-            ("tokens_per_call", "tokens_per_call_ci_low", "tokens_per_call_ci_high"), np.nan
-        )
-    bootstrap = PromptBootstrap(np.arange(len(mine)), resamples, confidence, seed)
-    with np.errstate(invalid="ignore"):  # a resample of answers of one token has no call
-        low, high = bootstrap.interval(bootstrap.sums(emitted) / bootstrap.sums(calls))
-    return {
-        "tokens_per_call": float(emitted.sum() / calls.sum()),
-        "tokens_per_call_ci_low": float(low),
-        "tokens_per_call_ci_high": float(high),
+        "speedup": float(pace[1] / pace[0]),
     }
 
 
@@ -243,41 +231,23 @@ def decide(
         One row a relaxed run, families one after the other and each from strict to relaxed:
         family, parameter, value, run, items, lost, won, difference, worst and best (the one-sided
         bounds of the difference), excluded and falls (this threshold alone), up_to and down_to
-        (with all that are stricter, with all that are more relaxed).
+        (with all that are stricter, with all that are more relaxed), wins (up_to, and the seconds
+        of a finished answer fall: their ratio's upper limit lies below 1).
     """
     totals = table[table["task"] == ALL].set_index("run")
-    rows = []
-    for _, family in families(runs).groupby("group", sort=False):
-        tested: list[dict[str, Any]] = []
-        for values in family.itertuples(index=False, name=None):
-            threshold: dict[str, Any] = dict(zip(map(str, family), values, strict=True))
-            del threshold["group"]
-            counted: Any = totals.loc[threshold["run"]]
-            lost, won, items = (int(counted[name]) for name in ("lost", "won", "items"))
-            worst, best = difference(lost, won, items, 2 * confidence - 1)
-            tested.append(
-                {
-                    **threshold,
-                    "method": counted["method"],
-                    "draft_length": counted["draft_length"],
-                    "temperature": counted["temperature"],
-                    "items": items,
-                    "lost": lost,
-                    "won": won,
-                    "difference": (won - lost) / items,
-                    "worst": worst,
-                    "best": best,
-                    "excluded": worst > -margin,
-                    "falls": best < 0,
-                }
-            )
-        for at, row in enumerate(tested):
-            row["up_to"] = all(one["excluded"] for one in tested[: at + 1])
-            row["down_to"] = all(one["falls"] for one in tested[at:])
-        rows += tested
-    names = ["family", "parameter", "value", "run", "method", "draft_length", "temperature"]
-    names += ["items", "lost", "won", "difference", "worst", "best", "excluded", "falls"]
-    return pd.DataFrame(rows, columns=[*names, "up_to", "down_to"])
+    counted = ["method", "draft_length", "temperature", "items", "lost", "won"]
+    found = families(runs).join(totals[[*counted, "seconds_ratio_ci_high"]], on="run")
+    ends = [
+        difference(*map(int, row), 2 * confidence - 1)
+        for row in found[["lost", "won", "items"]].to_numpy()
+    ]
+    found["difference"] = (found["won"] - found["lost"]) / found["items"]
+    found["worst"], found["best"] = np.reshape(ends, (-1, 2)).T
+    found["excluded"], found["falls"] = found["worst"] > -margin, found["best"] < 0
+    found["up_to"] = found.groupby("group")["excluded"].cummin().astype(bool)
+    found["down_to"] = found[::-1].groupby("group")["falls"].cummin().astype(bool)
+    found["wins"] = found["up_to"] & (found["seconds_ratio_ci_high"] < 1)
+    return found.drop(columns=["group", "seconds_ratio_ci_high"])
 
 
 def limits(decided: pd.DataFrame) -> pd.DataFrame:
@@ -288,25 +258,17 @@ def limits(decided: pd.DataFrame) -> pd.DataFrame:
         and its best: values of the parameter and bounds, NaN where there is none.
     """
     keys = ["family", "parameter", "draft_length", "temperature"]
-    rows = []
-    for key, part in decided.groupby(keys, sort=False):
-        safe, falling = part[part["up_to"]], part[part["down_to"]]
-        rows.append(
-            {
-                **dict(zip(keys, key, strict=True)),
-                "largest": float(safe["value"].iloc[-1]) if len(safe) else float("nan"),
-                "worst": float(safe["worst"].iloc[-1]) if len(safe) else float("nan"),
-                "first": float(falling["value"].iloc[0]) if len(falling) else float("nan"),
-                "best": float(falling["best"].iloc[0]) if len(falling) else float("nan"),
-            }
-        )
-    return pd.DataFrame(rows, columns=[*keys, "largest", "worst", "first", "best"])
+    groups = decided.groupby(keys, sort=False)
+    safe = decided[decided["up_to"]].groupby(keys)[["value", "worst"]].last()
+    falling = decided[decided["down_to"]].groupby(keys)[["value", "best"]].first()
+    ends = safe.rename(columns={"value": "largest"}), falling.rename(columns={"value": "first"})
+    return groups.size().to_frame().join(list(ends)).drop(columns=0).reset_index()
 
 
 def verdicts(decided: pd.DataFrame) -> dict[int, str]:
     """Return of every run what was decided, in a word or two."""
-    found = {}
-    for run, up_to, down_to in decided[["run", "up_to", "down_to"]].to_numpy().tolist():
-        words = ["excluded"] * bool(up_to) + ["falls"] * bool(down_to)
-        found[int(run)] = " and ".join(words) or "open"
-    return found
+    columns = {"up_to": "excluded", "down_to": "falls"}
+    return {
+        int(row["run"]): " and ".join(text for key, text in columns.items() if row[key]) or "open"
+        for row in decided.to_dict("records")
+    }

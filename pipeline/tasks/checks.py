@@ -6,7 +6,7 @@ import ast
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 from pipeline.tasks import constraints
@@ -96,15 +96,15 @@ def answered(item: Item, answer: str) -> bool:
     wrong ones: "It was moved from Tuesday to Thursday."
     """
 
-    def says(text: str, phrases: tuple[str, ...]) -> bool:
+    def says(text: str, phrases: Sequence[str]) -> bool:
         return any(mentions(text, phrase) for phrase in phrases)
 
     own = [
         sentence
         for sentence in sentences(answer)
-        if not (says(sentence, item.expected) and restates(sentence, item.prompt))
+        if not (says(sentence, item["expected"]) and restates(sentence, item["prompt"]))
     ]
-    return says(answer, item.expected) and not any(says(one, item.wrong) for one in own)
+    return says(answer, item["expected"]) and not any(says(one, item["wrong"]) for one in own)
 
 
 def sentences(text: str) -> list[str]:
@@ -114,9 +114,9 @@ def sentences(text: str) -> list[str]:
 
 def restates(sentence: str, prompt: str) -> bool:
     """Whether the words of a sentence stand in this order in a sentence that the prompt states."""
-    said = constraints.words(folded(sentence))
+    said = constraints.words_of(folded(sentence))
     for stated in sentences(prompt):
-        words = iter(constraints.words(folded(stated)))
+        words = iter(constraints.words_of(folded(stated)))
         if not stated.endswith("?") and len(said) >= RESTATED and all(one in words for one in said):
             return True
     return False
@@ -129,9 +129,9 @@ def numbered(item: Item, answer: str) -> bool:
     """
     text = NOT_NUMBER.sub("", answer)
     found = numbers(text) or numbers_in_words(text)
-    known = numbers(item.prompt) + numbers_in_words(item.prompt)
+    known = numbers(item["prompt"]) + numbers_in_words(item["prompt"])
     new = [one for one in found if one not in known]
-    return Decimal(item.expected[0]) in found[-1:] + new[-1:]
+    return Decimal(item["expected"][0]) in found[-1:] + new[-1:]
 
 
 def copied(item: Item, answer: str) -> bool:
@@ -139,12 +139,7 @@ def copied(item: Item, answer: str) -> bool:
     text = answer.strip()
     if len(text) > 1 and text[0] in "\"'“‘" and text[-1] in "\"'”’":
         text = text[1:-1]
-    return text == item.expected[0]
-
-
-def constrained(item: Item, answer: str) -> bool:
-    """Whether an answer meets all constraints."""
-    return all(constraints.holds(constraint, answer) for constraint in item.expected)
+    return text == item["expected"][0]
 
 
 def code_of(answer: str) -> str:
@@ -189,20 +184,17 @@ def _is_constant(node: ast.stmt) -> bool:
     return set(names) <= CONSTANT
 
 
-def passed(item: Item, answer: str) -> bool:
-    """Whether the code of an answer passes the tests, in a process of its own."""
-    return passes(code_of(answer), item.expected)
-
-
 SCORES: dict[str, Callable[[Item, str], bool]] = {
     "answer": answered,
     "number": numbered,
     "copy": copied,
-    "constraints": constrained,
-    "python": passed,
+    "constraints": lambda item, answer: all(
+        constraints.holds(constraint, answer) for constraint in item["expected"]
+    ),
+    "python": lambda item, answer: passes(code_of(answer), item["expected"]),
 }
 
 
 def score(item: Item, answer: str) -> bool:
     """Whether an answer is right."""
-    return SCORES[item.kind](item, answer)
+    return SCORES[item["kind"]](item, answer)

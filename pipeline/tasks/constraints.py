@@ -13,36 +13,38 @@ Check = Callable[[str, str], bool]  # of a stripped text that is not empty, and 
 ITEM = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+\S")
 
 
-def words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     """Return the words of a text; what an apostrophe or hyphen joins is one word.
 
-    >>> words("It's a well-known fact.")
+    >>> words_of("It's a well-known fact.")
     ["It's", 'a', 'well-known', 'fact']
     """
     return re.findall(r"\w+(?:['’-]\w+)*", text)
 
 
-def sentences(text: str) -> int:
+def sentence_count(text: str) -> int:
     """Return how many sentences a text has: parts that end with . ! or ? and a space.
 
-    >>> sentences("Rain fell. Why? Nobody knows"), sentences("It was 2.5 degrees.")
+    >>> sentence_count("Rain fell. Why? Nobody knows"), sentence_count("It was 2.5 degrees.")
     (3, 1)
     """
-    return len([part for part in re.split(r"(?<=[.!?])[\"”')]*\s+", text.strip()) if words(part)])
+    return len(
+        [part for part in re.split(r"(?<=[.!?])[\"”')]*\s+", text.strip()) if words_of(part)]
+    )
 
 
-def lines(text: str) -> list[str]:
+def full_lines(text: str) -> list[str]:
     """Return the lines that are not empty."""
     return [line for line in text.splitlines() if line.strip()]
 
 
-def plain(text: str) -> str:
+def bare_text(text: str) -> str:
     """Return a text as `equals` compares it: no quotes, no full stop at the end, one case."""
     text = re.sub(r"\s*,\s*", ",", " ".join(text.split()))
     return text.strip("\"“”'.").casefold()
 
 
-def count(text: str, word: str) -> int:
+def occurrences(text: str, word: str) -> int:
     """Return how often a word occurs, in any case."""
     return len(re.findall(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text.casefold()))
 
@@ -68,45 +70,47 @@ def cased(text: str, wanted: str) -> bool:
     return text == wanted and text.lower() != text.upper()
 
 
-def occurs(text: str, argument: str) -> bool:
+def occurs_times(text: str, argument: str) -> bool:
     """Whether a word occurs exactly so often; "blue 2"."""
     word, _, times = argument.rpartition(" ")
-    return count(text, word) == int(times)
+    return occurrences(text, word) == int(times)
 
 
 def marked(text: str, argument: str) -> bool:
     """Whether exactly so many lines begin with a mark and a space; "- 5"."""
     mark, _, number = argument.partition(" ")
-    return sum(line.lstrip().startswith(f"{mark} ") for line in lines(text)) == int(number)
+    return sum(line.lstrip().startswith(f"{mark} ") for line in full_lines(text)) == int(number)
 
 
-def in_order(text: str, number: str) -> bool:
+def numbered_lines(text: str, number: str) -> bool:
     """Whether exactly so many lines begin with a number: 1, 2, 3, ..."""
     found = re.findall(r"^\s*(\d+)[.):]\s+\S", text, re.MULTILINE)
     return found == [str(at) for at in range(1, int(number) + 1)]
 
 
 NUMBERS: dict[str, Check] = {  # whose argument is a number
-    "words": lambda text, n: len(words(text)) == int(n),
-    "max_words": lambda text, n: 0 < len(words(text)) <= int(n),
-    "min_words": lambda text, n: len(words(text)) >= int(n),
-    "sentences": lambda text, n: sentences(text) == int(n),
-    "max_sentences": lambda text, n: 0 < sentences(text) <= int(n),
-    "lines": lambda text, n: len(lines(text)) == int(n),
-    "list_items": lambda text, n: sum(bool(ITEM.match(line)) for line in lines(text)) == int(n),
-    "numbered": in_order,
-    "comma_items": lambda text, n: [bool(words(x)) for x in text.split(",")] == [True] * int(n),
+    "words": lambda text, n: len(words_of(text)) == int(n),
+    "max_words": lambda text, n: 0 < len(words_of(text)) <= int(n),
+    "min_words": lambda text, n: len(words_of(text)) >= int(n),
+    "sentences": lambda text, n: sentence_count(text) == int(n),
+    "max_sentences": lambda text, n: 0 < sentence_count(text) <= int(n),
+    "lines": lambda text, n: len(full_lines(text)) == int(n),
+    "list_items": lambda text, n: (
+        sum(bool(ITEM.match(line)) for line in full_lines(text)) == int(n)
+    ),
+    "numbered": numbered_lines,
+    "comma_items": lambda text, n: [bool(words_of(x)) for x in text.split(",")] == [True] * int(n),
 }
 TEXTS: dict[str, Check] = {  # whose argument is a text
-    "contains": lambda text, phrase: count(text, phrase) > 0,
-    "contains_any": lambda text, some: any(count(text, word) for word in some.split()),
-    "avoids": lambda text, some: not any(count(text, word) for word in some.split()),
+    "contains": lambda text, phrase: occurrences(text, phrase) > 0,
+    "contains_any": lambda text, some: any(occurrences(text, word) for word in some.split()),
+    "avoids": lambda text, some: not any(occurrences(text, word) for word in some.split()),
     "lacks": lambda text, part: part.casefold() not in text.casefold(),
     "starts_with": lambda text, start: text.startswith(start),
     "ends_with": ends_with,
-    "equals": lambda text, wanted: plain(text) == plain(wanted),
+    "equals": lambda text, wanted: bare_text(text) == bare_text(wanted),
     "json_keys": json_keys,
-    "count": occurs,
+    "count": occurs_times,
     "marked": marked,
 }
 ENDING = ("count", "marked")  # of these, whose argument ends with a number

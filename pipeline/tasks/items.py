@@ -6,7 +6,7 @@ The files of the project are in assets/tasks; assets/tasks/README.md says what t
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +16,19 @@ from pipeline.tasks import constraints
 from pipeline.tasks.sandbox import parse_test
 
 FOLDER = ROOT / "assets" / "tasks"
-KINDS = ("answer", "number", "copy", "constraints", "python")
+KINDS = ("answer", "number", "copy", "constraints", "python")  # of which an answer is scored
+KEYS = {"id", "kind", "prompt", "expected", "wrong", "max_tokens"}
+Item = Mapping[str, Any]  # a row with these keys, as `check_item` allows it
 
 
-@dataclass(frozen=True)
-class Item:
-    """One question.
-
-    Attributes:
-        id: unique within its task.
-        kind: how an answer is scored, one of `KINDS`.
-        prompt: what the model is asked.
-        expected: by kind: accepted phrases, a number, the text to copy, constraints, or tests
-            (`pipeline.tasks.sandbox.parse_test`).
-        wrong: phrases that an answer of kind `answer` must not have.
-        max_tokens: the most tokens an answer may have.
-    """
-
-    id: str
-    kind: str
-    prompt: str
-    expected: tuple[str, ...]
-    wrong: tuple[str, ...]
-    max_tokens: int
-
-
-def ours() -> list[str]:
+def our_tasks() -> list[str]:
     """Return the names of the project's tasks."""
     return sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 
 
 def is_ours_or_file(name: str) -> bool:
     """Whether a name is one of the project's or that of a file, and no task of another registry."""
-    return name in ours() or Path(name).suffix == ".jsonl"
+    return name in our_tasks() or Path(name).suffix == ".jsonl"
 
 
 def task_file(name: str) -> Path:
@@ -57,17 +37,13 @@ def task_file(name: str) -> Path:
     Raises:
         PipelineError: there is no such task.
     """
-    path = FOLDER / f"{name}.jsonl" if name in ours() else Path(name)
+    known = our_tasks()
+    path = FOLDER / f"{name}.jsonl" if name in known else Path(name)
     if path.suffix != ".jsonl" or not path.is_file():
         raise PipelineError(
-            f"accuracy.tasks: {name} is no task: give {', '.join(ours())} or a file *.jsonl"
+            f"accuracy.tasks: {name} is no task: give {', '.join(known)} or a file *.jsonl"
         )
     return path
-
-
-def is_foreign(path: Path) -> bool:
-    """Whether a task does not come with the project."""
-    return path.resolve().parent != FOLDER.resolve()
 
 
 def read_items(path: Path) -> list[Item]:
@@ -76,8 +52,7 @@ def read_items(path: Path) -> list[Item]:
     Raises:
         PipelineError: a row is wrong; names file and line.
     """
-    items: list[Item] = []
-    names = set()
+    items: dict[str, Item] = {}
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -86,22 +61,29 @@ def read_items(path: Path) -> list[Item]:
         if not line.strip():
             continue
         try:
-            item = _item(json.loads(line))
+            row = json.loads(line)
+            check_item(row)
+            if row["id"] in items:
+                raise ValueError(f"the id {row['id']} occurs twice")
         except (ValueError, TypeError) as error:
             raise PipelineError(f"{path}, line {number}: {error}") from error
-        if item.id in names:
-            raise PipelineError(f"{path}, line {number}: the id {item.id} occurs twice")
-        names.add(item.id)
-        items.append(item)
+        items[row["id"]] = row
     if not items:
         raise PipelineError(f"{path} has no items")
-    return items
+    return list(items.values())
 
 
-def _item(row: Any) -> Item:
-    wanted = {field.name for field in fields(Item)}
-    if not isinstance(row, dict) or set(row) != wanted:
-        raise ValueError(f"a row has the keys {', '.join(sorted(wanted))}")
+def check_item(row: Any) -> None:
+    """Check a row: id, unique in its task; kind; prompt; expected; wrong; max_tokens.
+
+    expected is by kind: accepted phrases, a number, the text to copy, constraints, or tests
+    (`parse_test`). wrong are phrases that an answer of kind `answer` must not have.
+
+    Raises:
+        ValueError: it is wrong.
+    """
+    if not isinstance(row, dict) or set(row) != KEYS:
+        raise ValueError(f"a row has the keys {', '.join(sorted(KEYS))}")
     for name in ("id", "prompt"):
         if not isinstance(row[name], str) or not row[name].strip():
             raise ValueError(f"{name} is a text that is not empty")
@@ -115,9 +97,6 @@ def _item(row: Any) -> Item:
         raise ValueError(f"expected={row['expected']} is not what kind {row['kind']} takes")
     if type(row["max_tokens"]) is not int or row["max_tokens"] < 3:
         raise ValueError(f"max_tokens={row['max_tokens']} is not an integer of at least 3")
-    parse = {"constraints": constraints.parse, "python": parse_test}.get(row["kind"], str)
+    parsers = {"constraints": constraints.parse, "python": parse_test, "number": float}
     for text in row["expected"]:
-        parse(text)
-    if row["kind"] == "number":
-        float(row["expected"][0])
-    return Item(**{**row, "expected": tuple(row["expected"]), "wrong": tuple(row["wrong"])})
+        parsers.get(row["kind"], str)(text)

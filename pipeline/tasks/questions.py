@@ -15,7 +15,7 @@ from pipeline.harness.tasks import chat_text, text_tokens
 from pipeline.models.prompt_tokens import encode
 from pipeline.store.durable import file_digest
 from pipeline.tasks.checks import score
-from pipeline.tasks.items import is_foreign, is_ours_or_file, ours, read_items, task_file
+from pipeline.tasks.items import FOLDER, is_ours_or_file, our_tasks, read_items, task_file
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,12 @@ def check_tasks(names: Sequence[str], include: str | None, *, foreign_code: bool
         raise PipelineError(f"accuracy.tasks: two of {', '.join(stems)} have the same name")
     for name, path in zip(names, files, strict=True):
         if not is_ours_or_file(name):
-            known = ", ".join(ours())
+            known = ", ".join(our_tasks())
             harness.check_task(name, include, known, foreign_code=foreign_code)
             continue
-        code = any(item.kind == "python" for item in read_items(path))
-        if code and is_foreign(path) and not foreign_code:
+        code = any(item["kind"] == "python" for item in read_items(path))
+        foreign = path.resolve().parent != FOLDER.resolve()
+        if code and foreign and not foreign_code:
             raise PipelineError(
                 f"accuracy.tasks: {path} runs code that a model wrote, against tests that are not "
                 "the project's: read them, then give accuracy.foreign_code=true"
@@ -111,12 +112,12 @@ def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -
     return [
         Question(
             task,
-            item.id,
-            encode(tokenizer, [item.prompt], config["template"], enable_thinking=thinking),
-            item.max_tokens,
+            item["id"],
+            encode(tokenizer, [item["prompt"]], config["template"], enable_thinking=thinking),
+            item["max_tokens"],
             str,
             partial(score, item),
-            item.kind == "python",
+            item["kind"] == "python",
         )
         for item in read_items(path)[: config["items"]]
     ]

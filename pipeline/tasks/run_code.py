@@ -106,7 +106,7 @@ def refuse(event: str, _: object) -> None:
         raise PermissionError(f"{event} is not allowed here")
 
 
-def plain(value: object) -> object:
+def plain_value(value: object) -> object:
     """Return a value as JSON can hold it: what is no list, as {its kind: its items}.
 
     Raises:
@@ -117,12 +117,12 @@ def plain(value: object) -> object:
     if isinstance(value, (fractions.Fraction, decimal.Decimal)):
         return float(value)
     if isinstance(value, list):
-        return [plain(one) for one in value]
+        return [plain_value(one) for one in value]
     if isinstance(value, dict):
-        return {"dict": [[plain(key), plain(one)] for key, one in value.items()]}
+        return {"dict": [[plain_value(key), plain_value(one)] for key, one in value.items()]}
     for kind, name in ((tuple, "tuple"), (set, "set"), (frozenset, "set")):
         if isinstance(value, kind):
-            return {name: [plain(one) for one in value]}
+            return {name: [plain_value(one) for one in value]}
     raise TypeError(f"{type(value)} is no plain value")
 
 
@@ -140,7 +140,7 @@ def main() -> None:
     with contextlib.suppress(BaseException):  # whatever the code raises, SystemExit as well
         names: dict[str, object] = {"__name__": "answer"}
         exec(compile(job["code"], "<answer>", "exec"), names)
-        write(1, json.dumps([plain(eval(one, names)) for one in job["expressions"]]).encode())
+        write(1, json.dumps([plain_value(eval(one, names)) for one in job["expressions"]]).encode())
 
 
 if __name__ == "__main__":

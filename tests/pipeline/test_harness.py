@@ -130,9 +130,9 @@ def test_the_tasks_of_the_harness_are_the_projects() -> None:
     for task in tasks:
         lines = (FOLDER / f"{task}.yaml").read_text().splitlines()
         items = read_items(FOLDER / f"{task}.jsonl")
-        (limit,) = {item.max_tokens for item in items}
+        (limit,) = {item["max_tokens"] for item in items}
         assert f"task: draft_acceptance_{task}" in lines
         assert f"metadata: {{version: 1, file: {task}}}" in lines
         assert any(f"max_gen_toks: {limit}," in line for line in lines), task
-        code = any(item.kind == "python" for item in items)
+        code = any(item["kind"] == "python" for item in items)
         assert ("unsafe_code: true" in lines) is code

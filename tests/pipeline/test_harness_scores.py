@@ -134,14 +134,14 @@ def test_plain_generate_gives_every_item_the_score_of_the_target_alone(
     for name in TASKS:
         path = place / "own.jsonl" if name == "own" else task_file(name)
         for item in read_items(path)[:ITEMS]:
-            ids = torch.tensor([encode(tokenizer, [item.prompt], "chat", enable_thinking=False)])
+            ids = torch.tensor([encode(tokenizer, [item["prompt"]], "chat", enable_thinking=False)])
             with torch.inference_mode():
                 text = model.generate(
                     ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                    max_new_tokens=item.max_tokens, pad_token_id=0,
+                    max_new_tokens=item["max_tokens"], pad_token_id=0,
                 )[0, ids.shape[1] :]  # fmt: skip
             said = tokenizer.decode(text, skip_special_tokens=True)
-            mine = alone.loc[(name, item.id)]
+            mine = alone.loc[(name, item["id"])]
             assert said == mine["answer"]
             assert score(item, said) == mine["correct"]
             assert list(mine["token_ids"]) == text.tolist()

@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from ...decoding.answers import ALL, Answered, decide, differing, limits, recoveries
+from ...decoding.finished import CLOCKED
 from ..records import Column, Figure, Part, Table, across, together
 from ..style import LEVEL, LINES, TEXT, legend, styled
 from ..text import UNDEFINED, digits_text, number_text, share_text, symbol
@@ -47,7 +48,7 @@ def accuracy_parts(
         differing_table(answered),
     ]
     title = f"What it costs in answers to decode with {drafter}"
-    timed = [speed_table(answered, tables)]
+    timed = [speed_table(answered, tables), finished_table(answered, tables, margin, confidence)]
     return [
         Part(title, shown, [f"{said_of(one)}." for one in answered]),
         Part("Answers: what depends on the clock", timed, timed=True),
@@ -86,6 +87,15 @@ def _points(*values: float) -> str:
     return " to ".join(number_text(100 * value, 1) for value in values)
 
 
+def ends(name: str) -> tuple[str, str, str]:
+    """Return the columns of a number with its interval."""
+    return name, f"{name}_ci_low", f"{name}_ci_high"
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
+
+
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -109,7 +119,8 @@ def losses_table(
 
         return Column(heading, cell, ("drafter", *of))
 
-    data = _of_targets(answered, [table.drop(columns="speedup") for table in tables])
+    clocked = ["speedup", *CLOCKED]
+    data = _of_targets(answered, [table.drop(columns=clocked) for table in tables])
     return Table(
         name="accuracy_losses",
         title="What a method costs in right answers",
@@ -118,8 +129,10 @@ def losses_table(
         "method, has right. Difference: of the accuracies, in points, its "
         f"{100 * confidence:g} % interval paired by item (Agresti and Min). p: McNemar's exact "
         f"test. Excluded: whether that interval excludes a loss of {100 * margin:g} points, the "
-        "margin fixed beforehand. Recovery: accuracy over that of the target alone. Finished: "
-        "answers that the model ended, not their limit. Changed: answers that differ in a token. "
+        "margin fixed beforehand. Recovery: accuracy over that of the target alone. Length: "
+        "tokens over those of the target alone. Cut: answers that their limit ended. Calls: of the "
+        "target for a finished answer, what the cut ones took included. Changed: answers that "
+        "differ in a token. "
         "Given up: log-likelihood of a token under the target that the answers lose, in nats. τ: "
         "tokens a target call emits.",
         data=data,
@@ -135,7 +148,9 @@ def losses_table(
             compared("p", partial(number_text, digits=3), "p_value"),
             compared("excluded", _yes, "within"),
             Column("recovery", partial(number_text, digits=3), "recovery"),
-            Column("finished", share_text, "finished"),
+            compared("length", _interval, *ends("length_ratio")),
+            Column("cut", share_text, "cut"),
+            Column("calls", partial(number_text, digits=1), "calls_finished"),
             Column("changed", share_text, "changed"),
             Column("given up", digits_text, "given_up"),
             Column("τ", number_text, "tokens_per_call"),
@@ -164,7 +179,7 @@ def decisions_table(
         "beforehand, here and at all stricter thresholds. Falls: the upper bound lies below 0, "
         "here and at all more relaxed thresholds. Tested in this order, each claim holds at the "
         "confidence of one test.",
-        data=_of_targets(answered, found),
+        data=_of_targets(answered, [frame.drop(columns="wins") for frame in found]),
         row="method",
         section=_section(answered),
         stub="Method",
@@ -240,6 +255,40 @@ def speed_table(answered: Sequence[Answered], tables: Tables) -> Table:
         "same items in the same minutes. τ: tokens that a call of the target emits. The layout is "
         "that of Table 1 of the MARS paper. On a machine that does other work these numbers mean "
         "little.",
+    )
+
+
+def finished_table(
+    answered: Sequence[Answered], tables: Tables, margin: float, confidence: float
+) -> Table:
+    """Seconds of a finished answer and right answers a second, and which rules win."""
+    frames = []
+    for one, table in zip(answered, tables, strict=True):
+        decided = decide(table, one.runs, margin, confidence).set_index("run")["wins"]
+        total = table[table["task"] == ALL]
+        frames.append(total.assign(wins=total["run"].map(decided)))
+    data = _of_targets(answered, frames)
+    keys = ["target", "method", "draft_length", "temperature"]
+    return Table(
+        name="accuracy_finished",
+        title="Seconds of a finished answer",
+        question="Which rule finishes right answers sooner?",
+        caption="All tasks together. Seconds: of all answers, over those that the model ended, and "
+        "over the target alone's. A rule wins if a loss of right answers above "
+        f"{100 * margin:g} points is excluded, at all stricter thresholds too, and the interval of "
+        "that ratio lies below 1. Intervals: over items, paired.",
+        data=data[[*keys, *CLOCKED, "wins"]],
+        shown=data,
+        row="method",
+        section=_section(answered),
+        stub="Method",
+        columns=[
+            *SETTING,
+            Column("seconds", number_text, "seconds_finished"),
+            Column("over alone", _interval, ends("seconds_ratio")),
+            Column("wins", lambda value: UNDEFINED if pd.isna(value) else _yes(value), "wins"),
+            Column("right a second", _interval, ends("right_per_second")),
+        ],
     )
 
 

@@ -92,7 +92,9 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
     shown += ["difference_ci_high", "p_value", "changed", "given_up", "tokens_per_call"]
-    shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup"]
+    shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup", "length_ratio", "cut"]
+    shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
+    shown += ["right_per_second"]
     decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
     words = verdicts(decided)
     return [

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.tasks.checks import score
-from pipeline.tasks.items import FOLDER, Item, is_foreign, read_items, task_file
+from pipeline.tasks.items import FOLDER, Item, read_items, task_file
 
 RIGHT = json.loads(Path(__file__).with_name("right.json").read_text())
 TASKS = {path.stem: read_items(path) for path in sorted(FOLDER.glob("*.jsonl"))}
@@ -20,11 +20,11 @@ ROW = {"id": "a", "kind": "answer", "prompt": "Who?", "expected": ["me"], "wrong
 
 def right(item: Item) -> str:
     """An answer that is right."""
-    return str(RIGHT.get(item.id, f"{item.expected[0]}"))
+    return str(RIGHT.get(item["id"], item["expected"][0]))
 
 
 def test_there_are_enough_items_and_no_prompt_twice() -> None:
-    prompts = [item.prompt for items in TASKS.values() for item in items]
+    prompts = [item["prompt"] for items in TASKS.values() for item in items]
     assert len(prompts) == len(set(prompts)) >= 300
     assert min(map(len, TASKS.values())) >= 40
 
@@ -32,15 +32,15 @@ def test_there_are_enough_items_and_no_prompt_twice() -> None:
 @pytest.mark.parametrize("task", [name for name in TASKS if name != "functions"])
 def test_every_item_has_a_right_answer_and_refuses_no_answer(task: str) -> None:
     for item in TASKS[task]:
-        assert score(item, right(item)), item.id
-        assert not score(item, ""), item.id
+        assert score(item, right(item)), item["id"]
+        assert not score(item, ""), item["id"]
         if task != "instructions":  # of some of which any short sentence has the form
-            assert not score(item, "I do not know what to say about this, sorry"), item.id
+            assert not score(item, "I do not know what to say about this, sorry"), item["id"]
 
 
 def test_every_function_has_a_solution_that_another_is_not() -> None:
     """In this process, which trusts the solutions: the sandbox has tests of its own."""
-    wanted = {item.id: item.expected for item in TASKS["functions"]}
+    wanted = {item["id"]: item["expected"] for item in TASKS["functions"]}
     for name, tests in wanted.items():
         names: dict[str, Any] = {}
         exec(RIGHT[name], names)
@@ -51,9 +51,9 @@ def test_every_function_has_a_solution_that_another_is_not() -> None:
 def test_tasks_are_found_by_name_or_path(tmp_path: Path) -> None:
     path = tmp_path / "facts.jsonl"
     path.write_text(json.dumps(ROW) + "\n\n")
-    assert not is_foreign(task_file("facts"))
-    assert is_foreign(task_file(str(path)))
-    assert read_items(path) == [Item("a", "answer", "Who?", ("me",), (), 8)]
+    assert task_file("facts").parent == FOLDER
+    assert task_file(str(path)) == path
+    assert read_items(path) == [ROW]
     for name in ("fact", str(tmp_path), str(tmp_path / "none.jsonl")):
         with pytest.raises(PipelineError, match=r"is no task: give arithmetic, .* or a file"):
             task_file(name)
