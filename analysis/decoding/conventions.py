@@ -1,0 +1,188 @@
+"""What each tool would print of the same calls: acceptance lengths and rates, with their formulas.
+
+Lengths that do not agree are mostly conventions. Of D calls with a draft among C calls, d drafted
+and a accepted tokens, e emitted ones, sums over all answers, an answer having one token more (the
+prompt's pass emits it):
+
+| tool | pools over | counts the token of the prompt's pass |
+|---|---|---|
+| vLLM | calls with a draft | no |
+| SGLang | each answer (of a request), all calls (of the server) | of a request |
+| specdec_bench | each answer | no |
+| Spec-Bench | all calls | no |
+| TensorRT-LLM | all passes, the prompt's too | yes |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from ..statistics.trajectories import place_shares
+
+NEEDED = ["answer", "drafted", "accepted", "emitted"]  # columns of calls
+
+
+def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
+    """Return the numbers that tools print, side by side.
+
+    Args:
+        calls: one row a target call after the prompt's: `NEEDED`; drafted and accepted tokens of a
+            chain, emitted ones with the target's own, fewer where the answer ended.
+        draft_length: tokens that a full draft has.
+
+    Returns:
+        tool, number (as the tool names it), value, formula, source (project and function).
+    """
+    drafts = calls[calls["drafted"] > 0]
+    answers = calls.groupby("answer").agg(
+        calls=("emitted", "size"), emitted=("emitted", "sum"), accepted=("accepted", "sum")
+    )
+    d, a, e = (float(calls[name].sum()) for name in ("drafted", "accepted", "emitted"))
+    by_place = places(calls, draft_length)
+    products = np.cumprod([place["conditional"] for place in by_place])
+    rate = a / d if d else np.nan
+    proposed = answers["calls"] * draft_length
+    v = "vllm/v1/spec_decode/metrics.py: SpecDecodingLogging.log"
+    s = "sglang managers/tokenizer_manager.py: _calculate_spec_decoding_metrics"
+    t = "TensorRT-LLM llmRequest.h: getAvgDecodedTokensPerIter; bench/dataclasses/reporting.py"
+    n = "specdec_bench "
+    rows: list[tuple[str, str, float, str, str]] = [
+        ("vLLM", "Mean acceptance length", 1 + a / len(drafts) if len(drafts) else np.nan,
+         "1 + a / D", v),
+        ("vLLM", "Avg Draft acceptance rate", rate, "a / d", v),
+        *(("vLLM", f"Per-position acceptance rate {place['place']}", place["of_all"],
+           "calls that accept so many or more / D", v) for place in by_place),
+        ("SGLang", "spec_accept_length, mean of requests",
+         float(((1 + answers["emitted"]) / answers["calls"]).mean()), "mean of (1 + e) / C", s),
+        ("SGLang", "spec_accept_rate, mean of requests",
+         float((answers["accepted"] / proposed).mean()), "mean of a / (C gamma)", s),
+        ("SGLang", "avg_spec_accept_length", e / len(calls), "e / C",
+         "sglang scheduler.py: get_internal_state"),
+        ("specdec_bench", "Average_AL",
+         float((answers["emitted"] / answers["calls"]).mean()), "mean over answers of e / C",
+         n + "metrics/acceptance_rate.py: AcceptanceRate.process_final"),
+        ("specdec_bench", "mean_accept_length of the profile", e / len(calls), "e / C",
+         n + "speculation_profile.py: per_step_mean_accept_length"),
+        ("Spec-Bench", "#Mean accepted tokens", e / len(calls), "mean of e over calls",
+         "Spec-Bench evaluation/speed.py: speed"),
+        ("TensorRT-LLM", "avg_decoded_tokens_per_iter",
+         float((1 + answers["emitted"]).sum() / (1 + answers["calls"]).sum()),
+         "sum of (1 + e) / sum of (1 + C)", t),
+        ("TensorRT-LLM", "acceptanceRate", rate, "a / d", "TensorRT-LLM llmRequest.cpp"),
+        ("EAL", "1 + sum of products of conditional rates", 1 + float(np.nansum(products)),
+         "1 + sum over k of c_1 ... c_k, c_i accepted / reached", ""),
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["tool", "number", "value", "formula", "source"])
+
+
+def places(calls: pd.DataFrame, draft_length: int) -> list[dict[str, float]]:
+    """Return `place_shares` of calls with a draft: a place is reached if it was drafted."""
+    drafts = calls[calls["drafted"] > 0]
+    drafted, accepted = drafts["drafted"].to_numpy(), drafts["accepted"].to_numpy()
+    at = np.arange(1, draft_length + 1)
+    reached = ((accepted[:, None] >= at - 1) & (drafted[:, None] >= at)).sum(axis=0)
+    kept = (accepted[:, None] >= at).sum(axis=0)
+    return place_shares(len(drafts), reached.tolist(), kept.tolist())
+
+
+def speculation_profile(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]:
+    """Return NVIDIA's speculation_profile.json (specdec_bench speculation_profile.build_profile).
+
+    With h_n calls that emit n tokens, marginal rate i is the share of calls that emit more than i,
+    and conditional rate i that over the one before: mean_accept_length is 1 + the sum of marginals.
+    """
+    lengths = calls["emitted"].to_numpy()
+    marginal = [float((lengths > i).mean()) for i in range(1, draft_length + 1)]
+    conditional = [m / before if before else 0.0
+                   for m, before in zip(marginal, [1.0, *marginal], strict=False)]  # fmt: skip
+    per_request = calls.groupby("answer")["emitted"].mean().mean()
+    mean = float(lengths.mean())
+    histogram = dict(zip(*map(np.ndarray.tolist, np.unique(lengths, return_counts=True)),
+                         strict=True))  # fmt: skip
+    implied = 1 + sum(marginal)
+    return {
+        "schema_version": "1.0",
+        "measured": True,
+        "num_speculative_tokens": draft_length,
+        "verification_method": "longest_prefix",
+        "conditional_accept_rates": [round(x, 6) for x in conditional],
+        "marginal_accept_rates": [round(x, 6) for x in marginal],
+        "mean_accept_length": round(mean, 6),
+        "mean_accept_length_per_request": round(float(per_request), 6),
+        "accept_length_by_k": {str(draft_length): round(mean, 6)},
+        "acceptance_length_histogram": histogram,
+        "validation": {
+            "mean_consistency": {
+                "implied_mean_accept_length": round(implied, 6),
+                "reported_mean_accept_length": round(mean, 6),
+                "passed": abs(implied - mean) <= 0.02,
+            }
+        },
+    }
+
+
+def synthetic_settings(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]:
+    """Return settings that make engines accept at the measured rates, whatever the models say.
+
+    vLLM takes, of each i, the share of drafts whose first i tokens are all accepted
+    (SpeculativeConfig.synthetic_acceptance_rates), SGLang the mean tokens a call
+    (srt/environ.py: SGLANG_SIMULATE_ACC_LEN).
+    """
+    return {
+        "vllm": {
+            "num_speculative_tokens": draft_length,
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_rates": [
+                round(place["of_all"], 6) for place in places(calls, draft_length)
+            ],
+        },
+        "sglang": {
+            "SGLANG_SIMULATE_ACC_LEN": round(float(calls["emitted"].mean()), 6),
+            "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+        },
+    }
+
+
+def batch_schedule(batches: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Return vLLM's num_speculative_tokens_per_batch_size: first and last size, draft length.
+
+    A size between two that were measured gets the length of the larger.
+
+    Example:
+        >>> batch_schedule([1, 4, 16], [3, 3, 0])
+        [[1, 4, 3], [5, 16, 0]]
+    """
+    rows: list[list[int]] = []
+    for first, last, length in zip([0, *batches], batches, lengths, strict=False):
+        if rows and rows[-1][2] == length:
+            rows[-1][1] = last
+        else:
+            rows.append([first + 1, last, length])
+    return rows
+
+
+def reliability(
+    confidence: ArrayLike, accepted: ArrayLike, bins: int = 10
+) -> tuple[pd.DataFrame, float]:
+    """Return how often drafted tokens of each confidence are accepted, and the ECE.
+
+    ECE = sum over bins of n_b / N |accepted_b - confidence_b|, equal bins of [0, 1], 1 in the last.
+
+    Args:
+        confidence: (N,) the drafter's probability of each tested token.
+        accepted: (N,) whether it was accepted.
+        bins: how many.
+    """
+    q, kept = np.asarray(confidence, np.float64), np.asarray(accepted, np.float64)
+    if len(q) and not ((q >= 0) & (q <= 1)).all():
+        raise ValueError("a confidence lies outside [0, 1]: give probabilities")
+    frame = pd.DataFrame({"bin": np.minimum((q * bins).astype(int), bins - 1), "confidence": q,
+                          "accepted": kept, "tokens": 1})  # fmt: skip
+    table = frame.groupby("bin").agg({"confidence": "mean", "accepted": "mean", "tokens": "size"})
+    gap = (table["accepted"] - table["confidence"]).abs()
+    return table.reset_index(), float((gap * table["tokens"]).sum() / len(q)) if len(q) else np.nan
