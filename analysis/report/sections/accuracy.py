@@ -10,18 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Drawing
 
-from ...decoding.answers import ALL, Answered, decide, differing, limits, recoveries
+from ...decoding.answers import ALL, Answered, decide, differing, limits
 from ...decoding.finished import CLOCKED
-from ..records import Column, Figure, Part, Table, across, together
-from ..style import LEVEL, LINES, TEXT, legend, styled
+from ..records import Column, Part, Table, across, together
 from ..text import UNDEFINED, digits_text, number_text, share_text, symbol
+from .accuracy_figure import recovery_figure
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # of each
@@ -87,8 +84,7 @@ def _points(*values: float) -> str:
     return " to ".join(number_text(100 * value, 1) for value in values)
 
 
-def ends(name: str) -> tuple[str, str, str]:
-    """Return the columns of a number with its interval."""
+def _ends(name: str) -> tuple[str, str, str]:
     return name, f"{name}_ci_low", f"{name}_ci_high"
 
 
@@ -148,7 +144,7 @@ def losses_table(
             compared("p", partial(number_text, digits=3), "p_value"),
             compared("excluded", _yes, "within"),
             Column("recovery", partial(number_text, digits=3), "recovery"),
-            compared("length", _interval, *ends("length_ratio")),
+            compared("length", _interval, *_ends("length_ratio")),
             Column("cut", share_text, "cut"),
             Column("calls", partial(number_text, digits=1), "calls_finished"),
             Column("changed", share_text, "changed"),
@@ -285,9 +281,9 @@ def finished_table(
         columns=[
             *SETTING,
             Column("seconds", number_text, "seconds_finished"),
-            Column("over alone", _interval, ends("seconds_ratio")),
+            Column("over alone", _interval, _ends("seconds_ratio")),
             Column("wins", lambda value: UNDEFINED if pd.isna(value) else _yes(value), "wins"),
-            Column("right a second", _interval, ends("right_per_second")),
+            Column("right a second", _interval, _ends("right_per_second")),
         ],
     )
 
@@ -350,48 +346,3 @@ def differing_table(answered: Sequence[Answered]) -> Table | None:
 def _beginning(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= LETTERS else f"{line[:LETTERS].rstrip()} …"
-
-
-@styled
-def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | None:
-    """Accuracy of every method over that of the target alone, by task: Figure 3 of MARS."""
-    frames = [recoveries(one, table) for one, table in zip(answered, tables, strict=True)]
-    data = pd.concat(frames, ignore_index=True)
-    if data.empty:
-        return None
-    drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(answered)), layout="constrained")
-    axes = drawing.subplots(len(answered), 1, squeeze=False)[:, 0]
-    for axis, one in zip(axes, answered, strict=True):
-        part = data[data["target"] == one.target]
-        tasks, methods = part["task"].drop_duplicates().tolist(), part["run"].drop_duplicates()
-        apart = 0.8 / max(1, len(methods))
-        for place, (run, (color, _)) in enumerate(zip(methods, cycle(LINES), strict=False)):
-            mine = part[part["run"] == run].set_index("task").loc[tasks]
-            at = np.arange(len(tasks)) + apart * (place - (len(methods) - 1) / 2)
-            value = 100 * mine["recovery"].to_numpy()
-            ends = 100 * mine[["recovery_ci_low", "recovery_ci_high"]].to_numpy().T
-            axis.errorbar(
-                at,
-                value,
-                yerr=np.nan_to_num(np.abs(ends - value)),
-                fmt="os^Dv"[place // len(LINES) % 5],
-                color=color,
-                markersize=3,
-                elinewidth=0.7,
-                label=f"{mine['method'].iloc[0]}, γ = {mine['draft_length'].iloc[0]}",
-            )
-        axis.axhline(100, **LEVEL)
-        axis.set_xticks(range(len(tasks)), tasks)
-        axis.set_ylabel("recovery, %")
-        axis.set_title(one.target)
-    legend(drawing, axes, 3)
-    return Figure(
-        "accuracy_recovery",
-        "Recovery",
-        "Which share of the target's accuracy does each method keep, task by task?",
-        "Accuracy of every method over that of the target alone, in percent, by task and over all. "
-        "Bars: the paired interval of the difference of the two over the accuracy of the target "
-        "alone. The layout is that of Figure 3 of the MARS paper.",
-        data,
-        drawing,
-    )
