@@ -142,17 +142,15 @@ def test_a_reduced_vocabulary_is_said_below_the_tables() -> None:
         ], name
 
 
-def test_the_frontier_names_the_better_rule_and_lists_a_point_once(full: Results) -> None:
+def test_the_frontier_prints_shares_of_the_best(full: Results) -> None:
     (_, presets), (_, others) = lines(tables(full)["frontier"])
     [(name, texts, _)] = presets
     found = full.select("frontier", rule="multiplicative alpha=0.5").set_index("cost")
     assert name == f"{Multiplicative(0.5).title}, engine"
-    for at, cost in ((2, "departure"), (4, "nats")):
-        better = found.loc[cost, "better"]
-        assert texts[at].startswith(f"no: {full.names[better]}" if better else "yes (")
-    names = [name for name, *_ in others]
-    assert len(names) == len(set(names))
-    assert "Tree (m = 4) (4 nodes a level)" in names
+    for at, cost in ((2, "nats"), (4, "probability")):
+        assert texts[at] == share_text(found.loc[cost, "share"])
+    assert texts[2] == share_text(1.0)  # multiplicative rules are best for nats
+    assert "Strict greedy" in {name for name, *_ in others}
 
 
 def test_depths_are_laid_out_below_headings(full: Results) -> None:

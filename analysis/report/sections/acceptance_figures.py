@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,14 +28,11 @@ MARKERS = "osD^vP*Xh"
 DOTS = ("D", "o", "s", "^", "v")
 ROW, APART = 0.3, 0.16  # inches of a rule; of that, between two points
 MOST = 10  # rows of a panel
-AXES = {
-    "departure": "steps that depart from greedy",
-    "nats": "log-likelihood given up, nats a token",
+COSTS_SHOWN = {  # heading of the table, axis of the figure
+    "nats": ("nats given up", "log-likelihood given up, nats a token"),
+    "probability": ("p given up", "probability given up a token"),
 }
-COSTS_SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "departure": ("departs", share_text),
-    "nats": ("nats given up", partial(number_text, digits=3)),
-}
+BEST = {"nats": "best: multiplicative", "probability": "best: additive"}
 
 
 def rules_in(results: Results, *groups: str) -> list[str]:
@@ -176,118 +172,78 @@ def _dots(
 
 
 def frontier_table(results: Results) -> Table:
-    """Gain and cost of the presets, and of every other rule on a frontier."""
+    """Gain and cost of presets and rules, each as a share of the best at its cost."""
     frame, names = results["frontier"], results.names
     listing = select(results["listing"], group="preset")
     presets = dict(zip(listing["rule"], listing["name"], strict=True))
-    nodes = dict(zip(frame["rule"], frame["nodes"], strict=True))
 
     def tokens(row: Row) -> str:
         return ("≥ " if row["cut"] > CENSORED else "") + number_text(row["tokens"])
 
-    def verdict(row: Row) -> str:
-        if row["better"]:
-            return f"no: {names[row['better']]}"
-        return f"yes ({share_text(row['frontier'])})"
-
     columns = [Column("tokens", tokens, "", {"cost": COSTS[0]})]
-    for cost, (heading, text) in COSTS_SHOWN.items():
-        columns.append(Column(heading, text, where={"cost": cost}))
-        columns.append(Column("frontier", verdict, "", {"cost": cost}))
-    others = {
-        rule: names[rule] + (f" ({nodes[rule]} nodes a level)" if nodes[rule] > 1 else "")
-        for rule in _best(results)
-        if rule not in presets
-    }
+    for cost, (heading, _) in COSTS_SHOWN.items():
+        columns.append(Column(heading, partial(number_text, digits=3), where={"cost": cost}))
+        columns.append(Column("of the best", share_text, "share", {"cost": cost}))
+    others = [rule for rule in dict.fromkeys(frame["rule"]) if rule and rule not in presets]
     return Table(
         name="frontier",
-        title="Gain and cost: who is on the frontier",
+        title="Gain and cost beside the best",
         question="Which rules are worth their cost?",
-        caption=f"What every rule, preset and setting gains with {results.drafter}, against what "
-        "it costs. Lengths are tokens per verification call, of drafts of unlimited length "
-        f"(per_call). {AT_LEAST} "
-        "Departs: steps at which a token other than the target's argmax is emitted; "
-        "nats given up: log p(x₀) − log p(y) of the emitted y, mean over steps. After each cost: "
-        "yes where no rule is better, one that emits as many tokens for as little of this cost "
-        "with as few nodes a level, and more, less or fewer of one; in brackets in how many of the "
-        "resamples of the prompts. Elsewhere the better rule that emits most. Rules at the same "
-        "point are listed once. Every rule accepts what strict greedy does, so its departures are "
-        "its acceptance less that of strict greedy, and chains lie on nearly one curve there: the "
-        "nats tell them apart.",
+        caption=f"What rules and presets gain with {results.drafter}, and what they give up. "
+        "Lengths are tokens per verification call, of drafts of unlimited length (per_call). "
+        f"{AT_LEAST} Nats given up: log p(x₀) − log p(y) of the emitted y, mean over steps; "
+        "p given up: p(x₀) − p(y). Of the best: accepted steps, as a share of the most that any "
+        "rule accepts of these drafts at the same cost. Multiplicative rules are best for nats, "
+        "additive ones for probability, whatever a rule knows.",
         data=frame,
         row="rule",
         columns=across(results.targets, columns),
         stub="Rule",
         order={
             "Engine presets": {rule: f"{names[rule]}, {name}" for rule, name in presets.items()},
-            "Other rules on a frontier": others,
+            "Rules": {rule: names[rule] for rule in others},
         },
         names=names,
         notes=few_notes(frame["prompts"]),
     )
 
 
-def _best(results: Results) -> list[str]:
-    """Return the rules on a frontier of any target, by their tokens, each point once."""
-    frame = results["frontier"]
-    best = set(frame.loc[frame["better"] == "", "rule"])
-    points: dict[tuple[Any, ...], str] = {}
-    for rule in (rule for rule in results.names if rule in best):
-        rows = frame[frame["rule"] == rule]
-        points.setdefault((*rows["tokens"], *rows["value"], *rows["nodes"]), rule)
-    tokens = {rule: sum(point[: len(point) // 3]) for point, rule in points.items()}
-    return sorted(tokens, key=lambda rule: tokens[rule])
-
-
 @styled
 def frontier_figure(results: Results) -> Figure:
-    """Draw every rule on both planes: dials as curves, presets by name, the frontier below."""
+    """Draw rules and presets on both planes, below the curve of the best rule."""
     frame = results["frontier"]
     drawing, axes = grid(len(COSTS), results.targets)
     drawing.set_figheight(5.6)
     for row, cost in zip(axes, COSTS, strict=True):
         for axis, target in zip(row, results.targets, strict=True):
             part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
-            _plane(axis, part.set_index("rule"), results)
-            axis.set_xlabel(AXES[cost])
-            if cost == "departure":
-                percent(axis, "x")
+            _plane(axis, part, results, BEST[cost])
+            axis.set_xlabel(COSTS_SHOWN[cost][1])
         row[0].set_ylabel("tokens a call (log scale)")
     legend(drawing, axes[0, :1], 3)
     return Figure(
         "frontier",
         "Gain and cost, drawn",
         "Which rules are worth their cost?",
-        "Tokens a call against what they cost, every rule that was measured. Grey line: the "
-        "frontier of the rules that draft one token a level. Trees depart nowhere and pay in nodes "
-        "a level, the numbers beside them. Bars: intervals over prompts, of presets.",
+        "Tokens a call against what they give up. Grey lines: the most that any rule can gain of "
+        "these drafts, by multiplicative rules above and additive ones below. Points: the study's "
+        "rules. Bars: intervals over prompts, of presets.",
         frame,
         drawing,
     )
 
 
-def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
-    finite = part[np.isfinite(part["value"])]
-    chains = finite[finite["nodes"] == 1].sort_values(["value", "tokens"])
-    best = np.maximum.accumulate(chains["tokens"])
-    axis.step(chains["value"], best, where="post", color=GREY, linewidth=3, zorder=0)
-    axis.plot(chains["value"], chains["tokens"], ".", color=GREY, markersize=3, zorder=1)
+def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
+    curve = part[part["rule"] == ""]
+    axis.plot(curve["value"], curve["tokens"], color=GREY, linewidth=3, zorder=0, label=best)
+    rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
     listing = results["listing"]
-    dials = listing[(listing["group"] == "dial") & listing["rule"].isin(chains.index)]
-    for (color, style), (name, rows) in zip(
-        cycle(LINES), dials.groupby("name", sort=False), strict=False
-    ):
-        line = chains.loc[rows["rule"]]
-        axis.plot(line["value"], line["tokens"], color=color, linestyle=style, label=str(name))
-    trees = finite[finite["nodes"] > 1]
-    axis.plot(trees["value"], trees["tokens"], "_", color=BLACK, label="tree", clip_on=False)
-    for _, tree in trees.iterrows():
-        at = (tree["value"], tree["tokens"])
-        axis.annotate(str(tree["nodes"]), at, (4, -2), textcoords="offset points", fontsize=5.5)
     presets = listing[listing["group"] == "preset"]
+    others = rules.drop(index=presets["rule"], errors="ignore")
+    axis.plot(others["value"], others["tokens"], ".", color=BLACK, markersize=3, zorder=1)
     for marker, name, rule in zip(cycle(MARKERS), presets["name"], presets["rule"], strict=False):
-        if rule in finite.index:
-            one = finite.loc[rule]
+        if rule in rules.index:
+            one = rules.loc[rule]
             axis.errorbar(
                 one["value"],
                 one["tokens"],

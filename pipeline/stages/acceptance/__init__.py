@@ -133,7 +133,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=9,
+    version=10,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -176,9 +176,8 @@ STAGE = Stage(
             **COUNTED,
         },
         "frontier": {  # analysis.acceptance.frontier
-            "rule": "string",
-            "cost": "string",  # departure or nats
-            "nodes": "int32",  # drafted tokens a level
+            "rule": "string",  # empty: the best that any rule can do
+            "cost": "string",  # nats or probability
             "tokens": "float64",  # a call
             "tokens_low": "float64",
             "tokens_high": "float64",
@@ -186,8 +185,10 @@ STAGE = Stage(
             "value": "float64",  # of the cost
             "ci_low": "float64",
             "ci_high": "float64",
-            "frontier": "float64",  # share of resamples in which no rule is better
-            "better": "string",  # the rule that is, empty: none
+            "share": "float64",  # accepted steps, of the most at this cost
+            "share_low": "float64",
+            "share_high": "float64",
+            "dial": "float64",  # alpha or t of the best rule
             **COUNTED,
         },
         "profile": {

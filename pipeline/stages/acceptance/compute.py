@@ -86,7 +86,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
                 _sampling(drafts, table, steps, [one.rule for one in chosen], bootstrap),
             ]
         ).assign(**bootstrap.counted),
-        "frontier": frontier(steps, list(verdicts.values()), bootstrap).assign(**bootstrap.counted),
+        "frontier": frontier(steps, chosen, bootstrap).assign(**bootstrap.counted),
         "profile": pd.concat([profile(steps, one, POSITIONS, DECILES) for one in chosen]),
     }
     for name, frame in frames.items():
