@@ -13,26 +13,44 @@ endif
 
 PY := .venv/bin/python
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
-STUDY = mini
+STUDY = quick
 CODE = $(wildcard analysis conf pipeline benchmarks tools)
 
 # What the environment has to be made for, and what it was made for (see tools/setup_env.py).
 STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; pwd -P | cksum | cut -d ' ' -f 1)
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
+joined = $(subst $(space),-,$(strip $(1)))
+space := $() $()
+INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu mini-models notebooks docs clean distclean
+.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu mini-models notebooks docs clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
-install: ## Make or update the environment .venv (every target below does so by itself)
-ifneq ($(strip $(READY) $(PYTHON)),$(STATE))
-	@PYTHON='$(PYTHON)' sh tools/setup_env.sh '$(STATE)'
+install: ## Make or update the environment .venv with all that a study needs (targets do it)
+ifeq ($(filter $(call joined,$(STATE) core) $(call joined,$(STATE) dev),$(call joined,$(READY) $(PYTHON))),)
+	@PYTHON='$(PYTHON)' sh tools/setup_env.sh '$(STATE) core'
 endif
 
-reproduce: install ## Compute every table and figure of a study (STUDY=mini, ARGS=overrides)
+install-dev: ## Make or update it with all that tests and tools need, too
+ifneq ($(strip $(READY) $(PYTHON)),$(STATE) dev)
+	@PYTHON='$(PYTHON)' sh tools/setup_env.sh '$(STATE) dev'
+endif
+
+# The default study is of a real model, which comes from the package index: where it can't be had, a
+# loud line says why, and the embedded models run.
+reproduce: install ## Compute every table and figure of a study (STUDY=quick, ARGS=overrides)
+ifeq ($(STUDY),quick)
+	@exec 3>&1; why=$$($(PY) -m pipeline.fetch study=quick 2>&1 >&3); case $$? in \
+	0) exec $(PY) -m pipeline study=quick $(ARGS);; \
+	1) printf '\n***** No SmolLM2: %s *****\n***** The embedded models run instead (STUDY=mini). *****\n\n' "$$why"; \
+		exec $(PY) -m pipeline study=mini "note='$(INSTEAD)'" $(ARGS);; \
+	*) echo "$$why" >&2; exit 130;; esac
+else
 	$(PY) -m pipeline study=$(STUDY) $(ARGS)
+endif
 
 fetch: install ## Download a study's models and prompts beforehand (STUDY=paper)
 	$(PY) -m pipeline.fetch study=$(STUDY) $(ARGS)
@@ -40,39 +58,39 @@ fetch: install ## Download a study's models and prompts beforehand (STUDY=paper)
 verify: install ## Check every artifact in outputs/ against its record, set aside what is damaged
 	$(PY) -m pipeline.verify
 
-test: install ## Run the fast tests, some side by side (ARGS=pytest's arguments)
+test: install-dev ## Run the fast tests, some side by side (ARGS=pytest's arguments)
 	$(PYTEST) -m 'not thorough' $(ARGS)
 
-test-thorough: install ## Run the slow tests only
+test-thorough: install-dev ## Run the slow tests only
 	$(PYTEST) -m thorough $(ARGS)
 
-test-all: install ## Run all tests
+test-all: install-dev ## Run all tests
 	$(PYTEST) $(ARGS)
 
-check: install ## Lint, check the formatting, check the types
+check: install-dev ## Lint, check the formatting, check the types
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy $(CODE)
 
-bench: install ## Time the certificate kernel
+bench: install-dev ## Time the certificate kernel
 	$(PY) -m benchmarks.certificates $(ARGS)
 
-bench-decoding: install ## Time decoding with a drafter against transformers' assisted generation
+bench-decoding: install-dev ## Time decoding with a drafter against transformers' assisted generation
 	$(PY) -m benchmarks.decoding speed $(ARGS)
 
-robustness: install ## Kill, damage and crowd a small study, and look for what is lost
+robustness: install-dev ## Kill, damage and crowd a small study, and look for what is lost
 	$(PY) -m benchmarks.robustness $(ARGS)
 
-check-gpu: install ## Check all that only a GPU can show, then time it (ARGS=--reduced: small, anywhere)
+check-gpu: install-dev ## Check all that only a GPU can show, then time it (ARGS=--reduced: small, anywhere)
 	$(PY) -m benchmarks.gpu $(ARGS)
 
 mini-models: install ## Train the embedded models again (hours; resumes where it was stopped)
 	$(PY) -m pipeline.training.mini $(ARGS)
 
-notebooks: install ## Run the notebooks on the embedded study and keep their copies in docs/
+notebooks: install-dev ## Run the notebooks on the embedded study and keep their copies in docs/
 	$(PY) -m tools.render_notebooks $(ARGS)
 
-docs: install ## Build the site of the documentation (outputs/site/index.html)
+docs: install-dev ## Build the site of the documentation (outputs/site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 clean: ## Remove what is in outputs/, except what takes hours or the network to make again

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -51,34 +52,38 @@ def check(instance: Any, where: str = "") -> None:
         where: printed before the name of a field: "prompts.", "rule additive: ".
 
     Raises:
-        FieldError: names the field, its value and what is allowed.
+        FieldError: names the field, its value and what is allowed, a line for each that is wrong.
     """
+    if found := [str(error) for error in _problems(instance, where)]:
+        raise FieldError("\n".join(found))
+
+
+def _problems(instance: Any, where: str) -> Iterator[FieldError]:
+    """Check as `check` does; yield what is wrong."""
     kind: Any = type(instance)
     hints = _hints(kind)
     for spec in fields(instance):
-        value = _checked(
-            f"{where}{spec.name}", spec, hints[spec.name], getattr(instance, spec.name)
-        )
+        key = f"{where}{spec.name}"
+        try:
+            value = _checked(key, spec, hints[spec.name], getattr(instance, spec.name))
+        except FieldError as error:
+            yield error
+            continue
         object.__setattr__(instance, spec.name, value)
-        if is_dataclass(value):
-            check(value, f"{where}{spec.name}.")
-        elif isinstance(value, dict):
-            _check_items(value, spec, f"{where}{spec.name}")
+        items = value if isinstance(value, dict) else {}
+        for name in items:
+            if "names" in spec.metadata and not spec.metadata["names"](name):
+                yield FieldError(f"{key}: {name!a} is not allowed: give {spec.metadata['a_name']}")
+        inner = {key: value} | {f"{key}.{name}": item for name, item in items.items()}
+        for place, content in inner.items():
+            if is_dataclass(content):
+                yield from _problems(content, f"{place}.")
 
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     """Return the types of the fields of a dataclass; to evaluate them takes longest of a check."""
     return get_type_hints(kind)
-
-
-def _check_items(values: Mapping[str, Any], spec: Any, key: str) -> None:
-    """Check the names of a dictionary, where its field limits them, and its dataclasses."""
-    for name, content in values.items():
-        if "names" in spec.metadata and not spec.metadata["names"](name):
-            raise FieldError(f"{key}: {name!a} is not allowed: give {spec.metadata['a_name']}")
-        if is_dataclass(content):
-            check(content, f"{key}.{name}.")
 
 
 def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: str) -> T:
@@ -112,7 +117,19 @@ def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: s
     unknown = sorted(set(mapping) - set(names))
     if unknown:
         takes = f"{name} takes {', '.join(names)}" if names else f"{name} takes no parameters"
-        raise FieldError(f"{where}the key {unknown[0]!r} is not known: {takes}")
+        near = nearest(unknown[0], names)
+        raise FieldError(f"{where}the key {unknown[0]!r} is not known{near}: {takes}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name that was meant, as a part of an error.
+
+    Example:
+        >>> nearest("tempature", ["seed", "temperature"])
+        ' (did you mean temperature?)'
+    """
+    found = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _checked(key: str, spec: Any, hint: Any, given: Any) -> Any:

@@ -43,12 +43,10 @@ from pipeline.execution import graphs
 from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.shards import compute_unfinished, join, out_of_memory
 from pipeline.execution.stopwatch import (
-    Peaks,
     Stopwatch,
-    copy_bandwidth,
     describe_device,
     peak_memory,
-    product_rate,
+    peak_rates,
     throughput,
 )
 from pipeline.models import language_model
@@ -274,15 +272,14 @@ def checked(device: torch.device) -> int:
 def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
     """Yield what both shapes of caches reach at every batch; those that do not fit are said."""
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
-    sizes: list[Any] = [{}, {}]
+    sizes = {}
     if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
-        sizes = [{"megabytes": 64}, {"size": 512}]
-    measured = Peaks(
-        copy_bandwidth(device, **sizes[0]), product_rate(device, torch.bfloat16, **sizes[1])
-    )
+        sizes = {"megabytes": 64, "size": 512}
+    measured = peak_rates(device, torch.bfloat16, **sizes)
     machine = describe_device(device) | {"torch": torch.__version__}
-    print(json.dumps(machine | measured._asdict() | {"prompts": count, "steps": steps}))
+    machine |= dict(zip(("bandwidth", "operations"), measured, strict=True))
+    print(json.dumps(machine | {"prompts": count, "steps": steps}))
     decoding = Decoding(steps, 256, [], GREEDY)
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", device, label)

@@ -283,6 +283,7 @@ class Config:
 
     study: str = _name()
     study_name: str | None = _name(optional=True)
+    note: str | None = MISSING
     stage: str = _one_of(*STAGES)
     outputs: str = _text("a directory")
     targets: dict[str, Model] = field(

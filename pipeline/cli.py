@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,10 +26,12 @@ from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import (
     EXPECTED_ERRORS,
+    Problems,
     check_groups,
     errors_of_rules,
     explain,
     given,
+    name_of,
     quoted,
     report_name,
     settings_of,
@@ -37,6 +40,7 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import slug
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
+OmegaConf.register_new_resolver("name_of", name_of, replace=True)
 schema.register()
 
 
@@ -74,7 +78,7 @@ def _told() -> Iterator[None]:
                 raise interrupt from None
             if TRACEBACK:
                 raise
-            raise SystemExit(f"error: {explain(error)}") from None
+            raise SystemExit("error: " + explain(error).replace("\n", "\nerror: ")) from None
         except ValueError as error:
             if TRACEBACK or not str(error).startswith("Config group override must be"):
                 raise
@@ -169,7 +173,7 @@ def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list
 
 def _run(config: DictConfig, note: bool) -> tuple[list[Artifact], list]:
     from pipeline.execution import runner
-    from pipeline.plan.stage import stage_of
+    from pipeline.plan.stage import models_of
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -180,16 +184,43 @@ def _run(config: DictConfig, note: bool) -> tuple[list[Artifact], list]:
         )
     name = report_name(config) if settings.stage == "report" else ""
     missing = runner.missing(wanted, store)
-    if any(stage_of(node).models(node) for node in missing):
+    if any(map(models_of, missing)):
         runner.check_models(missing)  # an error now rather than after the prompts
     if note:
         _note(config, Path(settings.outputs) / "runs")
     artifacts = runner.ensure(wanted, store)
     if name:
-        from pipeline.report_copy import serve
-
-        serve(artifacts[0], Path(settings.outputs) / "report" / name, store)
+        _show_report(artifacts[0], Path(settings.outputs) / "report" / name, store)
     return artifacts, wanted
+
+
+def _show_report(report: Artifact, place: Path, store: Store) -> None:
+    """Link `place` to a report, which was checked, and say where it is.
+
+    Where no link can be written (a full disk, read-only outputs) the report itself is named.
+    """
+    from pipeline.execution.runner import shown
+
+    shown_at, note = place, ""
+    target = Path(os.path.relpath(report.directory, place.parent))
+    beside = place.with_name(f".{place.name}.new")
+    try:
+        if not (place.is_symlink() and place.readlink() == target):
+            with store.lock("report"):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                beside.unlink(missing_ok=True)  # of a killed run
+                beside.symlink_to(target)
+                if place.is_dir() and not place.is_symlink():
+                    shutil.rmtree(place)  # a copy, as earlier versions made
+                beside.replace(place)
+    except OSError as error:
+        shown_at, note = report.directory, f" ({shown(place)}: {error.strerror})"
+    print(f"report: {shown(shown_at / 'index.html')}{note}")
+    print(
+        "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
+        f"PDF): {shown(shown_at / 'index.md')}",
+        flush=True,
+    )
 
 
 def _note(config: DictConfig, runs: Path) -> None:
@@ -201,16 +232,24 @@ def _note(config: DictConfig, runs: Path) -> None:
 
 
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
-    """Check the configuration and plan every stage, without computing anything."""
+    """Check the configuration and plan every stage, without computing anything.
+
+    Raises:
+        PipelineError: the configuration or an input is not usable; all that is wrong, a line each.
+    """
     from pipeline.plan.graph import plan
     from pipeline.plan.slices import build_rules
     from pipeline.store.identity import Identities
 
-    settings = settings_of(config)
+    problems, rules = Problems(), []
+    settings = settings_of(config, problems)
     store = Store(Path(settings.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")
     with errors_of_rules():
-        rules = build_rules(settings.criteria)
-        nodes = plan(settings, rules, identities, lambda node: store.find(node) is not None)
+        with problems():
+            rules = build_rules(settings.criteria)
+        nodes = plan(
+            settings, rules, identities, lambda node: store.find(node) is not None, problems
+        )
     identities.save()
     return settings, nodes, store

@@ -88,7 +88,7 @@ def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[
                 raise
             if interrupt := interruption(error):
                 raise interrupt from None
-            raise SystemExit(f"error: {explain(error)}") from None
+            raise SystemExit("error: " + explain(error).replace("\n", "\nerror: ")) from None
 
 
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:

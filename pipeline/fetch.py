@@ -13,6 +13,7 @@ from conf import schema
 from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
 from pipeline.console import command
 from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.graph import models_named
 from pipeline.store.identity import (
     HEAD_FILES,
     MODEL_FILES,
@@ -27,13 +28,10 @@ Wanted = tuple[str, str, str | None, str, list[str]]
 
 def wanted(config: schema.Config) -> Iterator[Wanted]:
     """Yield key, hub id or path, revision, kind and file patterns of all a study reads."""
-    models = {f"targets.{name}": model for name, model in config.targets.items()}
-    if config.drafter is not None:
-        models["drafter"] = config.drafter
-    for key, model in models.items():
+    for key, model in models_named(config).items():
         head = isinstance(model, schema.Drafter) and model.head is not None
         files = HEAD_FILES if head else MODEL_FILES
-        yield f"{key}.path", model.path, model.revision, "model", list(files)
+        yield key, model.path, model.revision, "model", list(files)
     prompts = config.prompts
     patterns = split_patterns(prompts.split)
     yield "prompts.source", prompts.source, prompts.revision, "dataset", patterns

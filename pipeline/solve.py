@@ -21,9 +21,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from analysis.report.text import floor_text, limits, upper_end
 from pipeline import cli
 from pipeline.console import command
-from pipeline.engine_settings import ENGINES, setting_text
 from pipeline.errors import PipelineError
 from pipeline.execution.runner import shown
+from pipeline.formats.engine_settings import ENGINES, setting_text
 from pipeline.plan.composition import composed
 from pipeline.plan.slices import build_dials, judged_by_logs
 from pipeline.plan.stage import SummaryRow

@@ -63,14 +63,6 @@ def test_rounding_is_no_other_result() -> None:
     assert results.differences("certificates", RESULTS, rounded) != []  # a stricter stage
 
 
-def test_results_are_read_as_they_were_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    results.save("decoding", {"decoding": 3}, RESULTS)
-    assert results.load("decoding") == {"versions": {"decoding": 3}, "results": RESULTS}
-
-
 def test_only_new_versions_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other results need a higher version, of the stage or of one above it."""
     monkeypatch.setattr(results, "FOLDER", tmp_path)
@@ -89,8 +81,3 @@ def test_only_new_versions_are_accepted(tmp_path: Path, monkeypatch: pytest.Monk
         new = old | {name: old[name] + 1}
         assert "has new versions" in str(results.verdict("decoding", new, RESULTS))
         assert command.refusal("decoding", new, other) is None
-
-
-def test_command_wants_the_names_of_stages() -> None:
-    with pytest.raises(SystemExit, match=r"no stage \*; stages: prompts, "):
-        command.main(["*"])

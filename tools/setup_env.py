@@ -2,8 +2,9 @@
 
 Started by make through ``tools/setup_env.sh``; uses the standard library only. The file
 ``.venv/ready`` is written last and holds the state the environment was made for ("checksum of
-pyproject.toml and constraints.txt, checksum of the directory"). Without it an environment
-counts as half-made and is made again from nothing.
+pyproject.toml and constraints.txt, checksum of the directory, core or dev"). Without it an
+environment counts as half-made and is made again from nothing. What the installer prints is kept in
+``.venv/install.log``.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import ctypes
 import fcntl
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 import venv
 from pathlib import Path
@@ -23,13 +26,14 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_SECONDS = 5.0
+PROJECT = {"dev": ".[dev]", "core": "."}  # what is installed
 
 
 def main(state: str) -> None:
     """Bring ``.venv`` to ``state``; return at once when it is there already.
 
     Raises:
-        SystemExit: when .venv is a link, or pip failed, with what to do about it.
+        SystemExit: when .venv is a link, or nothing could install, with what to do about it.
     """
     environment = ROOT / ".venv"
     ready = environment / "ready"
@@ -38,20 +42,28 @@ def main(state: str) -> None:
     with (ROOT / ".venv.lock").open("a") as lock:
         acquire(lock)
         reusable = is_reusable(environment, state)
-        if reusable and ready.read_text().strip() == state:
+        made = ready.read_text().split() if reusable else []
+        wanted = state.split()
+        if made[2:] == ["dev"]:  # has the core, too
+            wanted[2] = "dev"
+        if made == wanted:
             return
         ready.unlink(missing_ok=True)
         verb = "Updating" if reusable else "Making"
         print(f"{verb} .venv with Python {platform.python_version()}: a few minutes.", flush=True)
+        begun = time.monotonic()
         if not reusable:
             venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(environment)
-        python = environment / "bin" / "python"
-        install(python, lock)
+        install(environment, PROJECT[wanted[2]], lock)
+        python = str(environment / "bin" / "python")
         # what cannot be compiled now is compiled, or complained of, when it is first run
-        subprocess.run([str(python), "-m", "tools.compile_kernel"], cwd=ROOT, check=False)
+        subprocess.run([python, "-m", "tools.compile_kernel"], cwd=ROOT, check=False)
         written = environment / "ready.new"
-        written.write_text(state + "\n")
+        written.write_text(" ".join(wanted) + "\n")
         written.replace(ready)
+        files = (path for path in environment.rglob("*") if path.is_file())
+        size = sum(path.lstat().st_size for path in files) / 1e6
+        print(f".venv is ready: {time.monotonic() - begun:.0f} s, {size:.0f} MB", flush=True)
 
 
 def acquire(lock: IO[str]) -> None:
@@ -72,29 +84,67 @@ def is_reusable(environment: Path, state: str) -> bool:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return (
         ready.exists()
-        and ready.read_text().split()[1:] == state.split()[1:]
+        and ready.read_text().split()[1:2] == state.split()[1:2]
         and (environment / "bin" / "python").exists()
         and (environment / "lib" / version).is_dir()
     )
 
 
-def install(python: Path, lock: IO[str]) -> None:
-    """Install the project, editable, and its pinned packages with one call of pip."""
-    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    command += ["--constraint", "constraints.txt", "--editable", ".[dev]"]
-    # pip inherits the lock: should this process be killed, its pip still holds others off.
-    result = subprocess.run(
-        command + torch_index(), cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[lock.fileno()]
-    )
-    if result.returncode:
+def install(environment: Path, what: str, lock: IO[str]) -> None:
+    """Install the project, editable, and its pinned packages: with uv if it is there, else pip."""
+    python = str(environment / "bin" / "python")
+    asked = ["--constraint", "constraints.txt", "--editable", what, *torch_index()]
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    uv = shutil.which("uv")
+    log = environment / "install.log"
+    log.unlink(missing_ok=True)
+    if uv is not None and not configured(python):
+        # all indexes count: the one of torch has old versions of other packages, too
+        command = [uv, "pip", "install", "--python", python, "--index-strategy"]
+        if logged([*command, "unsafe-best-match", *asked], log, lock) == 0:
+            return
+        print(f"uv could not install the packages ({log}): pip tries.", flush=True)
+    if logged([*pip, *asked], log, lock):
+        last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         hint = ""
         if (platform.system(), platform.machine()) == ("Darwin", "x86_64"):
             hint = " There is no current PyTorch for Intel Macs, nor for a Python under Rosetta."
         sys.exit(
-            "pip could not install the packages; its message is above. The half-made .venv will "
-            "not be used: run make again once the cause (network, disk space, package index) is "
-            f"gone.{hint}"
+            "\n".join(last[-10:])
+            + f"\npip could not install the packages; all of its messages are "
+            f"in {log}. The half-made .venv will not be used: run make again once the cause "
+            f"(network, disk space, package index) is gone.{hint}"
         )
+
+
+def configured(python: str) -> bool:
+    """Return whether pip is told where packages come from: uv does not read its configuration."""
+    if any(name.startswith("UV_") for name in os.environ):
+        return False
+    found = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
+    return any(word in found.stdout for word in ("index-url", "find-links", "no-index"))
+
+
+def logged(command: list[str], log: Path, lock: IO[str]) -> int:
+    """Run a command, its output in a file, and one line of progress on a terminal.
+
+    The command inherits the lock: should this process be killed, it still holds others off.
+    """
+    begun, packages = time.monotonic(), 0
+    with log.open("a") as file, subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=[lock.fileno()],
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            packages += line.startswith("Collecting ")
+            if sys.stdout.isatty():
+                said = f"{packages} packages found, {line.strip()}" if packages else line.strip()
+                print(f"\r\033[K{time.monotonic() - begun:4.0f} s  {said[:70]}", end="", flush=True)
+    if sys.stdout.isatty():
+        print("\r\033[K", end="", flush=True)
+    return process.returncode
 
 
 def torch_index() -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
 from pipeline.plan.graph import MODULES, STAGES, with_upstream
-from pipeline.plan.stage import stage_of
+from pipeline.plan.stage import models_of, stage_of
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
 
@@ -52,13 +52,13 @@ def check_models(nodes: Iterable[Node]) -> None:
 
     checked = set()
     for node in nodes:
-        models = stage_of(node).models(node)
+        models = models_of(node)
         elsewhere = bool(models) and _join_workers(node)
         for _, _, settings in models:
             if not elsewhere:
                 choose_device(settings["device"])
                 check_threads(settings["threads"])
-        if not models or (models[0].key, len(models)) in checked:
+        if not models or (models[0][0], len(models)) in checked:
             continue
         key, config, settings = models[0]
         checked.add((key, len(models)))

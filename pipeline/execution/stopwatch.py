@@ -6,10 +6,10 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -63,41 +63,29 @@ class Stopwatch:
         return {name: round(value, 4) for name, value in total.items()}
 
 
-def copy_bandwidth(device: torch.device, megabytes: int = 1024) -> float:
-    """Measure bytes a second that a large copy reads and writes, the best of ten."""
+def peak_rates(
+    device: torch.device, dtype: torch.dtype, megabytes: int = 1024, size: int = 8192
+) -> tuple[float, float]:
+    """Measure what a device does at most in a second, the best of ten.
+
+    Returns:
+        The bytes that a large copy reads and writes, and the additions and multiplications of a
+        large matrix product; the default sizes fill a GPU.
+    """
     source = torch.empty(megabytes << 20, dtype=torch.uint8, device=device).fill_(1)
-    copy = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(10):
-        watch = Stopwatch(device)
-        with watch("copy"):
-            copy.copy_(source)
-        best = min(best, max(watch.seconds()["copy"], 1e-9))
-    return 2 * source.nbytes / best
+    copy, one = torch.empty_like(source), torch.ones((size, size), dtype=dtype, device=device)
 
+    def best(work: Callable[[], object]) -> float:
+        watches = [Stopwatch(device) for _ in range(10)]
+        for watch in watches:
+            with watch("work"):
+                work()
+        return min(max(watch.seconds()["work"], 1e-9) for watch in watches)
 
-def product_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
-    """Measure the operations a second of a large matrix product, the best of ten."""
-    one = torch.ones((size, size), dtype=dtype, device=device)
-    best = float("inf")
-    for _ in range(10):
-        watch = Stopwatch(device)
-        with watch("product"):
-            one @ one
-        best = min(best, max(watch.seconds()["product"], 1e-9))
-    return 2.0 * size**3 / best
-
-
-class Peaks(NamedTuple):
-    """What a device was measured to do at most in a second."""
-
-    bandwidth: float  # bytes of a copy, read and written
-    operations: float  # additions and multiplications of a matrix product
-
-    @classmethod
-    def of(cls, device: torch.device, dtype: torch.dtype) -> Peaks:
-        """Measure both, with sizes that fill a GPU."""
-        return cls(copy_bandwidth(device), product_rate(device, dtype))
+    return (
+        2 * source.nbytes / best(lambda: copy.copy_(source)),
+        2.0 * size**3 / best(lambda: one @ one),
+    )
 
 
 def peak_memory(device: torch.device) -> int:
@@ -119,7 +107,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 
 def throughput(
-    measured: Iterable[Mapping[str, Any]], model: Any, peaks: Peaks | None
+    measured: Iterable[Mapping[str, Any]], model: Any, peaks: tuple[float, float] | None
 ) -> dict[str, Any]:
     """Sum up what finished shards took.
 
@@ -127,8 +115,9 @@ def throughput(
         measured: of each shard its seconds by span, rows, and what decoding takes at least:
             forwards (steps of the batch), forward_tokens and kv_tokens (read in them).
         model: what decoded them, a `pipeline.models.language_model.LanguageModel`.
-        peaks: of the device, or None. The bound is the time in which it moves the weights, once a
-            step, and the keys and values, or does the operations, whichever is longer.
+        peaks: `peak_rates` of the device, or None. The bound is the time in which it moves the
+            weights, once a step, and the keys and values, or does the operations, whichever is
+            longer.
     """
     seconds: Counter[str] = Counter()
     totals: Counter[str] = Counter()
@@ -145,10 +134,11 @@ def throughput(
         read = totals["forwards"] * model.weight_bytes()
         read += totals["kv_tokens"] * model.cache_bytes()
         done = model.operations(totals["forward_tokens"], totals["kv_tokens"])
-        bound = max(read / peaks.bandwidth, done / peaks.operations)
+        bandwidth, operations = peaks
+        bound = max(read / bandwidth, done / operations)
         found |= {
-            "copy_bandwidth_bytes_per_second": round(peaks.bandwidth),
-            "operations_per_second": round(peaks.operations),
+            "copy_bandwidth_bytes_per_second": round(bandwidth),
+            "operations_per_second": round(operations),
             "bound_seconds": round(bound, 4),
             "fraction_of_bound": round(bound / (seconds["decode"] + seconds["statistics"]), 4),
         }

@@ -9,7 +9,6 @@ hand when it died is given to another. So who computes a shard, and when, change
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import sys
@@ -20,8 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from pipeline.errors import PipelineError
 from pipeline.execution.progress import progress_bar
@@ -39,8 +36,6 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
 from pipeline.store.node import Node
 
-Share = tuple[int, int, int]
-_idle: dict[tuple[str, Share], list[Any]] = {}  # processes of stages before, by Ray's job
 DEATHS = 3  # of workers over one shard, or before any was ready
 WAITING = 1  # shards of a worker that are being written while it computes the next
 
@@ -88,12 +83,6 @@ class Host:
         open_worker, node, upstream = pickle.loads(given)
         self._worker = open_worker(node, upstream)
         return os.getpid()
-
-    def close(self) -> None:
-        """Let the models go; the process stays for the next stage."""
-        self.__dict__.pop("_worker", None)
-        gc.collect()
-        torch.cuda.empty_cache()
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let the worker cut the prompts into shards."""
@@ -164,11 +153,6 @@ class RayWorkers:
         self._share = share_out(
             self._ray.cluster_resources(), asked["workers"], device["device"], device["threads"]
         )
-        job = self._ray.get_runtime_context().get_job_id()
-        for (of, share), actors in _idle.items():
-            while of == job and share != self._share and actors:
-                self._ray.kill(actors.pop())  # it holds processors that are wanted now
-        self._kept = _idle.setdefault((job, self._share), [])
         above = {
             name: [Artifact(one.directory.absolute()) for one in artifacts]
             for name, artifacts in upstream.items()
@@ -186,14 +170,9 @@ class RayWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep the processes that have nothing to do for the next stage; end the others."""
-        busy = {id(member) for member, *_ in self._calls.values()}
+        """End the workers."""
         for member in self._members:
-            if id(member) in busy:
-                self._ray.kill(member.actor)
-            else:
-                member.actor.close.remote()
-                self._kept.append(member.actor)
+            self._ray.kill(member.actor)
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let one worker cut the prompts into shards, while the others load their models."""
@@ -239,14 +218,11 @@ class RayWorkers:
             self._start()
 
     def _start(self) -> None:
-        if self._kept:
-            member = _Member(self._kept.pop())
-        else:
-            host = self._ray.remote(concurrency_groups={"writing": 1})(Host).options(
-                num_cpus=self._share[1],  # Ray sets OMP_NUM_THREADS to as many
-                num_gpus=self._share[2],
-            )
-            member = _Member(host.remote())
+        host = self._ray.remote(concurrency_groups={"writing": 1})(Host).options(
+            num_cpus=self._share[1],  # Ray sets OMP_NUM_THREADS to as many
+            num_gpus=self._share[2],
+        )
+        member = _Member(host.remote())
         self._members.append(member)
         self._calls[member.actor.open.remote(*self._given)] = (member, "open", None, Path())
 

@@ -21,8 +21,8 @@ from hydra.errors import CompactHydraException, MissingConfigException, Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from analysis.fields import FieldError, check
-from conf.schema import Config, Execution
+from analysis.fields import FieldError, check, nearest
+from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, ROOT
 from pipeline.store.node import fingerprint, slug
@@ -37,7 +37,7 @@ EXPECTED_ERRORS = (
     yaml.YAMLError,
     UnicodeDecodeError,
 )
-NOT_OF_REPORT = ("study", "study_name", "stage", "outputs", "device", "execution")  # of no report
+NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
 RULES = ROOT / "analysis" / "rules"  # of the project
 READABLE = 60  # characters that say how a report differs from its study's
 
@@ -96,36 +96,59 @@ def errors_of_rules() -> Iterator[None]:
         ) from error
 
 
-def settings_of(config: DictConfig) -> Config:
+def settings_of(config: DictConfig, problems: Problems | None = None) -> Config:
     """Return a composed configuration as typed settings.
 
     Raises:
-        PipelineError, FieldError: a key is unknown or not set, or a value out of range; the
-            message names the key.
+        PipelineError: a key is unknown or not set, or a value out of range; a line for each, with
+            its key. Where `problems` are collected, values out of range are noted there.
     """
-    unset = sorted({*OmegaConf.missing_keys(config), *_deleted(config)})
-    if unset:
-        raise PipelineError(f"{', '.join(unset)} must be given: for instance {unset[0]}=VALUE")
+    if missing := sorted(unset(config)):
+        raise PipelineError(f"{', '.join(missing)} must be given: for instance {missing[0]}=VALUE")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, Config)
-    check(settings)
-    check_execution(settings.execution)
-    return settings
-
-
-def check_execution(asked: Execution) -> None:
-    """Check that nothing is said of workers where there are none.
-
-    Raises:
-        PipelineError: something is; names the key.
-    """
+    found = Problems() if problems is None else problems
+    with found():
+        check(settings)
     for name in ("workers", "address"):
-        value = getattr(asked, name)
-        if value is not None and asked.engine == "inline":
-            raise PipelineError(
+        value = getattr(settings.execution, name)
+        if value is not None and settings.execution.engine == "inline":
+            found.note(
                 f"execution.{name}={value} means nothing with execution.engine=inline: give "
                 "execution.engine=ray as well"
             )
+    if problems is None:
+        found.say()
+    return settings
+
+
+class Problems:
+    """Collects errors of a user's making, so that all are said at once."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._found: list[str] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Note an expected error of what is done inside, and go on behind it."""
+        try:
+            yield
+        except EXPECTED_ERRORS as error:
+            self._found.append(explain(error))
+
+    def note(self, problem: str) -> None:
+        """Note one."""
+        self._found.append(problem)
+
+    def say(self) -> None:
+        """End with all that was noted.
+
+        Raises:
+            PipelineError: something was; a line each.
+        """
+        if self._found:
+            raise PipelineError("\n".join(dict.fromkeys(self._found)))
 
 
 def report_name(config: DictConfig) -> str:
@@ -190,6 +213,16 @@ def given(arguments: Sequence[str], key: str) -> str | None:
     return str(OmegaConf.create({"value": override.value()})["value"])
 
 
+def name_of(path: str) -> str:
+    """Return the printed name of a model: that of its directory, or of its hub id.
+
+    >>> name_of("~/models/Qwen3-0.6B/"), name_of("..")
+    ('Qwen3-0.6B', 'local')
+    """
+    name = re.sub(r"^[\W_]+|[^ -~]", "", Path(path).name)[:LONGEST_NAME]
+    return name if is_name(name) else "local"
+
+
 def quoted(text: str) -> str:
     r"""Return a text as the value of an override, whatever characters it has.
 
@@ -200,19 +233,28 @@ def quoted(text: str) -> str:
     return QuotedString(literal, Quote.single).with_quotes()
 
 
-def _deleted(node: DictConfig, at: str = "") -> Iterator[str]:
-    """Yield the keys that `~key` took away; an error for one that `+key` added."""
+def unset(node: DictConfig, at: str = "") -> Iterator[str]:
+    """Yield the keys without a value, and those that `~key` took away.
+
+    Raises:
+        PipelineError: `+key` added one that is not known.
+    """
     kind = OmegaConf.get_type(node)
     if is_dataclass(kind):
         names = {spec.name for spec in fields(kind)}
         for key in map(str, node):
             if key not in names:
                 known = ", ".join(sorted(names))
-                raise PipelineError(f"{at}{key} is not known: known there are {known}")
+                near = nearest(key, names)
+                raise PipelineError(f"{at}{key} is not known{near}: known there are {known}")
         yield from (f"{at}{name}" for name in names - set(node))
     for key in map(str, node):
-        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
-            yield from _deleted(node[key], f"{at}{key}.")
+        if OmegaConf.is_interpolation(node, key):
+            continue
+        if OmegaConf.is_missing(node, key):
+            yield f"{at}{key}"
+        elif isinstance(node[key], DictConfig):
+            yield from unset(node[key], f"{at}{key}.")
 
 
 def explain(error: BaseException) -> str:
@@ -223,7 +265,9 @@ def explain(error: BaseException) -> str:
         'no target'
     """
     if isinstance(error, MissingConfigException) and error.options:
-        return f"{_first_line(error)}: give one of {', '.join(error.options)}"
+        wanted = str(error.missing_cfg_file).rpartition("/")[2]
+        near = nearest(wanted, error.options)
+        return f"{_first_line(error)}{near}: give one of {', '.join(error.options)}"
     if isinstance(error, OverrideParseException):
         return (
             f"{error.override!r} can't be read as an override: {_first_line(error)} (a value with "
@@ -239,13 +283,17 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError):  # outputs that can't be written, a full disk
         return f"{error.filename}: {error.strerror}" if error.filename else _first_line(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(error, PipelineError | FieldError):  # a line for each problem
+        return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).split())  # some of Hydra's have several lines
     known = _allowed(cause.full_key or "")
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         parent = cause.parent_node
         if isinstance(parent, DictConfig):
-            known = f": known there are {', '.join(sorted(map(str, parent)))}"
+            names = sorted(map(str, parent))
+            near = nearest(str(cause.key), names)
+            known = f"{near}: known there are {', '.join(names)}"
         known += _rules_with(cause.full_key or "")
     place = f" at {cause.full_key}" if cause.full_key else ""
     said = "" if cause is error else f"{_first_line(error).rstrip('.')}: "

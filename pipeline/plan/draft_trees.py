@@ -48,7 +48,7 @@ class DraftTree:
     @property
     def needs_drafts(self) -> bool:
         """Whether its shape is not known yet: it hangs on what stage drafts measured."""
-        return "acceptance" in SHAPES[self.name].keys and self.acceptance is None
+        return "acceptance" in SHAPES[self.name][0] and self.acceptance is None
 
     @property
     def most_nodes(self) -> int:
@@ -64,7 +64,7 @@ class DraftTree:
         """The shape as printed, without its depth."""
         rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
         given = f", R = {rates}" if rates and not self.measured else ""
-        return SHAPES[self.name].shown.format(width=self.width, nodes=self.nodes) + given
+        return SHAPES[self.name][1].format(width=self.width, nodes=self.nodes) + given
 
     @lru_cache  # noqa: B019  frozen; what is optimal takes k^3 steps
     def topology(self, draft_length: int) -> Topology | Growth:
@@ -75,7 +75,7 @@ class DraftTree:
         """
         if not few(draft_length):
             raise refused("draft_length", draft_length, FEW)
-        found = SHAPES[self.name].make(self, draft_length)
+        found = SHAPES[self.name][2](self, draft_length)
         if not few(len(found)):
             raise ValueError(
                 f"the tree ({self.shown}) of draft_length={draft_length} has {len(found)} tokens: "
@@ -85,20 +85,11 @@ class DraftTree:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what was configured, as plain values: what identifies it."""
-        given = {key: getattr(self, key) for key in SHAPES[self.name].keys}
+        given = {key: getattr(self, key) for key in SHAPES[self.name][0]}
         if self.measured or self.needs_drafts:
             del given["acceptance"]
         lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
         return {"tree": self.name, **given, **lists}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A kind of tree: the keys it takes, how it is printed and made."""
-
-    keys: tuple[str, ...]
-    shown: str
-    make: Callable[[DraftTree, int], Topology | Growth]
 
 
 def _batch(tree: DraftTree, draft_length: int) -> Topology:
@@ -124,18 +115,19 @@ def _dynamic(tree: DraftTree, draft_length: int) -> Growth:
 
 
 DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
-SHAPES: Mapping[str, Shape] = {
-    "sequence": Shape((), "sequence", lambda _, length: topology.sequence(length)),
-    "batch": Shape(("width",), "batch of {width}", _batch),
-    "symmetric": Shape(("width",), "symmetric, {width} wide", _symmetric),
-    "spec_infer": Shape((), "SpecInfer's tree", lambda _, length: topology.spec_infer(length)),
-    "optimal": Shape(
+# of each kind of tree: the keys it takes, how it is printed and made
+SHAPES: Mapping[str, tuple[tuple[str, ...], str, Callable[[DraftTree, int], Topology | Growth]]] = {
+    "sequence": ((), "sequence", lambda _, length: topology.sequence(length)),
+    "batch": (("width",), "batch of {width}", _batch),
+    "symmetric": (("width",), "symmetric, {width} wide", _symmetric),
+    "spec_infer": ((), "SpecInfer's tree", lambda _, length: topology.spec_infer(length)),
+    "optimal": (
         ("nodes", "acceptance"),
         "tau* of {nodes}",
         lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
     ),
-    DYNAMIC: Shape(("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
-    "by_cost": Shape(
+    DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
+    "by_cost": (
         ("acceptance", "costs", "draft_cost"),
         "tau* by cost",
         lambda tree, length: optimal_by_cost(
@@ -143,7 +135,7 @@ SHAPES: Mapping[str, Shape] = {
         )[0],
     ),
 }
-KEYS = ("tree", *dict.fromkeys(key for shape in SHAPES.values() for key in shape.keys))
+KEYS = ("tree", *dict.fromkeys(key for keys, *_ in SHAPES.values() for key in keys))
 
 
 def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
@@ -155,7 +147,7 @@ def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
     name = mapping["tree"]
     if not isinstance(name, str) or name not in SHAPES:
         raise refused(f"{where}.tree", name, f"one of {', '.join(SHAPES)}")
-    keys = SHAPES[name].keys
+    keys = SHAPES[name][0]
     given = {key: value for key, value in mapping.items() if key != "tree"}
     check_keys(given, keys, f"{where}.", f"tree: {name}")
     for key in keys:

@@ -10,20 +10,19 @@ from importlib import import_module
 from typing import Any
 
 from conf import schema
-from conf.schema import Config
+from conf.schema import Config, Model
 from pipeline.errors import PipelineError
+from pipeline.gguf_models.source import source
+from pipeline.plan.composition import Problems
 from pipeline.plan.stage import Request, Stage
-from pipeline.store.identity import Identities
+from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
-
-__all__ = ["MODULES", "RESUMABLE", "STAGES", "VERSIONS", "Node", "plan", "with_upstream"]
 
 STAGES: dict[str, Stage] = {
     name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGES
 }
 VERSIONS = {name: stage.version for name, stage in STAGES.items()}
 MODULES = {name: stage.module for name, stage in STAGES.items()}
-RESUMABLE = {name for name, stage in STAGES.items() if stage.resumable}
 
 
 def with_upstream(nodes: Iterable[Node]) -> dict[str, Node]:
@@ -43,11 +42,12 @@ def plan(
     rules: list[Any],
     identities: Identities,
     made: Callable[[Node], bool] = lambda _: False,
+    problems: Problems | None = None,
 ) -> dict[str, list[Node]]:
     """Return the nodes of every stage for `config`, by stage.
 
     `rules` are the acceptance rules of `config.criteria`, already built. `made` says whether an
-    artifact is there: the report shows some stages only then.
+    artifact is there: the report shows some stages only then. `problems` has those found before.
 
     Raises:
         PipelineError: there is no target, or a stage refuses the configuration.
@@ -58,11 +58,26 @@ def plan(
             "targets.local.path=DIRECTORY_OR_HUB_ID"
         )
     request = Request(config, rules, identities, frozenset(_closure(config.stage)), made)
+    problems = problems or Problems()
     for stage in STAGES.values():
-        stage.check(request)
-    for stage in STAGES.values():
-        request.nodes[stage.name] = list(stage.nodes(request))
+        with problems():
+            stage.check(request)
+    for key, model in models_named(config).items():
+        with problems():
+            source(model.path, key) or local_path(model.path, key)
+    try:
+        with problems():
+            for stage in STAGES.values():
+                request.nodes[stage.name] = list(stage.nodes(request))
+    finally:  # what is out of range may break what is planned
+        problems.say()
     return request.nodes
+
+
+def models_named(config: Config) -> dict[str, Model]:
+    """Return the models of a configuration, by the key of their paths."""
+    models: dict[str, Model] = {f"targets.{name}.path": one for name, one in config.targets.items()}
+    return models if config.drafter is None else models | {"drafter.path": config.drafter}
 
 
 def _closure(name: str) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from analysis.report.escape import macro
 from analysis.report.text import mark_of, upper_end
@@ -189,19 +189,9 @@ def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
             )
 
 
-class BootstrapSettings(NamedTuple):
-    """The settings of the bootstrap over prompts, as `PromptBootstrap` takes them."""
-
-    resamples: int
-    confidence: float
-    seed: int
-
-
-def bootstrap_settings(settings: Mapping[str, Any]) -> BootstrapSettings:
-    """Return the settings that `pipeline.plan.slices.statistics_slice` gave a node."""
-    return BootstrapSettings(
-        settings["resamples"], settings["confidence"], settings["statistics_seed"]
-    )
+def bootstrap_settings(settings: Mapping[str, Any]) -> tuple[int, float, int]:
+    """Return resamples, confidence and seed, as `PromptBootstrap` takes them, of a node."""
+    return settings["resamples"], settings["confidence"], settings["statistics_seed"]
 
 
 def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from conf.schema import Config
 from pipeline.store.artifacts import Artifact
@@ -46,27 +46,10 @@ class Request:
         return [tuple(nodes[at * each : (at + 1) * each]) for at in range(count)]
 
 
-class UsedModel(NamedTuple):
-    """A model that a node loads: its key, what determines its numbers, and how it runs."""
-
-    key: str
-    config: Mapping[str, Any]
-    settings: Mapping[str, Any]
-
-
 def row_counts(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
     counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
     return [{"artifact": f"{node.stage}/{artifact.directory.name}", **counts}]
-
-
-def accept_any(_: Request) -> None:
-    """Accept every configuration."""
-
-
-def no_models(_: Node) -> list[UsedModel]:
-    """Load no model."""
-    return []
 
 
 @dataclass(frozen=True)
@@ -86,8 +69,6 @@ class Stage:
         printed: whether a single run prints these rows as well.
         matter: gives those of an artifact's rows that a single run prints, and which these are;
             None: it prints all.
-        models: gives the models that a node loads, the target first, then the drafter.
-        resumable: whether what a killed run leaves is completed.
         joint: whether all nodes on one upstream are made in one pass, under one lock, by
             `compute(nodes, upstream, pending)`.
     """
@@ -98,12 +79,10 @@ class Stage:
     columns: Mapping[str, Mapping[str, str]]
     nodes: Callable[[Request], Iterable[Node]]
     module: str
-    check: Callable[[Request], None] = accept_any
+    check: Callable[[Request], None] = lambda _: None
     summary: Callable[[Node, Artifact], list[SummaryRow]] = row_counts
     printed: bool = False
     matter: Callable[[Node, list[SummaryRow]], tuple[list[SummaryRow], str]] | None = None
-    models: Callable[[Node], list[UsedModel]] = no_models
-    resumable: bool = False
     joint: bool = False
 
 
@@ -113,10 +92,21 @@ def stage_of(node: Node) -> Stage:
     return found
 
 
-def pair_models(node: Node) -> list[UsedModel]:
-    """Return the models of a node that loads a target and its drafter."""
-    keys = {"target": f"targets.{node.label}", "drafter": "drafter"}
-    return [UsedModel(key, node.config[name], node.settings[name]) for name, key in keys.items()]
+UsedModel = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+
+
+def models_of(node: Node) -> list[UsedModel]:
+    """Return the models that a node loads: the key, what determines its numbers, and how it runs.
+
+    A target alone, or a target and its drafter; none where engines' logs are read.
+    """
+    key = f"targets.{node.label}"
+    if "model" in node.config:
+        return [(key, node.config["model"], node.settings)]
+    keys = {"target": key, "drafter": "drafter"}
+    if not keys.keys() <= node.config.keys():
+        return []
+    return [(key, node.config[name], node.settings[name]) for name, key in keys.items()]
 
 
 def pair_label(node: Node) -> str:

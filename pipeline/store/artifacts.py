@@ -203,6 +203,10 @@ class Store:
         """Return the published artifact of `node`, fresh or not, or None."""
         return next(map(Artifact, self._places(node)), None)
 
+    def has(self, node: Node) -> bool:
+        """Say whether `node` is published, fresh or not."""
+        return self.find(node) is not None
+
     def _places(self, node: Node) -> list[Path]:
         folder, end = self.root / node.stage, f"-{node.hash12}"
         return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -72,32 +71,24 @@ def test_what_a_kill_left_is_removed_by_the_next_run(store: Store) -> None:
 
 def test_rebuilt_upstream_with_other_content_makes_downstream_stale(store: Store) -> None:
     low = fakes.node("low", t=1)
-    top = fakes.node("top", (low,), t=2)
-    runner.ensure([top], store)
-    assert fakes.calls == ["low", "top"]
-    found = store.find(low)
-    assert found is not None
-    shutil.rmtree(found.directory)
+    middle = fakes.node("middle", (low,), t=2)
+    top = fakes.node("top", (middle,), t=3)
+    made = runner.ensure([top], store)[0]
+    assert fakes.calls == ["low", "middle", "top"]
+    assert made.record["upstream"][0]["fingerprint"] == middle.fingerprint
+    assert made.record["config"] == {"t": 3}
+    assert {"git", "versions", "argv", "platform", "wall_seconds"} <= set(made.record)
+    shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
     runner.ensure([top], store)  # a deleted upstream is not needed
-    assert fakes.calls == ["low", "top"]
+    assert fakes.calls == ["low", "middle", "top"]
     runner.ensure([low], store)  # rebuilt with the same content
     assert store.fresh(top)
     shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
-    runner.ensure([fakes.node("low", t=1, noise="other BLAS")], store)
-    assert not store.fresh(top)
+    other = fakes.node("low", t=1, noise="other BLAS")
+    runner.ensure([other], store)
+    assert not store.fresh(top)  # though what is directly above it is as it was
     runner.ensure([top], store)
-    assert fakes.calls == ["low", "top", "low", "low", "top"]
-
-
-def test_what_is_made_from_something_stale_is_stale(store: Store) -> None:
-    low = fakes.node("low", t=1)
-    middle = fakes.node("middle", (low,), t=2)
-    top = fakes.node("top", (middle,), t=3)
-    runner.ensure([top], store)
-    shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
-    runner.ensure([fakes.node("low", t=1, noise="other BLAS")], store)
-    assert not store.fresh(top)  # what is directly above it is as it was
-    assert store.find(middle) is not None
+    assert fakes.calls == ["low", "middle", "top", "low", "low", "middle", "top"]
 
 
 def test_an_upstream_replaced_while_it_is_read_is_read_again(
@@ -128,12 +119,6 @@ def test_an_upstream_replaced_while_it_is_read_is_read_again(
     assert made.record["upstream"][0]["content"] == store.find(low).content  # type: ignore[union-attr]
 
 
-def test_what_was_mended_meanwhile_is_not_set_aside(store: Store) -> None:
-    artifact = runner.ensure([fakes.node("a")], store)[0]
-    assert store.set_aside([artifact.directory]) == []
-    assert artifact.directory.is_dir()
-
-
 def test_upstream_seen_in_two_contents_is_made_again(store: Store) -> None:
     """Deleted and rebuilt with other content between two readers, then deleted again: which of
     the two contents the readers should agree on is not known."""
@@ -156,18 +141,6 @@ def test_upstream_seen_in_two_contents_is_made_again(store: Store) -> None:
     assert fakes.calls.count("right") == 2
 
 
-def test_an_upstream_rebuilt_with_other_content_in_this_run_reaches_all_its_readers(
-    store: Store,
-) -> None:
-    low = fakes.node("low", t=1)
-    runner.ensure([fakes.node("left", (low,), t=2)], store)
-    shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
-    other = fakes.node("low", t=1, noise="other BLAS")
-    nodes = [fakes.node("left", (other,), t=2), fakes.node("right", (other,), t=3)]
-    runner.ensure([fakes.node("top", tuple(nodes))], store)
-    assert fakes.calls == ["low", "left", "low", "left", "right", "top"]
-
-
 def flip(path: Path, at: int | None = None) -> None:
     """Change one bit in the middle of a file, or at a place; its times and inode stay."""
     state = path.stat()
@@ -181,22 +154,16 @@ def flip(path: Path, at: int | None = None) -> None:
 def damages(directory: Path) -> dict[str, Any]:
     data, record = directory / "data.parquet", directory / "record.json"
     return {
-        "first byte": lambda: flip(data, 0),
         "a byte": lambda: flip(data),
-        "footer": lambda: flip(data, -20),
         "truncated": lambda: data.write_bytes(data.read_bytes()[:-9]),
         "empty": lambda: data.write_bytes(b""),
         "missing": data.unlink,
-        "longer": lambda: data.write_bytes(data.read_bytes() + b"\n"),
         "other rows": lambda: pq.write_table(fakes.table("other"), data),
         "a stranger": lambda: (directory / "plan.json").write_text("{}"),
         "record: a byte": lambda: flip(record),
         "record: a blank": lambda: record.write_text(record.read_text() + "\n"),
         "record: a number": lambda: record.write_text(record.read_text().replace("1", "2", 1)),
-        "record: empty": lambda: record.write_text(""),
-        "record: no object": lambda: record.write_text("[]"),
         "record: no text": lambda: record.write_bytes(b"\xff\xfe"),
-        "record: old": lambda: record.write_text('{"stage": "prompts"}'),
         "record: missing": record.unlink,
     }
 
@@ -211,6 +178,8 @@ def test_damage_is_found_set_aside_and_mended(
     store = Store(root)
     made = {node.label: runner.ensure([node], store)[0] for node in (low, top)}
     assert verify.main([str(tmp_path)]) == 0
+    with pytest.raises(SystemExit, match="elsewhere/artifacts does not exist"):
+        verify.main([str(tmp_path / "elsewhere")])
     for found_by in ("the run that asks for it", "the run that reads it", "verify"):
         damages(made["low"].directory)[kind]()
         calls = len(fakes.calls)
@@ -227,8 +196,10 @@ def test_damage_is_found_set_aside_and_mended(
         else:
             runner.ensure([low], store)
             assert fakes.calls[calls:] == ["low"]
-        said = [line for line in capsys.readouterr().out.splitlines() if "set aside" in line]
+        printed = capsys.readouterr()
+        said = [line for line in printed.out.splitlines() if "set aside" in line]
         assert len(said) == 1
+        assert found_by != "verify" or f"{made['low'].directory}" in printed.err
         assert str(made["low"].directory) in said[0]
         assert store.find(low).content == made["low"].content  # type: ignore[union-attr]
         assert store.fresh(top)
@@ -297,20 +268,6 @@ def test_all_is_on_the_disk_before_it_gets_its_name(
     watch.check_directories()
 
 
-def test_verify_names_what_is_damaged(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    artifact = runner.ensure([fakes.node("a")], Store(tmp_path / "artifacts"))[0]
-    with pytest.raises(SystemExit, match="elsewhere/artifacts does not exist"):
-        verify.main([str(tmp_path / "elsewhere")])
-    flip(artifact.directory / "data.parquet")
-    (artifact.directory / "stranger").write_text("")
-    assert verify.main([str(tmp_path)]) == 1
-    message = capsys.readouterr().err
-    assert f"{artifact.directory}/data.parquet differs from its checksum" in message
-    assert f"{artifact.directory}/stranger is not in record.json" in message
-
-
 def _slow(root: Path, done: Path) -> None:
     stages.MODULES["prompts"] = "tests.pipeline.fakes"
     real = fakes.compute
@@ -335,16 +292,3 @@ def test_two_processes_compute_an_artifact_once(tmp_path: Path) -> None:
         process.join(30)
     assert [process.exitcode for process in both] == [0, 0]
     assert len(list(done.iterdir())) == 1
-
-
-def test_record_says_what_the_artifact_is_made_from(store: Store) -> None:
-    low = fakes.node("low", t=1)
-    runner.ensure([fakes.node("top", (low,), t=2)], store)
-    top = store.find(fakes.node("top", (low,), t=2))
-    assert top is not None
-    record = json.loads((top.directory / "record.json").read_text())
-    assert record["upstream"][0]["fingerprint"] == low.fingerprint
-    assert record["upstream"][0]["content"] == store.find(low).content  # type: ignore[union-attr]
-    assert record["config"] == {"t": 2}
-    assert set(record["files"]) == {"data.parquet"}
-    assert {"git", "versions", "argv", "platform", "wall_seconds"} <= set(record)

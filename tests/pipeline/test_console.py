@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from conf import schema
-from pipeline.console import CLOSED, INTERRUPTED, TERMINATED, Terminated, interruption
+from pipeline.console import CLOSED, INTERRUPTED, TERMINATED
 from pipeline.paths import CONF
 from tests.conftest import ROOT, SmallStudy, pipeline
 
@@ -66,13 +65,6 @@ def test_any_output_can_print_any_character() -> None:
     assert run("print('0.1–0.2 θ')", PYTHONIOENCODING="utf-8").stdout == "0.1–0.2 θ\n"
 
 
-def test_an_interruption_that_a_library_turned_into_an_error_is_one() -> None:
-    error = ValueError("while composing")
-    error.__context__ = Terminated()
-    assert interruption(error) is error.__context__
-    assert interruption(ValueError("by itself")) is None
-
-
 def printed(*arguments: str) -> str:
     """What ``python -m pipeline`` prints."""
     command = [sys.executable, "-m", "pipeline", *arguments]
@@ -93,33 +85,6 @@ def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
         given = [word.split(",")[0] for word in words[3:] if word != "-m"]
         with initialize_config_dir(str(CONF), version_base="1.3"):
             assert compose("config", given)
-
-
-COMPLETE = """. tools/completion.sh
-compopt() { :; }
-for line in "$@"; do
-    COMP_LINE=$line COMP_POINT=${#line} COMP_WORDS=($line)
-    COMP_WORDS[0]=$PYTHON
-    _pipeline_complete
-    echo "${COMPREPLY[@]}"
-done
-"""
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash on PATH")
-def test_completion() -> None:
-    lines = {
-        "python -m pipeline stage=": schema.STAGES,
-        ".venv/bin/python -m pipeline study=mini criteria=add": ("additive",),
-        "python -m pipeline criteria=additive criteria.": ("criteria.rule=", "criteria.t="),
-        "python -m pytest stu": (),
-        "python -m pipelines stu": (),
-    }
-    done = subprocess.run(
-        ["bash", "-c", COMPLETE, "-", *lines], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"PYTHON": sys.executable}, check=True,
-    )  # fmt: skip
-    assert [tuple(line.split()) for line in done.stdout.split("\n")[:-1]] == [*lines.values()]
 
 
 def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:

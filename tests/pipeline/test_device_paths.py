@@ -138,10 +138,7 @@ def test_the_bound_is_the_longer_of_two_times(tmp_path: Path) -> None:
     shard |= {"forwards": 10, "forward_tokens": 15, "kv_tokens": 400}
     read = 10 * model.weight_bytes() + 400 * model.cache_bytes()
     done = model.operations(15, 400)
-    for peaks, bound in (
-        (stopwatch.Peaks(read, 10 * done), 1.0),
-        (stopwatch.Peaks(10 * read, done / 2), 2.0),
-    ):
+    for peaks, bound in (((read, 10 * done), 1.0), ((10 * read, done / 2), 2.0)):
         found = stopwatch.throughput([shard], model, peaks)
         assert found["bound_seconds"] == pytest.approx(bound)
         assert found["fraction_of_bound"] == pytest.approx(bound / 4, abs=1e-4)

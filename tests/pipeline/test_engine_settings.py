@@ -16,7 +16,7 @@ from analysis.rules.build import build_dial
 from analysis.topk import TopK
 from conf import schema
 from pipeline import solve
-from pipeline.engine_settings import ENGINES, setting_text
+from pipeline.formats.engine_settings import ENGINES, setting_text
 from tests.conftest import SmallStudy
 
 RULES: dict[str, Rule] = {

@@ -53,14 +53,3 @@ def test_a_damaged_memory_is_made_anew(tmp_path: Path, monkeypatch: pytest.Monke
     digest = wanted["content"]
     memo.write_text(memo.read_text().replace(digest, digest[::-1]))
     assert Identities(memo).source(str(source), None, "key") == wanted
-
-
-def test_memory_that_cant_be_written_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(identity, "SETTLED", -1)
-    source = tmp_path / "p.jsonl"
-    source.write_text("one")
-    identities = Identities(source / "below a file" / "memo.json")
-    assert identities.source(str(source), None, "key") == {"content": file_digest(source)}
-    identities.save()

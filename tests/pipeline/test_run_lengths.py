@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +34,6 @@ def test_rows_follow_the_certificates_of_each_rule(tmp_path: Path) -> None:
     assert artifact.record["facts"] == {"prompts": 6, "steps": sum(made.lengths)}
 
 
-def test_two_builds_are_equal_byte_for_byte(tmp_path: Path) -> None:
-    contents = []
-    for name in ("first", "second"):
-        store = Store(tmp_path / name)
-        made = MadeUp(store, RULES)
-        (artifact,) = ensure([made.run_lengths("t", made.target("t", 0)[1])], store)
-        contents.append(artifact.content)
-    assert contents[0] == contents[1]
-
-
 def test_certificates_of_other_steps_are_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     made = MadeUp(store, RULES)
@@ -56,12 +45,3 @@ def test_certificates_of_other_steps_are_refused(tmp_path: Path) -> None:
     store.publish(certificates[1], pending, {})
     with pytest.raises(PipelineError, match="certify different steps"):
         ensure([made.run_lengths("t", certificates)], store)
-
-
-def test_the_order_of_levels_does_not_change_the_rows(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    made = MadeUp(store, RULES)
-    node = made.run_lengths("t", made.target("t", 0)[1])
-    turned = replace(node, config={**node.config, "eps": EPS[::-1]})
-    first, second = ensure([node, turned], store)
-    assert first.read().equals(second.read())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
-from pipeline.plan.stage import Request, Stage, SummaryRow, pair_models
+from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import Columns
 from pipeline.store.node import Node
 
@@ -143,6 +143,4 @@ STAGE = Stage(
     check=check,
     summary=summary,
     printed=True,
-    models=pair_models,
-    resumable=True,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
-from pipeline.plan.stage import Request, Stage, SummaryRow, pair_models
+from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import STEP, Columns
 from pipeline.store.node import Node
 
@@ -154,6 +154,4 @@ STAGE = Stage(
     module=f"{__name__}.compute",
     summary=summary,
     printed=True,
-    models=pair_models,
-    resumable=True,
 )

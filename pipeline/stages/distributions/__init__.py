@@ -14,7 +14,7 @@ from pipeline.plan.slices import (
     model_slice,
     run_settings,
 )
-from pipeline.plan.stage import Request, Stage, UsedModel
+from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, TEMPERED
 from pipeline.store.node import Node
 
@@ -100,13 +100,6 @@ def stored_temperatures(config: Config) -> list[float]:
     return sorted(asked - {1.0})
 
 
-def models(node: Node) -> list[UsedModel]:
-    """The target; none where its engine's log is read."""
-    if "log" in node.config:
-        return []
-    return [UsedModel(f"targets.{node.label}", node.config["model"], node.settings)]
-
-
 STAGE = Stage(
     name="distributions",
     version=3,
@@ -118,6 +111,4 @@ STAGE = Stage(
     nodes=nodes,
     module=f"{__name__}.compute",
     check=check,
-    models=models,
-    resumable=True,
 )

@@ -17,7 +17,13 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import Peaks, Stopwatch, describe_device, peak_memory, throughput
+from pipeline.execution.stopwatch import (
+    Stopwatch,
+    describe_device,
+    peak_memory,
+    peak_rates,
+    throughput,
+)
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.language_model import fixed_shapes
@@ -210,5 +216,7 @@ def distribution_facts(
         "static_shapes": static,
         "cuda_graph": all(shard["graph"] for shard in measured),
         "peak_memory_bytes": peak_memory(model.device),
-        **throughput(measured, model, Peaks.of(model.device, model.module.dtype) if cuda else None),
+        **throughput(
+            measured, model, peak_rates(model.device, model.module.dtype) if cuda else None
+        ),
     }

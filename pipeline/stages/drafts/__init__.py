@@ -8,7 +8,7 @@ from __future__ import annotations
 from pipeline.errors import PipelineError
 from pipeline.models.vocabulary import check_pair
 from pipeline.plan.slices import drafter_slice, log_slice, run_settings
-from pipeline.plan.stage import Request, Stage, UsedModel, pair_models
+from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Columns
 from pipeline.store.node import Node
 
@@ -134,11 +134,6 @@ def _logged(request: Request, distributions: Node) -> Node:
     )
 
 
-def models(node: Node) -> list[UsedModel]:
-    """Target and drafter; none where their engines' logs are read."""
-    return [] if "log" in node.config else pair_models(node)
-
-
 def check_depths(depths: int, min_tokens: int) -> None:
     """Check that a draft of every depth can begin within the shortest prompt.
 
@@ -165,6 +160,4 @@ STAGE = Stage(
     },
     nodes=nodes,
     module=f"{__name__}.compute",
-    models=models,
-    resumable=True,
 )

@@ -6,8 +6,10 @@ Run it with ``python -m pipeline stage=prompts``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
+from pipeline.formats.prompt_lengths import check_prompts
 from pipeline.plan.slices import log_slice
 from pipeline.plan.stage import Request, Stage
+from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 
 
@@ -37,7 +39,7 @@ def nodes(request: Request) -> list[Node]:
             )
             for key, target in request.config.targets.items()
         ]
-    return [
+    found = [
         Node(
             STAGE.name,
             request.config.study,
@@ -63,6 +65,12 @@ def nodes(request: Request) -> list[Node]:
         )
         for key, target in request.config.targets.items()
     ]
+    for node, (key, target) in zip(found, request.config.targets.items(), strict=True):
+        if not request.made(node) and local_path(prompts.source) is not None:
+            model = local_path(target.path)
+            if model is not None:
+                check_prompts(prompts, model, f"targets.{key}")
+    return found
 
 
 STAGE = Stage(

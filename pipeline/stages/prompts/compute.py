@@ -6,7 +6,6 @@ the user is the prompt, or Spec-Bench's `turns`. See `pipeline.formats.prompt_fi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.formats import spec_bench
 from pipeline.formats.engine_logs import prompt_id, read_log
 from pipeline.formats.prompt_files import Source, source_files
+from pipeline.formats.prompt_rows import ExcludedRowError, read_row
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.store import columns
@@ -30,10 +29,6 @@ REASONS = ("no user message", "not a string", "empty", "duplicate id", "too shor
 
 
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
-
-
-class ExcludedRowError(Exception):
-    """A row that is no prompt; its one argument is one of REASONS."""
 
 
 def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -141,57 +136,3 @@ def sample(
         for name, value in (values | {"token_ids": ids, "n_tokens": len(ids)}).items():
             table[name].append(value)
     return table, {reason: excluded[reason] for reason in REASONS if reason in excluded}
-
-
-def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """Return the prompt_id, text and later_turns of a row, and its category as source.
-
-    A row without an id gets one made from its text.
-
-    Raises:
-        ExcludedRowError: its text is missing, no string or empty, or its id is none.
-        PipelineError: it is of no known schema.
-    """
-    name: Any
-    turns: list[Any]
-    category = row.get("category")
-    if spec_bench.is_question(row):
-        name, turns, category = spec_bench.read_question(row)
-    elif "messages" in row:
-        said = [turn for turn in row["messages"] or [] if isinstance(turn, Mapping)]
-        users = [turn for turn in said if turn.get("role") == "user"]
-        if not users:
-            raise ExcludedRowError("no user message")
-        name, turns = row.get("prompt_id"), [users[0].get("content")]
-    else:
-        key = next((key for key in ("prompt", "text") if key in row), None)
-        if key is None:
-            raise PipelineError(
-                f"prompts.source: row {at} (from 0) has no text; it has "
-                f"{', '.join(row) or 'nothing'}. Expected is text or prompt, or UltraChat's "
-                "messages (a list of role and content), or Spec-Bench's question_id and turns"
-            )
-        name, turns = row.get("prompt_id", row.get("id")), [row[key]]
-    if not turns or not all(_is_text(turn) for turn in turns):
-        raise ExcludedRowError("not a string")
-    if not all(turn.strip() for turn in turns):
-        raise ExcludedRowError("empty")
-    if name is None:
-        name = hashlib.sha256(turns[0].encode()).hexdigest()[:16]
-    if isinstance(name, int):
-        name = str(name)
-    if not _is_text(name):
-        raise ExcludedRowError("not a string")
-    found = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
-    return found | ({"source": category} if category and _is_text(category) else {})
-
-
-def _is_text(value: Any) -> bool:
-    """Whether a value is a string that UTF-8 can hold: JSON can write half a character."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -47,6 +47,7 @@ def nodes(request: Request) -> list[Node]:
             config.study,
             {
                 "study": config.study_name or config.study,
+                **({} if config.note is None else {"note": config.note}),
                 "targets": [target.label for target in config.targets.values()],
                 "drafter": None if config.drafter is None else config.drafter.label,
                 "rules": [to_mapping(rule) for rule in request.rules],

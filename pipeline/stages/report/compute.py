@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from copy import copy
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -74,7 +76,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     with processes(count, f"report {study}") as pool:
         for _ in range(count):
             pool.submit(import_module, files.__module__)
-        _write(node, upstream, pending, Drawing(pool, study))
+        _write(node, upstream, pending, Drawing(pool, study, node.config.get("note")))
 
 
 def _write(
@@ -209,8 +211,12 @@ def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
 class Drawing:
     """The files of all tables and figures, made by other processes while numbers are computed."""
 
-    def __init__(self, pool: ProcessPoolExecutor, study: str) -> None:
-        """Draw with the processes of `pool`; `study` is the printed name."""
+    def __init__(self, pool: ProcessPoolExecutor, study: str, note: str | None) -> None:
+        """Draw with the processes of `pool`; `study` is the printed name.
+
+        `note` is said at the end of every caption.
+        """
+        self._note = note
         self.study = study
         self.parts: list[Part] = []
         self._pool = pool
@@ -218,6 +224,8 @@ class Drawing:
 
     def begin(self, part: Part) -> None:
         """Begin the files of a part."""
+        if self._note is not None:
+            part = replace(part, shown=[_noted(one, self._note) for one in part.shown])
         self.parts.append(part)
         for item in part.shown:
             if isinstance(item, Table):  # quick, and its formats can't leave the process
@@ -263,3 +271,10 @@ def steps_of(
             yield target_steps(source, target, None, None)
         else:
             yield target_steps(source, target, upstream["drafts"][at], upstream["acceptance"][at])
+
+
+def _noted(item: Any, note: str) -> Any:
+    """Return a table or figure with a sentence at the end of its caption."""
+    found = copy(item)
+    object.__setattr__(found, "caption", f"{item.caption} {note}")
+    return found

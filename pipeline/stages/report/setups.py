@@ -42,11 +42,12 @@ def introduction(targets: Sequence[str], statistics: Mapping[str, Any]) -> list[
 
     Args:
         targets: printed names.
-        statistics: resamples and confidence of the bootstrap.
+        statistics: resamples and confidence of the bootstrap, and the note of the study.
     """
+    note = [statistics["note"]] if "note" in statistics else []
     facts = {"confidence": 100 * statistics["confidence"], "resamples": statistics["resamples"]}
     paper = [PAPER] if set(targets) & set(CERTIFICATES) else []
-    return [*(text.format(**facts) for text in INTRODUCTION), *paper]
+    return [*note, *(text.format(**facts) for text in INTRODUCTION), *paper]
 
 
 def all_setups(
