@@ -24,18 +24,8 @@ from conf import schema
 from pipeline.console import interruption, terminal
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
-from pipeline.plan.composition import (
-    EXPECTED_ERRORS,
-    Problems,
-    check_groups,
-    errors_of_rules,
-    explain,
-    given,
-    name_of,
-    quoted,
-    report_name,
-    settings_of,
-)
+from pipeline.plan.composition import check_groups, given, name_of, quoted, report_name, settings_of
+from pipeline.plan.explain import EXPECTED_ERRORS, Problems, errors_of_rules, explain
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import slug
 

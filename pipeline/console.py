@@ -82,7 +82,7 @@ def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[
         except BrokenPipeError:
             raise
         except Exception as error:
-            from pipeline.plan.composition import EXPECTED_ERRORS, explain
+            from pipeline.plan.explain import EXPECTED_ERRORS, explain
 
             if not isinstance(error, EXPECTED_ERRORS):
                 raise

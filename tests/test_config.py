@@ -22,16 +22,8 @@ from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.formats.prompt_lengths import SLACK
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.composition import (
-    EXPECTED_ERRORS,
-    check_groups,
-    explain,
-    given,
-    quoted,
-    report_name,
-    settings_of,
-    unset,
-)
+from pipeline.plan.composition import check_groups, given, quoted, report_name, settings_of, unset
+from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.plan.slices import build_dials, build_rules
 from tests.pipeline import tiny
 

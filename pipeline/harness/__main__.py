@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("tasks", help="names of tasks, separated by commas")
     parser.add_argument("--limit", type=int, help="items of every task")
     given, overrides = parser.parse_known_args(arguments)
-    from pipeline.plan.composition import EXPECTED_ERRORS, explain
+    from pipeline.plan.explain import EXPECTED_ERRORS, explain
 
     try:
         rows = evaluate(given.tasks.split(","), given.limit, overrides)

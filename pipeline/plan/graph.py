@@ -13,7 +13,7 @@ from conf import schema
 from conf.schema import Config, Model
 from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
-from pipeline.plan.composition import Problems
+from pipeline.plan.explain import Problems
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
