@@ -1,10 +1,11 @@
 """Decoding held against transformers, against passes of the model, and against the target's law.
 
 ``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter beside
-transformers' own generation: same target, prompts and draft length, every prompt by all ways in
-turn. Transformers drafts with the same model, or, where the drafter is a head, by prompt look-up.
-Prints milliseconds a token, ratios to the target alone with their interval over prompts, and
-whether all gave the same tokens; decoding.prompts and decoding.steps count.
+transformers' own generation: same target, prompts and draft lengths, every prompt by all ways in
+turn, three rounds, of which the median counts. Transformers drafts with the same model, or, where
+the drafter is a head, by prompt look-up. Prints milliseconds a token, ratios to the target alone
+with their interval over prompts, how far the rounds are apart, and whether all gave the same
+tokens; decoding.prompts and decoding.steps count.
 
 ``passes`` times passes over n tokens after a prompt of 160, of study=smollm2, with transformers'
 own linear maps, with those of `pipeline.models.few_rows`, and with `few_queries` as well; and a
@@ -24,6 +25,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,8 @@ from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of
 from pipeline.plan.slices import run_settings
 
-LENGTHS, RESAMPLES = (2, 3, 4, 5), 2000
+LENGTHS, ROUNDS, RESAMPLES = (1, 2, 4), 3, 2000
+MODEL_LENGTH = 2  # tokens that the model drafts where look-up finds nothing
 ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
@@ -62,10 +65,9 @@ def speed(overrides: list[str]) -> None:
     target, drafter, prompts, config = load(overrides)
     print(
         f"{target.label} and {drafter.label}, {len(prompts)} prompts, {config['steps']} tokens, "
-        f"{torch.get_num_threads()} threads"
+        f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
     )
-    for gamma in LENGTHS:
-        compare(gamma, decoders(target, drafter, gamma, config), prompts)
+    compare(decoders(target, drafter, config), prompts)
 
 
 def load(
@@ -83,10 +85,7 @@ def load(
 
 
 def decoders(
-    target: LanguageModel,
-    drafter: LanguageModel | HiddenDrafter,
-    gamma: int,
-    config: Mapping[str, Any],
+    target: LanguageModel, drafter: LanguageModel | HiddenDrafter, config: Mapping[str, Any]
 ) -> dict[str, Decoder]:
     """Return every way to decode, by name."""
     device, steps = target.device, config["steps"]
@@ -96,34 +95,39 @@ def decoders(
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
 
     def model() -> Drafter:
-        return model_drafter(drafter, Greedy())
+        return model_drafter(drafter, Greedy(), draft_length=max(LENGTHS))
 
-    def lookup_first() -> Drafter:
-        return LookupFirst(lookup, model())
-
-    assisted: dict[str, Any] = {"prompt_lookup_num_tokens": gamma}
-    if isinstance(drafter, LanguageModel):
-        assisted = {"assistant_model": assistant(drafter, gamma)}
-    return {
+    ways = {
         ALONE: own(lambda: Nothing(device), 0),
-        "the drafter": own(model, gamma),
-        "look-up first, else the drafter": own(lookup_first, gamma),
-        "prompt look-up": own(lambda: lookup, gamma),
-        "target alone, transformers": generate(target, steps, {}),
-        f"transformers, {next(iter(assisted))}": generate(target, steps, assisted),
+        "target alone, transformers": generate(target, steps, lambda: {}),
     }
+    for gamma in LENGTHS:
+        by_model = isinstance(drafter, LanguageModel)
+        ways |= {
+            f"the drafter, {gamma}": own(model, gamma),
+            f"look-up first, else the drafter, {gamma}": own(
+                lambda: LookupFirst(lookup, model(), MODEL_LENGTH), gamma
+            ),
+            f"prompt look-up, {gamma}": own(lambda: lookup, gamma),
+            f"transformers, {'assistant' if by_model else 'prompt look-up'}, {gamma}": generate(
+                target, steps, partial(assisted, drafter, gamma)
+            ),
+        }
+    return ways
 
 
-def assistant(drafter: LanguageModel, gamma: int) -> Any:
-    """Return the drafter's module set to draft exactly `gamma` tokens a call."""
+def assisted(drafter: LanguageModel | HiddenDrafter, gamma: int) -> dict[str, Any]:
+    """Return what lets transformers draft exactly `gamma` tokens a call: by look-up for a head."""
+    if isinstance(drafter, HiddenDrafter):
+        return {"prompt_lookup_num_tokens": gamma}
     settings = drafter.module.generation_config
     settings.num_assistant_tokens = gamma
     settings.num_assistant_tokens_schedule = "constant"
     settings.assistant_confidence_threshold = 0.0
-    return drafter.module
+    return {"assistant_model": drafter.module}
 
 
-def generate(target: LanguageModel, steps: int, assisted: dict[str, Any]) -> Decoder:
+def generate(target: LanguageModel, steps: int, options: Callable[[], dict[str, Any]]) -> Decoder:
     """Return transformers' greedy generation, with a drafter or without."""
 
     def run(ids: list[int]) -> list[int]:
@@ -134,41 +138,46 @@ def generate(target: LanguageModel, steps: int, assisted: dict[str, Any]) -> Dec
                 attention_mask=torch.ones_like(text),
                 max_new_tokens=steps,
                 do_sample=False,
-                **assisted,
+                **options(),
             )
         return out[0, len(ids) :].tolist()
 
     return run
 
 
-def compare(gamma: int, ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
-    """Print what every way takes for a token, and how much faster it is than the target alone."""
+def compare(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
+    """Print what every way takes for a token, and how much faster it is than the target alone.
+
+    Every prompt is decoded by all ways in turn, and all prompts in each round: what disturbs the
+    machine for a while disturbs all ways alike. The spread is the largest less the least time of a
+    prompt, over its median; half of the prompts have less.
+    """
+    names = list(ways)
     for way in ways.values():
         way(prompts[0])
-    seconds = {name: np.empty(len(prompts)) for name in ways}
-    tokens = {name: np.empty(len(prompts)) for name in ways}
-    differ = dict.fromkeys(ways, 0)
-    for at, ids in enumerate(prompts):
-        answers = {}
-        for turn in range(len(ways)):
-            name = list(ways)[(turn + at) % len(ways)]
-            started = time.perf_counter()
-            answers[name] = ways[name](ids)
-            seconds[name][at] = time.perf_counter() - started
-            tokens[name][at] = len(answers[name])
-        for name, answer in answers.items():
-            differ[name] += answer != answers[ALONE]
+    taken = {name: np.empty((ROUNDS, len(prompts))) for name in names}
+    answers: dict[str, dict[int, list[int]]] = {name: {} for name in names}
+    for round_ in range(ROUNDS):
+        for at, ids in enumerate(prompts):
+            for turn in range(len(names)):
+                name = names[(turn + at + round_) % len(names)]
+                started = time.perf_counter()
+                answers[name][at] = ways[name](ids)
+                taken[name][round_, at] = time.perf_counter() - started
+    seconds = {name: np.median(found, axis=0) for name, found in taken.items()}
+    tokens = {name: np.array([len(found[at]) for at in range(len(prompts))], float)
+              for name, found in answers.items()}  # fmt: skip
     draws = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
-    print(f"draft length {gamma}")
-    for name in ways:
-        each = [sum(of[name][draws].T) for of in (seconds, tokens)]
-        alone = [sum(of[ALONE][draws].T) for of in (seconds, tokens)]
-        low, high = np.quantile((alone[0] / alone[1]) / (each[0] / each[1]), [0.025, 0.975])
+    paces = {name: seconds[name][draws].sum(1) / tokens[name][draws].sum(1) for name in names}
+    alone = seconds[ALONE].sum() / tokens[ALONE].sum()
+    for name in names:
         pace = seconds[name].sum() / tokens[name].sum()
-        ratio = seconds[ALONE].sum() / tokens[ALONE].sum() / pace
+        low, high = np.quantile(paces[ALONE] / paces[name], [0.025, 0.975])
+        spread = np.median(np.ptp(taken[name], axis=0) / seconds[name])
+        differ = sum(answers[name][at] != answers[ALONE][at] for at in range(len(prompts)))
         print(
-            f"  {name:40} {1000 * pace:7.2f} ms a token, {ratio:5.2f} [{low:.2f}, {high:.2f}] "
-            f"times the target alone; {differ[name]} answers differ"
+            f"  {name:40} {1000 * pace:7.2f} ms a token, {alone / pace:5.2f} [{low:.2f}, "
+            f"{high:.2f}] times the target alone; spread {spread:.0%}; {differ} answers differ"
         )
 
 
@@ -241,7 +250,7 @@ def passes(overrides: list[str]) -> None:
 
 TEMPERATURE, LEAST = 0.7, 8.0
 DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens
-GSS, ERSS, ALONE = "speculative sampling", "exponential races", "the drafter alone"
+GSS, ERSS, BARE = "speculative sampling", "exponential races", "the drafter alone"
 Start = tuple[int, ...]
 
 
@@ -289,7 +298,7 @@ def by_name(name: str, drafter: LanguageModel, noise: Noise) -> tuple[Verifier, 
         raced = DrawnRace(TEMPERATURE, noise)
         tree = symmetric(2, DRAFTED)
         return TreeSampling(TEMPERATURE, noise), model_drafter(drafter, raced, tree)
-    if name == ALONE:
+    if name == BARE:
         return Match(race), Nothing(drafter.device)
     grown = Growth(3, 6, DRAFTED) if name != ERSS else None
     return Match(race), model_drafter(drafter, race, grown)
@@ -309,12 +318,12 @@ def losslessness(given: list[str]) -> None:
     if len(cells) < 2:
         parser.error(f"--answers={answers} is too few for a test: give 1000 or more")
     print(f"{target.label}, {drafter.label}: {answers} answers, {len(cells) + 1} cells")
-    for name in (GSS, f"{GSS}, tree", ERSS, f"{ERSS}, dynamic tree", ALONE):
+    for name in (GSS, f"{GSS}, tree", ERSS, f"{ERSS}, dynamic tree", BARE):
         counts: Counter[Start] = Counter()
         for seed in range(answers):
             noise = Noise(seed, "losslessness", LENGTH + 1, target.device, DRAFTED)
             verifier, source = by_name(name, drafter, noise)
-            model = drafter if name == ALONE else target
+            model = drafter if name == BARE else target
             answer = decode(model, source, verifier, prompt, DRAFTED, LENGTH).tokens
             counts[tuple(answer[:COUNTED])] += 1
         print(f"  {name:<32} chi-square p = {p_value(counts, cells, answers):.3g}", flush=True)

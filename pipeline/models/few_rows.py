@@ -310,6 +310,19 @@ def attend(
     return seen.transpose(1, 2).contiguous(), None
 
 
+def chain_mask(n: int, before: int) -> Tensor:
+    """Return what is added to the scores (1, 1, n, before + n) of tokens in a row.
+
+    Transformers builds the same as truth values, which every layer has to turn into numbers.
+    """
+    return nn.functional.pad(_below(n), (before, 0))[None, None]
+
+
+@cache
+def _below(n: int) -> Tensor:
+    return torch.full((n, n), torch.finfo(torch.float32).min).triu(1)
+
+
 def use_few_queries(module: Any) -> None:
     """Let a float32 model attend so; one of another type or attention stays as it is."""
     config, float32 = module.config, module.dtype == torch.float32

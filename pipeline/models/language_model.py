@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.errors import PipelineError
-from pipeline.models import caches
+from pipeline.models import caches, few_rows
 from pipeline.models.caches import Cache
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ class LanguageModel:
         return self.module.dtype
 
     @property
+    def _few_queries(self) -> bool:
+        return bool(self.module.config._attn_implementation == few_rows.NAME)
+
+    @property
     def feature_width(self) -> int:
         """How many numbers beside a token it reads: none."""
         return 0
@@ -97,6 +101,10 @@ class LanguageModel:
             (B, keep, V) logits in the dtype of the projection, a model may give all n; and hidden
             states (B, n, layers, d), None without `layers`; of a head its outputs (B, n, d).
         """
+        n, before = ids.shape[1], cache.get_seq_length()
+        if mask is None and before and 1 < n <= few_rows.MOST_QUERIES and self._few_queries:
+            mask = few_rows.chain_mask(n, before)
+            positions = torch.arange(before, before + n)[None]
         more = {"output_hidden_states": True} if layers else {}
         out = self.module(
             input_ids=ids,

@@ -82,10 +82,10 @@ def write_text(recipe: Any, directory: Path) -> None:
     model, tokenizer = load_target(recipe)
     novelty = Novelty(study_prompts(), settings.ngram_of_study, settings.ngram, settings.repeated)
     turns = turns_of(tokenizer, settings)
-    lists = [
+    openings, topics = (
         (ASSETS / "smollm2" / f"training_{name}.txt").read_text().splitlines()
         for name in ("openings", "topics")
-    ]
+    )
     begun, tokens = time.monotonic(), 0
     for number in range(settings.shards):
         path = directory / f"shard-{number:05d}.parquet"
@@ -94,7 +94,7 @@ def write_text(recipe: Any, directory: Path) -> None:
                 novelty.refusal(question)
             continue
         rng = np.random.default_rng([recipe.seed, number])
-        begin = list(islice(beginnings(*lists, settings.unprompted, rng), settings.batch))
+        begin = list(islice(beginnings(openings, topics, settings.unprompted, rng), settings.batch))
         rows, why = write_conversations(path, begin, rng, recipe, model, tokenizer, turns, novelty)
         tokens += sum(len(row.tokens) - (row.answer_at or 0) for row in rows)
         rate = tokens / (time.monotonic() - begun)

@@ -56,6 +56,25 @@ def test_cached_passes_over_few_tokens(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("n", [2, 3, 16, 17])
+def test_tokens_in_a_row_see_what_transformers_lets_them_see(
+    n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: by its mask, which is of truth values, and by ours."""
+    model, text = load(tiny.write_model(tmp_path)), torch.arange(20 + n) * 7 % tiny.VOCABULARY
+    found = []
+    for ours in (True, False):
+        monkeypatch.setattr(LanguageModel, "_few_queries", ours)
+        sequence = Text(model, len(text), (1, 2))
+        sequence.read(text[:20])
+        found.append((sequence.extend(text[20:]), sequence.hidden))
+    for one, other in zip(*found, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.equal(other)
+
+
+@torch.inference_mode()
 def test_a_tree_and_its_branches(tmp_path: Path) -> None:
     model = load(tiny.write_model(tmp_path))
     sequence = Text(model, 16)
