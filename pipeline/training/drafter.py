@@ -90,15 +90,15 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
         )
     if settings.bfloat16:
         round_products(target.module.model)  # not its projection, which the losses need exactly
-    examples = read_examples(recipe, directory, target, tokenizer, settings.layers)
-    count = round(len(examples) * settings.held_out)
-    last = examples[len(examples) - count :]  # written last: no earlier head was trained on it
-    rest = np.random.default_rng(recipe.seed).permutation(len(examples) - count)
-    used = [examples[i] for i in rest[: round(settings.share * len(rest))]]
-    if not used or not last:
+    rest, held_out = read_examples(
+        directory, target, tokenizer, settings, recipe.generate.ngram_of_study, all_states=trained
+    )
+    order = np.random.default_rng(recipe.seed).permutation(len(rest))
+    used = [rest[i] for i in order[: round(settings.share * len(rest))]]
+    if not used or not held_out:
         raise PipelineError(
-            f"{directory}: {len(examples)} conversations are too few to train on and to hold "
-            "some out: let `python -m pipeline.training.text` write more"
+            f"{directory}: {len(rest) + len(held_out)} conversations are too few to train on and "
+            "to hold some out: let `python -m pipeline.training.text` write more"
         )
     config = target.module.config
     shape = {key: getattr(config, key) for key in AS_TARGET}
@@ -117,9 +117,9 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
     )
     print(f"{name}: {len(used)} conversations, {_answer_tokens(used)} answer tokens", flush=True)
     if trained:
-        some = head.HeldOut(last[::4], projection)
+        some = head.HeldOut(held_out[::4], projection)
         head.train_head(made, vocabulary, used, some, settings, directory / name)
-    found = head.HeldOut(last, projection).measured(made, vocabulary, 4)
+    found = head.HeldOut(held_out, projection).measured(made, vocabulary, 4)
     for key, value in found.items():
         print(f"{key}: {value:.3f}", flush=True)
     if not trained:
@@ -131,7 +131,7 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
         "width": config.hidden_size,
         "conversations": len(used),
         "answer_tokens": _answer_tokens(used),
-        "held_out": _answer_tokens(last),
+        "held_out": _answer_tokens(held_out),
     }
     write_card(folder, name, target.label, settings, facts, found)
     print(f"{folder}: written", flush=True)
@@ -187,23 +187,39 @@ def _passes(settings: Any) -> str:
 
 
 def read_examples(
-    recipe: Any, directory: Path, target: LanguageModel, tokenizer: Any, layers: tuple[int, ...]
-) -> list[Example]:
-    """Return all conversations but those whose question is near one of the study's prompts."""
-    n = recipe.generate.ngram_of_study
+    directory: Path,
+    target: LanguageModel,
+    tokenizer: Any,
+    settings: Any,
+    ngram_of_study: int,
+    *,
+    all_states: bool,
+) -> tuple[list[Example], list[Example]]:
+    """Return the conversations to train on and those held out, the last that were written.
+
+    No question is near one of the study's prompts. Without `all_states` only those held out have
+    hidden states, which take long to compute.
+    """
+    n = ngram_of_study
     study = {gram for prompt in study_prompts() for gram in ngrams(prompt, n)}
-    found = []
+    shards = {}
     for shard in features.shards([ASSETS / "smollm2" / "training_text", directory]):
-        conversations = features.read_shard(shard)
+        shards[shard] = features.read_shard(shard)
+    kept = []
+    for shard, conversations in shards.items():
+        for at, one in enumerate(conversations):
+            asked = tokenizer.decode(one.tokens[: one.answer_at], skip_special_tokens=True)
+            if not ngrams(asked, n) & study:
+                kept.append((shard, at))
+    first = len(kept) - round(len(kept) * settings.held_out)
+    for shard in dict.fromkeys(shard for shard, _ in kept[0 if all_states else first :]):
         file = directory / "features" / f"{shard.stem}.safetensors"
         if not file.exists():
-            count = features.extract(target.module, layers, conversations, file)
+            count = features.extract(target.module, settings.layers, shards[shard], file)
             print(f"{file.name}: hidden states of {count} tokens", flush=True)
-        for example in features.with_hidden(conversations, layers, file):
-            asked = tokenizer.decode(example.tokens[: example.answer_at], skip_special_tokens=True)
-            if not ngrams(asked, n) & study:
-                found.append(example)
-    return found
+        shards[shard] = features.with_hidden(shards[shard], settings.layers, file)
+    examples = [shards[shard][at] for shard, at in kept]
+    return examples[:first], examples[first:]
 
 
 def _answer_tokens(examples: Sequence[Example]) -> int:
