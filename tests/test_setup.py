@@ -45,6 +45,42 @@ def test_every_target_parses() -> None:
     assert ".venv/bin/python -m pipeline study=paper stage=certificates" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("fetched", "status", "said"),
+    [
+        (0, 0, "ran -m pipeline study=quick a=1\n"),
+        (1, 0, "error: no index *****\n***** The embedded models run instead "),
+        (130, 2, ""),  # interrupted
+    ],
+)
+def test_a_model_that_cant_be_fetched_leaves_the_embedded_study(
+    fetched: int, status: int, said: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    refused = f"echo error: no index >&2; exit {fetched}"
+    write_command(python, f'case "$*" in *pipeline.fetch*) {refused};; esac; echo ran "$@"')
+    done = make("reproduce", f"PY={python}", "READY=1 2 dev", "STATE=1 2", "ARGS=a=1")
+    assert done.returncode == status
+    assert said in done.stdout
+    ran = done.stdout.partition("ran ")[2]
+    assert ran.startswith("-m pipeline study=mini note='SmolLM2 could not be") == (fetched == 1)
+    assert bool(ran) == (fetched != 130)
+
+
+def test_what_tests_need_is_installed_for_tests_only() -> None:
+    for ready, target, asked in (
+        ("1 2 core", "reproduce", ""),
+        ("1 2 dev", "reproduce", ""),
+        ("1 2 dev", "test", ""),
+        ("1 2 core", "test", "1 2 dev"),
+        ("1 3 dev", "reproduce", "1 2 core"),
+        ("", "reproduce", "1 2 core"),
+    ):
+        printed = make("-n", target, f"READY={ready}", "STATE=1 2").stdout
+        assert ("setup_env.sh" in printed) == bool(asked), (ready, target)
+        assert asked in printed
+
+
 # --- tools/setup_env.sh: which Python ---------------------------------------------------------
 
 
@@ -76,7 +112,7 @@ def find_python(tmp_path: Path):
 
     def run(python: str = "") -> subprocess.CompletedProcess[str]:
         environment = {"PATH": str(commands), "PYTHON": python}
-        command = ["/bin/sh", str(tools / "setup_env.sh"), "12 34"]
+        command = ["/bin/sh", str(tools / "setup_env.sh"), "12 34 core"]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
     run.commands = commands  # type: ignore[attr-defined]
@@ -88,7 +124,7 @@ def test_first_python_that_runs_and_is_fit_is_taken(find_python) -> None:
     of_version(find_python.commands / "python3.13", (3, 14, 1))
     fit(find_python.commands / "python3.12", "twelve")
     fit(find_python.commands / "python3.11", "eleven")
-    assert find_python().stdout.split() == ["twelve", "tools/setup_env.py", "12", "34"]
+    assert find_python().stdout.split() == ["twelve", "tools/setup_env.py", "12", "34", "core"]
 
 
 def test_refusal_says_what_was_wrong_with_each_python(find_python) -> None:
@@ -101,22 +137,13 @@ def test_refusal_says_what_was_wrong_with_each_python(find_python) -> None:
     assert "python3.12: is not there" in done.stderr
     assert "3.11 to 3.14" in done.stderr
     assert "make install PYTHON=" in done.stderr
-
-
-def test_named_python_is_the_only_candidate(find_python) -> None:
-    fit(find_python.commands / "python3", "three")
-    of_version(find_python.commands / "an old one", (3, 15, 0))
-    done = find_python(str(find_python.commands / "an old one"))
-    assert done.returncode == 1
-    assert "an old one: is Python 3.15.0" in done.stderr
-
-
-def test_python_without_ensurepip_is_refused(find_python) -> None:
     code = 'import sys; sys.modules["ensurepip"] = None; exec(sys.argv[1])'
-    write_command(find_python.commands / "python3", f"exec '{sys.executable}' -c '{code}' \"$2\"")
-    done = find_python()
+    old = find_python.commands / "an old one"
+    write_command(old, f"exec '{sys.executable}' -c '{code}' \"$2\"")
+    done = find_python(str(old))  # named, it is the only candidate
+    assert "an old one: is Python" in done.stderr
     assert "incomplete: import of ensurepip halted" in done.stderr
-    assert "apt install python3 python3-venv" in done.stderr
+    assert "python3: " not in done.stderr
 
 
 # --- tools/setup_env.py: which torch, and when an environment is made again ---------------------
@@ -185,11 +212,13 @@ def test_answering_index_is_used_if_it_has_torch(setup_env, monkeypatch, tmp_pat
 
 def test_half_made_environment_is_made_again(setup_env, monkeypatch, tmp_path, capsys) -> None:
     """A failed installation counts for nothing; a finished one is only brought up to date."""
-    outcomes = iter([RuntimeError, None, None])
+    outcomes = iter([RuntimeError, None, None, None])
 
-    def install(python: Path, lock: object) -> None:
-        assert python.exists()
-        (tmp_path / ".venv" / "trace").touch()
+    installed = []
+
+    def install(environment: Path, what: str, lock: object) -> None:
+        assert (environment / "bin" / "python").exists()
+        installed.append(what)
         if (outcome := next(outcomes)) is not None:
             raise outcome
 
@@ -203,14 +232,52 @@ def test_half_made_environment_is_made_again(setup_env, monkeypatch, tmp_path, c
         return capsys.readouterr().out.split(" ")[0]
 
     with pytest.raises(RuntimeError):
-        said("1 9")
+        said("1 9 core")
     assert capsys.readouterr().out.startswith("Making")
     (tmp_path / ".venv" / "left-over").touch()
-    assert said("1 9") == "Making"
+    assert said("1 9 core") == "Making"
     assert not (tmp_path / ".venv" / "left-over").exists()
-    assert said("1 9") == ""  # nothing to do: install is not called
-    assert said("2 9") == "Updating"  # other versions
-    assert not setup_env.is_reusable(tmp_path / ".venv", "2 8")  # other place
+    assert said("1 9 core") == ""  # nothing to do: install is not called
+    assert said("1 9 dev") == "Updating"  # more
+    assert said("1 9 core") == ""  # is a part of it
+    assert said("2 9 core") == "Updating"  # other versions, of all that is there
+    assert installed == [".", ".", ".[dev]", ".[dev]"]
+    assert not setup_env.is_reusable(tmp_path / ".venv", "2 8 dev")  # other place
+
+
+def test_uv_installs_where_it_is_there_and_pip_where_it_is_not_or_fails(
+    setup_env, monkeypatch, tmp_path, capsys
+) -> None:
+    """Both quietly: what they print is in a file, whose end is shown when pip fails."""
+    for name in [name for name in os.environ if name.startswith(("UV_", "PIP_"))]:
+        monkeypatch.delenv(name)
+    folder, commands = tmp_path / ".venv" / "bin", tmp_path / "commands"
+    folder.mkdir(parents=True)
+    commands.mkdir()
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
+    monkeypatch.setattr(setup_env, "has_nvidia_driver", lambda: True)
+    log = tmp_path / ".venv" / "install.log"
+
+    def installed(config: str, uv: int | None, pip: int) -> list[str]:
+        asked = f'case "$*" in *"config list"*) echo "{config}"; exit 0;; esac'
+        write_command(folder / "python", f'{asked}; echo pip "$@"; exit {pip}')
+        (commands / "uv").unlink(missing_ok=True)
+        if uv is not None:
+            write_command(commands / "uv", f'echo uv "$@"; exit {uv}')
+        with (tmp_path / "lock").open("w") as lock:
+            setup_env.install(tmp_path / ".venv", ".", lock)
+        return [line.split()[0] for line in log.read_text().splitlines()]
+
+    assert installed("", uv=0, pip=0) == ["uv"]
+    assert "--constraint constraints.txt --editable ." in log.read_text()
+    assert installed("", uv=2, pip=0) == ["uv", "pip"]
+    assert "pip tries" in capsys.readouterr().out
+    assert installed("global.index-url='file:///x'", uv=0, pip=0) == ["pip"]  # uv reads none of it
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "file:///x")
+    assert installed("global.index-url='file:///x'", uv=0, pip=0) == ["uv"]
+    with pytest.raises(SystemExit, match=r"(?s)pip -m pip .*install\.log.*run make again"):
+        installed("", uv=None if shutil.which("uv") is None else 1, pip=1)
 
 
 def test_a_link_is_not_emptied(setup_env, monkeypatch, tmp_path) -> None:
@@ -221,7 +288,7 @@ def test_a_link_is_not_emptied(setup_env, monkeypatch, tmp_path) -> None:
     (tmp_path / ".venv").symlink_to(shared)
     monkeypatch.setattr(setup_env, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r"\.venv is a link to .*shared: remove the link"):
-        setup_env.main("1 9")
+        setup_env.main("1 9 core")
     assert (shared / "python").exists()
 
 
