@@ -29,6 +29,7 @@ from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import (
     BestPath,
     BlockVerification,
+    BudgetSampling,
     Match,
     Relaxed,
     SpeculativeSampling,
@@ -183,6 +184,9 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
         return drawn, Match(drawn)
     if method.sampling == BLOCK:
         return FreshInversion(t, noise, kept), BlockVerification(t, noise, kept)
+    if method.budget is not None:
+        drawn = Inversion(t, noise, DRAFT, kept)
+        return drawn, BudgetSampling(t, noise, method.budget, kept)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
     if t > 0:

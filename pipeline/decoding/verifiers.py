@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
+from analysis.beyond.clip import FAMILIES, clip_law
 from analysis.decoding import laws
 from analysis.rules import Prefix, Rule, best_path
 from analysis.trees import laws as tree_laws
@@ -182,6 +184,40 @@ class SpeculativeSampling:
         accepted = laws.leading(passed)
         uniform = self._uniforms[position + accepted, TOKEN]
         return on_chain(accepted, draw(left_over(p, draft, accepted), uniform), drafted)
+
+
+class BudgetSampling:
+    """Speculative sampling of the law that accepts most at a divergence from the target.
+
+    What is emitted at a drafted position has the law r = clip(q, c2 p, c1 p).
+    """
+
+    def __init__(
+        self,
+        temperature: float,
+        noise: Noise,
+        budget: tuple[str, float],
+        kept: Truncation = NOT_CUT,
+    ) -> None:
+        """Sample at `temperature`; `budget` is c1 or ratio, or a divergence, and its value."""
+        self._target = Inversion(temperature, noise, TOKEN, kept)
+        name, value = budget
+        dial = ("divergence", value, name) if name in FAMILIES else (name, value)
+        self._uniforms, self._dial = noise.uniforms, dial
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+        """Test drafted tokens one after the other."""
+        weights = draft.weights
+        if weights is None:  # q is 1 at the drafted token
+            weights = one_hot(draft.tokens, logits.shape[1]).double()
+        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), weights)
+        for at, (token, q) in enumerate(zip(drafted, qs, strict=True)):
+            r, _, _ = clip_law(p[at], q, *self._dial)
+            if not self._uniforms[position + at, TEST] * q[token] < r[token]:
+                uniform = self._uniforms[position + at, TOKEN]
+                return on_chain(at, laws.pick(laws.residual(r, q), uniform), drafted)
+        n = len(drafted)
+        return on_chain(n, laws.pick(p[n], self._uniforms[position + n, TOKEN]), drafted)
 
 
 class TreeSampling:

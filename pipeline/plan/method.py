@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from analysis import rules
+from analysis.beyond.clip import FAMILIES
 from analysis.fields import check, check_keys, from_mapping, ranged, refused
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees.topology import Growth, Topology
@@ -21,12 +22,19 @@ BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
 BLOCK = "block"  # the sampling that tests a draft as a whole
+BUDGET = "budget"  # the sampling that accepts most for what it departs from the target
 SAMPLINGS = {
     SPECULATIVE: "speculative sampling",
     RACES: "exponential races",
     BLOCK: "block verification",
+    BUDGET: "budget sampling",
 }
 MEASURES = ("max_q", "entropy")
+BUDGETS = {  # keys of sampling: budget, one of them: the least value, and what the value is
+    "c1": (1.0, "how much more than under the target a token may be emitted"),
+    "ratio": (1.0, "c1 / c2, where c2 is how much less"),
+    **dict.fromkeys(FAMILIES, (0.0, "the most that D(r || p) of a step may be")),
+}
 DRAFTING = ("drafting", "threshold")  # keys of an entry
 
 
@@ -80,6 +88,7 @@ class Method:
         sampling: speculative, races or block, None for a rule alone; of a baseline, how the
             target chooses: races by the race of the drafting methods, None otherwise.
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
+        budget: a key of BUDGETS and its value, of sampling: budget.
         model_length: those of the model where look-up finds nothing; None is draft_length.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
@@ -98,6 +107,7 @@ class Method:
     top_p: float = 1.0
     top_k: int = 0
     model_length: int | None = None
+    budget: tuple[str, float] | None = None
 
     @property
     def topology(self) -> Topology | Growth | None:
@@ -135,6 +145,8 @@ class Method:
     def _parts(self) -> list[str]:
         """What is printed behind the law: the drafter, and how it drafts."""
         found = [DRAFTERS.get(self.drafter, "")]
+        if self.budget is not None:
+            found.append("{}={:g}".format(*self.budget))
         if self.model_length is not None:
             found.append(f"model drafts {self.model_length}")
         if self.tree is not None and not isinstance(self.rule, Tree):
@@ -156,7 +168,8 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Whether the output is that of the target, or distributed like it."""
-        return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
+        exact = self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
+        return exact and self.budget is None
 
 
 def method_mapping(method: Method) -> dict[str, Any]:
@@ -171,6 +184,7 @@ def method_mapping(method: Method) -> dict[str, Any]:
         "temperature": method.temperature,
         **({} if method.model_length is None else {"model_length": method.model_length}),
         **method.truncation,
+        **dict([method.budget] if method.budget else []),
         **({} if method.rule is None else {"rule": rules.to_mapping(method.rule)}),
         **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
         **({} if method.drafting is None else {"drafting": method.drafting.to_mapping()}),
@@ -179,12 +193,14 @@ def method_mapping(method: Method) -> dict[str, Any]:
 
 def read_method(mapping: Mapping[str, Any]) -> Method:
     """Return the method of a mapping; other keys are left alone, null stands for none."""
-    plain = [spec.name for spec in fields(Method) if spec.name not in MADE]
+    plain = [spec.name for spec in fields(Method) if spec.name not in (*MADE, "budget")]
     made: dict[str, Any] = {
         name: None if mapping.get(name) is None else make(mapping[name])
         for name, make in MADE.items()
     }
-    return Method(**{name: mapping[name] for name in plain if name in mapping}, **made)
+    budget = next(((key, mapping[key]) for key in BUDGETS if key in mapping), None)
+    given = {name: mapping[name] for name in plain if name in mapping}
+    return Method(**given, **made, budget=budget)
 
 
 def baseline(method: Method) -> Method:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,8 @@ from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
 from pipeline.plan.method import (
     BLOCK,
+    BUDGET,
+    BUDGETS,
     DRAFTERS,
     DRAFTING,
     SAMPLINGS,
@@ -112,9 +115,10 @@ def _check_tree(method: Method) -> None:
         raise PipelineError(
             f"{where}: drafter={method.drafter} drafts chains only: give drafter: model"
         )
-    if method.sampling == BLOCK:
+    if method.sampling in (BLOCK, BUDGET):
         raise PipelineError(
-            f"{where}: sampling=block verifies chains only: give speculative or races, or no tree"
+            f"{where}: sampling={method.sampling} verifies chains only: give speculative or races, "
+            "or no tree"
         )
     if tree.name == DYNAMIC and method.sampling == SPECULATIVE:
         raise PipelineError(
@@ -182,11 +186,13 @@ def _build(entry: dict[str, Any], where: str) -> Method:
     of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in own}
     of_tree = {key: entry[key] for key in entry if key in KEYS and "tree" in entry}
     stops = {key: entry[key] for key in entry if key in DRAFTING and "drafting" in entry}
-    apart = {*of_rule, *of_tree, *stops}
+    of_budget = {key: entry[key] for key in entry if key in BUDGETS and "sampling" in entry}
+    apart = {*of_rule, *of_tree, *stops, *of_budget}
     plain = {key: value for key, value in entry.items() if key not in apart}
     try:
         given = from_mapping(_Given, plain, f"{where}.", "sampling")
         check(given, f"{where}.")
+        budget = _budget(given.sampling, of_budget, where)
         rule = _rule(of_rule, where) if of_rule else None
         if rule is None:
             fits, allowed = given.temperature > 0, "a number above 0: at 0 take rule: greedy"
@@ -220,8 +226,30 @@ def _build(entry: dict[str, Any], where: str) -> Method:
     truncation = given.top_p, given.top_k
     return Method(
         *(given.drafter, rule, given.sampling, *lengths, tree, stopping),
-        *(*truncation, given.model_length),
+        *(*truncation, given.model_length, budget),
     )
+
+
+def _budget(sampling: str | None, given: dict[str, Any], where: str) -> tuple[str, float] | None:
+    """Return what sampling: budget may spend, from its one key.
+
+    Raises:
+        FieldError: there is none or more than one, it is of another sampling, or out of range.
+    """
+    if sampling != BUDGET:
+        if given:
+            only = "nothing: it is a key of sampling: budget"
+            raise refused(f"{where}.{next(iter(given))}", next(iter(given.values())), only)
+        return None
+    if len(given) != 1:
+        known = f"one of {', '.join(BUDGETS)} beside sampling: budget"
+        raise refused(f"{where}.sampling", sampling, known)
+    ((key, value),) = given.items()
+    least, meaning = BUDGETS[key]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and least <= value < math.inf):
+        raise refused(f"{where}.{key}", value, f"a number of at least {least:g}: {meaning}")
+    return key, float(value)
 
 
 def _rule(mapping: dict[str, Any], where: str) -> Rule:

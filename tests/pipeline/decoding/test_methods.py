@@ -17,6 +17,7 @@ from pipeline.plan.slices import method_slice
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 RACED = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
 BLOCKS = RACED | {"sampling": "block"}
+BUDGETED = RACED | {"sampling": "budget", "kl": 0.05}
 TAU = {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]}
 BY_COST = {"tree": "by_cost", "acceptance": [0.6, 0.3], "costs": [1, 1, 1, 9], "draft_cost": 0.2}
 GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
@@ -44,6 +45,13 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (RACED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (BLOCKS | {"tree": "sequence"}, "sampling=block verifies chains only"),
         (BLOCKS | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
+        (BUDGETED | {"tree": "sequence"}, "sampling=budget verifies chains only"),
+        (BUDGETED | {"c1": 2}, "sampling=budget is not allowed: give one of c1, ratio, kl"),
+        (RACED | {"sampling": "budget"}, "sampling=budget is not allowed: give one of c1, ratio"),
+        (BUDGETED | {"kl": -0.1}, r"\[0\].kl=-0.1 is not allowed: give a number of at least 0"),
+        (RACED | {"sampling": "budget", "c1": 0.9}, "c1=0.9 is not allowed: give a number of at"),
+        (RACED | {"ratio": 2}, "ratio=2 is not allowed: give nothing: it is a key of sampl"),
+        (BUDGETED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (RACED | {"top_p": 0}, r"methods\[0\].top_p=0 is not allowed: give a number in \(0, 1\]"),
         (RACED | {"top_p": 1.01}, r"top_p=1.01 is not allowed"),
         (RACED | {"top_k": -1}, r"top_k=-1 is not allowed: give an integer of at least 0"),
@@ -189,6 +197,7 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
         )),
         RACED | {"top_p": 0.9, "top_k": 5},
         BLOCKS,
+        BUDGETED,
     ],
 )  # fmt: skip
 def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str, Any]) -> None:
@@ -199,15 +208,18 @@ def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str,
 
 def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
     first = GOOD | {"drafter": "lookup_first"}
-    methods = build_methods([first | {"model_length": [1, 3]}, first, GOOD | STOPS, BLOCKS])
+    methods = build_methods(
+        [first | {"model_length": [1, 3]}, first, GOOD | STOPS, BLOCKS, BUDGETED]
+    )
     assert [(one.name, one.draft_length) for one in methods] == [
         ("greedy (look-up first) (model drafts 1)", 3),
         ("greedy (look-up first) (model drafts 3)", 3),
         ("greedy (look-up first)", 3),
         ("greedy (drafting max_q threshold=0.5)", 3),
         ("block verification", 3),
+        ("budget sampling (kl=0.05)", 3),
     ]
-    assert all(one.lossless for one in methods)
+    assert [one.lossless for one in methods] == [True] * 5 + [False]
     assert method_slice(methods[0]) == method_slice(methods[2]) | {"model_length": 1}
     assert methods[3].drafting == Drafting("max_q", 0.5)
     assert method_slice(methods[3])["drafting"] == STOPS
