@@ -19,6 +19,7 @@ from ..statistics.bootstrap import PromptBootstrap
 COSTS = ["n_tokens", "ended", "calls", "seconds"]
 CLOCKED = ["seconds_finished", "seconds_ratio", "right_per_second"]  # what depends on the clock
 CLOCKED += [f"{name}_ci_{end}" for name in CLOCKED for end in ("low", "high")]
+CLOCKED_ANSWERS = [name for name in CLOCKED if "right" not in name]  # where none was scored
 
 
 def finished(
@@ -37,7 +38,7 @@ def finished(
         and _ci_high. NaN where no answer ended.
     """
     names = [*COSTS, *(["correct"] if "correct" in mine else [])]
-    values = np.concatenate([one[names].to_numpy(np.float64) for one in (mine, alone)], axis=1)
+    values = np.column_stack([mine[names], alone[COSTS]]).astype(np.float64)
     sums = np.concatenate([values.sum(axis=0)[None], bootstrap.sums(values)]).T
     n, e, c, s, *right = sums[: len(names)]
     n0, e0, c0, s0, *_ = sums[len(names) :]

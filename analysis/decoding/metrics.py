@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from . import speed_laws
+from .finished import finished
 
 Floats = NDArray[np.float64]
 PASSES = ["model", "batch", "tokens", "seconds"]
@@ -181,6 +182,19 @@ def acceptance_intervals(
         draws = np.divide(over, under, out=np.full_like(over, np.nan), where=under > 0)
         columns[f"{name}_ci_low"], columns[f"{name}_ci_high"] = bootstrap.interval(draws)
     return pd.DataFrame(columns)
+
+
+def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+    """Return what a finished answer costs with every run, as `finished`, one row a run."""
+    keys = ["prompt_id", "run"]
+    counted = decoded.calls.groupby(keys).size().rename("calls").reset_index()
+    rows = decoded.data[[*keys, "n_tokens", "ended"]].merge(counted, on=keys, how="left")
+    rows = rows.merge(decoded.answers[[*keys, "seconds"]], on=keys).fillna({"calls": 0})
+    by_run = {run: one.sort_values("prompt_id") for run, one in rows.groupby("run")}
+    bootstrap = PromptBootstrap(np.arange(decoded.prompts), resamples, confidence, seed)
+    return pd.DataFrame(
+        [finished(by_run[run], by_run[decoded.baseline(run)], bootstrap) for run in sorted(by_run)]
+    )
 
 
 def position_rates(calls: pd.DataFrame) -> pd.DataFrame:

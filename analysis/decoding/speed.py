@@ -9,7 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..statistics.bootstrap import PromptBootstrap, few
-from .metrics import Decoded, acceptance, by_prompt
+from .finished import CLOCKED_ANSWERS
+from .metrics import Decoded, acceptance, by_prompt, finished_runs
 from .predicted import predictions
 from .speed_laws import break_even, optimal_draft_length
 
@@ -33,7 +34,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
         of `predictions`; `first_token` median; gaps between tokens `itl_50`, `itl_95`,
         `itl_99`, and `itl_zero`, the share that arrive with the token before them; `memory`
-        bytes beside the target's at the longest answer; `prompts`, and `few_prompts` where
+        bytes beside the target's at the longest answer; `seconds_finished` and `seconds_ratio`
+        of `finished`; `prompts`, and `few_prompts` where
         they are too few for the intervals.
     """
     table = acceptance(decoded)
@@ -55,9 +57,9 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     table["itl_zero"] = [np.mean(gap == 0) if len(gap) else np.nan for gap in gaps]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
     table = table.assign(prompts=decoded.prompts, few_prompts=few(decoded.prompts))
-    return table.join(speedups(decoded, resamples, confidence, seed)).join(
-        predictions(decoded, table)
-    )
+    ended = finished_runs(decoded, resamples, confidence, seed)[CLOCKED_ANSWERS]
+    speeds = speedups(decoded, resamples, confidence, seed)
+    return table.join(speeds).join(ended).join(predictions(decoded, table))
 
 
 def token_gaps(decoded: Decoded, run: int) -> Floats:

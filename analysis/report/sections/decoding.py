@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ...decoding import metrics as decoding
+from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...statistics.bootstrap import Floats, few
 from ..notes import few_notes
@@ -61,6 +62,7 @@ def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Tabl
     frames = [
         decoding.acceptance(one)
         .join(decoding.acceptance_intervals(one, *statistics))
+        .join(decoding.finished_runs(one, *statistics).drop(columns=CLOCKED_ANSWERS))
         .assign(prompts=one.prompts, few_prompts=few(one.prompts))
         for one in decoded
     ]
@@ -74,7 +76,9 @@ def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Tabl
         "form: the mean over calls of (1 − aⁿ⁺¹)/(1 − a), what τ would be were tests independent, "
         "n the drafted tokens before one that ends the answer. Agreement: share of positions with "
         "the token of autoregressive decoding. Given up: log-likelihood of a token under the "
-        "target that the answers lose, in nats.",
+        "target that the answers lose, in nats. Length: tokens over those of the target alone. "
+        "Cut: answers that their limit ended. Calls: of the target for a finished answer, those of "
+        "cut answers included.",
         data=of_targets(decoded, frames),
         row="method",
         section="target",
@@ -91,9 +95,13 @@ def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Tabl
             ),
             Column("agreement", share_text, "agreement"),
             Column("given up", digits_text, "given_up"),
+            Column("length", number_text, "length_ratio"),
+            Column("cut", share_text, "cut"),
+            Column("calls", RATE, "calls_finished"),
         ],
         notes=[
-            f"The CSV file has {100 * statistics[1]:g} % intervals over prompts of a and τ.",
+            f"The CSV file has {100 * statistics[1]:g} % intervals over prompts of a, τ, length, "
+            "cut and calls.",
             "Above temperature 0 two answers of the same law need not agree; agreement and given "
             "up then show noise as well. Races are compared with the target alone that chooses by "
             "the same race, and agree with it token for token, near-ties of the logits aside.",

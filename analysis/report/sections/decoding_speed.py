@@ -118,9 +118,10 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         caption="Spec-Bench: the ratio of mean tokens a second over prompts, as Spec-Bench reports "
         "it; the other speedups are ratios of totals. First: median time to the first token. Then "
         "the time of a token after it, and how many times as fast as the baseline that is, with "
-        "its interval over prompts. A call: drafting; the target's pass that verifies; the law, "
-        "the roll-back and the rest, means. ρ = c_q/c_p, what a drafted token costs over what a "
-        "token costs the target alone, pass and choice; verify/c_p: pass and law. Predicted: "
+        "its interval over prompts. Finished: seconds of a finished answer over the baseline's, "
+        "those of cut answers included. A call: drafting; the target's pass that verifies; the "
+        "law, the roll-back and the rest, means. ρ = c_q/c_p, what a drafted token costs over what "
+        "a token costs the target alone, pass and choice; verify/c_p: pass and law. Predicted: "
         "of drafts by the model, over answers as long and with the same passes over the prompt, "
         "from the acceptance of each place of a draft and the measured costs of calls. Best γ: the "
         "draft length up to the longest tried with the largest prediction, where several were "
@@ -138,6 +139,11 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
             Column("first", _milliseconds, "first_token", above="milliseconds"),
             Column("a token", _milliseconds, "tpot", above="milliseconds"),
             Column("speedup", _times, ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")),
+            Column(
+                "finished",
+                _times,
+                ("seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"),
+            ),
             *(
                 Column(name, _milliseconds, f"c_{name}", above="a call, milliseconds")
                 for name in ("draft", "verify", "other")

@@ -66,13 +66,14 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     found = metrics.acceptance(one).join(metrics.acceptance_intervals(one, *bootstrap))
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
     ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
-    found = found.join(speeds.rename(columns=ends))
+    found = found.join(speeds.rename(columns=ends)).join(metrics.finished_runs(one, *bootstrap))
     shown = ["method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]
     shown += ["agreement", "given_up", "tokens_per_second"]
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
+    shown += ["length_ratio", "cut", "calls_finished", "seconds_ratio", *limits("seconds_ratio")]
     return [
         {"target": one.target, "prompts": one.prompts, **dict(zip(shown, row, strict=True))}
         for row in found[shown].itertuples(index=False)
