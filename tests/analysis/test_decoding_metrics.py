@@ -47,7 +47,7 @@ RUNS = pd.DataFrame(
 
 def made() -> Decoded:
     """Two prompts; the baseline takes 10 ms a call, a draft 1 ms a token, a verification 12 ms."""
-    calls = {  # prompt, run: drafted, tested, accepted, emitted
+    made_calls = {  # prompt, run: drafted, tested, accepted, emitted
         ("a", 0): [(0, 0, 0, 1)] * 5,
         ("b", 0): [(0, 0, 0, 1)] * 3,
         ("a", 1): [(2, 2, 2, 3), (2, 1, 0, 1), (0, 0, 0, 1)],
@@ -55,57 +55,33 @@ def made() -> Decoded:
         ("a", 2): [(3, 3, 3, 4), (0, 0, 0, 1)],
         ("b", 2): [(2, 2, 1, 2), (0, 0, 0, 1)],
     }
-    rows, spans, answers, data = [], [], [], []
-    for (prompt, run), mine in calls.items():
-        key = {"prompt_id": prompt, "run": run}
-        position = 1
-        for drafted, tested, accepted, emitted in mine:
-            rows.append(
-                key
-                | {
-                    "position": position,
-                    "drafted": drafted,
-                    "depth": drafted,
-                    "reach": drafted,
-                    "tested": tested,
-                    "accepted": accepted,
-                    "emitted": emitted,
-                }
-            )
-            spans.append(
-                key
-                | {
-                    "drafted": drafted,
-                    "depth": drafted,
-                    "emitted": emitted,
-                    "draft_seconds": 0.001 * drafted,
-                    "verify_seconds": 0.012 if run else 0.010,
-                    "other_seconds": 0.0,
-                }
-            )
-            position += emitted
-        spent = sum(s["draft_seconds"] + s["verify_seconds"] for s in spans[-len(mine) :])
-        answers.append(
-            key
-            | {
-                "first_seconds": 0.02,
-                "begin_seconds": 0.0,
-                "seconds": 0.02 + spent,
-                "peak_bytes": None,
-            }
-        )
-        data.append(
-            key
-            | {
-                "source": "s",
-                "n_tokens": position,
-                "text_tokens": 10 + position,
-                "ended": False,
-                "log_likelihood": -1.0 * position - run,
-                "agreement": 1.0 if run < 2 else 0.5,
-                "common_prefix": position,
-            }
-        )
+    names = ["prompt_id", "run", "drafted", "tested", "accepted", "emitted"]
+    rows = [(*key, *call) for key, mine in made_calls.items() for call in mine]
+    calls = pd.DataFrame(rows, columns=names)
+    behind = calls.groupby(["prompt_id", "run"])["emitted"].cumsum()
+    calls["position"] = 1 + behind - calls["emitted"]
+    calls["depth"] = calls["reach"] = calls["drafted"]
+    spans = calls[["prompt_id", "run", "drafted", "depth", "emitted"]].assign(
+        draft_seconds=0.001 * calls["drafted"],
+        verify_seconds=np.where(calls["run"] > 0, 0.012, 0.010),
+        other_seconds=0.0,
+    )
+    spans["spent"] = spans["draft_seconds"] + spans["verify_seconds"]
+    totals = spans.groupby(["prompt_id", "run"], sort=False)[["emitted", "spent"]].sum()
+    totals = totals.reset_index()
+    key, tokens = totals[["prompt_id", "run"]], 1 + totals["emitted"]
+    answers = key.assign(
+        first_seconds=0.02, begin_seconds=0.0, seconds=0.02 + totals["spent"], peak_bytes=None
+    )
+    data = key.assign(
+        source="s",
+        n_tokens=tokens,
+        text_tokens=10 + tokens,
+        ended=False,
+        log_likelihood=-1.0 * tokens - key["run"],
+        agreement=np.where(key["run"] < 2, 1.0, 0.5),
+        common_prefix=tokens,
+    )
     trajectory = pd.DataFrame(
         {
             "prompt_id": ["a"] * 4,
@@ -119,21 +95,13 @@ def made() -> Decoded:
             "top_surprisal": [1.0, 1.0, 1.0, 12.0],
         }
     )
-    return Decoded(
-        "large",
-        "small",
-        RUNS,
-        pd.DataFrame(data),
-        pd.DataFrame(rows),
-        pd.DataFrame(answers),
-        pd.DataFrame(spans),
-        trajectory,
-        {
-            "target": {"model": 1000, "cache_per_token": 10},
-            "drafter": {"model": 100, "cache_per_token": 2},
-        },
-        {rule.label: rule for rule in (StrictGreedy(),)},
-    )
+    size = {
+        "target": {"model": 1000, "cache_per_token": 10},
+        "drafter": {"model": 100, "cache_per_token": 2},
+    }
+    rules = {"greedy": StrictGreedy()}
+    spans = spans.drop(columns="spent")
+    return Decoded("large", "small", RUNS, data, calls, answers, spans, trajectory, size, rules)
 
 
 def test_acceptance_is_pooled_over_tested_tokens() -> None:
