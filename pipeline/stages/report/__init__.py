@@ -61,7 +61,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=13,
+    version=14,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
