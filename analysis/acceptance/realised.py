@@ -148,7 +148,7 @@ def judge(
     ]
 
 
-def profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFrame:
+def acceptance_profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFrame:
     """Count accepted and certified steps by position and by the target's margin.
 
     Args:

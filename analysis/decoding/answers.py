@@ -250,7 +250,7 @@ def decide(
     return found.drop(columns=["group", "seconds_ratio_ci_high"])
 
 
-def limits(decided: pd.DataFrame) -> pd.DataFrame:
+def threshold_limits(decided: pd.DataFrame) -> pd.DataFrame:
     """Return of every family the run of the largest excluded threshold, and of the first fall.
 
     Returns:

@@ -51,10 +51,10 @@ def mentions(text: str, phrase: str) -> bool:
     return any(not NEGATED.search(text, 0, one.start()) for one in re.finditer(pattern, text))
 
 
-def numbers(text: str) -> list[Decimal]:
+def digits_in(text: str) -> list[Decimal]:
     """Return the numbers of a text in digits; hours and minutes as hours.
 
-    >>> [str(one) for one in numbers("4 + 5 = 9 apples for 1,200, at 9:30")]
+    >>> [str(one) for one in digits_in("4 + 5 = 9 apples for 1,200, at 9:30")]
     ['4', '5', '9', '1200', '9.5']
     """
     found = []
@@ -101,13 +101,13 @@ def answered(item: Item, answer: str) -> bool:
 
     own = [
         sentence
-        for sentence in sentences(answer)
+        for sentence in sentences_of(answer)
         if not (says(sentence, item["expected"]) and restates(sentence, item["prompt"]))
     ]
     return says(answer, item["expected"]) and not any(says(one, item["wrong"]) for one in own)
 
 
-def sentences(text: str) -> list[str]:
+def sentences_of(text: str) -> list[str]:
     """Return the sentences of a text; a line ends one too."""
     return re.split(r"(?<=[.!?;])\s+|\n+", text.strip())
 
@@ -115,7 +115,7 @@ def sentences(text: str) -> list[str]:
 def restates(sentence: str, prompt: str) -> bool:
     """Whether the words of a sentence stand in this order in a sentence that the prompt states."""
     said = constraints.words_of(folded(sentence))
-    for stated in sentences(prompt):
+    for stated in sentences_of(prompt):
         words = iter(constraints.words_of(folded(stated)))
         if not stated.endswith("?") and len(said) >= RESTATED and all(one in words for one in said):
             return True
@@ -128,8 +128,8 @@ def numbered(item: Item, answer: str) -> bool:
     New is what the prompt does not have: "9 of the 12 are left". Words count where no digits are.
     """
     text = NOT_NUMBER.sub("", answer)
-    found = numbers(text) or numbers_in_words(text)
-    known = numbers(item["prompt"]) + numbers_in_words(item["prompt"])
+    found = digits_in(text) or numbers_in_words(text)
+    known = digits_in(item["prompt"]) + numbers_in_words(item["prompt"])
     new = [one for one in found if one not in known]
     return Decimal(item["expected"][0]) in found[-1:] + new[-1:]
 

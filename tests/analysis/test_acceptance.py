@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.acceptance.realised import Steps, Verdict, judge, profile
+from analysis.acceptance.realised import Steps, Verdict, acceptance_profile, judge
 from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
 from analysis.rules import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -177,7 +177,7 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
 def test_profile_counts_every_step_once() -> None:
     steps = pair(1.0)
     verdict = judge(steps, [StrictGreedy()])[0]
-    table = profile(steps, verdict, 4, 10)
+    table = acceptance_profile(steps, verdict, 4, 10)
     for by in ("position", "margin"):
         part = table[table["by"] == by]
         assert part["steps"].sum() == len(steps)

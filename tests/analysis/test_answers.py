@@ -16,7 +16,7 @@ from analysis.decoding.answers import (
     decide,
     differing,
     families,
-    limits,
+    threshold_limits,
     verdicts,
 )
 from analysis.rules import Additive, Mars, StrictGreedy
@@ -182,7 +182,7 @@ def test_the_largest_excluded_threshold_and_the_first_fall() -> None:
                    0.95)  # fmt: skip
     assert found["excluded"].tolist() == [True, True, False, True, True]
     assert found["falls"].tolist() == [False, False, True, False, False]
-    one, other = limits(found).to_dict("records")
+    one, other = threshold_limits(found).to_dict("records")
     assert (one["family"], one["largest"], one["first"]) == ("additive", 0.2, 0.4)
     assert (other["largest"], math.isnan(other["first"])) == (0.8, True)
     assert verdicts(found) == {3: "excluded", 4: "excluded", 2: "falls", 6: "excluded",
@@ -195,16 +195,16 @@ def test_a_threshold_behind_one_that_failed_is_not_counted() -> None:
     part = found[found["family"] == "additive"]
     assert part["excluded"].tolist() == [True, False, True]
     assert part["up_to"].tolist() == [True, False, False]
-    assert limits(found)["largest"].iloc[0] == 0.1
+    assert threshold_limits(found)["largest"].iloc[0] == 0.1
     assert part["falls"].tolist() == [False, True, False]
     assert part["down_to"].tolist() == [False, False, False]  # a fall that heals is no fall
-    assert math.isnan(limits(found)["first"].iloc[0])
+    assert math.isnan(threshold_limits(found)["first"].iloc[0])
     assert verdicts(found)[4] == verdicts(found)[2] == "open"
 
 
 def test_nothing_is_excluded_where_the_strictest_is_not() -> None:
     found = decide(table({3: (30, 5), 4: (31, 5), 2: (32, 5)}), runs(), 0.05, 0.95)
-    first = limits(found).iloc[0]
+    first = threshold_limits(found).iloc[0]
     assert math.isnan(first["largest"])
     assert first["first"] == 0.1  # all fall: the first is the strictest
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...decoding.answers import ALL, Answered, decide, differing, limits
+from ...decoding.answers import ALL, Answered, decide, differing, threshold_limits
 from ...decoding.finished import CLOCKED
 from ..records import Column, Part, Table, across, together
 from ..text import UNDEFINED, digits_text, number_text, share_text, symbol
@@ -199,7 +199,7 @@ def sentences(decided: pd.DataFrame, margin: float, target: str = "") -> list[st
     """Return of each rule the largest threshold that is excluded, and the first that falls."""
     found = []
     points = f"{100 * margin:g} points"
-    for row in limits(decided).to_dict("records"):
+    for row in threshold_limits(decided).to_dict("records"):
         name = f"{target}, {row['family']}" if target else row["family"]
         dial = symbol(row["parameter"]) if row["parameter"] else "the rule"
         if math.isnan(row["largest"]):

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from analysis.acceptance.budgets import budget_of_drafter, exceeds_budget
 from analysis.acceptance.frontier import frontier
-from analysis.acceptance.realised import Steps, Verdict, judge, profile
+from analysis.acceptance.realised import Steps, Verdict, acceptance_profile, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
 from analysis.acceptance.summary import (
     coverage,
@@ -87,7 +87,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             ]
         ).assign(**bootstrap.counted),
         "frontier": frontier(steps, chosen, bootstrap).assign(**bootstrap.counted),
-        "profile": pd.concat([profile(steps, one, POSITIONS, DECILES) for one in chosen]),
+        "profile": pd.concat(
+            [acceptance_profile(steps, one, POSITIONS, DECILES) for one in chosen]
+        ),
     }
     for name, frame in frames.items():
         schema = columns.schema("acceptance", name)

@@ -102,7 +102,7 @@ def answer(
         tokens = tuple(found.tokens)
         if tokens not in known:
             said = one.said(text(found.tokens))
-            steps, counted = read(reader, found.tokens)
+            steps, counted = read_again(reader, found.tokens)
             scored = {"answer": said, "correct": one.right(said), "ended": found.ended}
             known[tokens] = steps, scored | counted
         steps, counted = known[tokens]
@@ -125,7 +125,7 @@ def answer(
     return rows
 
 
-def read(reader: Reader, answer: list[int]) -> tuple[Steps, dict[str, Any]]:
+def read_again(reader: Reader, answer: list[int]) -> tuple[Steps, dict[str, Any]]:
     """Return both models at the steps of an answer, and what does not depend on a rule."""
     logits, drafts = reader.both(answer)
     exact = logits.double()
