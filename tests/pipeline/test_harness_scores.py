@@ -171,19 +171,6 @@ def test_what_is_lossless_leaves_every_answer_as_it_is(answered: tuple[Any, Arti
     assert (both.nunique() > 1).any()  # races do not choose what greedy decoding does
 
 
-def test_a_lossless_answer_that_parts_is_listed(answered: tuple[Any, Artifact]) -> None:
-    """A race of another seed parts: the list of partings is not empty by construction."""
-    one = read_answered("wide", answered[1])
-    data = one.data.copy()
-    (run,) = one.runs.index[one.runs["method"].str.startswith("Strict greedy")][:1]
-    at = data.index[(data["run"] == run) & (data["n_tokens"] > 1)][0]
-    data.loc[at, ["common_prefix", "gap"]] = [1, 3e-6]
-    changed = answers.Answered(one.target, one.tasks, one.runs, data, one.seconds)
-    parted = lossless_partings(changed)
-    assert len(lossless_partings(one)) == 0
-    assert parted[["item_id", "gap"]].to_numpy().tolist() == [[data.loc[at, "item_id"], 3e-6]]
-
-
 @pytest.mark.thorough
 def test_a_sampler_keeps_the_law_and_not_the_answers(place: Path) -> None:
     """Speculative sampling: other answers, accuracy within its interval."""
