@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
@@ -19,18 +20,9 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     if method.temperature == 0:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
-    facts = artifact.record["facts"]
-    size = facts["vocab_size"]
-    names = ("top_ids", "top_logits", "top_surprisal", "log_tail")
-    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
-    steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
-    table = table.take(pa.array(steps)).combine_chunks()
-    target, draft = (
-        _stored(table, prefix, size, facts["temperature"], method.temperature).truncated(
-            method.top_p, method.top_k
-        )
-        for prefix in ("", "draft_")
-    )
+    steps, target, draft = stored_pair(artifact, STEPS, method.temperature)
+    target, draft = (one.truncated(method.top_p, method.top_k) for one in (target, draft))
+    size = artifact.record["facts"]["vocab_size"]
     generator = np.random.default_rng(0)
     sums = np.zeros(count)
     rows = max(1, CHUNK // size)
@@ -41,6 +33,22 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
         found = drawn_rates(p, q, times, count, method.sampling == RACES)
         sums[: len(found)] += found
     return sums / len(steps)
+
+
+def stored_pair(
+    artifact: Artifact, most: int, temperature: float
+) -> tuple[NDArray[np.intp], Stored, Stored]:
+    """Return steps of the text, evenly spread, and what is stored there of target and draft."""
+    facts = artifact.record["facts"]
+    names = ("top_ids", "top_logits", "top_surprisal", "log_tail")
+    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
+    steps = np.unique(np.linspace(0, len(table) - 1, most).astype(np.intp))
+    table = table.take(pa.array(steps)).combine_chunks()
+    target, draft = (
+        _stored(table, prefix, facts["vocab_size"], facts["temperature"], temperature)
+        for prefix in ("", "draft_")
+    )
+    return steps, target, draft
 
 
 def _stored(table: pa.Table, prefix: str, size: int, known_at: float, temperature: float) -> Stored:
