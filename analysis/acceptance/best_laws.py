@@ -21,6 +21,8 @@ NAMES = ("GSS", "ERSS")
 def law_statistics(p: Floats, q: Floats, relaxed: Flags, seed: int = 0) -> pd.DataFrame:
     """Hold laws against the best of the same mean KL(r || p), and of the same drafts.
 
+    Tokens that only one of the two can emit, as only one is known of, stand together as one.
+
     Args:
         p: (N, V) target.
         q: (N, V) draft.
@@ -33,6 +35,7 @@ def law_statistics(p: Floats, q: Floats, relaxed: Flags, seed: int = 0) -> pd.Da
         between ratios c1 / c2, from below. Kind drafts: of GSS and ERSS from two and four drafts
         without replacement, which lose nothing: eps is 0.
     """
+    p, q = _shared(p, q)
     pairs = list(zip(p, q, strict=True))
     found = {
         "typical of Ascend": [engine_laws.typical_law(*pair) for pair in pairs],
@@ -50,6 +53,7 @@ def law_statistics(p: Floats, q: Floats, relaxed: Flags, seed: int = 0) -> pd.Da
         kl = np.mean([divergence_of(r, own) for (r, _), own in zip(laws, p, strict=True)])
         kept = np.mean([accepted for _, accepted in laws])
         best = np.interp(kl, np.append(0.0, spent), np.append(reached[0], reached))
+        best = best if kl <= spent[-1] else 1.0
         rows.append((name, LAW, float(kl), float(kept), float(best)))
     generator = np.random.default_rng(seed)
     rates = np.zeros((2, max(COUNTS)))
@@ -65,3 +69,9 @@ def law_statistics(p: Floats, q: Floats, relaxed: Flags, seed: int = 0) -> pd.Da
     frame = pd.DataFrame(rows, columns=["rule", "kind", "eps", "acceptance", "best"])
     frame["share"] = frame["acceptance"] / frame["best"]
     return frame.melt(["rule", "kind", "eps"], var_name="statistic", value_name="value")
+
+
+def _shared(p: Floats, q: Floats) -> tuple[Floats, Floats]:
+    both = (p > 0) & (q > 0)
+    p, q = (np.column_stack([x * both, (x * ~both).sum(axis=1)]) for x in (p, q))
+    return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)

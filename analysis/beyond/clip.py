@@ -174,8 +174,10 @@ class _Sorted:
         return low
 
     def at_ratio(self, ratio: float) -> float:
-        """Return the x of the law whose c1 / c2 is this ratio, or the largest."""
-        return self.last(lambda c1, c2, _: c1 <= ratio * c2)
+        """Return the x of the law whose c1 / c2 is this; a finite ratio leaves p = 0 out."""
+        if ratio == math.inf:
+            return self.end
+        return min(self.edge, self.last(lambda c1, c2, _: c1 <= ratio * c2))
 
     def spending(self, family: Generator) -> Callable[[float, float, float], float]:
         """Return what computes D_f(r || p) of a law from c1, c2 and the share where p = 0."""

@@ -107,6 +107,8 @@ def test_tokens_without_probability(name: str) -> None:
         if name in ("kl", "chi2"):
             assert r[3] == 0
     assert clip_law(p, q, "c1", 1.5)[0][3] == 0
+    assert clip_law(p, q, "ratio", 1e9)[0][3] == 0
+    np.testing.assert_array_equal(clip_law(p, q, "ratio", math.inf)[0], q)
     assert clip_law(p, q, "c1", 1.5)[0].sum() == pytest.approx(1)
 
 
