@@ -1,4 +1,4 @@
-"""What engines' lossy tests and several drafts accept, as a share of the best there is."""
+"""What engines' lossy tests of a sampled draft accept, as a share of the best there is."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import pandas as pd
 from ..beyond import engine_laws
 from ..beyond.clip import divergence_of, mean_curve
 from ..statistics.bootstrap import Flags, Floats
-from ..trees.acceptance import drawn_rates
-from ..trees.several import best_of_drafts
 
 RATIOS = np.concatenate([1.0 + np.geomspace(1e-3, 1.0, 14), np.geomspace(2.2, 1e6, 26)])
-DRAWS = 64  # of the drafts of a step
-COUNTS = (2, 4)  # drafts of one token
-LAW, DRAFTS = "law", "drafts"  # kinds of rows
-NAMES = ("GSS", "ERSS")
+LAW = "law"  # kind of a row
 
 
-def law_statistics(p: Floats, q: Floats, relaxed: Flags, seed: int = 0) -> pd.DataFrame:
-    """Hold laws against the best of the same mean KL(r || p), and of the same drafts.
+def law_statistics(p: Floats, q: Floats, relaxed: Flags) -> pd.DataFrame:
+    """Hold laws against the best of the same mean KL(r || p).
 
     Tokens that only one of the two can emit, as only one is known of, stand together as one.
 
@@ -27,13 +22,10 @@ def law_statistics(p: Floats, q: Floats, relaxed: Flags, seed: int = 0) -> pd.Da
         p: (N, V) target.
         q: (N, V) draft.
         relaxed: (N,) where MARS' ratio of raw logits exceeds its threshold.
-        seed: of the drafts that are drawn.
 
     Returns:
-        Rows with rule, kind, eps, statistic (acceptance; best, the largest of any law; share) and
-        value. Kind law: of an engine's test, eps its mean KL(r || p), nats; best is interpolated
-        between ratios c1 / c2, from below. Kind drafts: of GSS and ERSS from two and four drafts
-        without replacement, which lose nothing: eps is 0.
+        Rows with rule, kind (law), eps (its mean KL(r || p), nats), statistic and value: acceptance;
+        best, the largest of any law, interpolated from below between ratios c1 / c2; share.
     """
     p, q = _shared(p, q)
     pairs = list(zip(p, q, strict=True))
@@ -55,17 +47,6 @@ def law_statistics(p: Floats, q: Floats, relaxed: Flags, seed: int = 0) -> pd.Da
         best = np.interp(kl, np.append(0.0, spent), np.append(reached[0], reached))
         best = best if kl <= spent[-1] else 1.0
         rows.append((name, LAW, float(kl), float(kept), float(best)))
-    generator = np.random.default_rng(seed)
-    rates = np.zeros((2, max(COUNTS)))
-    for _ in range(DRAWS):
-        times = generator.exponential(size=p.shape)
-        for at in (0, 1):
-            drawn = drawn_rates(p, q, times, max(COUNTS), races=bool(at))
-            rates[at, : len(drawn)] += drawn / (len(p) * DRAWS)
-    for count in COUNTS:
-        best = float(best_of_drafts(p, q, count).mean())
-        for name, rate in zip(NAMES, rates, strict=True):
-            rows.append((f"{name}, {count} drafts", DRAFTS, 0.0, float(rate[:count].sum()), best))
     frame = pd.DataFrame(rows, columns=["rule", "kind", "eps", "acceptance", "best"])
     frame["share"] = frame["acceptance"] / frame["best"]
     return frame.melt(["rule", "kind", "eps"], var_name="statistic", value_name="value")

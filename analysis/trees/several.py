@@ -11,10 +11,15 @@ the tokens by increasing p / q (docs/method.md). For n = 1 it is 1 - TV(p, q).
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from ..topk import Floats
+from .acceptance import drawn_rates
 
 GRID = np.exp(np.arange(-36.0, 44.0, 0.25))  # times at which arrivals are counted
+DRAWS = 64  # of the drafts of a step
+COUNTS = (2, 4)  # drafts of one token
+DRAFTS = "drafts"  # kind of a row
 
 
 def best_of_drafts(p: Floats, q: Floats, count: int, replacement: bool = False) -> Floats:
@@ -60,3 +65,32 @@ def best_of_drafts(p: Floats, q: Floats, count: int, replacement: bool = False) 
         all_inside = np.where(rest[:, at] > 0, all_inside, 1.0)
         lost = np.maximum(lost, all_inside - mass[:, at])
     return 1.0 - lost
+
+
+def several_statistics(p: Floats, q: Floats, seed: int = 0) -> pd.DataFrame:
+    """Hold GSS and ERSS against the best verification of the same drafts, without replacement.
+
+    Args:
+        p: (N, V) target.
+        q: (N, V) draft.
+        seed: of the drafts that are drawn.
+
+    Returns:
+        Rows with rule (law and number of drafts), kind (drafts), eps (0: nothing is lost),
+        statistic (acceptance, best, share) and value.
+    """
+    generator = np.random.default_rng(seed)
+    rates = np.zeros((2, max(COUNTS)))
+    for _ in range(DRAWS):
+        times = generator.exponential(size=p.shape)
+        for races in (False, True):
+            drawn = drawn_rates(p, q, times, max(COUNTS), races)
+            rates[int(races), : len(drawn)] += drawn / (len(p) * DRAWS)
+    rows = []
+    for count in COUNTS:
+        best = float(best_of_drafts(p, q, count).mean())
+        for law, rate in zip(("GSS", "ERSS"), rates, strict=True):
+            kept = float(rate[:count].sum())
+            values = {"acceptance": kept, "best": best, "share": kept / best}
+            rows += [(f"{law}, {count} drafts", DRAFTS, 0.0, *item) for item in values.items()]
+    return pd.DataFrame(rows, columns=["rule", "kind", "eps", "statistic", "value"])

@@ -25,6 +25,7 @@ from analysis.report.sections.acceptance import LAWS, acceptance_part
 from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.trees.several import several_statistics
 from tests.analysis.cases import drafted_steps, noisy
 
 RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
@@ -61,7 +62,7 @@ def measured(missing: bool = False, sampled: bool = True) -> Results:
         levels.append(frame.assign(statistic="probability"))
         p, q = (np.exp(x.astype(float) - x.max(axis=1, keepdims=True)) for x in (z, w))
         p, q = (x / x.sum(axis=1, keepdims=True) for x in (p, q))
-        levels.append(law_statistics(p, q, np.arange(80) % 2 == 0))
+        levels += [law_statistics(p, q, np.arange(80) % 2 == 0), several_statistics(p, q)]
         four = (found.tv, found.erss_acceptance, found.harmonic_mean, laws[ARGMAX])
         statistics.append(stochastic_statistics(*four, steps.trajectories, bootstrap))
     groups = [("baseline", "", StrictGreedy()), *(("criteria", "", rule) for rule in RULES)]

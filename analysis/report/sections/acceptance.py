@@ -12,7 +12,6 @@ from functools import partial
 
 import pandas as pd
 
-from ...acceptance.best_laws import DRAFTS, LAW
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
@@ -24,6 +23,7 @@ from .acceptance_figures import (
     divergence_figure,
     frontier_figure,
     frontier_table,
+    laws_table,
     own_rules,
     row_of,
     rules_figure,
@@ -252,41 +252,6 @@ def sampling_table(results: Results) -> Table | None:
             *few_notes(frame["prompts"]),
         ],
         shown=shown,
-    )
-
-
-def laws_table(results: Results) -> Table | None:
-    """Engines' lossy tests and several drafts beside the best; None where none were sampled."""
-    levels = results["levels"]
-    frame = levels[levels["kind"].isin([LAW, DRAFTS])].rename(columns={"rule": "law"})
-    if frame.empty:
-        return None
-    order = {
-        heading: {law: law for law in dict.fromkeys(frame.loc[frame["kind"] == kind, "law"])}
-        for kind, heading in ((LAW, "One draft, output changed"), (DRAFTS, "Several drafts, exact"))
-    }
-    columns = [
-        Column("accepted", share_text, where={"statistic": "acceptance"}),
-        Column("KL", partial(number_text, digits=3), "eps", {"statistic": "acceptance"}),
-        Column("best", share_text, where={"statistic": "best"}),
-        Column("of the best", share_text, where={"statistic": "share"}),
-    ]
-    return Table(
-        name="laws",
-        title="Sampled drafts beside the best",
-        question="How far are engines' sampling tests from the best there is?",
-        caption=f"Drafts of {results.drafter}, drawn at temperature {results.facts['sampled']:g}. "
-        "KL: mean KL(r‖p) of what is emitted from the target. Best: the largest acceptance of any "
-        "law of this mean KL, r = clip(q, c₂p, c₁p); of any exact verification of so many drafts "
-        "drawn without replacement. Typical (α = 0.4, τ = 0.95), MARS (θ = 0.9), cascade (from "
-        "0.7 p₀ on), a mixture (0.3 q), Cactus (0.1 nats). Of the stored tokens; the others stand "
-        "together.",
-        data=frame,
-        row="law",
-        columns=across(results.targets, columns),
-        stub="Law",
-        order=order,
-        notes=few_notes(frame["prompts"]),
     )
 
 

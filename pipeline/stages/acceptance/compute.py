@@ -29,6 +29,7 @@ from analysis.rules import Mars, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
 from analysis.trees.acceptance import aligned
+from analysis.trees.several import several_statistics
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
@@ -240,7 +241,8 @@ def _laws(drafts: Artifact, steps: Steps) -> pd.DataFrame:
     assert steps.target.logits is not None
     z1, z2 = steps.target.logits[rows, :2].T.astype(np.float64)
     p, q = aligned(target, draft, steps.target.vocab_size)
-    return law_statistics(p, q, (z1 > 0) & (z2 > MARS.theta * z1))
+    laws = law_statistics(p, q, (z1 > 0) & (z2 > MARS.theta * z1))
+    return pd.concat([laws, several_statistics(p, q)])
 
 
 def check_sound(
