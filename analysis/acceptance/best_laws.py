@@ -24,7 +24,7 @@ def law_statistics(p: Floats, q: Floats, relaxed: Flags) -> pd.DataFrame:
         relaxed: (N,) where MARS' ratio of raw logits exceeds its threshold.
 
     Returns:
-        Rows with rule, kind (law), eps (its mean KL(r || p), nats), statistic and value: acceptance;
+        Rows with rule, kind (law), eps (its mean KL(r || p), nats), statistic, value: acceptance;
         best, the largest of any law, interpolated from below between ratios c1 / c2; share.
     """
     p, q = _shared(p, q)
