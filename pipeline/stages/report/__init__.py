@@ -61,7 +61,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=14,
+    version=15,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
