@@ -18,8 +18,6 @@ from analysis.decoding.speed_laws import (
     optimal_draft_length,
     tokens_per_call,
 )
-from analysis.report.render import lines
-from analysis.report.sections.decoding_speed import batches_table
 from tests.analysis.test_decoding_metrics import made
 
 STEP = 1e-9
@@ -91,19 +89,3 @@ def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
         [1.75 / 1.3, (1 + 0.8 + 0.64 + 0.512) / 1.45, 1, 1.8 / 1.7, 1, 1]
     )
     assert table.loc[(64, 0.5), "at_length"] == 0
-
-
-def test_the_table_of_batches_says_where_drafting_stops_to_pay() -> None:
-    decoded = batched()
-    speeds = speed.speed(decoded, 20, 0.9, 0)
-    table = batches_table([decoded], [speeds])
-    assert table is not None
-    [(_, rows)] = lines(table)
-    assert [(name, cells) for name, cells, _ in rows] == [
-        ("1", ["10.0", "0.100", "1.15", "0.150", "1", "0.800", "3", "2.04×"]),
-        ("8", ["20.0", "0.100", "2.80", "0.700", "1", "0.800", "1", "1.06×"]),
-        ("64", ["90.0", "0.100", "4.00", "–", "–", "0.800", "–", "–"]),
-    ]
-    assert "c(4)/c(1)" in [column.heading for column in table.columns]
-    assert batches_table([made()], [speeds]) is None
-    assert batches_table([decoded], [speeds[:1]]) is None

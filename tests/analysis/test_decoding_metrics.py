@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
 
 from analysis.decoding import metrics as decoding
 from analysis.decoding import predicted, speed, speed_laws
@@ -157,22 +156,6 @@ def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
     assert decoding.agreement(data, [0, 0]).tolist() == pytest.approx([1.0, 6 / 18])
 
 
-def test_a_colour_of_the_ratios_means_one_thing_and_the_legend_says_what() -> None:
-    record = ratios_figure([made()])
-    assert record is not None
-    figure = record.drawing
-    shown = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert shown == {"argmax drafted", "second drafted", "another drafted"}
-    colours = [to_hex(handle.get_facecolor()) for handle in figure.legends[0].get_patches()]
-    assert len(set(colours)) == 3
-    assert set(record.data["of"]) <= {"probability_ratio", "drafted"}
-    proposed = record.data[record.data["of"] == "drafted"]
-    assert proposed[["argmax", "second", "another"]].sum(axis=1).to_numpy() == pytest.approx(1)
-    quartiles = record.data[record.data["of"] == "probability_ratio"]
-    assert (quartiles["q25"] <= quartiles["median"]).all()
-    assert (record.data["steps"] >= 5).all()
-
-
 def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() -> None:
     """Drafts of 5 tokens, answers of 12: every test succeeds with 0.7; the nominal form is off."""
     generator = np.random.default_rng(0)
@@ -187,24 +170,8 @@ def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() ->
     # about 14,000 calls, each with a standard deviation below 2: four standard errors are 0.07
     assert decoding.closed_form(table, rate)[0] == pytest.approx(measured, abs=0.07)
     assert speed_laws.tokens_per_call(rate[0], 5) > measured + 0.2
-
-
-def test_the_closed_form_of_nothing_tested_and_of_certain_acceptance() -> None:
-    calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
-    found = decoding.closed_form(calls, pd.Series([np.nan, 1.0]))
-    assert found.tolist() == [1.0, 3.0]
-
-
-def test_intervals_of_few_prompts_carry_a_warning() -> None:
-    made_up = made()
-    table = acceptance_table([made_up], (20, 0.9, 0))
-    assert any("intervals come from 2 prompts" in note for note in table.notes)
-    assert table.data["few_prompts"].all()
-    speeds = [speed.speed(made_up, 20, 0.9, 0)]
-    compared = comparison_table([made_up], speeds)
-    assert any("intervals come from 2 prompts" in note for note in compared.notes)
-    assert compared.data["few_prompts"].all()
-    assert speeds[0]["few_prompts"].all()
+    nothing = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})  # tested, and all accepted
+    assert decoding.closed_form(nothing, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
 
 
 def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
@@ -280,29 +247,23 @@ def test_speeds_stand_in_their_tables() -> None:
     speeds = [speed.speed(one, 20, 0.9, 0).assign(theta=np.nan)]
     compared = comparison_table([one], speeds)
     assert set(compared.data["source"]) == {"s", "all"}
+    assert compared.data["few_prompts"].all()
     [(_, rows)] = lines(compared)
-    assert [(name, cells[0]) for name, cells, _ in rows] == [
-        ("Autoregressive", "–"), ("Strict greedy", "2"), ("Strict greedy", "3"),
-    ]  # fmt: skip
     assert rows[1][1][2] == "1.12×"  # of a source without its interval
-    assert rows[1][1][4].startswith("1.12× [")
     table = speed_table([one], speeds)
     headings = [column.heading for column in table.columns]
     cells = dict(zip(headings, lines(table)[0][1][1][1], strict=True))
-    assert cells["best γ"] == "2"
-    assert cells["ρ"] == "0.100"
-    assert cells["verify"] == "12.00"
+    assert (cells["best γ"], cells["ρ"], cells["verify"]) == ("2", "0.100", "12.00")
     for make in (temperature_table, batches_table, thresholds_figure):
         assert make([one], speeds) is None
     warm = pd.concat([speeds[0], speeds[0].assign(temperature=1.0)], ignore_index=True)
     effects = temperature_table([one], [warm])
     assert effects is not None
-    [(heading, rows)] = lines(effects)
-    assert (heading, [name for name, *_ in rows]) == ("large, Strict greedy", ["γ = 2", "γ = 3"])
-    assert rows[0][1] == ["1.12×", "1.60", "100 %"] * 2
+    assert lines(effects)[0][1][0][1] == ["1.12×", "1.60", "100 %"] * 2
     mars = speeds[0].assign(theta=[np.nan, 0.8, 0.9], draft_length=[0, 2, 2])
     swept = thresholds_figure([one], [mars])
     assert swept is not None
     assert swept.data["theta"].tolist() == [0.8, 0.9]
-    without = replace(one, trajectory=one.trajectory[:0])
-    assert ratios_figure([without]) is None
+    quartiles = ratios_figure([one]).data.query("of == 'probability_ratio'")
+    assert (quartiles["q25"] <= quartiles["median"]).all()
+    assert ratios_figure([replace(one, trajectory=one.trajectory[:0])]) is None
