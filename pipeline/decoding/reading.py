@@ -13,7 +13,8 @@ from analysis.acceptance.divergences import compare_logits
 from analysis.acceptance.realised import Steps
 from analysis.topk import TopK
 from pipeline.models.devices import read
-from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.feature_head import GivenText
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.passes import Text
@@ -74,7 +75,8 @@ def read_both(
     logits = sequence.read(text, keep=len(answer))
     assert sequence.hidden is not None
     at = torch.arange(len(text), device=target.device)[None]
-    outputs = GivenText(drafter, 1).read(text[None], sequence.hidden[None], at, at >= 0)[0]
+    given, hidden = GivenText(drafter.head, 1), sequence.hidden[None]
+    outputs = given.read(drafter.embed(text[None]), hidden, at, at >= 0)[0]
     return logits, drafter.logits(outputs[0, -len(answer) :])
 
 

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.models.heads.feature_head import Depths, FeatureHead
+from pipeline.models.heads.feature_head import FeatureHead, GivenText
 from pipeline.training import loop
 from pipeline.training.features import Example, batches
 
 FIRST = 40, 128  # tokens of an answer
 BEST = "tokens a call"  # on average of both
-Padded = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class HeldOut:
     def __init__(self, examples: Sequence[Example], projection: Tensor) -> None:
         """Compute the target's argmax after every token from its `projection` (V, d)."""
         self._examples = examples
-        self._said = [_argmax(one.hidden[1:, -1].float(), projection) for one in examples]
+        self._said = [_argmax(one.hidden[:, -1].float(), projection) for one in examples]
 
     @torch.no_grad()
     def measured(
@@ -135,11 +134,11 @@ class HeldOut:
         agreed = []  # by answer: (depth, tokens but the first)
         for begin in range(0, len(self._examples), 8):
             some = self._examples[begin : begin + 8]
-            ids, hidden, _, _ = _batch(some)
+            ids, hidden = _padded(some)
             outputs = _outputs(head, vocabulary.embedding[ids], hidden, depth)
             drafts = [vocabulary.drafted[_argmax(head.norm(one), rows)] for one in outputs]
             for row, one in enumerate(some):
-                part = slice(max(one.answer_at - 1, 0), len(one.tokens) - 2)
+                part = slice(one.answer_at, len(one.tokens) - 1)
                 said = self._said[begin + row][part]
                 agreed.append(torch.stack([draft[row, part] == said for draft in drafts]))
         found = {}
@@ -193,7 +192,10 @@ def _loss(
     Depth 1 learns from all tokens, the others from those of answers. Of the tokens that can't be
     drafted some are drawn, and stand for all of them.
     """
-    ids, hidden, following, real = _batch(examples)
+    ids, hidden = _padded(examples)
+    following, lengths = hidden[:, :, -1], [len(one.tokens) for one in examples]
+    # the hidden state of the first token is an attention sink: the second learns nothing from it
+    real = _between([2] * len(lengths), lengths, ids.shape[1])
     others = vocabulary.others
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     some = others[torch.randint(len(others), (recipe.others,), generator=generator)]
@@ -203,7 +205,8 @@ def _loss(
     with torch.no_grad():
         p = (following[real] @ rows.T + stand_for).softmax(-1)
     scale = following[real].std()
-    in_answer = _answers(examples, ids.shape[1])
+    begins, ends = ([one.answer_at - 1 for one in examples], [n - 1 for n in lengths])
+    in_answer = _between(begins, ends, ids.shape[1])  # what follows is a token of the answer
     total = torch.zeros(())
     with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
         outputs = _outputs(head, vocabulary.embedding[ids], hidden, depth)
@@ -221,33 +224,21 @@ def _loss(
 
 def _outputs(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
     """Return the outputs of all depths; what is padded comes last and is seen by nothing real."""
-    at = torch.arange(1, embedded.shape[1] + 1).expand(embedded.shape[:2])
-    return Depths(head, depth).read(embedded, hidden, at, at > 0)
+    at = torch.arange(embedded.shape[1]).expand(embedded.shape[:2])
+    return GivenText(head, depth).read(embedded, hidden, at, at >= 0)
 
 
-def _batch(examples: Sequence[Example]) -> Padded:
-    """Return ids (B, n) of tokens 1 to n, the hidden states before and after them, what is real."""
-    width = max(len(one.tokens) for one in examples) - 1
-    layers, d = examples[0].hidden.shape[1:]
-    ids = torch.zeros(len(examples), width, dtype=torch.long)
-    hidden = torch.zeros(len(examples), width, layers, d)
-    following = torch.zeros(len(examples), width, d)
-    real = torch.zeros(len(examples), width, dtype=torch.bool)
-    for row, one in enumerate(examples):
-        n = len(one.tokens) - 1
-        ids[row, :n] = one.tokens[1:]
-        hidden[row, :n] = one.hidden[:-1].float()
-        following[row, :n] = one.hidden[1:, -1].float()
-        real[row, 1:n] = True  # the first token's hidden state is an attention sink
-    return ids, hidden, following, real
+def _padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Return tokens (B, n) and the hidden states after them."""
+    pad = nn.utils.rnn.pad_sequence
+    tokens = pad([one.tokens for one in examples], batch_first=True)
+    return tokens, pad([one.hidden.float() for one in examples], batch_first=True)
 
 
-def _answers(examples: Sequence[Example], width: int) -> Tensor:
-    """Return (B, width) whether what follows a token is one of the answer."""
-    within = torch.zeros(len(examples), width, dtype=torch.bool)
-    for row, one in enumerate(examples):
-        within[row, max(one.answer_at - 2, 0) : len(one.tokens) - 2] = True
-    return within
+def _between(firsts: Sequence[int], lasts: Sequence[int], width: int) -> Tensor:
+    """Return (B, width) true from the first to before the last column of each row."""
+    at = torch.arange(width)
+    return (at >= torch.tensor(firsts)[:, None]) & (at < torch.tensor(lasts)[:, None])
 
 
 def _plan(lengths: Sequence[int], recipe: Any) -> list[tuple[list[int], int]]:

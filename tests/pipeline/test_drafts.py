@@ -21,7 +21,7 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.execution.threads import in_threads
 from pipeline.models import vocabulary
 from pipeline.models.forced import Batch, Found
-from pipeline.models.heads.hidden_drafter import GivenText
+from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.load import new_qwen3, wrap
 from pipeline.stages.drafts import compare
@@ -409,7 +409,9 @@ def test_a_head_is_compared_at_every_depth(block: int, reduced: bool) -> None:
         with torch.inference_mode():
             out = target.module(input_ids=text, output_hidden_states=True)
             at = torch.arange(text.shape[1])[None]
-            outputs = GivenText(head, 3).read(text, hidden_states(out, head.layers), at, at >= 0)
+            outputs = GivenText(head.head, 3).read(
+                head.embed(text), hidden_states(out, head.layers), at, at >= 0
+            )
         z = plain(target, name)
         for depth, output in enumerate(outputs):
             if len(PROMPTS[name]) - 1 < 1 + depth:

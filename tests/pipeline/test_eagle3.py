@@ -28,8 +28,9 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
+from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.head_files import load_head
-from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of
@@ -241,7 +242,7 @@ def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
     whole = text + chosen
     states = begun(model, whole)[1]
     at = torch.arange(len(whole))[None]
-    outputs = GivenText(model, 3).read(torch.tensor([whole]), states, at, at >= 0)
+    outputs = GivenText(model.head, 3).read(model.embed(torch.tensor([whole])), states, at, at >= 0)
     every = layer(given, embedding(target, given, whole[1:]),
                   fused(target, given, whole[:-1], layers), normed)  # fmt: skip
     torch.testing.assert_close(outputs[0][0, 1:], every, **CLOSE)

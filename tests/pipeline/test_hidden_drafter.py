@@ -13,9 +13,9 @@ from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError
-from pipeline.models.heads.feature_head import Depths
+from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.head_files import load_head, save_head
-from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.models.passes import Text
@@ -85,17 +85,17 @@ def test_blocks_and_padding_change_nothing(model: HiddenDrafter, blocks: list[in
     ]
     hidden = hidden_of(model.target, tokens, model.layers)[None]
     ids, at = torch.tensor([tokens]), torch.arange(20)[None]
-    whole = GivenText(model, 3).read(ids, hidden, at, at >= 0)
+    whole = GivenText(model.head, 3).read(model.embed(ids), hidden, at, at >= 0)
     # the same text after three columns of padding, beside one without
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1).repeat(2, 1)
     states = torch.cat([torch.full_like(hidden[:, :3], 7), hidden], 1).repeat(2, 1, 1, 1)
     real = torch.ones_like(padded, dtype=torch.bool)
     real[0, :3] = False
     positions = (real.cumsum(1) - 1).clamp(min=0)
-    reader, parts, begin = GivenText(model, 3), [], 0
+    reader, parts, begin = GivenText(model.head, 3), [], 0
     for size in [3, *blocks]:
         part = slice(begin, begin + size)
-        read = (padded[:, part], states[:, part], positions[:, part], real[:, part])
+        read = (model.embed(padded[:, part]), states[:, part], positions[:, part], real[:, part])
         parts.append(reader.read(*read))
         begin += size
     for d in range(3):
@@ -162,8 +162,8 @@ def test_a_bfloat16_target_with_a_float32_head(drafted: torch.Tensor | None) -> 
 
 def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
     """Unseen entries are neither read nor NaN."""
-    depths, shape = Depths(model.head, 2), (1, 3, 2, 32)
-    seen = torch.tensor([[False, False, True]])
+    depths, shape = GivenText(model.head, 2), (1, 3, 2, 32)
+    seen = torch.tensor([[False, True, True]])
     outputs = depths.read(torch.randn(1, 3, 32), torch.randn(shape), torch.arange(3)[None], seen)
     assert all(bool(output.isfinite().all()) for output in outputs)
 

@@ -116,8 +116,8 @@ class FeatureHead(nn.Module):
         return cos, sin
 
 
-class Depths:
-    """Reads given texts at depths 1 to D, a block of tokens at a time.
+class GivenText:
+    """Reads given texts with a head at depths 1 to D of a draft, a block of tokens at a time.
 
     At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
     own draft at depths 2 to d: what it would see if the text had been drafted.
@@ -130,19 +130,30 @@ class Depths:
         self._values: list[Tensor] = []
         self._last: list[Tensor] = []  # (B, 1, d) outputs of the last token, by depth
         self._seen: Tensor | None = None  # (B, tokens) entries of depth 1 that may be looked at
+        self._before: tuple[Tensor, Tensor] | None = None  # hidden, real of the last token
 
     def read(
-        self, embedded: Tensor, hidden: Tensor, positions: Tensor, seen: Tensor
+        self, embedded: Tensor, hidden: Tensor, positions: Tensor, real: Tensor
     ) -> list[Tensor]:
-        """Return the outputs (B, n, d) at each depth, before the output norm.
+        """Return the outputs (B, n, d) at each depth after the next n tokens, not yet normed.
+
+        The first token of a text has no entry. What the first D - 1 entries give at depth D means
+        nothing.
 
         Args:
-            embedded: (B, n, d) of the next n tokens.
-            hidden: (B, n, layers, d) of the target, after the token before each of them.
-            positions: (B, n) of the tokens.
-            seen: (B, n) false for padding, and for the first token of a text, which has no hidden
-                state before it. What the first D - 1 seen entries give at depth D means nothing.
+            embedded: (B, n, d) of the tokens.
+            hidden: (B, n, layers, d) the target's hidden states after each of them.
+            positions: (B, n) of the tokens in their text.
+            real: (B, n) false for padding.
         """
+        if self._before is None:
+            self._before = torch.zeros_like(hidden[:, :1]), torch.zeros_like(real[:, :1])
+        hidden_before, real_before = (
+            torch.cat([last, new[:, :-1]], 1)
+            for last, new in zip(self._before, (hidden, real), strict=True)
+        )
+        self._before = hidden[:, -1:], real[:, -1:]
+        seen, hidden = real & real_before, hidden_before
         layer = self._head.midlayer
         rotation = self._head.rotation(positions, embedded)
         begin = 0 if self._seen is None else self._seen.shape[1]

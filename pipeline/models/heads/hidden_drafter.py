@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.models.caches import Cache, one_layer
-from pipeline.models.heads.feature_head import Depths, FeatureHead
+from pipeline.models.heads.feature_head import FeatureHead, GivenText
 from pipeline.models.language_model import Head, LanguageModel, linear_of
 
 MADE_UP = 14  # tokens
@@ -113,7 +113,8 @@ class HiddenDrafter:
         cache = self.target.new_cache(MADE_UP)
         hidden = self.target.read(ids, cache, keep=1, layers=self.layers)[1]
         assert hidden is not None
-        made = [self.logits(one) for one in GivenText(self, 2).read(ids, hidden, at, at >= 0)]
+        outputs = GivenText(self.head, 2).read(self.embed(ids), hidden, at, at >= 0)
+        made = [self.logits(one) for one in outputs]
         return not any(bool((one.isnan() | one.isposinf()).any()) for one in made)
 
     def static_refusal(self) -> str | None:
@@ -152,33 +153,3 @@ def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:
     if isinstance(given, Head):
         return Head(rows, given.dtype)
     return rows.to(target.module.dtype)
-
-
-class GivenText:
-    """Reads given texts with a head, a block of tokens at a time, at depths 1 to D of a draft."""
-
-    def __init__(self, model: HiddenDrafter, depth: int) -> None:
-        """Read at `depth` depths."""
-        self._model = model
-        self._depths = Depths(model.head, depth)
-        self._hidden: Tensor | None = None  # (B, 1, layers, d) of the last token
-        self._real: Tensor | None = None  # (B, 1) whether it was no padding
-
-    def read(self, ids: Tensor, hidden: Tensor, positions: Tensor, real: Tensor) -> list[Tensor]:
-        """Return the outputs (B, n, d) of each depth after the next n tokens of each text.
-
-        Args:
-            ids: (B, n) the tokens.
-            hidden: (B, n, layers, d) the target's hidden states after each of them.
-            positions: (B, n) of the tokens in their text.
-            real: (B, n) false for padding.
-        """
-        before = torch.zeros_like(hidden[:, :1]) if self._hidden is None else self._hidden
-        began = torch.zeros_like(real[:, :1]) if self._real is None else self._real
-        self._hidden, self._real = hidden[:, -1:], real[:, -1:]
-        return self._depths.read(
-            self._model.embed(ids),
-            torch.cat([before, hidden[:, :-1]], 1),
-            positions,
-            real & torch.cat([began, real[:, :-1]], 1),
-        )

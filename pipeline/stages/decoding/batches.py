@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.decoding.pair import DecodingPair, or_reason
 from pipeline.execution.stopwatch import mark, seconds_between
-from pipeline.models.heads.feature_head import Depths
+from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Texts
 
@@ -85,7 +85,7 @@ def of_head(model: Any, ids: Tensor) -> Callable[[], object]:
     at = torch.zeros_like(ids[:, -1:])
 
     def run() -> Tensor:
-        outputs = Depths(model.head, 1).read(model.embed(ids[:, -1:]), hidden, at, at == 0)
+        outputs = GivenText(model.head, 1).read(model.embed(ids[:, -1:]), hidden, at, at == 0)
         return model.logits(outputs[0]).argmax(-1)
 
     return run

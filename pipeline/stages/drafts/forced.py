@@ -11,7 +11,8 @@ from torch import Tensor
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.execution.threads import in_threads
 from pipeline.models.forced import Batch, Found, joined
-from pipeline.models.heads.hidden_drafter import GivenText, HiddenDrafter
+from pipeline.models.heads.feature_head import GivenText
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Tempered, logit_statistics, tempered_statistics
 from pipeline.models.passes import Texts
@@ -44,7 +45,7 @@ def teacher_force(
     """
     size, columns = batch.ids.shape
     drafter = pair.drafter
-    head = GivenText(drafter, pair.depths) if isinstance(drafter, HiddenDrafter) else None
+    head = GivenText(drafter.head, pair.depths) if isinstance(drafter, HiddenDrafter) else None
     layers = drafter.layers if isinstance(drafter, HiddenDrafter) else ()
     target = Texts(pair.target, columns, layers, padding=batch.padding)
     own = None if head else Texts(drafter, columns, padding=batch.padding)
@@ -55,9 +56,10 @@ def teacher_force(
         if own is not None:
             return [own.read(ids, keep)]
         assert head is not None
+        assert isinstance(drafter, HiddenDrafter)
         assert target.hidden is not None
         real = batch.mask[:, begin:end].bool()
-        outputs = head.read(ids, target.hidden, batch.positions[:, begin:end], real)
+        outputs = head.read(drafter.embed(ids), target.hidden, batch.positions[:, begin:end], real)
         return [output[:, -keep:] for output in outputs]
 
     parts = []
