@@ -104,10 +104,11 @@ def train_steps(
             _log(directory / "log.csv", {"step": step + 1, "loss": state["loss"], **found})
             shown = ", ".join(f"{name} {number:.3f}" for name, number in found.items())
             print(f"step {step + 1}/{steps}: loss {state['loss']:.3f}, {shown}", flush=True)
-            state["worse"] += 1
-            if best is not None and (state["best"] is None or found[best] > state["best"][0]):
-                weights = {name: value.clone() for name, value in model.state_dict().items()}
-                state["best"], state["worse"] = (found[best], weights), 0
+            if best is not None:
+                state["worse"] += 1
+                if state["best"] is None or found[best] > state["best"][0]:
+                    weights = {name: value.clone() for name, value in model.state_dict().items()}
+                    state["best"], state["worse"] = (found[best], weights), 0
         if last or state["worse"] >= patience or time.monotonic() - saved > checkpoint_seconds:
             _save(checkpoint, state, of, model, optimizers)
             saved = time.monotonic()

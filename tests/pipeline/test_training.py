@@ -188,12 +188,13 @@ def test_the_loss_falls(
 
 
 @pytest.mark.parametrize(
-    ("scores", "patience", "stops", "kept"),
-    [([1, 3, 2, 0], 9, 4, 2), ([1, 1, 1, 1], 2, 3, 1), ([1, 2, 3, 4], 1, 4, 4),
-     ([4, 3, 5, 5], 1, 2, 1)],
+    ("scores", "best", "patience", "stops", "kept"),
+    [([1, 3, 2, 0], "score", 9, 4, 2), ([1, 1, 1, 1], "score", 2, 3, 1),
+     ([1, 2, 3, 4], "score", 1, 4, 4), ([4, 3, 5, 5], "score", 1, 2, 1),
+     ([4, 3, 2], None, 1, 3, 3)],
 )  # fmt: skip
 def test_the_best_weights_are_kept_and_patience_ends(
-    scores: list[float], patience: int, stops: int, kept: int, tmp_path: Path
+    scores: list[float], best: str | None, patience: int, stops: int, kept: int, tmp_path: Path
 ) -> None:
     """Of equal reports the first; again after a stop, from the checkpoint."""
 
@@ -209,7 +210,7 @@ def test_the_best_weights_are_kept_and_patience_ends(
         optimizer = torch.optim.SGD(model.parameters(), 1.0)  # adds 1 a step
         loop.train_steps(model, [optimizer], len(scores), step, lambda _: 1.0,
                    lambda: {"score": left.pop(0)}, tmp_path, {},
-                   checkpoint_seconds=9.0, best="score", patience=patience)  # fmt: skip
+                   checkpoint_seconds=9.0, best=best, patience=patience)  # fmt: skip
         return made, round(float(model.weight.detach()))
 
     assert run() == (stops, kept)
