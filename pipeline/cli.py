@@ -27,7 +27,7 @@ from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import check_groups, given, name_of, quoted, report_name, settings_of
 from pipeline.plan.explain import EXPECTED_ERRORS, Problems, errors_of_rules, explain
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.node import slug
+from pipeline.store.node import VERDICT, slug
 
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 OmegaConf.register_new_resolver("name_of", name_of, replace=True)
@@ -185,7 +185,7 @@ def _run(config: DictConfig, note: bool) -> tuple[list[Artifact], list]:
 
 
 def _show_report(report: Artifact, place: Path, store: Store) -> None:
-    """Link `place` to a report, which was checked, and say where it is.
+    """Link `place` to a report, which was checked, and say its verdict and where it is.
 
     Where no link can be written (a full disk, read-only outputs) the report itself is named.
     """
@@ -205,6 +205,8 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
                 beside.replace(place)
     except OSError as error:
         shown_at, note = report.directory, f" ({shown(place)}: {error.strerror})"
+    for said in (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n"):
+        print(said.partition("\n")[0])  # a line a target
     print(f"report: {shown(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "

@@ -2,7 +2,8 @@
 
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
-what is accepted of its drafter stands beside what is certified.
+what is accepted of its drafter stands beside what is certified. Printed are the verdict and the
+answers for strict greedy and the dials, at most `LINES` lines; a CSV file has every row.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,7 @@ from analysis.report.text import floor_text, limits, upper_end
 from pipeline import cli
 from pipeline.console import command
 from pipeline.errors import PipelineError
-from pipeline.execution.runner import shown
-from pipeline.formats.engine_settings import ENGINES, setting_text
+from pipeline.formats.engine_settings import ENGINES, write_settings
 from pipeline.plan.composition import composed
 from pipeline.plan.slices import build_dials, judged_by_logs
 from pipeline.plan.stage import SummaryRow
@@ -38,23 +39,21 @@ if TYPE_CHECKING:
     from analysis.rules.build import Dial
 
 PROMISED = (0.05, 0.5)  # quantiles over prompts
+LINES = 40  # that are printed at most
 
 
 def main(overrides: Sequence[str]) -> None:
     """Compose the configuration as ``python -m pipeline`` does, and print the answers."""
-    from pipeline import sweeps
-
     with command("python -m pipeline.solve [OVERRIDES]", __doc__, overrides):
         config = composed(overrides)
         settings, nodes, store = cli.prepare(config)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
             read = list(solved_targets(settings, nodes, store, overrides))
-        for rows in tables(settings, nodes, read):
-            sweeps.print_table(rows)
-            print()
+        print_answer(tables(settings, nodes, read), settings, nodes, store)
         if settings.solve.engine is not None:
-            _write_settings(settings, read)
+            dial = next(iter(_dials(settings)), None)
+            write_settings(settings, {one.label: partial(one.setting, dial) for one in read})
 
 
 def solved_targets(
@@ -76,16 +75,51 @@ def solved_targets(
 
 def tables(
     settings: Any, nodes: dict[str, list[Node]], read: Sequence[SolvedTarget]
-) -> Iterator[list[SummaryRow]]:
-    """Yield the rows of three tables: solved settings, promises and the KL needed of `criteria`."""
+) -> dict[str, list[SummaryRow]]:
+    """Return the rows of three tables: solved settings, promises and KL needed of `criteria`."""
     dials = _dials(settings)
-    if dials:
-        yield [row for target in read for row in target.solved(dials)]
     rules = [node.settings["rule"] for node in nodes["certificates"]]
     rules = rules[: len(rules) // len(read)]
     lengths = [*settings.solve.draft_lengths, None]
-    yield [row for target in read for row in target.promised(rules, lengths)]
-    yield [row for target in read for row in target.needed(rules)]
+    return {
+        "solved": [row for target in read for row in target.solved(dials)],
+        "promised": [row for target in read for row in target.promised(rules, lengths)],
+        "needed": [row for target in read for row in target.needed(rules)],
+    }
+
+
+def print_answer(
+    found: Mapping[str, Sequence[SummaryRow]],
+    settings: Any,
+    nodes: dict[str, list[Node]],
+    store: Store,
+) -> None:
+    """Print the verdict and what is most asked for, and write all rows to a file that is named."""
+    from pipeline import sweeps
+    from pipeline.store.decoded import stored_verdicts
+
+    said = [one.sentence for one in stored_verdicts(settings, nodes, store)]
+    print("\n".join([*said, *[""] * bool(said)]))
+    first, asked = found["promised"][0]["rule"], settings.solve
+    mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
+    within = f"any drafter within {asked.eps:g}"
+    whose = {"certified": within, "realised": "this drafter", "needed": "KL to stay below"}
+    solved = sweeps.across(found["solved"], "wanted", "value", whose)
+    promised = sweeps.across(mine["promised"], "drafts", "tokens", whose)
+    needed = sweeps.across(mine["needed"], "certified", "below", whose)
+    room = max(1, LINES - len(said) - 12 - len(promised) - len(needed))
+    for title, rows in {
+        "Strictest setting that reaches what is wanted": solved[:room],
+        "Tokens a call, by draft length": promised,
+        "A drafter is certified on so many steps if its KL stays below": needed,
+    }.items():
+        if rows:
+            print(f"{title}:")
+            sweeps.print_table(rows)
+    every = [{"table": name, **row} for name, table in found.items() for row in table]
+    sweeps.write_rows(
+        every, Path(settings.outputs) / "tables" / slug(f"solve-{settings.study}.csv")
+    )
 
 
 def _dials(settings: Any) -> list[Dial]:
@@ -95,24 +129,6 @@ def _dials(settings: Any) -> list[Dial]:
         return build_dials(settings.solve.dials, "solve.dials")
     given = ENGINES[engine]["dial"]
     return [] if given is None else build_dials([given], f"solve.engine={engine}")
-
-
-def _write_settings(settings: Any, read: Sequence[SolvedTarget]) -> None:
-    """Write and print a file for every answer that was found, of the engine asked for."""
-    name, directory = settings.solve.engine, Path(settings.outputs) / "engine_settings"
-    directory.mkdir(parents=True, exist_ok=True)
-    dials = _dials(settings)
-    for target in read:
-        for length in settings.solve.draft_lengths:
-            found = target.setting(dials[0] if dials else None, length)
-            if found is None:
-                print(f"{target.label}, drafts of {length}: no setting reaches what is wanted")
-                continue
-            suffix = ENGINES[name]["suffix"]
-            path = directory / slug(f"{name}-{target.label}-{length}.{suffix}")
-            text = setting_text(name, **found)
-            path.write_text(text, encoding="utf-8")
-            print(f"{shown(path)}:\n{text}")
 
 
 class SolvedTarget:

@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.report.text import UNDEFINED, length_text, limits, mark_of, upper_end
 from pipeline.execution.runner import shown
-from pipeline.plan.stage import stage_of
+from pipeline.plan.stage import SummaryRow, stage_of
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node, slug
 
@@ -76,18 +76,44 @@ def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> N
     print_table(chosen)
     if len(chosen) == len(rows):
         return
+    print(f"{len(chosen)} of {len(rows)} rows: {which}.")
+    write_rows(rows, place.with_name(f"{place.name}.csv"))
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Write all rows of a table to a CSV file, and print its name, or why it can't be written."""
     import pandas as pd
 
     from analysis.report.escape import without_formulas
 
-    file = place.with_name(f"{place.name}.csv")
-    print(f"{len(chosen)} of {len(rows)} rows: {which}.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         without_formulas(pd.DataFrame(rows)).to_csv(file, index=False)
         print(f"all rows: {shown(file)}", flush=True)
     except OSError as error:
         print(f"all rows: {shown(file)} can't be written ({error.strerror})", flush=True)
+
+
+def across(
+    rows: Sequence[SummaryRow], key: str, value: str, whose: Mapping[str, str]
+) -> list[SummaryRow]:
+    """Return rows with the values of a key as columns, each a value with its interval as text.
+
+    Args:
+        rows: with target, rule and, most of them, kind.
+        key: whose values become columns.
+        value: what stands there.
+        whose: printed text of each kind.
+    """
+    wide: dict[tuple[Any, ...], SummaryRow] = {}
+    for row in rows:
+        of = whose[row.get("kind", "needed")]
+        named = {"target": row["target"], "rule": row["rule"], "of": of}
+        low, high = (row[name] for name in limits(value))
+        text = f"{row[value]:.4g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
+        cell = UNDEFINED if math.isnan(row[value]) else text
+        wide.setdefault(tuple(named.values()), named)[str(row[key])] = cell
+    return list(wide.values())
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:

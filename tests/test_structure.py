@@ -129,7 +129,7 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "decoding": {"rules", "statistics"},
     "trees": {"decoding", "rules", "statistics"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics", "trees"},
-    "page": {"decoding", "report", "rules", "statistics"},
+    "page": {"acceptance", "report", "rules", "statistics"},
 }
 
 

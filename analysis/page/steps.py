@@ -1,25 +1,42 @@
-"""The steps of a study as the page's scripts compute with them: certificates, accepted or not.
+"""The steps of a study as the page's script computes with them: certificates, accepted or not.
 
-The scripts count as `statistics.trajectories` and resample as `PromptBootstrap` does, with the
-same resamples: what they show is what ``python -m pipeline.solve`` prints.
+The script counts as `analysis.statistics.trajectories` and resamples as `PromptBootstrap` does,
+with the same resamples: what it shows is what ``python -m pipeline.solve`` prints. To move eps it
+needs to know of a step only how many levels of a grid its certificate exceeds: one character.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from ..report.measured import Certified, survival_band
+from ..report.measured import survival_band
+from ..report.text import share_text
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, share_above
-from .packing import digits, pack_certificates, pack_counts, pack_flags
+from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 
-MOST = 2_500_000  # characters of packed certificates: what a page of 6 MB has room for
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+CHARACTERS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
+LEVELS = np.round(
+    [
+        *np.arange(0, 0.1, 0.005),
+        *np.arange(0.1, 0.3, 0.01),
+        *np.arange(0.3, 0.69, 0.02),
+        0.69,
+        0.8,
+        1.0,
+    ],
+    3,
+)  # nats; every one of run_lengths.eps in conf/config.yaml is among them
+MOST = 6_000_000  # characters of certificates that a page of 2.5 MB has room for, deflated
 POINTS = 121  # of a survival curve
+ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
 FAMILIES = {
     "greedy": "Strict greedy",
     "additive": "Additive",
@@ -34,49 +51,70 @@ FAMILIES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Drafted:
-    """What a drafter says at N steps of a target.
-
-    Attributes:
-        kl: (N,) KL(p‖q), nats.
-        token: (N,) its most probable token.
-        probability: (N,) that of this token under the drafter.
-        under_target: (N,) the same under the target.
-        accepted: (N,) by a rule's label, whether the rule accepts it.
-    """
-
-    kl: Floats
-    token: NDArray[np.int32]
-    probability: Floats
-    under_target: Floats
-    accepted: Mapping[str, Flags]
-
-
-@dataclass(frozen=True, eq=False)
 class TargetSteps:
     """The N steps of a target, along P answers.
 
     Attributes:
         label: printed name of the target.
-        certificates: of every rule.
+        lower: by rule, the (N,) lower ends of its certificates, nats.
         bootstrap: over the prompts of the steps.
         tokens: (N,) the token emitted.
         candidates: (N, C) the target's most probable tokens.
         probabilities: (N, C) theirs.
-        drafted: what the drafter says; None without one.
         prompts: (P,) the id and the text of each.
         words: text of the tokens that are known, by id.
+        draft: what the drafter says, a row a step: kl (nats), token, its most probable one, and the
+            probabilities of it, q under the drafter and p_draft under the target; None without.
+        judged: by a rule's label, the (N,) steps that accept the draft, and those certified at the
+            drafter's own divergence.
     """
 
     label: str
-    certificates: Sequence[Certified]
+    lower: Mapping[Rule, Floats]
     bootstrap: PromptBootstrap
     tokens: NDArray[np.int32]
     candidates: NDArray[np.int32]
     probabilities: Floats
-    drafted: Drafted | None
     prompts: Sequence[tuple[str, str]]
     words: Mapping[int, str] = field(default_factory=dict)
+    draft: pd.DataFrame | None = None
+    judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
+
+
+def digits(value: float, significant: int = 3) -> float | None:
+    """Return a number with so many significant digits; None, JSON's null, if it is not finite.
+
+    Example:
+        >>> digits(0.123456), digits(math.inf)
+        (0.123, None)
+    """
+    return float(f"{value:.{significant}g}") if math.isfinite(value) else None
+
+
+def pack_levels(lower: Floats) -> str:
+    """Return, a character a step, how many of `LEVELS` the (N,) certificates exceed, strictly.
+
+    Example:
+        >>> pack_levels(np.array([0.0, 0.005, 0.006, np.inf]))
+        'ABC_'
+    """
+    return pack_counts(np.searchsorted(LEVELS, lower, side="left"))
+
+
+def pack_counts(counts: Numbers | Flags) -> str:
+    """Return integers below 64, flags among them, a character each, row by row.
+
+    Raises:
+        ValueError: one is 64 or more, or negative.
+
+    Example:
+        >>> pack_counts(np.array([[0, 2], [1, 1]]))
+        'ACBB'
+    """
+    whole = np.asarray(counts, dtype=np.intp).ravel()
+    if len(whole) and not 0 <= whole.min() <= whole.max() < len(ALPHABET):
+        raise ValueError(f"counts must be in [0, {len(ALPHABET)}), and one is not")
+    return bytes(CHARACTERS[whole]).decode()
 
 
 def family(rule: Rule) -> str:
@@ -99,37 +137,28 @@ def embedded(rules: Sequence[Rule], steps: int) -> list[Rule]:
 
     Args:
         rules: of the study.
-        steps: of all targets together.
+        steps: of all targets together, a character each of certificates, accepted and certified.
     """
-    return in_order(rules)[: max(1, MOST // steps)]
-
-
-def rule_rows(rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """Return what the page says of each rule."""
-    return [
-        {
-            "label": rule.label,
-            "title": rule.title,
-            "family": family(rule),
-            "ceiling": digits(rule.ceiling, 6),
-            "ceiling_text": rule.ceiling_shown,
-        }
-        for rule in rules
-    ]
+    return in_order(rules)[: max(1, MOST // (3 * steps))]
 
 
 def packed(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
-    """Return a target's steps: lengths of its answers, and of each rule the packed certificates."""
-    by_rule = {item.rule: item for item in target.certificates}
-    accepted = {} if target.drafted is None else target.drafted.accepted
-    return {
-        "label": target.label,
-        "lengths": target.bootstrap.steps.tolist(),
-        "certificates": [pack_certificates(by_rule[rule].lower) for rule in rules],
-        "accepted": [
-            pack_flags(accepted[rule.label]) if rule.label in accepted else None for rule in rules
-        ],
+    """Return a target's steps: lengths of its answers, and three characters a rule and step."""
+    kinds = {
+        kind: [
+            pack_counts(target.judged[rule.label][at]) if rule.label in target.judged else None
+            for rule in rules
+        ]
+        for at, kind in enumerate(("accepted", "certified"))
     }
+    levels = [pack_levels(target.lower[rule]) for rule in rules]
+    lengths = target.bootstrap.steps.tolist()
+    return {"label": target.label, "lengths": lengths, "levels": levels, **kinds}
+
+
+def contradictions(target: TargetSteps) -> int:
+    """Return how many decisions are certified for this drafter and rejected: none may be."""
+    return sum(int(np.sum(sure & ~kept)) for kept, sure in target.judged.values())
 
 
 def resamples(targets: Sequence[TargetSteps]) -> dict[str, Any]:
@@ -148,51 +177,98 @@ def curves(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
     """Return the survival curves of a target's certificates, with their pointwise intervals.
 
     Returns:
-        eps, (POINTS,), and of each rule share, low and high, likewise; low is of the lower ends of
-        the certificates, high of the upper ends.
+        eps, (POINTS,), and of each rule share, low and high, likewise, of the lower ends.
     """
-    chosen = [item for rule in rules for item in target.certificates if item.rule == rule]
-    eps = np.linspace(0, 1.06 * max(item.rule.ceiling for item in chosen), POINTS)
+    eps = np.linspace(0, 1.06 * max(rule.ceiling for rule in rules), POINTS)
     found = []
-    for item in chosen:
-        low, high = survival_band(item.lower, eps, target.bootstrap)
-        if not np.array_equal(item.lower, item.upper):
-            high = survival_band(item.upper, eps, target.bootstrap)[1]
-        lines = {"share": share_above(item.lower, eps), "low": low, "high": high}
-        found.append({name: _short(values) for name, values in lines.items()})
-    return {"eps": _short(eps), "rules": found}
+    for rule in rules:
+        lower = target.lower[rule]
+        low, high = survival_band(lower, eps, target.bootstrap)
+        share = 1 - np.searchsorted(np.sort(lower), eps, side="right") / len(lower)
+        lines = {"share": share, "low": low, "high": high}
+        found.append({name: np.round(line, 4).tolist() for name, line in lines.items()})
+    return {"eps": np.round(eps, 4).tolist(), "rules": found}
 
 
-def top_histogram(target: TargetSteps, bins: int = 20) -> list[dict[str, Any]]:
-    """Return how p0 and p1, the two largest probabilities, are distributed over the steps."""
-    edges = np.linspace(0, 1, bins + 1)
-    rows = []
-    for kind, at in (("p₀", 0), ("p₁", 1)):
-        if at < target.probabilities.shape[1]:
-            values = np.minimum(target.probabilities[:, at], 1)
-            share = np.histogram(values, edges)[0] / len(values)
-            share = np.append(share, share[-1])  # the end of the last step
-            rows += [
-                {"kind": kind, "probability": digits(edge), "share": digits(part)}
-                for edge, part in zip(edges, share, strict=True)
-            ]
-    return rows
+def spread(shares: Floats, count: int = ANSWERS) -> Integers:
+    """Return which of P answers are shown: at equal distances in the order of their shares.
+
+    Example:
+        >>> spread(np.array([0.5, 0.1, 0.9, 0.3, 0.7]), 3).tolist()
+        [1, 0, 2]
+    """
+    order = np.argsort(shares, kind="stable")
+    places = np.linspace(0, len(order) - 1, min(count, len(order)))
+    return np.asarray(order[np.round(places).astype(np.intp)])
 
 
-def distances(target: TargetSteps, points: int = 101) -> list[dict[str, Any]]:
-    """Return the distribution of the drafter's KL: of each share of steps, how far it goes."""
-    if target.drafted is None:
-        return []
-    ordered = np.sort(target.drafted.kl)
-    shares = np.linspace(0, 1, points)[1:]
-    at = np.ceil(shares * len(ordered) - 1e-9).astype(np.intp) - 1
-    return [
-        {"kl": digits(kl), "share": digits(share)}
-        for kl, share in zip(ordered[at], shares, strict=True)
-        if np.isfinite(kl) and kl > 0
+def answers(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
+    """Return the answers that the page shows of a target, and the one in the middle.
+
+    The first rule decides which: by the share of its accepted tokens, or, without a drafter, by its
+    mean certificate.
+
+    Returns:
+        `chosen_by`, a sentence; `words`, the text of every token that occurs, by id; `answers`,
+        each with its prompt, its first step among all, and its steps.
+    """
+    first, prompts = rules[0], target.bootstrap.prompts
+    kept = target.judged.get(first.label)
+    values = np.minimum(target.lower[first], first.ceiling) if kept is None else kept[0]
+    what = "mean certificate" if kept is None else "share of accepted tokens"
+    shares = np.bincount(prompts, weights=values) / target.bootstrap.steps
+    begin = np.cumsum(target.bootstrap.steps) - target.bootstrap.steps
+    found = [
+        {
+            "prompt": cut(target.prompts[at][1]),
+            "id": target.prompts[at][0],
+            "share": f"mean R {shares[at]:.3g} nats"
+            if kept is None
+            else f"{share_text(shares[at])} accepted",
+            "begin": int(begin[at]),
+            "steps": [
+                _step(target, step, rules)
+                for step in range(begin[at], begin[at] + target.bootstrap.steps[at])
+            ],
+        }
+        for at in spread(shares)
     ]
+    used = {
+        token
+        for one in found
+        for step in one["steps"]
+        for token in (step["t"], *step["c"], step.get("d", step["t"]))
+    }
+    return {
+        "chosen_by": f"Of the answers in the order of their {what} under {first.title}, "
+        f"{len(found)} at equal distances, the first and the last among them.",
+        "words": {str(token): target.words[token] for token in sorted(used & set(target.words))},
+        "answers": found,
+    }
 
 
-def _short(values: Floats) -> list[float]:
-    """Return numbers with four decimals, as a page needs no more."""
-    return [float(value) for value in np.round(values, 4)]
+def _step(target: TargetSteps, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "t": int(target.tokens[step]),
+        "c": target.candidates[step, :CANDIDATES].tolist(),
+        "p": [digits(p) for p in target.probabilities[step, :CANDIDATES]],
+        "r": [digits(target.lower[rule][step]) for rule in rules],  # null: nothing is rejected
+    }
+    if target.draft is not None:
+        drafted = target.draft.iloc[step]
+        row |= {name: digits(drafted[name]) for name in ("kl", "q", "p_draft")}
+        row["d"] = int(drafted["token"])
+    return row
+
+
+def cut(text: str, most: int = PROMPT) -> str:
+    r"""Return a text, cut behind a line or a word where it is long.
+
+    >>> cut("one line\nand two words", 14), cut("one line\nand two words", 30)
+    ('one line …', 'one line\nand two words')
+    """
+    if len(text) <= most:
+        return text
+    begin = text[:most]
+    at = max(begin.rfind("\n"), 0) or max(begin.rfind(" "), 0) or most
+    return f"{begin[:at].rstrip()} …"

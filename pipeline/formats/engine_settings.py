@@ -6,10 +6,16 @@ names the sources.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from string import Template
 from typing import Any
 
 from analysis.rules import Rule
+from pipeline.execution.runner import shown
+from pipeline.store.node import slug
+
+Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
 
 # dial: the engine's rule and the range of its parameter, from strict; None: nothing to turn.
 # strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
@@ -102,6 +108,27 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
+def write_settings(settings: Any, targets: Mapping[str, Setting]) -> None:
+    """Write and print a file for every answer that was found, of the engine asked for.
+
+    Args:
+        settings: the configuration.
+        targets: by printed name, what an engine is to run; None where nothing reaches the goal.
+    """
+    name, directory = settings.solve.engine, Path(settings.outputs) / "engine_settings"
+    directory.mkdir(parents=True, exist_ok=True)
+    for label, setting in targets.items():
+        for length in settings.solve.draft_lengths:
+            found = setting(length)
+            if found is None:
+                print(f"{label}, drafts of {length}: no setting reaches what is wanted")
+                continue
+            path = directory / slug(f"{name}-{label}-{length}.{ENGINES[name]['suffix']}")
+            text = setting_text(name, **found)
+            path.write_text(text, encoding="utf-8")
+            print(f"{shown(path)}:\n{text}")
+
+
 def setting_text(
     engine: str,
     measured: list[str],
@@ -133,18 +160,21 @@ def setting_text(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."
         )
-    values = {name: f"{value:g}" for name, value in rule.parameters.items() if _is_number(value)}
-    values |= {
-        "target": target,
-        "drafter": drafter or "DRAFTER",
-        "kind": about["drafters"][head],
-        "length": str(draft_length),
-        "length_and_own": str(draft_length + 1),
-        "temperature": f"{temperature:g}",
-    }
+    values = setting_values(engine, rule, target, drafter or "DRAFTER", head, temperature)
+    values |= {"length": str(draft_length), "length_and_own": str(draft_length + 1)}
     lines = [f"# {line}" for line in said]
     return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+def setting_values(
+    engine: str, rule: Rule, target: str, drafter: str, head: bool, temperature: float
+) -> dict[str, str]:
+    """Return what the text of an engine names, the draft length aside; args of `setting_text`."""
+    given = rule.parameters.items()
+    numbers = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)}
+    return numbers | {
+        "target": target,
+        "drafter": drafter,
+        "kind": ENGINES[engine]["drafters"][head],
+        "temperature": f"{temperature:g}",
+    }

@@ -17,6 +17,7 @@ from typing import Any
 
 RECORD = "record.json"
 # what depends on the machine, not on the inputs: the page of a report shows measured speeds
+VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
 NOT_CONTENT = {RECORD, "timings", "index.html"}
 
 

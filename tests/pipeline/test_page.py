@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
-from matplotlib.figure import Figure as Drawing
 
 from analysis.acceptance.solve import Goal
 from analysis.acceptance.solve import solve as solved
-from analysis.report.records import Figure, Part
 from analysis.rules.build import build_dial
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
-from pipeline.stages.report.page.build import appendices, picture, plain_json
+from pipeline.stages.report.page.build import packed
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp
@@ -49,16 +47,16 @@ def browser() -> Iterator[Any]:
 class Opened:
     """A page in the browser, with what it asked for and what it complained of."""
 
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+    def __init__(self, browser: Any, path: Path, address: str = "", **options: Any) -> None:
         self.page = browser.new_context(**options).new_page()
         self.asked: list[str] = []
         self.said: list[str] = []
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda line: line.type == "error" and self.said.append(line.text))
+        self.page.on("console", lambda line: self.said.append(line.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.goto(path.as_uri())
+        self.page.goto(path.as_uri() + address)
         self.page.wait_for_function(
-            "Object.keys(views).length === document.querySelectorAll('.chart').length"
+            "PAGE && Object.keys(views).length === document.querySelectorAll('.chart').length"
         )
 
     def chart(self, name: str) -> str:
@@ -75,9 +73,53 @@ class Opened:
         )
 
 
+def page_of(study: SmallStudy) -> Path:
+    return study.outputs / "report/mini/index.html"
+
+
 @pytest.fixture(scope="module")
 def opened(browser: Any, small_study: SmallStudy) -> Opened:
-    return Opened(browser, small_study.outputs / "report/mini/index.html")
+    return Opened(browser, page_of(small_study))
+
+
+def held(text: str, name: str) -> Any:
+    """What an element of the page holds."""
+    found = re.search(rf'id="{name}">([^<]*)<', text)
+    assert found is not None
+    return json.loads(zlib.decompress(base64.b64decode(found[1])))
+
+
+def test_the_page_is_small_whole_and_names_no_place(small_study: SmallStudy) -> None:
+    text = page_of(small_study).read_text()
+    assert len(text.encode()) < 2_500_000
+    assert str(small_study.outputs) not in text
+    assert "data:image" not in text
+    assert set(re.findall(r'(?:href|src)="([^"#]*)', text)) == {"", "data:,"}
+
+
+def test_no_decision_that_is_certified_for_this_drafter_is_rejected(
+    small_study: SmallStudy,
+) -> None:
+    text = page_of(small_study).read_text()
+    certified = 0
+    for target in held(text, "page-data")["steps"]:
+        pairs = zip(target["accepted"], target["certified"], strict=True)
+        for kept, sure in (pair for pair in pairs if None not in pair):
+            assert not any(a == "A" and c == "B" for a, c in zip(kept, sure, strict=True))
+            certified += sure.count("B")
+    assert certified > 1000
+    assert f"0 of {certified:,}" in text or "0 of " in text
+
+
+def test_the_verdict_of_the_page_is_the_one_beside_it(small_study: SmallStudy) -> None:
+    """It is printed as well at the end of the command."""
+    said = (page_of(small_study).parent / "timings/verdict.md").read_text()
+    text = page_of(small_study).read_text().replace("\u00a0", " ")
+    sentences = [block.splitlines()[0] for block in said.split("\n\n")]
+    assert len(sentences) == 2
+    for sentence in sentences:
+        assert sentence in text
+        assert sentence in small_study.printed
 
 
 def test_no_request_leaves_the_page_and_nothing_complains(opened: Opened) -> None:
@@ -86,44 +128,44 @@ def test_no_request_leaves_the_page_and_nothing_complains(opened: Opened) -> Non
     assert opened.said == []
 
 
-def test_every_chart_is_drawn(opened: Opened) -> None:
+def test_every_chart_is_drawn_and_follows_what_is_chosen(opened: Opened) -> None:
     names = opened.page.evaluate("Object.keys(PAGE.charts)")
-    assert len(names) == 9
+    assert len(names) == 4
     for name in names:
-        drawn = opened.chart(name)
-        assert drawn.count("<path") > 5, name
-
-
-def test_a_rule_that_is_chosen_changes_the_chart(opened: Opened) -> None:
-    before = opened.chart("survival")
-    place = opened.page.locator("#curve-choices input:not(:checked)").first.get_attribute("value")
-    box = opened.page.locator(f"#curve-choices input[value='{place}']")
-    title = box.evaluate("box => box.parentElement.textContent.trim()")
-    assert title not in before
-    box.check()
+        assert opened.chart(name).count("<path") > 5, name
+    title = opened.page.evaluate("PAGE.rules.find((_, at) => !state.curves.includes(at)).title")
+    assert title not in opened.chart("survival")
+    opened.page.select_option("#curve-add", label=title)
     assert title in opened.chart("survival")
-    box.uncheck()
+    opened.page.click(f"#curves-shown button:has-text('{title} ×')")
     assert title not in opened.chart("survival")
 
 
-def test_the_colours_of_the_explorer_change_with_eps(opened: Opened) -> None:
-    def certified() -> int:
-        return int(opened.page.locator("#answer-text .certified").count())
+def test_colours_are_of_this_drafter_and_eps_only_outlines(opened: Opened) -> None:
+    kinds = ("certified", "accepted", "rejected", "within")
 
-    tokens = opened.page.locator("#answer-text span").count()
+    def counts(place: str) -> list[int]:
+        spans = [opened.page.locator(f"{place} span.{kind}").count() for kind in kinds]
+        return [int(found) for found in spans]
+
+    expected = """() => { const { begin, steps } = PAGE.answers[0].answers[state.answer];
+        const all = (name) => [...PAGE.steps[0][name][state.rule]];
+        const of = (name) => all(name).slice(begin, begin + steps.length);
+        const [kept, sure] = [of("accepted"), of("certified")];
+        return [sure.filter((x) => x === "B").length,
+          kept.filter((x, at) => x === "B" && sure[at] === "A").length,
+          kept.filter((x) => x === "A").length,
+          steps.filter((step) => step.r[state.rule] === null ||
+            step.r[state.rule] > PAGE.levels[state.level]).length]; }"""
     levels = opened.page.evaluate("PAGE.levels.length")
-    counts = []
+    found = []
     for level in (0, levels // 3, levels - 1):
         opened.slide("#calculator [data-eps]", level)
-        counts.append(certified())
-        expected = opened.page.evaluate(
-            """() => { const [answer, rule] = [PAGE.answers[0].answers[state.answer], state.rule];
-            return answer.steps.filter((step) => step.r[rule] === null ||
-              step.r[rule] > PAGE.levels[state.level]).length; }"""
-        )
-        assert counts[-1] == expected
-    assert tokens >= counts[0] > counts[1] >= counts[2]
-    opened.slide("#calculator [data-eps]", levels // 3)
+        found.append(counts("#answer-text"))
+        assert found[-1] == opened.page.evaluate(expected)
+        assert counts("#first-text") == found[-1]  # the answer in the middle is shown twice
+    assert len({tuple(one[:3]) for one in found}) == 1
+    assert found[0][3] > found[1][3] >= found[2][3]
 
 
 def test_a_token_shows_its_candidates_with_the_keyboard(opened: Opened) -> None:
@@ -139,7 +181,7 @@ def test_a_token_shows_its_candidates_with_the_keyboard(opened: Opened) -> None:
 def test_the_calculator_agrees_with_solve(opened: Opened, small_study: SmallStudy) -> None:
     study = Study(*small_study.overrides, "solve.eps=0.1", "solve.draft_lengths=[2,5]")
     read = list(solve.solved_targets(study.config, study.nodes, study._store, []))
-    _, promised, _ = solve.tables(study.config, study.nodes, read)
+    promised = solve.tables(study.config, study.nodes, read)["promised"]
     labels = opened.page.evaluate("PAGE.rules.map((rule) => rule.label)")
     targets = opened.page.evaluate("PAGE.steps.map((target) => target.label)")
     lengths = {"of any length": 0, "of 2": 2, "of 5": 5}
@@ -177,61 +219,53 @@ def test_the_setting_that_solve_finds_lies_behind_the_next_stricter_one(
     assert shown[reached - 1][0] < found.value <= shown[reached][0]
 
 
-def test_a_drafter_pays_where_the_literature_says(opened: Opened) -> None:
-    """A call that costs as 3.69 tokens pays from an acceptance rate of 0.8 at gamma 5."""
-    cost = sum(0.8**power for power in range(6))
-    assert opened.page.evaluate(f"breakEven({cost}, 5)") == pytest.approx(0.8, abs=1e-9)
-    assert opened.page.evaluate("breakEven(6, 5)") == pytest.approx(1)
-    assert opened.page.evaluate("breakEven(6.001, 5)") is None
+def test_the_address_holds_what_was_chosen(
+    opened: Opened, browser: Any, small_study: SmallStudy
+) -> None:
+    labels = opened.page.evaluate("PAGE.rules.map((rule) => rule.label)")
+    chosen = f"#target=1&rule={labels[1]}&beside={labels[0]}&eps=0.2&gamma=3&answer=2".replace(
+        " ", "+"
+    )
+    other = Opened(browser, page_of(small_study), chosen)
+    state = other.page.evaluate("state")
+    assert [state[name] for name in ("target", "rule", "beside", "gamma", "answer")] == [
+        1,
+        1,
+        0,
+        3,
+        2,
+    ]
+    assert other.page.evaluate("PAGE.levels[state.level]") == 0.2
+    assert other.page.inner_text("#gamma-shown") == "3 tokens"
+    other.slide("#gamma", 7)
+    assert "gamma=7" in other.page.evaluate("location.hash")
+    wrong = Opened(browser, page_of(small_study), "#rule=none&eps=x&gamma=99&answer=-1")
+    assert wrong.page.evaluate("[state.rule, state.gamma, state.answer - middle()]") == [0, 5, 0]
+    assert wrong.said == []
+
+
+def test_engine_flags_are_of_the_rule_and_the_draft_length(opened: Opened) -> None:
+    opened.page.evaluate("choose({ rule: 0, gamma: 4 })")
+    text = opened.page.inner_text("#flags")
+    assert '"num_speculative_tokens": 4' in text
+    assert '"method": "draft_model"' in text
+    assert "$" not in text
+    opened.page.evaluate(
+        "choose({ rule: PAGE.rules.findIndex((one) => one.family === 'Additive') })"
+    )
+    assert "no engine" in opened.page.inner_text("#flags")
+    opened.page.click("#calculator [data-copy]")
+    assert opened.page.locator("#flags-said", has_text="copied").count() == 1
 
 
 @pytest.mark.parametrize("width", [320, 390])
 def test_nothing_is_wider_than_a_narrow_screen(
     browser: Any, small_study: SmallStudy, width: int
 ) -> None:
-    path = small_study.outputs / "report/mini/index.html"
-    narrow = Opened(browser, path, viewport={"width": width, "height": 800})
+    size = {"width": width, "height": 800}
+    narrow = Opened(browser, page_of(small_study), viewport=size)
     narrow.chart("plane")
     assert narrow.page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_dark_ground(browser: Any, small_study: SmallStudy) -> None:
-    path = small_study.outputs / "report/mini/index.html"
-    dark = Opened(browser, path, color_scheme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert dark.page.evaluate(ground) == "rgb(20, 23, 28)"
-    dark.page.click("#theme")
-    assert dark.page.evaluate(ground) == "rgb(255, 255, 255)"
-    dark.chart("plane")
-    assert dark.said == []
-
-
-def test_the_page_is_small_and_names_no_place(small_study: SmallStudy) -> None:
-    text = (small_study.outputs / "report/mini/index.html").read_text()
-    assert len(text.encode()) < 6_000_000
-    assert str(small_study.outputs) not in text
-
-
-@pytest.mark.parametrize(
-    ("pictures", "missing", "held"), [(2, 0, 2), (2, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 0)]
-)
-def test_pictures_are_held_as_long_as_there_is_room(pictures: int, missing: int, held: int) -> None:
-    """With room for as many pictures, less so many bytes."""
-    data = pd.DataFrame()
-    shown = [Figure(f"f{at}", "title", "Why?", "caption", data, Drawing()) for at in range(2)]
-    content = b"\x89PNG" * 30
-    files = {f"figures/f{at}.png": content for at in range(2)} | {"figures/f0.pdf": b"pdf"}
-    found: Any = SimpleNamespace(parts=[Part("part", shown)], files=files)
-    (part,) = appendices(found, pictures * len(picture(content)) - missing)
-    beside = ["figures/f0.png", "figures/f1.png"]
-    assert [item["image"] for item in part["items"]] == [picture(content)] * held + beside[held:]
-    assert [item["links"] for item in part["items"]] == [[("PDF", "figures/f0.pdf")], []]
-
-
-def test_json_in_a_script_holds_no_markup() -> None:
-    text = plain_json({"a": BROKEN + "<!-- \u2028"})
-    assert not set("<>&\u2028") & set(text)
-    assert json.loads(text)["a"] == BROKEN + "<!-- \u2028"
 
 
 def test_text_of_prompts_and_labels_is_never_markup(browser: Any, tmp_path: Path) -> None:
@@ -243,17 +277,19 @@ def test_text_of_prompts_and_labels_is_never_markup(browser: Any, tmp_path: Path
     assert opened.said == []
     prompts = opened.page.locator("#answer-choice option").all_inner_texts()
     assert any("</script>" in prompt for prompt in prompts)
-    assert BROKEN in opened.page.inner_text("#answer h2")
-    assert opened.page.locator("#drafter").count() == 0  # a study without a drafter
+    assert f"Not measured for {BROKEN}" in opened.page.inner_text("#verdict")
+    assert opened.page.locator("#rules").count() == 0  # a study without a drafter
     assert re.match(r"\d+\.\d", opened.page.inner_text("#found-share"))
+    assert not set("<>&") & set(packed(BROKEN))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_accessible(browser: Any, small_study: SmallStudy, scheme: str) -> None:
-    """By axe-core, with every table and figure of the appendix open."""
+    """By axe-core, with all parts open, on both grounds."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
-    path = small_study.outputs / "report/mini/index.html"
-    opened = Opened(browser, path, color_scheme=scheme, bypass_csp=True)
+    opened = Opened(browser, page_of(small_study), color_scheme=scheme, bypass_csp=True)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert (opened.page.evaluate(ground) == "rgb(20, 23, 28)") == (scheme == "dark")
     opened.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
     opened.chart("survival")
     found = axe.Axe().run(opened.page)
@@ -264,3 +300,7 @@ def test_the_page_is_accessible(browser: Any, small_study: SmallStudy, scheme: s
     ]
     assert said == []
     assert len(found.response["passes"]) > 20
+    opened.page.click("#theme")
+    assert (opened.page.evaluate(ground) == "rgb(20, 23, 28)") == (scheme == "light")
+    opened.chart("plane")
+    assert opened.said == []

@@ -61,7 +61,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="report",
-    version=15,
+    version=16,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -1,14 +1,15 @@
 """Writes tables, figures, numbers and one page that shows them.
 
-Files: ``index.html``, the page; ``index.md``, a list of the others; ``numbers.tex``,
-``tables/*.csv`` and ``.tex``, ``figures/*.pdf``, ``.png`` and ``.csv``, the numbers drawn. They
-hold no date and no path. ``timings/`` holds what depends on the clock.
+Files: ``index.html``, the page; ``tables.html``, all tables and figures; ``index.md``, a list of
+the others; ``numbers.tex``, ``tables/*.csv`` and ``.tex``, ``figures/*.pdf``, ``.png`` and
+``.csv``, the numbers drawn. They hold no date and no path. ``timings/`` holds what depends on the
+clock.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -17,8 +18,8 @@ from typing import Any
 
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
-from analysis.page.steps import TargetSteps
 from analysis.report.escape import markdown
+from analysis.report.published import CERTIFICATES
 from analysis.report.records import Part, Results, Table
 from analysis.report.render import files, macros, names
 from analysis.report.sections.acceptance import acceptance_part
@@ -51,9 +52,9 @@ from pipeline.stages.report.inputs import (
     read_results,
     read_targets,
 )
-from pipeline.stages.report.page.build import Found, build
+from pipeline.stages.report.page.build import page_files
 from pipeline.stages.report.page.bundle import Bundle
-from pipeline.stages.report.page.read import target_steps
+from pipeline.stages.report.page.read import read_steps_shown
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.decoded import read_answered, read_decoded, thetas
 from pipeline.store.node import Node
@@ -62,10 +63,11 @@ MOST_DRAWERS = 4  # processes
 INDEX = """\
 # Files of study {study}
 
-[The page](index.html) is where all this is read. [numbers.tex](numbers.tex) has the numbers of
-Tables 1 to 7 as LaTeX macros. Of a table there are the numbers (CSV) and the table for a paper
-(TEX); of a figure the drawing (PDF, PNG) and the numbers drawn (CSV). Files in timings/ depend on
-the machine and the moment.
+[The page](index.html) is where all this is read; [tables.html](tables.html) shows the tables and
+figures. [numbers.tex](numbers.tex) has the numbers of Tables 1 to 7 as LaTeX macros. Of a table
+there are the numbers (CSV) and the table for a paper (TEX); of a figure the drawing (PDF, PNG) and
+the numbers drawn (CSV). Files in timings/ depend on the machine and the moment:
+[the verdict](timings/verdict.md) is one of them.
 """
 
 
@@ -117,22 +119,18 @@ def _write(
         "numbers.tex": macros(results),
     }
     made = {name: text.encode() for name, text in contents.items()} | drawing.finish()
-    made["index.html"] = build(
-        Found(
-            drawing.study,
-            results,
-            [*steps_of(node, targets, upstream, pairs)],
-            pairs,
-            [artifact.record["facts"] for artifact in upstream.get("acceptance", [])],
-            decoded,
-            speeds,
-            beside,
-            published.shown[0],
-            setups.introduction(results.targets, config),
-            setups.all_setups(targets, results, upstream),
-            parts,
-            made,
-        ),
+    made |= page_files(
+        node,
+        upstream,
+        [*read_steps_shown(node, targets, upstream, drafted=pairs is not None)],
+        pairs,
+        [*zip(decoded, speeds, strict=True)],
+        parts,
+        {
+            "introduction": setups.introduction(results.targets, config),
+            "setups": setups.all_setups(targets, results, upstream),
+            "published": published.shown[0] if set(results.targets) & set(CERTIFICATES) else None,
+        },
         bundle,
     )
     for name, content_of in made.items():
@@ -255,22 +253,6 @@ def listing(part: Part) -> str:
         for item in part.shown
     ]
     return "\n".join([f"## {markdown(part.title)}", "", *lines, ""])
-
-
-def steps_of(
-    node: Node,
-    targets: Sequence[Target],
-    upstream: Mapping[str, list[Artifact]],
-    pairs: Results | None,
-) -> Iterator[TargetSteps]:
-    """Yield the steps of every target as the page takes them."""
-    for at, (source, target) in enumerate(
-        zip(node.upstream["distributions"], targets, strict=True)
-    ):
-        if pairs is None:
-            yield target_steps(source, target, None, None)
-        else:
-            yield target_steps(source, target, upstream["drafts"][at], upstream["acceptance"][at])
 
 
 def _noted(item: Any, note: str) -> Any:

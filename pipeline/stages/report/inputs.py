@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.certificates.certify import certify
-from analysis.page.explorer import CANDIDATES
+from analysis.page.steps import CANDIDATES
 from analysis.report.measured import Certified, certificate_statistics, top_statistics
 from analysis.report.published import EPS, TABLE2
 from analysis.report.records import Results, together

@@ -1,251 +1,201 @@
-"""Puts the page together: the answers, the data, the charts, the tables and figures."""
+"""Puts the page together: the verdict, its data and charts, and the list of the files beside it."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import jinja2
 import pandas as pd
 
+from analysis.acceptance.verdict import Advice, advise
 from analysis.decoding.metrics import Decoded
-from analysis.decoding.speed import signs_of_load
-from analysis.page import explorer, rows, steps
-from analysis.page.answer import Answer, of_pair, of_target
+from analysis.page import screen, steps
 from analysis.page.charts import charts
-from analysis.page.packing import LEVELS
 from analysis.page.steps import TargetSteps
 from analysis.report.notes import shared_notes
 from analysis.report.records import Part, Results, Table
-from analysis.report.render import html_table, names, notes
-from analysis.report.sections.acceptance_figures import own_rules
+from analysis.report.render import html_table, notes
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
+from pipeline.formats.engine_settings import ENGINES, setting_values
 from pipeline.stages.report.page.bundle import Bundle
-from pipeline.stages.report.page.methods import METHODS
+from pipeline.store.artifacts import Artifact
+from pipeline.store.decoded import verdict, verdict_lines
+from pipeline.store.node import VERDICT, Node
 
 WEB = Path(__file__).parent / "web"
-SCRIPTS = ("counting.js", "charts.js", "calculator.js", "explorer.js", "page.js")
+SCRIPTS = ("counting.js", "charts.js", "page.js", "explorer.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
-MOST = 6_000_000  # bytes of the page; pictures that find no room are read from beside it
-WORDS = 500_000  # of these, what the text, its tables, the scripts and the style may take
-PAPER_STATISTICS = ("mean", "median", "p5", "p25")
+MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 
 
-@dataclass(frozen=True)
-class Found:
-    """What the report's parts found, as the page shows it.
+def page_files(
+    node: Node,
+    upstream: Mapping[str, list[Artifact]],
+    targets: Sequence[TargetSteps],
+    pairs: Results | None,
+    timed: Sequence[tuple[Decoded, pd.DataFrame]],
+    parts: Sequence[Part],
+    told: Mapping[str, Any],
+    bundle: Bundle,
+) -> dict[str, bytes]:
+    """Return the page, one file that needs no other and no network, and what stands beside it.
 
-    Attributes:
-        study: its name.
-        measured: the statistics of all certificates.
-        targets: the steps of each target.
-        pairs: what was measured of the drafter; None without one.
-        sound: facts of the stage acceptance, target by target; empty without a drafter.
-        decoded, speeds: what was decoded, target by target; empty where nothing was.
-        compared: our numbers beside the paper's.
-        verdict: the table that sums them up.
-        introduction: what a reader of any table must know, as paragraphs.
-        setups: what a reader must know of how the numbers were made, by part and target.
+    That is the verdict as text, and plain pages of all tables and figures.
+
+    Args:
+        node: of the report.
+        upstream: artifacts by stage.
+        targets: the steps of each.
+        pairs: what was measured of the drafter; None without one, or where both were only logged.
+        timed: what was decoded and its speeds, target by target; empty where nothing was.
         parts: all tables and figures by part.
-        files: content of their files.
+        told: `introduction`, paragraphs; `setups`, facts by part and target; `published`, the table
+            beside the paper's numbers where it belongs on the page, else None.
+        bundle: the script of the charts.
     """
-
-    study: str
-    measured: Results
-    targets: Sequence[TargetSteps]
-    pairs: Results | None
-    sound: Sequence[Mapping[str, Any]]
-    decoded: Sequence[Decoded]
-    speeds: Sequence[pd.DataFrame]
-    compared: pd.DataFrame
-    verdict: Table
-    introduction: Sequence[str]
-    setups: Sequence[Mapping[str, Mapping[str, Any]]]
-    parts: Sequence[Part]
-    files: Mapping[str, bytes]
-
-
-def build(found: Found, bundle: Bundle) -> bytes:
-    """Return the page: one file of HTML that needs no other and no network."""
-    answers = answers_of(found)
-    rules = steps.embedded(found.measured.certified, sum(len(one.tokens) for one in found.targets))
+    advice = verdicts_of(node, upstream, [target.label for target in targets], timed)
+    rules = steps.embedded(list(targets[0].lower), sum(len(one.tokens) for one in targets))
+    drafter = None if pairs is None else pairs.drafter
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    timings, script = timings_of(found), bundle.read()
-    data = plain_json(data_of(found, answers, rules))
-    room = MOST - WORDS - len(data.encode()) - len(script.encode())
+    environment.filters["whole"] = whole
+    css = (WEB / "page.css").read_text(encoding="utf-8")
+    shown = {
+        "study": node.config["study"],
+        "drafter": drafter,
+        "note": node.config.get("note"),
+        "targets": [target.label for target in targets],
+        "advice": advice,
+        "facts": [
+            screen.facts_of_target(target)
+            if pairs is None
+            else screen.facts_of_pair(pairs, target.label, one.run)
+            for target, one in zip(targets, advice, strict=True)
+        ],
+        "steps": [len(target.tokens) for target in targets],
+        "prompts": [target.bootstrap.count for target in targets],
+        "judged": [sum(int(sure.sum()) for _, sure in one.judged.values()) for one in targets],
+        "contradictions": [steps.contradictions(target) for target in targets],
+        "timed": bool(timed),
+        "parts": parts,
+        **told,
+    }
+    data = data_of(targets, pairs, rules) | {"flags": flags(upstream, rules)}
+    timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed]}
     text = environment.get_template("page.html").render(
-        page=page_of(found, answers, timings, room),
-        css=(WEB / "page.css").read_text(encoding="utf-8"),
-        data=data,
-        timings=plain_json(timings),
-        bundle=script,
+        page=shown,
+        published="" if told["published"] is None else html_table(told["published"]),
+        css=css,
+        data=packed(data),
+        timings=packed(timings),
+        bundle=packed(bundle.read()),
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
-    return text.encode()
+    beside = {
+        f"{place}tables.html": environment.get_template("tables.html").render(
+            study=node.config["study"], css=css, **tables_of(mine)
+        )
+        for place in ("", "timings/")
+        if (mine := [part for part in parts if part.place == place])
+    }
+    found = {"index.html": text, VERDICT: verdict_lines(advice), **beside}
+    return {name: content.encode() for name, content in found.items()}
 
 
-def plain_json(data: Any) -> str:
-    """Return JSON that can stand in a script element, whatever text it holds."""
+def tables_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what a page of all tables and figures of some parts shows."""
+    tables = [item for part in parts for item in part.shown if isinstance(item, Table)]
+    return {
+        "parts": parts,
+        "shared": shared_notes(tables),
+        "tables": {table: html_table(table) for table in tables},
+        "notes": {table: notes(table) for table in tables},
+    }
+
+
+def whole(text: str) -> str:
+    """Return a text that is not broken within a setting or before a unit.
+
+    >>> whole("t = 0.2, 95 %") == "t\u00a0=\u00a00.2, 95\u00a0%"
+    True
+    """
+    return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
+
+
+def verdicts_of(
+    node: Node,
+    upstream: Mapping[str, list[Artifact]],
+    labels: Sequence[str],
+    timed: Sequence[tuple[Decoded, pd.DataFrame]],
+) -> list[Advice]:
+    """Return the verdict on every target."""
+    config, logged = node.config, "log" in upstream["distributions"][0].record["config"]
+    command = "" if logged else f"python -m pipeline study={node.label}"
+    if not timed:
+        return [advise(one, config.get("drafter") or "", None, command=command) for one in labels]
+    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
+    answers: Sequence[Artifact | None] = upstream.get("accuracy") or [None] * len(labels)
+    margin = config.get("margin", MARGIN)
+    return [
+        verdict(*one, found, statistics, margin, command)
+        for one, found in zip(timed, answers, strict=True)
+    ]
+
+
+def packed(data: Any) -> str:
+    """Return data as the page holds it: JSON, deflated, in characters that are no markup."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def answers_of(found: Found) -> list[Answer]:
-    """Return the first screen of every target."""
-    answers = []
-    for at, target in enumerate(found.targets):
-        if found.pairs is None:
-            one = of_target(found.measured, target.certificates, target.bootstrap, target.label)
-        else:
-            speeds = found.speeds[at] if found.speeds else None
-            one = of_pair(found.pairs, target.label, found.sound[at], speeds)
-        answers.append(one)
-    return answers
-
-
-def data_of(found: Found, answers: Sequence[Answer], rules: Sequence[Rule]) -> dict[str, Any]:
+def data_of(
+    targets: Sequence[TargetSteps], pairs: Results | None, rules: Sequence[Rule]
+) -> dict[str, Any]:
     """Return what the scripts read; the clock decides nothing here."""
-    pairs, targets = found.pairs, found.targets
     return {
         "drafter": None if pairs is None else pairs.drafter,
-        "levels": LEVELS.tolist(),
-        "rules": steps.rule_rows(rules),
-        "first_rule": answers[0].rule or rules[0].label,
+        "levels": steps.LEVELS.tolist(),
+        "rules": [
+            {
+                "label": rule.label,
+                "title": rule.title,
+                "family": steps.family(rule),
+                "ceiling": steps.digits(rule.ceiling, 6),
+            }
+            for rule in rules
+        ],
         "shown_curves": [rule.label for rule in rules if rule in CURVES or rule.own]
         or [rule.label for rule in rules[:5]],
         "steps": [steps.packed(target, rules) for target in targets],
         "resamples": steps.resamples(targets),
         "curves": [steps.curves(target, rules) for target in targets],
-        "top": [steps.top_histogram(target) for target in targets],
-        "answers": [explorer.answers(target, rules) for target in targets],
-        "pairs": [
-            pair_of(found, target, answer) for target, answer in zip(targets, answers, strict=True)
-        ],
-        "published": [rows.published_rows(found.compared, target.label) for target in targets],
+        "answers": [steps.answers(target, rules) for target in targets],
+        "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
         "charts": charts(),
     }
 
 
-def pair_of(found: Found, target: TargetSteps, answer: Answer) -> dict[str, Any] | None:
-    """Return what the charts of a drafter draw; None without one."""
-    pairs = found.pairs
-    if pairs is None:
-        return None
-    known = [label for label, _ in profile_rules(pairs)]
-    return {
-        "rules": rows.rule_rows(pairs, target.label, answer.rule),
-        "dial": rows.dial_rows(pairs, target.label),
-        "profile": rows.profile_rows(pairs["profile"], target.label, known),
-        "distance": steps.distances(target),
+def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list[dict[str, str]]:
+    """Return, rule by rule, the settings of the engines that run it; $length is left open."""
+    drafts = upstream["drafts"][0].record["config"] if upstream.get("drafts") else {}
+    fixed = {
+        "target": "TARGET",
+        "drafter": "DRAFTER",
+        "head": "head" in drafts.get("drafter", {}),
+        "temperature": upstream["certificates"][0].record["config"]["temperature"],
     }
-
-
-def profile_rules(pairs: Results) -> list[tuple[str, str]]:
-    """Return label and printed name of the rules whose profile can be chosen."""
-    rules = [pairs.rules[label] for label in own_rules(pairs)]
-    return [(rule.label, rule.title) for rule in steps.in_order(rules)]
-
-
-def timings_of(found: Found) -> dict[str, Any]:
-    """Return all that depends on the clock."""
-    each = list(zip(found.decoded, found.speeds, strict=True))
-    return {
-        "speed": [rows.speed_rows(speeds) for _, speeds in each],
-        "costs": [rows.costs(decoded, speeds) for decoded, speeds in each],
-    }
-
-
-def page_of(
-    found: Found, answers: Sequence[Answer], timings: Mapping[str, Any], room: int
-) -> dict[str, Any]:
-    """Return what the template shows; `room` is what its pictures may take, in bytes."""
-    pairs = found.pairs
-    warnings = [
-        f"The machine was busy while this was measured ({decoded.target}, {sign}): do not use "
-        "these speeds; run it again on an idle machine."
-        for decoded, speeds in zip(found.decoded, found.speeds, strict=True)
-        for sign in signs_of_load(speeds)
+    return [
+        {
+            name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
+            for name, about in ENGINES.items()
+            if rule.name == ("greedy" if about["dial"] is None else about["dial"]["rule"])
+        }
+        for rule in rules
     ]
-    sections = [
-        ("calculator", "Calculator", True),
-        ("drafter", "The drafter", pairs is not None),
-        ("certificates", "Certificates", True),
-        ("tokens", "Token by token", True),
-        ("decoding", "Speed", bool(found.decoded)),
-        ("published", "Beside the published", True),
-        ("appendix", "All tables and figures", True),
-        ("method", "How it was made", True),
-    ]
-    return {
-        "study": found.study,
-        "title": "is the drafter accepted?" if pairs is not None else "certificates",
-        "targets": [target.label for target in found.targets],
-        "drafter": None if pairs is None else pairs.drafter,
-        "drafter_steps": pairs is not None,
-        "answers": answers,
-        "sections": [(name, title) for name, title, there in sections if there],
-        "costs": any(timings["costs"]),
-        "speeds": bool(found.decoded),
-        "speed_warnings": warnings,
-        "dials": [] if pairs is None else list(dict.fromkeys(dial_names(pairs))),
-        "measures": list(rows.MEASURES.values()),
-        "profile_rules": [] if pairs is None else profile_rules(pairs),
-        "verdict": found.verdict,
-        "verdict_table": html_table(found.verdict),
-        "papers": list(dict.fromkeys(found.compared["paper"])),
-        "statistics": PAPER_STATISTICS,
-        "introduction": found.introduction,
-        "notes": shared_notes(
-            item for part in found.parts for item in part.shown if isinstance(item, Table)
-        ),
-        "appendix": [*appendices(found, room)],
-        "setups": found.setups,
-        "methods": METHODS,
-    }
-
-
-def dial_names(pairs: Results) -> list[str]:
-    """Return the names of the dials in their order."""
-    listing = pairs["listing"]
-    return [str(name) for name in listing.loc[listing["group"] == "dial", "name"]]
-
-
-def appendices(found: Found, room: int) -> Iterator[dict[str, Any]]:
-    """Yield the parts, their tables and figures with the links to their files beside the page."""
-    for part in found.parts:
-        items = []
-        for item in part.shown:
-            links = [(path, f"{part.place}{path}") for path in names(item) if ".png" not in path]
-            drawn = f"{part.place}figures/{item.name}.png"
-            content = None if isinstance(item, Table) else found.files.get(drawn)
-            image = None if content is None else picture(content)
-            if image is not None:
-                room -= len(image)
-            items.append(
-                {
-                    "shown": item,
-                    "table": html_table(item) if isinstance(item, Table) else "",
-                    "notes": notes(item) if isinstance(item, Table) else [],
-                    "question": item.question,
-                    "image": drawn if room < 0 and image is not None else image,
-                    "links": [
-                        (path.rpartition(".")[2].upper(), name)
-                        for path, name in links
-                        if name in found.files
-                    ],
-                }
-            )
-        yield {"title": part.title, "says": part.says, "items": items}
-
-
-def picture(image: bytes) -> str:
-    """Return a PNG file as an address that holds it."""
-    return f"data:image/png;base64,{base64.b64encode(image).decode()}"

@@ -1,69 +1,80 @@
-"""Reads the steps of a target as the page takes them."""
+"""Reads the steps of every target as the page takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from analysis.page.steps import Drafted, TargetSteps
-from analysis.rules import Rule
+from analysis.page.steps import TargetSteps
 from analysis.statistics.bootstrap import Flags
-from pipeline.stages.report.inputs import Target
 from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import words
 from pipeline.store.node import Node
 
+DRAFT = {  # of stage drafts, and their names here
+    "kl": "kl",
+    "draft_token_id": "token",
+    "draft_top_surprisal": "q",
+    "draft_log_prob": "p_draft",
+}
 
-def target_steps(
-    node: Node, target: Target, drafts: Artifact | None, acceptance: Artifact | None
-) -> TargetSteps:
-    """Return the steps of a target, and what its drafter says there.
+
+def read_steps_shown(
+    node: Node, targets: Sequence[Any], upstream: Mapping[str, list[Artifact]], drafted: bool
+) -> Iterator[TargetSteps]:
+    """Yield the steps of every target, and what its drafter says there.
 
     Args:
-        node: of the target's distributions.
-        target: its artifacts.
-        drafts: of stage drafts; None without a drafter, or where both were only logged.
-        acceptance: of stage acceptance, likewise.
+        node: of the report.
+        targets: `pipeline.stages.report.inputs.Target` of each.
+        upstream: artifacts by stage, in the order of the targets.
+        drafted: whether a drafter was compared with them, step by step.
     """
-    tokens = target.dump.read(columns=["token_id"])["token_id"].to_numpy()
-    rules = [item.rule for item in target.certificates]
-    drafted = None
-    if drafts is not None and acceptance is not None:
-        drafted = read_drafted(drafts, accepted(acceptance, rules))
-    ids = [tokens, target.candidates.ravel()]
-    ids += [] if drafted is None else [drafted.token]
-    return TargetSteps(
-        target.label,
-        target.certificates,
-        target.bootstrap,
-        tokens,
-        target.candidates,
-        target.probabilities,
-        drafted,
-        read_prompts(target),
-        words(node, target.dump, drafts, np.unique(np.concatenate(ids)).tolist()),
-    )
+    for at, (source, target) in enumerate(
+        zip(node.upstream["distributions"], targets, strict=True)
+    ):
+        tokens = target.dump.read(columns=["token_id"])["token_id"].to_numpy()
+        drafts = upstream["drafts"][at] if drafted else None
+        draft, judged, ids = None, {}, [tokens, target.candidates.ravel()]
+        if drafts is not None:
+            draft, judged = read_draft(drafts), read_judged(upstream["acceptance"][at])
+            ids.append(draft["token"].to_numpy())
+        yield TargetSteps(
+            target.label,
+            {item.rule: item.lower for item in target.certificates},
+            target.bootstrap,
+            tokens,
+            target.candidates,
+            target.probabilities,
+            read_prompts(target),
+            words(source, target.dump, drafts, np.unique(np.concatenate(ids)).tolist()),
+            draft,
+            judged,
+        )
 
 
-def read_drafted(drafts: Artifact, by_rule: Mapping[str, Flags]) -> Drafted:
-    """Read what a drafter says; `by_rule` has what each rule accepts."""
-    names = ["kl", "draft_token_id", "draft_top_surprisal", "draft_log_prob"]
-    table = drafts.read(columns=names)
-    kl, token, surprisal, log_prob = (table[name].to_numpy() for name in names)
-    return Drafted(kl, token, np.exp(-surprisal), np.exp(log_prob), by_rule)
+def read_draft(drafts: Artifact) -> pd.DataFrame:
+    """Read what a drafter says."""
+    table = drafts.read(columns=list(DRAFT)).to_pandas().rename(columns=DRAFT)
+    return table.assign(q=np.exp(-table["q"]), p_draft=np.exp(table["p_draft"]))
 
 
-def accepted(acceptance: Artifact, rules: list[Rule]) -> dict[str, Flags]:
-    """Return the (N,) steps at which each of some rules accepted the drafter, by its label."""
-    table = acceptance.read(columns=["rule", "accepted"])
+def read_judged(acceptance: Artifact) -> dict[str, tuple[Flags, Flags]]:
+    """Return the (N,) steps that each rule, by label, accepted, and those it certified."""
+    table = acceptance.read(columns=["rule", "accepted", "certified"])
     column = table["rule"].combine_chunks().dictionary_encode()
-    place = {label: at for at, label in enumerate(column.dictionary.to_pylist())}
-    at, flags = column.indices.to_numpy(), table["accepted"].to_numpy()
-    return {rule.label: flags[at == place[rule.label]] for rule in rules if rule.label in place}
+    at = column.indices.to_numpy()
+    flags = [table[name].to_numpy() for name in ("accepted", "certified")]
+    return {
+        label: (flags[0][at == place], flags[1][at == place])
+        for place, label in enumerate(column.dictionary.to_pylist())
+    }
 
 
-def read_prompts(target: Target) -> list[tuple[str, str]]:
+def read_prompts(target: Any) -> list[tuple[str, str]]:
     """Return the id and the text of each prompt, in the order of the steps."""
     table = target.prompts.read(columns=["prompt_id", "text"]).to_pydict()
     texts = dict(zip(table["prompt_id"], table["text"], strict=True))

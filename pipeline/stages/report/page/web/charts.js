@@ -1,10 +1,19 @@
 // Draws the charts, and gives them what the reader chose.
 "use strict";
 
+const HUES = {
+  light: ["#0072B2", "#B84A00", "#00785A", "#A3487A", "#8A6100", "#2277AA", "#6A4C93", "#5F5F5F"],
+  dark: ["#6CB6FF", "#FF9A66", "#45D6AA", "#EDA3CB", "#F0C050", "#9AD8FA", "#C2A8EE", "#B4B4B4"],
+};
 const views = {}; // by name of the chart
 const filled = {}; // the data sets that were last asked for, by name of the chart
 const drawn = {}; // those that it shows
 const drawing = {}; // a promise a chart: the drawing under way
+
+const isDark = () => {
+  const theme = document.documentElement.dataset.theme;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
 
 /** A colour of the page, as it is now. */
 function pageColor(name) {
@@ -18,19 +27,21 @@ function pageColor(name) {
 /** The look of all charts, from the colours of the page. */
 function chartStyle() {
   const [ink, line] = [pageColor("--ink"), pageColor("--line")];
-  const font = getComputedStyle(document.body).fontFamily;
+  const narrow = window.innerWidth < 600;
   return {
     background: "transparent",
-    font,
+    font: getComputedStyle(document.body).fontFamily,
+    range: { category: HUES[isDark() ? "dark" : "light"] },
     view: { stroke: null },
     axis: {
       labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line,
-      labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", labelOverlap: true,
+      labelFontSize: 12, titleFontSize: narrow ? 11 : 12, titleFontWeight: "normal", labelOverlap: true,
+      labelLimit: narrow ? 150 : 340,
     },
     legend: {
       aria: false, // Vega does not keep its text up to date
       labelColor: ink, orient: "bottom", labelFontSize: 12, labelLimit: 260, symbolLimit: 0, symbolOpacity: 1,
-      columns: window.innerWidth < 600 ? 1 : 3, symbolStrokeWidth: 2,
+      columns: narrow ? 1 : 3, symbolStrokeWidth: 2,
     },
     text: { color: ink },
     rule: { color: ink },
@@ -55,6 +66,7 @@ async function drawFilled(name) {
     return;
   }
   const spec = { ...PAGE.charts[name], datasets: sets };
+  if (!spec.height) spec.height = 22 * Math.max(...Object.values(sets).map((rows) => rows.length));
   const options = { actions: false, renderer: "svg", config: chartStyle(), tooltip: { theme: "custom" } };
   const found = await vegaEmbed(document.getElementById(`chart-${name}`), spec, options);
   views[name] = found.view;

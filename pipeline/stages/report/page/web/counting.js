@@ -1,23 +1,21 @@
-// What is certified and accepted, counted as analysis/statistics/calls.py and bootstrap.py count.
+// What is certified and accepted, counted as trajectories.py and bootstrap.py of analysis/statistics.
 "use strict";
 
 const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const CODES = new Uint8Array(128);
 for (let at = 0; at < ALPHABET.length; at++) CODES[ALPHABET.charCodeAt(at)] = at;
 
-/** Steps certified at a level of the grid: 1 where a packed certificate exceeds it. */
-function certifiedSteps(packed, level) {
-  const flags = new Uint8Array(packed.length);
-  for (let at = 0; at < packed.length; at++) flags[at] = CODES[packed.charCodeAt(at)] > level ? 1 : 0;
-  return flags;
+/** What an element of the page holds: JSON, deflated, in base64. */
+async function unpack(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (one) => one.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).json();
 }
 
-/** The first `count` flags, packed six a character. */
-function unpackFlags(packed, count) {
-  const flags = new Uint8Array(count);
-  for (let at = 0; at < count; at++) {
-    flags[at] = (CODES[packed.charCodeAt(Math.floor(at / 6))] >> (5 - (at % 6))) & 1;
-  }
+/** One flag a step: 1 where its character stands for more than a level. */
+function flagsOf(packed, level = 0) {
+  const flags = new Uint8Array(packed.length);
+  for (let at = 0; at < packed.length; at++) flags[at] = CODES[packed.charCodeAt(at)] > level ? 1 : 0;
   return flags;
 }
 
@@ -52,28 +50,25 @@ function callsMade(accepted, begin, end, gamma) {
   return calls;
 }
 
-/** Sums of flags over each answer. */
-function sumsOf(flags, lengths) {
-  let step = 0;
-  return lengths.map((length) => {
-    let sum = 0;
-    for (const end = step + length; step < end; step++) sum += flags[step];
-    return sum;
-  });
-}
-
-/** Calls along each answer, by one of the two functions above. */
-function callsOf(count, flags, lengths, gamma) {
+/** A number of each answer, from where it begins and ends among the steps. */
+function eachAnswer(lengths, count) {
   let begin = 0;
   return lengths.map((length) => {
     begin += length;
-    return count(flags, begin - length, begin, gamma);
+    return count(begin - length, begin);
   });
 }
 
+const sumsOf = (flags, lengths) =>
+  eachAnswer(lengths, (begin, end) => flags.subarray(begin, end).reduce((sum, flag) => sum + flag, 0));
+const callsOf = (count, flags, lengths, gamma) =>
+  eachAnswer(lengths, (begin, end) => count(flags, begin, end, gamma));
+
 /** A ratio of sums over prompts, and its interval over the study's resamples of them. */
-function ratio(above, below, weights, confidence) {
+function ratio(above, below) {
   const prompts = above.length;
+  const { weights: all, confidence } = PAGE.resamples;
+  const weights = all[prompts];
   const resamples = weights.length / prompts;
   const draws = new Float64Array(resamples);
   for (let draw = 0; draw < resamples; draw++) {
@@ -92,22 +87,25 @@ function ratio(above, below, weights, confidence) {
   return { value: total(above) / total(below), low: draws[cut - 1], high: draws[resamples - cut] };
 }
 
-/** Tokens a call of independent drafts of length gamma, each accepted with probability a. */
-function tokensPerCall(a, gamma) {
-  let tokens = 0;
-  for (let power = 0; power <= gamma; power++) tokens += a ** power;
-  return tokens;
+/** All that one rule gives at a level of eps and a draft length: shares and tokens a call. */
+function evaluate(target, rule, level, gamma) {
+  const { lengths, levels, accepted, certified } = target;
+  const certain = flagsOf(levels[rule], level);
+  const found = {
+    share: ratio(sumsOf(certain, lengths), lengths),
+    tokens: ratio(lengths, callsOf(mostCalls, certain, lengths, gamma)),
+  };
+  if (accepted[rule] !== null) {
+    const kept = flagsOf(accepted[rule]);
+    found.accepted = ratio(sumsOf(kept, lengths), lengths);
+    found.certified = ratio(sumsOf(flagsOf(certified[rule]), lengths), lengths);
+    found.realised = ratio(lengths, callsOf(callsMade, kept, lengths, gamma));
+  }
+  return found;
 }
 
-/** The acceptance rate at which calls of this cost pay; null where no rate is enough. */
-function breakEven(cost, gamma) {
-  if (cost > gamma + 1) return null;
-  let low = 0;
-  let high = 1;
-  for (let halving = 0; halving < 60; halving++) {
-    const middle = (low + high) / 2;
-    if (tokensPerCall(middle, gamma) < cost) low = middle;
-    else high = middle;
-  }
-  return high;
+/** The share of steps that a rule accepts for certain of any drafter within a level. */
+function certifiedShare(target, rule, level) {
+  const certain = flagsOf(target.levels[rule], level);
+  return certain.reduce((sum, flag) => sum + flag, 0) / certain.length;
 }

@@ -1,10 +1,22 @@
-// What the reader chose, and what follows from it on the page.
+// What the reader chose, which is in the address behind #, and what follows from it on the page.
 "use strict";
 
-const PAGE = JSON.parse(document.getElementById("page-data").textContent);
-const TIMINGS = JSON.parse(document.getElementById("page-timings").textContent);
-const state = { target: 0, rule: 0, level: PAGE.levels.indexOf(0.1), gamma: 5, answer: 0, token: 0, curves: new Set() };
+const LONGEST = 12; // draft lengths of the chart
+const state = { target: 0, rule: 0, beside: 0, level: 0, gamma: 5, answer: 0, token: 0, curves: [] };
+let PAGE, TIMINGS;
 const byId = (id) => document.getElementById(id);
+const all = (selector) => document.querySelectorAll(selector);
+const asShare = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
+const asNumber = (x) => x.toFixed(2);
+const withInterval = (found, shown) =>
+  `${shown(found.value)} [${shown(found.low).replace("\u00a0%", "")}, ${shown(found.high)}]`;
+const epsText = () => `${PAGE.levels[state.level]} nats`;
+
+function addRow(id, texts) {
+  const row = byId(id).insertRow();
+  for (const text of texts) row.insertCell().textContent = String(text).replaceAll(" = ", "\u00a0=\u00a0");
+  return row;
+}
 
 /** The rules by family, each from strict to relaxed. */
 function families() {
@@ -13,155 +25,270 @@ function families() {
   return found;
 }
 
-const epsMark = () => [{ x: PAGE.levels[state.level], text: `ε = ${PAGE.levels[state.level]}` }];
+// ---- the address
 
-function drawCurves() {
-  const { eps, rules } = PAGE.curves[state.target];
+function writeAddress() {
+  const known = {
+    target: state.target, rule: PAGE.rules[state.rule].label, beside: PAGE.rules[state.beside].label,
+    eps: PAGE.levels[state.level], gamma: state.gamma, answer: state.answer,
+  };
+  history.replaceState(null, "", `#${new URLSearchParams(known)}`);
+}
+
+/** Take from the address what is known of the study; the rest stays. */
+function readAddress() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const place = (name, among) => asked.has(name) && among.findIndex((one) => String(one) === asked.get(name));
+  const labels = PAGE.rules.map((rule) => rule.label);
+  const found = {
+    target: place("target", PAGE.steps.map((_, at) => at)),
+    rule: place("rule", labels),
+    beside: place("beside", labels),
+    level: place("eps", PAGE.levels),
+    answer: place("answer", PAGE.answers[0].answers.map((_, at) => at)),
+    gamma: Number(asked.get("gamma")) >= 1 && Number(asked.get("gamma")) <= LONGEST && Math.floor(asked.get("gamma")),
+  };
+  for (const [name, value] of Object.entries(found)) if (value !== false && value >= 0) state[name] = value;
+}
+
+// ---- the parts
+
+/** What was decoded with a rule: at the chosen draft length if it was, else at all. */
+function decodedText(label) {
+  const runs = (TIMINGS.speed[state.target] ?? []).filter((run) => run.rule === label && run.drafter === "drafter");
+  const same = runs.filter((run) => run.gamma === state.gamma);
+  return (same.length ? same : runs).map((run) => `${run.tokens} tokens a call, ${asNumber(run.speedup)}× (γ = ${run.gamma})`).join("; ") || "not decoded";
+}
+
+function showCalculator() {
+  const target = PAGE.steps[state.target];
+  const found = evaluate(target, state.rule, state.level, state.gamma);
+  const shown = { share: asShare, tokens: asNumber, accepted: asShare, certified: asShare, realised: asNumber };
+  for (const [name, how] of Object.entries(shown)) {
+    const place = byId(`found-${name}`);
+    if (place) place.textContent = found[name] ? withInterval(found[name], how) : "not judged by this rule";
+  }
+  if (byId("found-decoded")) byId("found-decoded").textContent = decodedText(PAGE.rules[state.rule].label);
   const rows = [];
-  const ceilings = {};
-  const chosen = [...state.curves];
-  const ends = chosen.map((at) => PAGE.rules[at].ceiling * 1.06);
-  const last = Math.max(...ends, 0.1);
-  for (const at of chosen) {
-    const rule = PAGE.rules[at];
-    ceilings[rule.ceiling] = rule.ceiling_text;
-    eps.forEach((x, place) => {
-      if (x > last) return;
+  for (let length = 1; length <= LONGEST; length++) {
+    const each = evaluate(target, state.rule, state.level, length);
+    const kinds = { [`any drafter within ${epsText()}, at least`]: each.tokens };
+    if (each.realised) kinds[PAGE.drafter] = each.realised;
+    for (const [kind, { value, low, high }] of Object.entries(kinds)) rows.push({ kind, length, tokens: value, low, high });
+  }
+  drawChart("lengths", { lengths: rows });
+  showFlags();
+}
+
+function showFlags() {
+  const found = Object.entries(PAGE.flags[state.rule]);
+  const fill = (text) => text.replaceAll("$length_and_own", state.gamma + 1).replaceAll("$length", state.gamma);
+  byId("flags").textContent = found.map(([engine, text]) => `# ${engine}\n${fill(text)}`).join("\n\n")
+    || "# no engine that is known here runs this rule";
+}
+
+/** The strictest setting of each family that certifies the wanted share of the steps. */
+function showSettings() {
+  const target = PAGE.steps[state.target];
+  const wanted = Number(byId("wanted").value) / 100;
+  byId("settings").replaceChildren();
+  for (const [family, rules] of Object.entries(families())) {
+    if (rules.length < 2) continue;
+    const shares = rules.map((rule) => certifiedShare(target, rule, state.level));
+    const reached = shares.findIndex((share) => share >= wanted - 1e-9);
+    const at = reached < 0 ? rules.length - 1 : reached;
+    const before = reached > 0 ? `; ${PAGE.rules[rules[at - 1]].title}: ${asShare(shares[at - 1])}` : "";
+    addRow("settings", [
+      family,
+      reached < 0 ? "none of this study" : PAGE.rules[rules[at]].title,
+      `${reached < 0 ? "most: " : ""}${asShare(shares[at])}${before}`,
+    ]);
+  }
+}
+
+/** Two rules side by side, and both among all rules. */
+function showRules() {
+  const rows = PAGE.pairs[state.target];
+  if (!rows) return;
+  const target = PAGE.steps[state.target];
+  const two = [state.rule, state.beside];
+  const names = two.map((at) => PAGE.rules[at].title);
+  byId("compared-names").replaceChildren(
+    document.createElement("td"),
+    ...names.map((text) => Object.assign(document.createElement("th"), { textContent: text, scope: "col" })),
+  );
+  const known = two.map((at) => rows.find((row) => row.label === PAGE.rules[at].label) ?? {});
+  const computed = two.map((at) => evaluate(target, at, state.level, state.gamma));
+  const of = (name, shown) => computed.map((found) => (found[name] ? withInterval(found[name], shown) : "–"));
+  byId("compared").replaceChildren();
+  for (const [name, texts] of [
+    ["accepted", of("accepted", asShare)],
+    ["certified for this drafter", of("certified", asShare)],
+    [`tokens a call, γ = ${state.gamma}`, of("realised", asNumber)],
+    ["departs from the first choice", known.map((row) => row.departure_text ?? "–")],
+    ["target probability given up a step", known.map((row) => row.given_up_text ?? "–")],
+    [`accepted for any drafter within ${epsText()}`, of("share", asShare)],
+    ["decoded", two.map((at) => decodedText(PAGE.rules[at].label))],
+  ]) addRow("compared", [name, ...texts]);
+  const most = Math.sqrt(Math.max(...rows.map((row) => row.given_up)));
+  const marked = rows.map((row) => {
+    const at = two.findIndex((one) => PAGE.rules[one].label === row.label);
+    return { ...row, name: at < 0 ? "" : row.title, second: at === 1, right: Math.sqrt(row.given_up) > 0.5 * most };
+  });
+  drawChart("plane", { rules: marked });
+}
+
+function showCurves() {
+  const { eps, rules } = PAGE.curves[state.target];
+  const last = Math.max(...state.curves.map((at) => PAGE.rules[at].ceiling), 0.1) * 1.06;
+  const rows = state.curves.flatMap((at) =>
+    eps.flatMap((x, place) => {
       const { share, low, high } = rules[at];
-      rows.push({ rule: rule.title, eps: x, share: share[place], low: low[place], high: high[place] });
-    });
+      return x > last ? [] : [{ rule: PAGE.rules[at].title, eps: x, share: share[place], low: low[place], high: high[place] }];
+    }),
+  );
+  byId("curves-shown").replaceChildren(
+    ...state.curves.map((at) => {
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: `${PAGE.rules[at].title} ×` });
+      button.addEventListener("click", () => {
+        state.curves = state.curves.filter((one) => one !== at);
+        showCurves();
+      });
+      return button;
+    }),
+  );
+  drawChart("survival", { curves: rows, eps: [{ x: PAGE.levels[state.level], text: `ε = ${PAGE.levels[state.level]}` }] });
+}
+
+function showSpeed() {
+  const rows = TIMINGS.speed[state.target];
+  if (!rows) return;
+  drawChart("speed", { speed: rows, alone: [{ x: 1 }] });
+  byId("speeds").replaceChildren();
+  const share = (x) => (x === null ? "–" : `${(100 * x).toFixed(0)}\u00a0%`);
+  for (const row of rows) {
+    const measured = `${asNumber(row.speedup)} [${asNumber(row.low)}, ${asNumber(row.high)}]`;
+    addRow("speeds", [row.name, measured, row.predicted === null ? "–" : asNumber(row.predicted), row.tokens, share(row.rate), share(row.least)]);
   }
-  const marks = Object.entries(ceilings).map(([x, text]) => ({ x: Number(x), text }));
-  drawChart("survival", { curves: rows, ceilings: marks, eps: epsMark() });
 }
 
-function drawDial() {
-  const rows = PAGE.pairs[state.target].dial;
-  const [dial, measure] = [byId("dial-choice").value, byId("measure-choice").value];
-  drawChart("dial", { dial: rows.filter((row) => row.dial === dial && row.measure === measure) });
-}
+// ---- what depends on what
 
-function drawProfile() {
-  const rows = PAGE.pairs[state.target].profile;
-  const [rule, by] = [byId("profile-rule").value, byId("profile-by").value];
-  drawChart("profile", { profile: rows.filter((row) => row.rule === rule && row.by === by) });
-}
-
-function drawPublished() {
-  const [paper, statistic] = [byId("paper-choice").value, byId("statistic-choice").value];
-  const rows = PAGE.published[state.target];
-  drawChart("published", { published: rows.filter((row) => row.paper === paper && row.statistic === statistic) });
-}
-
-/** Everything that depends on the target. */
 function showTarget() {
-  for (const part of document.querySelectorAll("[data-target]")) {
-    part.hidden = Number(part.dataset.target) !== state.target;
-  }
-  const pair = PAGE.pairs[state.target];
-  if (pair) {
-    drawChart("plane", { rules: pair.rules });
-    drawDial();
-    drawProfile();
-    drawChart("distance", { distance: pair.distance, eps: epsMark() });
-  }
-  drawChart("top", { top: PAGE.top[state.target] });
-  if (TIMINGS.speed[state.target]) drawChart("speed", { speed: TIMINGS.speed[state.target], alone: [{ x: 1 }] });
-  if (PAGE.published[state.target]) drawPublished();
+  for (const part of all("[data-target]")) part.hidden = Number(part.dataset.target) !== state.target;
+  if (byId("target")) byId("target").value = state.target;
   listAnswers();
-  drawCurves();
-  showRule();
+  showSpeed();
+  showChosen();
 }
 
-/** Everything that depends on rule, eps and draft length. */
-function showRule() {
-  byId("eps-shown").textContent = `${PAGE.levels[state.level]} nats`;
-  byId("gamma-shown").textContent = state.gamma ? `${state.gamma} tokens` : "any length";
-  byId("setting-shown").textContent = PAGE.rules[state.rule].title;
-  for (const twin of document.querySelectorAll("[data-eps]")) twin.value = state.level;
-  for (const twin of document.querySelectorAll("[data-rule]")) twin.value = state.rule;
-  for (const twin of document.querySelectorAll("[data-eps-shown]")) twin.textContent = byId("eps-shown").textContent;
-  if (PAGE.steps.length) {
-    showCalculator();
-    showExplorer();
+/** Everything that depends on rules, eps, draft length and answer. */
+function showChosen() {
+  const { family, title } = PAGE.rules[state.rule];
+  const rules = families()[family];
+  for (const one of all("[data-family]")) one.value = family;
+  for (const one of all("[data-setting]")) {
+    Object.assign(one, { max: rules.length - 1, disabled: rules.length < 2 });
+    one.value = rules.indexOf(state.rule);
   }
+  for (const one of all("[data-setting-shown]")) one.textContent = title;
+  for (const one of all("[data-eps]")) one.value = state.level;
+  for (const one of all("[data-eps-shown]")) one.textContent = epsText();
+  for (const one of all("[data-rule]")) one.value = state[one.dataset.rule];
+  byId("gamma").value = state.gamma;
+  byId("gamma-shown").textContent = `${state.gamma} tokens`;
+  showFirst();
+  showCalculator();
+  showSettings();
+  showRules();
+  showCurves();
+  showAnswer();
+  writeAddress();
 }
 
-function moveEps() {
-  showRule();
-  drawCurves();
-  if (PAGE.pairs[state.target]) drawChart("distance", { distance: PAGE.pairs[state.target].distance, eps: epsMark() });
-}
-
-function chooseRule(at) {
-  state.rule = at;
-  const rules = families()[PAGE.rules[at].family];
-  byId("family").value = PAGE.rules[at].family;
-  byId("setting").max = rules.length - 1;
-  byId("setting").value = rules.indexOf(at);
-  byId("setting").disabled = rules.length < 2;
-  showRule();
-}
+const choose = (changed) => {
+  Object.assign(state, changed);
+  showChosen();
+};
 
 function fillChoices() {
-  for (const family of Object.keys(families())) byId("family").append(new Option(family, family));
-  for (const choice of document.querySelectorAll("select[data-rule]")) {
-    PAGE.rules.forEach((rule, at) => choice.append(new Option(rule.title, at)));
-    choice.addEventListener("change", () => chooseRule(Number(choice.value)));
+  const listed = Object.keys(families());
+  for (const one of all("[data-family]")) {
+    one.append(...listed.map((family) => new Option(family, family)));
+    one.addEventListener("change", () => choose({ rule: families()[one.value][0] }));
   }
-  const boxes = byId("curve-choices");
-  PAGE.rules.forEach((rule, at) => {
-    const box = Object.assign(document.createElement("input"), { type: "checkbox", value: at });
-    box.checked = PAGE.shown_curves.includes(rule.label);
-    if (box.checked) state.curves.add(at);
-    box.addEventListener("change", () => {
-      if (box.checked) state.curves.add(at);
-      else state.curves.delete(at);
-      drawCurves();
-    });
-    const label = document.createElement("label");
-    label.append(box, ` ${rule.title}`);
-    boxes.append(label);
+  for (const one of all("[data-setting]")) {
+    one.addEventListener("input", () => choose({ rule: families()[PAGE.rules[state.rule].family][Number(one.value)] }));
+  }
+  for (const one of all("[data-eps]")) {
+    one.max = PAGE.levels.length - 1;
+    one.addEventListener("input", () => choose({ level: Number(one.value) }));
+  }
+  for (const one of all("[data-rule]")) {
+    one.append(...PAGE.rules.map((rule, at) => new Option(rule.title, at)));
+    one.addEventListener("change", () => choose({ [one.dataset.rule]: Number(one.value) }));
+  }
+  byId("curve-add").append(new Option("…", ""), ...PAGE.rules.map((rule, at) => new Option(rule.title, at)));
+}
+
+async function copy(kind) {
+  const text = kind === "flags" ? byId("flags").textContent : document.querySelector("article:not([hidden]) [data-sentence]").textContent;
+  await navigator.clipboard.writeText(text).catch(() => {
+    const area = document.body.appendChild(Object.assign(document.createElement("textarea"), { value: text }));
+    area.select();
+    document.execCommand("copy"); // without the permission, in a page that is a file
+    area.remove();
   });
-  for (const range of document.querySelectorAll("[data-eps]")) {
-    range.max = PAGE.levels.length - 1;
-    range.addEventListener("input", () => {
-      state.level = Number(range.value);
-      moveEps();
-    });
-  }
+  byId("flags-said").textContent = kind === "flags" ? "copied" : "";
 }
 
 function listen() {
   const on = (id, kind, act) => byId(id)?.addEventListener(kind, act);
   on("target", "change", () => {
-    state.target = Number(byId("target").value);
-    state.token = 0;
+    Object.assign(state, { target: Number(byId("target").value), token: 0 });
     showTarget();
   });
-  on("family", "change", () => chooseRule(families()[byId("family").value][0]));
-  on("setting", "input", () => chooseRule(families()[byId("family").value][Number(byId("setting").value)]));
-  on("gamma", "input", () => {
-    state.gamma = Number(byId("gamma").value) % 13; // the right end: drafts of any length
-    showRule();
+  on("gamma", "input", () => choose({ gamma: Number(byId("gamma").value) }));
+  on("answer-choice", "change", () => choose({ answer: Number(byId("answer-choice").value), token: 0 }));
+  on("wanted", "input", showSettings);
+  on("curve-add", "change", () => {
+    const at = byId("curve-add").value;
+    if (at !== "" && !state.curves.includes(Number(at))) state.curves.push(Number(at));
+    byId("curve-add").value = "";
+    showCurves();
   });
-  on("wanted", "input", showRule);
-  for (const id of ["dial-choice", "measure-choice"]) on(id, "change", drawDial);
-  for (const id of ["profile-rule", "profile-by"]) on(id, "change", drawProfile);
-  for (const id of ["paper-choice", "statistic-choice"]) on(id, "change", drawPublished);
   on("theme", "click", () => {
-    const root = document.documentElement;
-    const dark = root.dataset.theme
-      ? root.dataset.theme === "dark"
-      : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     restyleCharts();
   });
+  for (const one of all("[data-copy]")) one.addEventListener("click", () => copy(one.dataset.copy));
+  for (const link of all("nav a")) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault(); // the address holds the state
+      byId(link.hash.slice(1)).scrollIntoView();
+    });
+  }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyleCharts);
+  addEventListener("hashchange", () => {
+    readAddress();
+    showTarget();
+  });
 }
 
-fillChoices();
-listen();
-startExplorer();
-chooseRule(Math.max(0, PAGE.rules.findIndex((rule) => rule.label === PAGE.first_rule)));
-showTarget();
+async function start() {
+  let bundle;
+  [PAGE, TIMINGS, bundle] = await Promise.all(["page-data", "page-timings", "page-bundle"].map(unpack));
+  document.head.append(Object.assign(document.createElement("script"), { textContent: bundle }));
+  const relaxed = PAGE.rules.findIndex((rule) => rule.label === PAGE.shown_curves[1]);
+  state.level = PAGE.levels.indexOf(0.1);
+  state.beside = Math.max(0, relaxed);
+  state.curves = PAGE.shown_curves.map((label) => PAGE.rules.findIndex((rule) => rule.label === label));
+  state.answer = middle();
+  readAddress();
+  fillChoices();
+  listen();
+  startExplorer();
+  showTarget();
+}
+
+const started = start();

@@ -1,0 +1,65 @@
+"""What the verdict reads of answers to tasks, and what `pipeline.solve` prints below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.decoding.answers import Answered, accuracy
+from analysis.rules import Additive, StrictGreedy
+from pipeline import solve
+from pipeline.paths import ROOT
+from pipeline.store.decoded import losses_on_answers
+from tests.conftest import SmallStudy
+
+
+def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
+    """Of 60 items the rule loses 30 and wins none: accuracy falls."""
+    runs = pd.DataFrame(
+        {
+            "method": ["Autoregressive", "Strict greedy", "Additive (t = 0.1)"],
+            "drafter": ["none", "model", "model"],
+            "draft_length": [0, 4, 4],
+            "temperature": 0.0,
+            "baseline": 0,
+            "rule": [None, StrictGreedy(), Additive(0.1)],
+            "exact": [True, True, False],
+        }
+    )
+    data = pd.DataFrame(
+        [
+            {"task": "t", "item_id": item, "run": at, "correct": at < 2 or item >= 30}
+            | {"n_tokens": 4, "log_likelihood": -1.0, "departures": 0, "certified": 0}
+            | {"common_prefix": 4, "gap": 1.0, "calls": 2, "emitted": 3, "ended": True}
+            for item in range(60)
+            for at in range(3)
+        ]
+    )
+    seconds = data[["task", "item_id", "run"]].assign(seconds=1.0)
+    answered = Answered("T", ["t"], runs, data, seconds)
+    found = losses_on_answers(answered, accuracy(answered, 20, 0.95, 0, 0.05), 0.05, 0.95)
+    (row,) = found.to_dict("records")
+    assert (row["rule"], row["alone"], row["right"], row["items"]) == ("additive t=0.1", 60, 30, 60)
+    assert (row["down_to"], row["up_to"], row["margin"]) == (True, False, 0.05)
+
+
+def test_solve_prints_the_verdict_and_at_most_40_lines(
+    small_study: SmallStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solve.main([*small_study.overrides, "solve.draft_lengths=[3,7]"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= solve.LINES
+    said = (small_study.outputs / "report/mini/timings/verdict.md").read_text()
+    assert lines[:2] == [block.splitlines()[0] for block in said.split("\n\n")]
+    for heading in ("Strictest setting that", "Tokens a call, by", "A drafter is certified on"):
+        assert any(line.startswith(heading) for line in lines)
+    assert any("any drafter within 0.05" in line for line in lines)
+    file = Path(lines[-1].removeprefix("all rows: "))
+    rows = pd.read_csv(file if file.is_absolute() else ROOT / file)
+    assert set(rows["table"]) == {"solved", "promised", "needed"}
+    shown = [line for line in lines if " additive " in line and "this drafter" in line]
+    assert len(shown) == 2  # a row a target; the file has one for each that is wanted
+    mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "realised")]
+    assert len(mine) == 2 * mine["wanted"].nunique()
