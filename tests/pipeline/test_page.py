@@ -277,7 +277,7 @@ def test_text_of_prompts_and_labels_is_never_markup(browser: Any, tmp_path: Path
     assert opened.said == []
     prompts = opened.page.locator("#answer-choice option").all_inner_texts()
     assert any("</script>" in prompt for prompt in prompts)
-    assert f"Not measured for {BROKEN}" in opened.page.inner_text("#verdict")
+    assert f"Not measured for {BROKEN}" in opened.page.inner_text("#verdict").replace("\u00a0", " ")
     assert opened.page.locator("#rules").count() == 0  # a study without a drafter
     assert re.match(r"\d+\.\d", opened.page.inner_text("#found-share"))
     assert not set("<>&") & set(packed(BROKEN))
