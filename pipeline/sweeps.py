@@ -218,7 +218,7 @@ def collect(directory: Path) -> int:
     rows: list[dict[str, Any]] = []
     for at, point in enumerate(read):
         place = {key: values[at] for key, values in parsed.items()}
-        rows += [{**place, **row} for row in point.get("rows", [])]
+        rows += [{**place, **row, **place} for row in point.get("rows", [])]
         if "failed" in point:
             where = ", ".join(f"{key}={jobs[at].get(key, '')}" for key in swept)
             print(f"failed: {where}: {point['failed']}")

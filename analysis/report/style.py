@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -39,7 +40,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "pdf.fonttype": 42,
-    "savefig.dpi": 150,  # of pictures on screens; papers take the PDF
+    "savefig.dpi": 200,  # of pictures on screens; papers take the PDF
     "axes.unicode_minus": False,
 }
 ANONYMOUS: dict[str, dict[str, Any]] = {
@@ -69,6 +70,25 @@ LINES = (
     (SKY, (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))),
     (BLACK, (0, (8, 2))),
 )
+# the hue of a family of rules, in every figure; its settings are shades, from light to dark
+FAMILY_COLOURS = {
+    "greedy": "#8C8C8C",
+    "additive": BLUE,
+    "multiplicative": VERMILION,
+    "tree": GREEN,
+    "typical": PURPLE,
+    "mars": PINK,
+    "topm_additive": SKY,
+    "topm_multiplicative": ORANGE,
+    "absolute": BLACK,
+}
+OTHER_RULES = "#8C5A2B"
+SCALES = {  # settings of a dial from strict to relaxed, at equal distances of shade
+    "t": (0.01, 0.05, 0.1, 0.2, 0.3, 0.5),
+    "alpha": (0.9, 0.7, 0.5, 0.3, 0.2, 0.1),
+    "theta": (0.95, 0.9, 0.8, 0.7, 0.5, 0.3),
+    "m": (2, 3, 4, 6, 8, 16),
+}
 POINTS: dict[str, Any] = {"marker": "o", "markersize": 2.5}
 RULED: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
 LEVEL: dict[str, Any] = {  # a ceiling or another value to compare with
@@ -139,12 +159,31 @@ def letter(figure: Figure) -> None:
             axis.set_title(f"({chr(ord('a') + at)}) {axis.get_title(loc=place)}".strip(), loc=place)
 
 
+def rule_colour(label: str) -> str:
+    """Return the colour of a rule, by its label: the hue of its family, the shade of its setting.
+
+    >>> rule_colour("greedy"), rule_colour("additive t=0.1") == rule_colour("additive t=0.2")
+    ('#8c8c8c', False)
+    """
+    name, *settings = label.split()
+    colour = np.array(to_rgb(FAMILY_COLOURS.get(name, OTHER_RULES)))
+    for parameter, value in (setting.partition("=")[::2] for setting in reversed(settings)):
+        if parameter in SCALES:
+            scale = np.array(SCALES[parameter])
+            sign = 1 if scale[0] < scale[-1] else -1
+            shades = np.linspace(-0.55, 0.45, len(scale))  # lighter, then darker than the hue
+            shade = float(np.interp(sign * float(value), sign * scale, shades))
+            colour = colour * (1 - abs(shade)) + float(shade < 0) * abs(shade)
+            break
+    return str(to_hex(tuple(colour.tolist())))
+
+
 def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
-    """Put one legend of all labels of the axes below the panels."""
+    """Put one legend of all labels of the axes below the panels; none where there is only one."""
     found = {
         name: handle
         for axis in axes
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
-    if found:
+    if len(found) > 1:
         figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)

@@ -87,7 +87,7 @@ def test_widths_are_those_of_a_papers_columns(targets: int, width: float, panels
     assert figure.drawing.get_figwidth() == width
     assert len(figure.drawing.axes) == panels
     image = Image.open(io.BytesIO(render(figure.drawing, "png")))
-    assert image.width == int(150 * width)  # dots per inch
+    assert image.width == int(200 * width)  # dots per inch
 
 
 def test_curves_are_shares_strictly_above() -> None:
@@ -100,11 +100,13 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
-def test_figures_2_to_5_share_their_axis_and_every_figure_letters_its_panels() -> None:
+def test_axes_end_just_past_the_largest_ceiling_and_every_figure_letters_its_panels() -> None:
     figures = study()
-    limits = {figures[f"figure{n}"].drawing.axes[0].get_xlim() for n in range(2, 6)}
-    ((low, high),) = limits
-    assert (low, high) == (0, pytest.approx(1.06 * math.log(9)))
+    for name, ceiling in {"figure2": 2, "figure3": 2, "figure4": 2, "figure5": 9}.items():
+        limits = figures[name].drawing.axes[0].get_xlim()
+        assert limits == (0, pytest.approx(1.06 * math.log(ceiling)))
+    legends = [bool(figures[f"figure{n}"].drawing.legends) for n in (2, 3, 4, 5)]
+    assert legends == [False, True, True, True]
     for figure in figures.values():
         titles = [axis.get_title() for axis in figure.drawing.axes]
         assert titles == ["(a) target 0", "(b) target 1"]

@@ -127,7 +127,7 @@ def test_a_plot_of_many_rules_says_how_many_are_drawn_and_none_looks_like_anothe
     assert figure is not None
     assert figure.get_suptitle() == "10 of 40 rules drawn"
     for axis in figure.axes:
-        assert [line.get_label() for line in axis.lines] == [f"rule={rule}" for rule in rules[:10]]
+        assert [line.get_label() for line in axis.lines] == rules[:10]
         looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axis.lines}
         assert len(looks) == 10
     assert "of accepted steps" in figure.axes[0].get_ylabel()

@@ -22,7 +22,21 @@ from ...trees.several import DRAFTS
 from ..notes import AT_LEAST, few_notes
 from ..published import TABLE2
 from ..records import Column, Figure, Results, Row, Table, across, select
-from ..style import BLACK, GREY, LINES, RULED, TEXT, grid, legend, logarithmic, percent, styled
+from ..style import (
+    BLACK,
+    FAMILY_COLOURS,
+    GREY,
+    LINES,
+    OTHER_RULES,
+    RULED,
+    TEXT,
+    grid,
+    legend,
+    logarithmic,
+    percent,
+    rule_colour,
+    styled,
+)
 from ..text import number_text, share_text
 
 GREEDY = StrictGreedy().label
@@ -277,7 +291,13 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
     listing = results["listing"]
     presets = listing[listing["group"] == "preset"]
     others = rules.drop(index=presets["rule"], errors="ignore")
-    axis.plot(others["value"], others["tokens"], ".", color=BLACK, markersize=3, zorder=1)
+    families = others.index.str.partition(" ").get_level_values(0)
+    for name, mine in others.groupby(families, sort=False):
+        colours = list(map(rule_colour, mine.index))
+        axis.scatter(mine["value"], mine["tokens"], s=7, c=colours, zorder=1)
+        label = str(name).replace("topm_", "Top-m + ").replace("greedy", "strict greedy")
+        hue = FAMILY_COLOURS.get(str(name), OTHER_RULES)
+        axis.plot([], [], ".", color=hue, label=label)
     for marker, name, rule in zip(cycle(MARKERS), presets["name"], presets["rule"], strict=False):
         if rule in rules.index:
             one = rules.loc[rule]

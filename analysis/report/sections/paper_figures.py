@@ -20,11 +20,11 @@ from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
 from ..measured import Certified, Panels, survival_band
 from ..records import Figure
-from ..style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, styled
+from ..style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, rule_colour, styled
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy, wherever it is the reference: wide and below, as other curves run along it
-REFERENCE: dict[str, Any] = {"color": "#A8A8A8", "linewidth": 3.2, "zorder": 1.5}
+REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
 GRID_POINTS = 600
 QUESTION = "How many steps tolerate how much drafter error?"
 BAND = (
@@ -141,10 +141,10 @@ def _survival_figure(
     rules = [item.rule for items in chosen.values() for item in items]
     if not any(map(of_family, rules)):
         return None
-    limit = shared_limit(panels)
+    limit = 1.06 * max(rule.ceiling for rule in rules)
     columns = 4 if len(panels) > 1 else 2  # of the legend
     most = max(map(len, chosen.values()))
-    drawing, axes = _panels(list(panels), legend_rows=-(-most // columns))
+    drawing, axes = _panels(list(panels), legend_rows=-(-most // columns) if most > 1 else 0)
     frames = []
     for axis, (target, items) in zip(axes, chosen.items(), strict=True):
         found = _curves(axis, items, bootstraps[target], limit)
@@ -183,14 +183,12 @@ def _curves(
 ) -> list[pd.DataFrame]:
     """Draw the survival curve of each rule and its interval over prompts."""
     grid = np.linspace(0, limit, GRID_POINTS)
-    lines = itertools.cycle(LINES)
+    dashes = itertools.cycle(dash for _, dash in LINES)
     frames = []
     for item in items:
-        style = (
-            REFERENCE
-            if item.rule == StrictGreedy() and len(items) > 1
-            else dict(zip(("color", "linestyle"), next(lines), strict=True))
-        )
+        reference = item.rule == StrictGreedy() and len(items) > 1
+        style = REFERENCE if reference else {"linestyle": next(dashes)}
+        style = {"color": rule_colour(item.rule.label), **style}
         share, possible = share_above(item.lower, grid), share_above(item.upper, grid)
         axis.plot(grid, share, label=item.rule.title, **style)
         low = survival_band(item.lower, grid, bootstrap)[0]
@@ -199,15 +197,6 @@ def _curves(
         curve = {"rule": item.rule.label, "eps": grid, "share": share, "optimistic": possible}
         frames.append(pd.DataFrame(curve | {"ci_low": low, "ci_high": high}))
     return frames
-
-
-def shared_limit(panels: Panels) -> float:
-    """Return the nats up to which Figures 2 to 5 are drawn: just past the largest ceiling."""
-    shown = (StrictGreedy, Additive, Multiplicative, Tree)
-    ceilings = [
-        item.rule.ceiling for items in panels.values() for item in items if type(item.rule) in shown
-    ]
-    return 1.06 * max(ceilings, default=math.log(2))
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:

@@ -6,7 +6,8 @@ Run it with ``python -m pipeline stage=report``.
 from __future__ import annotations
 
 from pipeline.plan.slices import check_names, statistics_slice
-from pipeline.plan.stage import Request, Stage
+from pipeline.plan.stage import Request, Stage, SummaryRow
+from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
 UPSTREAM = (
@@ -59,6 +60,13 @@ def nodes(request: Request) -> list[Node]:
     ]
 
 
+def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+    """One row a target, of its drafter; a sweep over drafters compares them."""
+    from pipeline.stages.report.comparison import rows_of_targets
+
+    return rows_of_targets(artifact, node.config["targets"], node.config["drafter"])
+
+
 STAGE = Stage(
     name="report",
     version=16,
@@ -67,4 +75,5 @@ STAGE = Stage(
     nodes=nodes,
     module=f"{__name__}.compute",
     check=check,
+    summary=summary,
 )
