@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from analysis.report.sweep_figure import sweep_figure
 from analysis.statistics.bootstrap import PromptBootstrap, summarise
 from pipeline import cli, sweeps
 from pipeline.execution.runner import ensure
+from pipeline.stages.report.comparison import rows_of_targets
 from pipeline.store.artifacts import Store
 from tests.pipeline.studies import STATISTICS, MadeUp
 
@@ -207,6 +209,78 @@ def test_a_sweep_is_named_after_what_is_swept(
         assert (tmp_path / f"{name}.{kind}").is_file()
     table = pd.read_parquet(tmp_path / f"{name}.parquet")
     assert table["decoding.draft_length"].tolist() == read
+
+
+def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> None:
+    """Of strict greedy: what is accepted, what any divergence certifies, the fastest length."""
+    ends = {"ci_low": 0.1, "ci_high": 0.9, "prompts": 40}
+    of_rule = [
+        {"target": "T", "rule": rule, "statistic": name, "value": value, **ends}
+        for rule, value in (("greedy", 0.5), ("additive t=0.1", 0.7))
+        for name in ("acceptance", "certified")
+    ]
+    union = [row | {"divergence": kind, "value": 0.25 if kind == "kl" else 0.375}
+             for row in of_rule for kind in ("kl", "union")]  # fmt: skip
+    run = {"target": "T", "rule": "greedy", "drafter": "model", "temperature": 0.0, **ends}
+    runs = [
+        run | {"draft_length": n, "tokens_per_call": 1 + n / 2, "speedup": speedup, "rho": n / 100}
+        for n, speedup in ((1, 1.2), (2, 1.4), (3, 1.3))
+    ]
+    runs.append(runs[0] | {"drafter": "prompt_lookup", "speedup": 2.0})
+    runs.append(runs[0] | {"temperature": 0.5, "speedup": 2.0})
+    runs.append(runs[0] | {"rule": "additive t=0.1", "speedup": 2.0})
+    tables = {"acceptance": of_rule, "divergences": union}
+    (tmp_path / "timings/tables").mkdir(parents=True)
+    (tmp_path / "tables").mkdir()
+    for name, rows in tables.items():
+        pd.DataFrame(rows).to_csv(tmp_path / f"tables/{name}.csv")
+    artifact: Any = SimpleNamespace(directory=tmp_path)
+    [row] = rows_of_targets(artifact, ["T"], "D")
+    assert {
+        "target": "T",
+        "drafter": "D",
+        "accepted": 0.5,
+        "certified": 0.375,
+    }.items() <= row.items()
+    assert "speedup" not in row  # nothing was decoded
+    pd.DataFrame(runs).to_csv(tmp_path / "timings/tables/decoding_speed.csv")
+    [row] = rows_of_targets(artifact, ["T"], "D")
+    assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
+    table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
+    figure = sweep_figure(table, ["drafter"])
+    assert figure is not None
+    assert [axis.get_ylabel().split(",")[0] for axis in figure.axes] == [
+        "share", "tokens a target call", "speedup over the target alone", "cost of a drafted token"
+    ]  # fmt: skip
+
+
+def test_two_swept_keys_are_a_map_and_keys_are_words() -> None:
+    table = pd.DataFrame(
+        [
+            {
+                "target": target,
+                "criteria.m": m,
+                "criteria.t": t,
+                "rule": f"m={m} t={t}",
+                "p5": m * t,
+            }
+            for target in ("large", "small")
+            for m in (2, 4)
+            for t in (0.1, 0.2, 0.3)
+        ]
+    )
+    figure = sweep_figure(table, ["criteria.m", "criteria.t"])
+    assert figure is not None
+    large, small, _ = figure.axes
+    for axis in (large, small):
+        assert (axis.get_xlabel(), axis.get_ylabel()) == ("m", "t")
+        [image] = axis.images
+        expected = np.outer([0.1, 0.2, 0.3], [2, 4])
+        np.testing.assert_allclose(np.asarray(image.get_array()), expected)
+    missing = sweep_figure(table.iloc[1:], ["criteria.m", "criteria.t"])  # then lines
+    assert missing is not None
+    assert not missing.axes[0].images
+    assert {line.get_label() for line in missing.axes[1].lines} == {"t = 0.1", "t = 0.2", "t = 0.3"}
 
 
 def test_a_failed_point_is_named_as_it_was_given(

@@ -45,9 +45,8 @@ def rows_of_targets(artifact: Artifact, targets: list[str], drafter: str | None)
                 row |= {"prompts": int(found["prompts"]), shown: found["value"]}
                 row |= dict(zip(limits(shown), ends, strict=True))
         if not decoded.empty:
-            chains = decoded.query("target == @target and drafter == 'model' and temperature == 0")
-            chains = chains[chains["tree"].isna()] if "tree" in chains else chains
-            for best in chains.sort_values("speedup").tail(1).to_dict("records"):
+            runs = decoded.query("target == @target and drafter == 'model' and temperature == 0")
+            for best in runs.sort_values("speedup").tail(1).to_dict("records"):
                 row |= {"γ": int(best["draft_length"]), "tokens_per_call": best["tokens_per_call"]}
                 ends = (best["ci_low"], best["ci_high"])
                 row |= {"speedup": best["speedup"]} | dict(
