@@ -15,7 +15,6 @@ from matplotlib.ticker import LogLocator
 
 from ...acceptance.best_laws import LAW
 from ...acceptance.frontier import COSTS
-from ...acceptance.summary import UNION
 from ...rules import Mars, StrictGreedy
 from ...statistics.trajectories import CENSORED
 from ...trees.several import DRAFTS
@@ -66,13 +65,6 @@ def own_rules(results: Results) -> list[str]:
 def row_of(results: Results, target: str, rule: str, statistic: str) -> Row:
     """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
     return results.row(target, rule, statistic, "acceptance")
-
-
-def certified_by_any(results: Results, target: str) -> dict[str, Row]:
-    """Return the rows of the share that some divergence certifies, by rule; may be empty."""
-    found = results.rows("breakdown", "target", "depth", "divergence", "statistic", "rule")
-    wanted = (target, 0, UNION, "certified")
-    return {str(key[4]): row for key, row in found.items() if key[:4] == wanted}
 
 
 @styled
