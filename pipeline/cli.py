@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -122,7 +122,7 @@ def _single(config: DictConfig) -> None:
     from pipeline.plan.stage import stage_of
 
     with _told():
-        artifacts, nodes = run(config, note=True)
+        artifacts, nodes = run(config)
         if stage_of(nodes[0]).printed:
             name = slug(f"{nodes[0].stage}-{report_name(config)}")
             sweeps.print_single(nodes, artifacts, Path(config.outputs) / "tables" / name)
@@ -142,26 +142,25 @@ def _swept(config: DictConfig) -> None:
         except BrokenPipeError:
             raise
         except Exception as error:  # listed at the end, and the exit status of the sweep
-            sweeps.write_failure(directory, overrides, explain(error) or type(error).__name__)
+            sweeps.write_point(directory, overrides, failed=explain(error) or type(error).__name__)
             if not isinstance(error, EXPECTED_ERRORS):
                 raise
         else:
-            sweeps.write_point(directory, overrides, nodes, artifacts)
+            rows = sweeps.rows_of(nodes, artifacts)
+            sweeps.write_point(directory, overrides, stage=nodes[0].stage, rows=rows)
 
 
-def run(config: DictConfig, *, note: bool = False) -> tuple[list[Artifact], list]:
+def run(config: DictConfig) -> tuple[list[Artifact], list]:
     """Bring the asked stage up to date and return its artifacts and nodes.
-
-    `note` keeps the composed configuration in runs/, where nothing else does.
 
     Raises:
         PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
     with errors_of_rules():
-        return _run(config, note)
+        return _run(config)
 
 
-def _run(config: DictConfig, note: bool) -> tuple[list[Artifact], list]:
+def _run(config: DictConfig) -> tuple[list[Artifact], list]:
     from pipeline.execution import runner
     from pipeline.plan.stage import models_of
 
@@ -176,8 +175,6 @@ def _run(config: DictConfig, note: bool) -> tuple[list[Artifact], list]:
     missing = runner.missing(wanted, store)
     if any(map(models_of, missing)):
         runner.check_models(missing)  # an error now rather than after the prompts
-    if note:
-        _note(config, Path(settings.outputs) / "runs")
     artifacts = runner.ensure(wanted, store)
     if name:
         _show_report(artifacts[0], Path(settings.outputs) / "report" / name, store)
@@ -213,14 +210,6 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
         f"PDF): {shown(shown_at / 'index.md')}",
         flush=True,
     )
-
-
-def _note(config: DictConfig, runs: Path) -> None:
-    """Keep the composed configuration of a run, where that can be written."""
-    directory = runs / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-    with suppress(OSError):
-        directory.mkdir(parents=True)
-        (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
 
 
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:

@@ -39,12 +39,12 @@ def announce(number: int, overrides: Sequence[str], arguments: Sequence[str]) ->
     print(f"point {number + 1}: {', '.join(own or overrides)}", flush=True)
 
 
-def write_point(
-    directory: Path, overrides: list[str], nodes: list[Node], artifacts: list[Artifact]
-) -> None:
-    """Write the rows of a finished job."""
-    stage, rows = nodes[0].stage, rows_of(nodes, artifacts)
-    _write(directory, {"overrides": overrides, "stage": stage, "rows": rows})
+def write_point(directory: Path, overrides: list[str], **found: Any) -> None:
+    """Write what a job found: its stage and rows, or why it failed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    beside = directory / f"{POINT}.tmp"
+    beside.write_text(json.dumps({"overrides": overrides, **found}, indent=1) + "\n")
+    beside.replace(directory / POINT)
 
 
 def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
@@ -192,18 +192,6 @@ def _short(value: float) -> str:
 
 def _number(value: float) -> str:
     return UNDEFINED if math.isnan(value) else f"{value:.4g}"
-
-
-def write_failure(directory: Path, overrides: list[str], reason: str) -> None:
-    """Write why a job failed."""
-    _write(directory, {"overrides": overrides, "failed": reason})
-
-
-def _write(directory: Path, point: dict[str, Any]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    beside = directory / f"{POINT}.tmp"
-    beside.write_text(json.dumps(point, indent=1) + "\n")
-    beside.replace(directory / POINT)
 
 
 def collect(directory: Path) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pipeline.errors import PipelineError
 from pipeline.formats.prompt_lengths import check_prompts
+from pipeline.gguf_models.source import source
 from pipeline.plan.slices import log_slice
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.identity import local_path
@@ -66,10 +67,12 @@ def nodes(request: Request) -> list[Node]:
         for key, target in request.config.targets.items()
     ]
     for node, (key, target) in zip(found, request.config.targets.items(), strict=True):
-        if not request.made(node) and local_path(prompts.source) is not None:
-            model = local_path(target.path)
-            if model is not None:
-                check_prompts(prompts, model, f"targets.{key}")
+        # a GGUF file is not converted to be looked at
+        if request.made(node) or source(target.path, key) or local_path(prompts.source) is None:
+            continue
+        model = local_path(target.path)
+        if model is not None:
+            check_prompts(prompts, model, f"targets.{key}")
     return found
 
 
