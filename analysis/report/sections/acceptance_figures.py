@@ -263,7 +263,7 @@ def frontier_figure(results: Results) -> Figure:
             _plane(axis, part, results, BEST[cost])
             axis.set_xlabel(COSTS_SHOWN[cost][1])
         row[0].set_ylabel("tokens a call (log scale)")
-    legend(drawing, axes[0, :1], 3)
+    legend(drawing, axes[:, 0], 3)
     return Figure(
         "frontier",
         "Gain and cost, drawn",
@@ -304,6 +304,12 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
                 elinewidth=0.6,
                 label=f"{name}: {results.names[rule]}",
             )
+    shown = rules[["value", "ci_high"]].max(axis=None)
+    if shown > 0:  # the curve goes on where no rule is
+        drawn = curve.loc[curve["value"] <= 1.1 * shown, "tokens"]
+        heights = np.append(drawn, rules["tokens_high"])
+        axis.set_xlim(right=1.1 * shown)
+        axis.set_ylim(top=1.1 * heights[np.isfinite(heights)].max(initial=1))
     logarithmic(axis, "y")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.grid(**RULED)
