@@ -201,7 +201,7 @@ def tree_beside_row(sequence: Text, ids: Tensor) -> tuple[float, float]:
     """Return the least seconds of a pass over NODES tokens: as a tree, and in a row."""
     tree = optimal([0.6, 0.15, 0.08, 0.04], NODES - 1).by_level()
     model = sequence.model
-    shape = verification_pass(tree, model.device, model.module.dtype)
+    shape = verification_pass(tree, model.device, model.dtype)
     best = [float("inf")] * 2
     for _ in range(REPETITIONS):
         for at, read in enumerate((shape, None)):
@@ -231,7 +231,7 @@ def passes(overrides: list[str]) -> None:
         for n in TOKENS:
             wanted = timed(sequences["transformers"], ids[:n])[1]
             for kind, sequence in sequences.items():
-                sequence.model.module.config._attn_implementation = KINDS[kind]
+                models[kind].module.config._attn_implementation = KINDS[kind]
                 taken, logits = timed(sequence, ids[:n])
                 best[kind, n] = min(best.get((kind, n), taken), taken)
                 off[kind] = max(off[kind], float((logits - wanted).abs().max()))

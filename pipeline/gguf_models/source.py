@@ -59,7 +59,7 @@ def source(path: str, key: str) -> GGUFSource | None:
     """
     if path.startswith(SCHEME):
         if match := WRITTEN.fullmatch(path):
-            return GGUFSource(*match.group("file", "sha256", "requirement", "model"))
+            return GGUFSource(match["file"], match["sha256"], match["requirement"], match["model"])
         raise PipelineError(f"{key}={path} can't be read: expected is {FORM}")
     if not path.endswith(".gguf"):
         return None
