@@ -63,9 +63,9 @@ def reconcile(run: Run, directory: Path) -> None:
     print(
         "a accepted, d drafted, e emitted tokens of C calls, D of them with a draft; gamma drafted"
     )
-    sweeps.print_table(tables["conventions"].drop(columns="source").to_dict("records"))
+    sweeps.print_table(_rows(tables["conventions"].drop(columns="source")))
     print("calls by accepted tokens: " + ", ".join(f"{n}: {times}" for n, times in counts.items()))
-    sweeps.print_table(tables["places"].to_dict("records"))
+    sweeps.print_table(_rows(tables["places"]))
     if "confidence" in calls:
         tables["reliability"], error = of.reliability(*tested_confidence(calls))
         print(f"expected calibration error of the drafter's confidence: {error:.4f}")
@@ -78,6 +78,11 @@ def reconcile(run: Run, directory: Path) -> None:
         path.write_text(json.dumps(content, indent=2) + "\n")
     for what, table in tables.items():
         without_formulas(table).to_csv(directory / f"{slug(name)}-{what}.csv", index=False)
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    names = [str(name) for name in table]
+    return [dict(zip(names, row, strict=True)) for row in table.itertuples(index=False)]
 
 
 def tested_confidence(calls: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -154,7 +159,7 @@ def _answers(path: Path) -> Iterator[Run]:
     Raises:
         PipelineError: an answer has no histogram, or contradicts itself.
     """
-    found: dict[object, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for line, value, _ in read_objects(path, {}):
         body = body_of(value)
         if isinstance(body, str):
@@ -171,16 +176,16 @@ def _answers(path: Path) -> Iterator[Run]:
                 "without which calls can't be told apart: ask vLLM for per-request metrics, or "
                 "SGLang for its meta_info"
             )
-        key = line if name is None else name
-        if key not in found or said["calls"] > found[key]["calls"]:  # counts of a stream grow
-            found[key] = said
+        answer = str(line if name is None else name)
+        if answer not in found or said["calls"] > found[answer]["calls"]:  # of a stream they grow
+            found[answer] = said
     tables: dict[str, list[pd.DataFrame]] = {}
-    for key, said in found.items():
+    for answer, said in found.items():
         times = -np.diff([said["calls"], *said["by_place"], 0])
         accepted = np.repeat(np.arange(len(times)), times)
         drafted = np.full(len(accepted), len(said["by_place"]))
         calls = pd.DataFrame({"accepted": accepted, "drafted": drafted, "emitted": accepted + 1})
-        tables.setdefault(said["engine"], []).append(calls.assign(answer=str(key)))
+        tables.setdefault(said["engine"], []).append(calls.assign(answer=answer))
     for engine, parts in tables.items():
         calls = pd.concat(parts, ignore_index=True)
         yield engine, calls, max(1, int(calls["drafted"].max())), []

@@ -238,8 +238,8 @@ def decide(
     counted = ["method", "draft_length", "temperature", "items", "lost", "won"]
     found = families(runs).join(totals[[*counted, "seconds_ratio_ci_high"]], on="run")
     ends = [
-        difference(*map(int, row), 2 * confidence - 1)
-        for row in found[["lost", "won", "items"]].to_numpy()
+        difference(int(lost), int(won), int(items), 2 * confidence - 1)
+        for lost, won, items in found[["lost", "won", "items"]].to_numpy()
     ]
     found["difference"] = (found["won"] - found["lost"]) / found["items"]
     found["worst"], found["best"] = np.reshape(ends, (-1, 2)).T

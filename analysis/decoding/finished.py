@@ -54,7 +54,7 @@ def finished(
         }
         if right:
             found["right_per_second"] = right[0] / s
-    rows = {}
+    rows: dict[str, float] = {}
     for name, draws in found.items():
         low, high = bootstrap.interval(draws[1:])
         rows |= {

@@ -190,10 +190,13 @@ def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int
     counted = decoded.calls.groupby(keys).size().rename("calls").reset_index()
     rows = decoded.data[[*keys, "n_tokens", "ended"]].merge(counted, on=keys, how="left")
     rows = rows.merge(decoded.answers[[*keys, "seconds"]], on=keys).fillna({"calls": 0})
-    by_run = {run: one.sort_values("prompt_id") for run, one in rows.groupby("run")}
+    by_run = [rows[rows["run"] == run].sort_values("prompt_id") for run in range(len(decoded.runs))]
     bootstrap = PromptBootstrap(np.arange(decoded.prompts), resamples, confidence, seed)
     return pd.DataFrame(
-        [finished(by_run[run], by_run[decoded.baseline(run)], bootstrap) for run in sorted(by_run)]
+        [
+            finished(mine, by_run[decoded.baseline(run)], bootstrap)
+            for run, mine in enumerate(by_run)
+        ]
     )
 
 

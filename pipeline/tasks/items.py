@@ -6,7 +6,7 @@ The files of the project are in assets/tasks; assets/tasks/README.md says what t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,10 @@ def check_item(row: Any) -> None:
         raise ValueError(f"expected={row['expected']} is not what kind {row['kind']} takes")
     if type(row["max_tokens"]) is not int or row["max_tokens"] < 3:
         raise ValueError(f"max_tokens={row['max_tokens']} is not an integer of at least 3")
-    parsers = {"constraints": constraints.parse, "python": parse_test, "number": float}
+    parsers: dict[str, Callable[[str], object]] = {
+        "constraints": constraints.parse,
+        "python": parse_test,
+        "number": float,
+    }
     for text in row["expected"]:
         parsers.get(row["kind"], str)(text)
