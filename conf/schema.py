@@ -135,10 +135,12 @@ class Distributions:
     """Where distributions come from, and how much of each is stored.
 
     `source` logs takes what an engine logged; steps, temperatures and all that chooses the emitted
-    token then mean nothing.
+    token then mean nothing. `source` answers scores the answers of the files `answers` with the
+    target; temperature, top_p and top_k then say how these were sampled.
     """
 
-    source: str = _one_of("model", "logs")
+    source: str = _one_of("model", "logs", "answers")
+    answers: list[str] = MISSING
     log: Log = MISSING
     steps: int = _at_least(1)
     k: int = _at_least(1)

@@ -43,7 +43,7 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
                 "messages (a list of role and content), or Spec-Bench's question_id and turns"
             )
         name, turns = row.get("prompt_id", row.get("id")), [row[key]]
-    if not turns or not all(_is_text(turn) for turn in turns):
+    if not turns or not all(is_text(turn) for turn in turns):
         raise ExcludedRowError("not a string")
     if not all(turn.strip() for turn in turns):
         raise ExcludedRowError("empty")
@@ -51,13 +51,13 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         name = hashlib.sha256(turns[0].encode()).hexdigest()[:16]
     if isinstance(name, int):
         name = str(name)
-    if not _is_text(name):
+    if not is_text(name):
         raise ExcludedRowError("not a string")
     found = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
-    return found | ({"source": category} if category and _is_text(category) else {})
+    return found | ({"source": category} if category and is_text(category) else {})
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     """Whether a value is a string that UTF-8 can hold: JSON can write half a character."""
     if not isinstance(value, str):
         return False

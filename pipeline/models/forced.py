@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+HELD = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits of one model at once: 128 and 512 MB in float32
 Found = dict[str, Tensor]  # what is known of rows, by column: fields (N, ...) or (B, n, ...)
 
 

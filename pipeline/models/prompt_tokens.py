@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
@@ -27,6 +27,18 @@ def encode(
     """
     if template == "none":
         return _plain(tokenizer, "\n\n".join(turns))
+    messages = [{"role": ROLES[at % 2], "content": turn} for at, turn in enumerate(turns)]
+    return encode_chat(tokenizer, messages, enable_thinking=enable_thinking)
+
+
+def encode_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, enable_thinking: bool
+) -> list[int]:
+    """Return the tokens of messages by the chat template, up to where the next answer begins.
+
+    Raises:
+        PipelineError: the tokenizer has no chat template, or it does not work.
+    """
     if tokenizer.chat_template is None:
         raise PipelineError(
             f"{tokenizer.name_or_path}: its tokenizer has no chat template. Give "
@@ -36,24 +48,20 @@ def encode(
     try:
         if not _listens(tokenizer, enable_thinking):
             raise ValueError("it gives the same text whatever the user says")
-        return _templated(tokenizer, turns, enable_thinking)
+        found: list[int] = tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            enable_thinking=enable_thinking,
+        )
+        return found
     except Exception as error:  # a template is a program: it can raise anything
         line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
         raise PipelineError(
             f"{tokenizer.name_or_path}: its chat template fails: {type(error).__name__}: "
             f"{first_line(error)}{line}. Correct its chat_template, or give prompts.template=none"
         ) from error
-
-
-def _templated(tokenizer: Any, turns: Sequence[str], enable_thinking: bool) -> list[int]:
-    found: list[int] = tokenizer.apply_chat_template(
-        [{"role": ROLES[at % 2], "content": turn} for at, turn in enumerate(turns)],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-        enable_thinking=enable_thinking,
-    )
-    return found
 
 
 def _listens(tokenizer: Any, enable_thinking: bool) -> bool:

@@ -130,13 +130,21 @@ def log_slice(key: str, path: str, config: Config, identities: Identities) -> di
     Raises:
         PipelineError: there is no such file.
     """
-    local = local_path(path, f"{key}.path")
-    if local is None or not local.is_file():
-        raise PipelineError(f"{key}.path={path}: the file of a log is expected")
     log = config.distributions.log
-    source = identities.source(path, None, f"{key}.path")
     part = log.draft_part if key == "drafter" else log.part
-    return {**source, "part": part, "error": log.error}
+    return {**file_slice(f"{key}.path", path, identities), "part": part, "error": log.error}
+
+
+def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:
+    """What of a file that an engine wrote determines what is read of it: its content.
+
+    Raises:
+        PipelineError: there is no such file.
+    """
+    local = local_path(path, key)
+    if local is None or not local.is_file():
+        raise PipelineError(f"{key}={path}: there is no such file")
+    return dict(identities.source(path, None, key))
 
 
 def run_settings(config: Config, model: Model) -> dict[str, Any]:

@@ -27,7 +27,13 @@ def check(request: Request) -> None:
     """
     config = request.config
     check_stored_tokens(request.rules, config.distributions.k)
-    if config.distributions.source == "model":
+    asked = config.distributions
+    if bool(asked.answers) != (asked.source == "answers"):
+        raise PipelineError(
+            f"distributions.answers={list(asked.answers)} and distributions.source={asked.source} "
+            "do not go together: give both, source=answers and its files, or neither"
+        )
+    if asked.source != "logs":
         return
     if config.distributions.log.vocab_size is None:
         raise PipelineError(
@@ -48,7 +54,7 @@ def check(request: Request) -> None:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The distributions of each target's trajectories."""
+    """The distributions of each target's trajectories, or along answers that an engine served."""
     config = request.config
     asked = config.distributions
     if asked.source == "logs":
@@ -81,7 +87,8 @@ def nodes(request: Request) -> list[Node]:
                 "top_k": asked.top_k,
                 "seed": asked.seed,
                 "temperatures": stored_temperatures(config),
-            },
+            }
+            | ({"served": True, "seed": None} if asked.source == "answers" else {}),
             {"prompts": prompts},
             settings=run_settings(config, target),
         )

@@ -1,7 +1,7 @@
-"""Decodes every prompt and keeps what is known of every step's distribution.
+"""Decodes every prompt, or reads what an engine answered, and keeps every step's distribution.
 
-Shards are fixed in plan.json first; a
-finished one is never computed again. At the end they are joined in the order of the prompts.
+Shards are fixed in plan.json first; a finished one is never computed again. At the end they are
+joined in the order of the prompts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pipeline.gguf_models.source import origin
 from pipeline.models.language_model import fixed_shapes
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
+from pipeline.stages.distributions.score import score_batch, served_answers, tell_drift
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_token_ids
@@ -44,12 +45,15 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 
         write_log(node, pending)
         return
-    source = upstream["prompts"][0]
+    source, served = upstream["prompts"][0], "served" in node.config
     prompts, steps = read_token_ids(source), node.config["steps"]
-    key = f"targets.{node.label}"
-    check_prompts(skeleton(node.config["model"], node.settings, key), prompts, steps)
-    with open_workers(open_decoder, node, upstream) as workers:
-        lengths = {name: len(ids) for name, ids in prompts.items()}
+    answers = served_answers(node, source) if served else {}
+    lengths = {name: len(ids) + len(answers.get(name, ())) for name, ids in prompts.items()}
+    model = skeleton(node.config["model"], node.settings, f"targets.{node.label}")
+    model.check_context(max(lengths.values()) + (0 if served else steps), "distributions.steps")
+    for name, ids in prompts.items():
+        model.check_tokens([*ids, *answers.get(name, ())], f"prompt {name}")
+    with open_workers(open_scorer if served else open_decoder, node, upstream) as workers:
         plan = Plan.open(pending, lengths, workers.cut)
         workers.compute_unfinished(plan, steps=steps, label=node.settings["label"])
         pending.facts |= workers.facts(plan)
@@ -60,13 +64,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     for name in ("template", "enable_thinking"):
         pending.facts[name] = source.record["config"][name]
     join(plan, list(prompts), pending, columns.schema("distributions", k=pending.facts["k"]))
-
-
-def check_prompts(model: LanguageModel, prompts: dict[str, list[int]], steps: int) -> None:
-    """Check, before its weights are read, that a model has room and the tokens for all prompts."""
-    model.check_context(max(map(len, prompts.values())) + steps, "distributions.steps")
-    for name, ids in prompts.items():
-        model.check_tokens(ids, f"prompt {name}")
+    if served:
+        pending.facts["drift"] = tell_drift(node, source, pending)
 
 
 def decoding_of(config: Mapping[str, Any]) -> Decoding:
@@ -96,8 +95,13 @@ class Decoder:
         """Decode a shard; its transfer and writing are left for later."""
         watch = Stopwatch(self.device)
         batch = {name: self._prompts[name] for name in shard.prompts}
-        out = decode_batch(self.model, batch, self._decoding, watch, progress, self._static)
+        out = self._run(batch, watch, progress)
         return partial(write_shard, self.model.label, batch, out, watch, path)
+
+    def _run(
+        self, batch: dict[str, list[int]], watch: Stopwatch, progress: Callable[[int], object]
+    ) -> DecodedBatch:
+        return decode_batch(self.model, batch, self._decoding, watch, progress, self._static)
 
 
 class NodeDecoder(Decoder):
@@ -124,6 +128,28 @@ def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> Node
     return NodeDecoder(node, read_token_ids(upstream["prompts"][0]))
 
 
+class Scorer(NodeDecoder):
+    """The model of a node, which reads prompts with the answers that an engine served."""
+
+    def __init__(self, node: Node, source: Artifact) -> None:
+        """Load it."""
+        super().__init__(node, read_token_ids(source))
+        self._answers = served_answers(node, source)
+
+    def _run(
+        self, batch: dict[str, list[int]], watch: Stopwatch, progress: Callable[[int], object]
+    ) -> DecodedBatch:
+        answers = [self._answers[name] for name in batch]
+        return score_batch(
+            self.model, list(batch.values()), answers, self._decoding, watch, progress
+        )
+
+
+def open_scorer(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> Scorer:
+    """Load the model of a node, and the prompts and answers that it reads."""
+    return Scorer(node, upstream["prompts"][0])
+
+
 def write_shard(
     label: str, prompts: dict[str, list[int]], out: DecodedBatch, watch: Stopwatch, path: Path
 ) -> dict[str, Any]:
@@ -140,17 +166,20 @@ def write_shard(
     return {
         "seconds": seconds | host.seconds(),
         "rows": int(out.lengths.sum()),
-        **needed([len(ids) for ids in prompts.values()], out.lengths.tolist()),
+        **needed([len(ids) for ids in prompts.values()], out.lengths.tolist(), out.passes),
         "graph": out.graph,
     }
 
 
-def needed(prompts: Sequence[int], answers: Sequence[int]) -> dict[str, int]:
+def needed(
+    prompts: Sequence[int], answers: Sequence[int], passes: int | None = None
+) -> dict[str, int]:
     """Return what decoding a batch takes at least, without padding and what is run too much.
 
     Args:
         prompts: their tokens.
         answers: their steps, the first of which comes from reading the prompt.
+        passes: in which given answers are read; None is a step each.
 
     Returns:
         forwards: decoding steps, each of which reads the weights; forward_tokens: tokens read in
@@ -158,7 +187,7 @@ def needed(prompts: Sequence[int], answers: Sequence[int]) -> dict[str, int]:
     """
     steps = [answer - 1 for answer in answers]
     each = (n * length + n * (n + 1) // 2 for n, length in zip(steps, prompts, strict=True))
-    return {"forwards": max(steps), "forward_tokens": sum(steps), "kv_tokens": sum(each)}
+    return {"forwards": passes or max(steps), "forward_tokens": sum(steps), "kv_tokens": sum(each)}
 
 
 def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> None:

@@ -50,6 +50,7 @@ class DecodedBatch:
     tempered: Tempered  # fields (B, n, T), at T others
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
     graph: bool = False  # whether they were replayed from a CUDA graph
+    passes: int | None = None  # in which given answers were read
 
     @classmethod
     def empty(

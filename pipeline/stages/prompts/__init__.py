@@ -5,10 +5,12 @@ Run it with ``python -m pipeline stage=prompts``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipeline.errors import PipelineError
 from pipeline.formats.prompt_lengths import check_prompts
 from pipeline.gguf_models.source import source
-from pipeline.plan.slices import log_slice
+from pipeline.plan.slices import file_slice, log_slice
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.identity import local_path
 from pipeline.store.node import Node
@@ -27,7 +29,7 @@ def check(request: Request) -> None:
 def nodes(request: Request) -> list[Node]:
     """The prompts of each target: equal for targets that share a tokenizer.
 
-    Of an engine's log they are its answers.
+    Of an engine's log they are its answers, of answers that it served what was asked.
     """
     prompts, identities = request.config.prompts, request.identities
     if request.config.distributions.source == "logs":
@@ -40,17 +42,24 @@ def nodes(request: Request) -> list[Node]:
             )
             for key, target in request.config.targets.items()
         ]
+    if request.config.distributions.source == "answers":
+        key, paths = "distributions.answers", request.config.distributions.answers
+        asked: dict[str, Any] = {"answers": [file_slice(key, path, identities) for path in paths]}
+    else:
+        asked = {
+            "source": identities.source(prompts.source, prompts.revision, "prompts.source"),
+            "split": prompts.split,
+            "count": prompts.count,
+            "min_tokens": prompts.min_tokens,
+            "max_tokens": prompts.max_tokens,
+            "seed": prompts.seed,
+        }
     found = [
         Node(
             STAGE.name,
             request.config.study,
-            {
-                "source": identities.source(prompts.source, prompts.revision, "prompts.source"),
-                "split": prompts.split,
-                "count": prompts.count,
-                "min_tokens": prompts.min_tokens,
-                "max_tokens": prompts.max_tokens,
-                "seed": prompts.seed,
+            asked
+            | {
                 "template": prompts.template,
                 "enable_thinking": prompts.enable_thinking,
                 "tokenizer": identities.tokenizer(
@@ -60,6 +69,7 @@ def nodes(request: Request) -> list[Node]:
             settings={
                 "source": prompts.source,
                 "revision": prompts.revision,
+                "answers": list(request.config.distributions.answers),
                 "model": target.path,
                 "model_revision": target.revision,
             },
@@ -67,6 +77,8 @@ def nodes(request: Request) -> list[Node]:
         for key, target in request.config.targets.items()
     ]
     for node, (key, target) in zip(found, request.config.targets.items(), strict=True):
+        if "source" not in node.config:
+            continue
         # a GGUF file is not converted to be looked at
         if request.made(node) or source(target.path, key) or local_path(prompts.source) is None:
             continue
@@ -89,7 +101,8 @@ STAGE = Stage(
             "later_turns": "list<string>",  # of the user, after the answer to text
             "token_ids": "list<int32>",
             "n_tokens": "int32",
-        }
+        },
+        "answers": {"prompt_id": "string", "token_ids": "list<int32>"},  # that an engine served
     },
     nodes=nodes,
     module=f"{__name__}.compute",

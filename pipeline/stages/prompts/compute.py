@@ -37,6 +37,11 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     if "log" in config:
         write_answers(node, pending)
         return
+    if "answers" in config:
+        from pipeline.stages.prompts.served import write_served
+
+        write_served(node, pending)
+        return
     path = settings["source"]
     files = source_files(path, config["source"].get("commit"), config["split"])
     rows = Source(files)
@@ -117,7 +122,7 @@ def sample(
             break
         row = rows[at]
         try:
-            values = {"source": source, "source_row": at} | read_row(row, at)
+            values: dict[str, Any] = {"source": source, "source_row": at} | read_row(row, at)
             if values["prompt_id"] in seen:
                 raise ExcludedRowError("duplicate id")
             thinking = config["enable_thinking"]
