@@ -105,7 +105,10 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("distributions.kk=3", r"'distributions.kk': .*\(did you mean k\?\): known there are k, "),
+        (
+            "distributions.kk=3",
+            r"'distributions.kk': .*\(did you mean k\?\): known there are answers, k, ",
+        ),
         ("+distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): known"),
         ("~distributions", "distributions must be given"),
         ("distributions.k=many", "Value 'many' .*Integer at .*: give an integer of at"),

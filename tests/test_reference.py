@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.statistics.bootstrap import summary
+from analysis.statistics.bootstrap import point_statistics
 from pipeline.loader import Study
 from pipeline.store.node import fingerprint
 from tests.conftest import pipeline
@@ -48,12 +48,15 @@ def measure(outputs: Path) -> dict[str, Any]:
     for target in study.targets:
         p0 = study.distributions(target).probs[:, 0]
         certificates = {
-            rule.label: summary(
-                study.frame("certificates", target, rule.label)["lower"].to_numpy(), rule.ceiling
+            rule.label: point_statistics(
+                np.minimum(
+                    study.frame("certificates", target, rule.label)["lower"].to_numpy(),
+                    rule.ceiling,
+                )
             )
             for rule in study.rules
         }
-        found["targets"][target] = {"p0": summary(p0, 1.0), "certificates": certificates}
+        found["targets"][target] = {"p0": point_statistics(p0), "certificates": certificates}
     return found
 
 

@@ -120,8 +120,9 @@ def test_solve_agrees_with_a_sweep_of_certificates(
     study = Study(*given)
     settings, nodes, store = cli_prepared(given)
     read = list(solve.solved_targets(settings, nodes, store, given))
-    solved, promised, _ = solve.tables(settings, nodes, read)
-    solved = [row for row in solved if row["kind"] == "certified"]
+    found = solve.tables(settings, nodes, read)
+    promised = found["promised"]
+    solved = [row for row in found["solved"] if row["kind"] == "certified"]
     assert len(solved) == 2 * 2 * 3
     for row in solved:
         if row["wanted"] != "80 % of steps" or math.isnan(row["value"]):

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..topk import Floats
-from .coins import coins
 
 DIALS = ("c1", "ratio", "divergence")
 HALVINGS = 50
@@ -264,6 +263,8 @@ def argmax_law(p: ArrayLike, divergence: float) -> Floats:
         >>> argmax_law([0.2, 0.9, 1.0], 0.1).round(4).tolist()
         [0.3952, 0.9991, 1.0]
     """
+    from .coins import coins  # loads numba, which a cached run does without
+
     p = np.asarray(p, dtype=np.float64)
     low, high = p.copy(), np.ones_like(p)
     fits = coins(high, p) <= divergence

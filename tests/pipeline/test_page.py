@@ -255,7 +255,7 @@ def test_engine_flags_are_of_the_rule_and_the_draft_length(opened: Opened) -> No
     )
     assert "no engine" in opened.page.inner_text("#flags")
     opened.page.click("#calculator [data-copy]")
-    assert opened.page.locator("#flags-said", has_text="copied").count() == 1
+    opened.page.locator("#flags-said", has_text="copied").wait_for()  # the clipboard answers later
 
 
 @pytest.mark.parametrize("width", [320, 390])

@@ -67,7 +67,7 @@ INDEX = """\
 figures. [numbers.tex](numbers.tex) has the numbers of Tables 1 to 7 as LaTeX macros. Of a table
 there are the numbers (CSV) and the table for a paper (TEX); of a figure the drawing (PDF, PNG) and
 the numbers drawn (CSV). Files in timings/ depend on the machine and the moment:
-[the verdict](timings/verdict.md) is one of them.
+[the verdict](timings/verdict.md){tables}.
 """
 
 
@@ -115,7 +115,7 @@ def _write(
     drawing.begin(published)
     parts = drawing.parts
     contents = {
-        "index.md": "\n".join([INDEX.format(study=markdown(drawing.study)), *map(listing, parts)]),
+        "index.md": "\n".join([index(drawing.study, parts), *map(listing, parts)]),
         "numbers.tex": macros(results),
     }
     made = {name: text.encode() for name, text in contents.items()} | drawing.finish()
@@ -241,6 +241,17 @@ class Drawing:
                 found |= {f"{place}{path}": content for path, content in made.result()}
                 bar.update()
         return found
+
+
+def index(study: str, parts: list[Part]) -> str:
+    """Return the beginning of the list of files, in Markdown."""
+    timed = any(part.place == "timings/" for part in parts)
+    tables = (
+        " and [tables that were timed](timings/tables.html) are among them"
+        if timed
+        else (" is one of them")
+    )
+    return INDEX.format(study=markdown(study), tables=tables)
 
 
 def listing(part: Part) -> str:
