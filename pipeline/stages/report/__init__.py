@@ -69,7 +69,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=16,
+    version=17,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
