@@ -120,7 +120,7 @@ class Trial:
         """Bring `stage` up to date and return what was printed; it must succeed."""
         begun = self.log.stat().st_size if self.log.exists() else 0
         status = self.run(stage)
-        printed = self.log.read_text()[begun:]
+        printed = self.log.read_bytes()[begun:].decode()
         assert status == 0, printed
         return printed
 
