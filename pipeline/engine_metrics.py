@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.report.escape import without_formulas
 from pipeline import cli
-from pipeline.console import command
+from pipeline.console import command, one_file
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_counts import Counts, read_counts
 from pipeline.plan.composition import composed, settings_of
@@ -28,16 +28,14 @@ OWN = ("engine.", "outputs=")  # overrides that ask for no study
 def main(arguments: Sequence[str]) -> None:
     """Read the file that the command line names, and print and write both tables."""
     with command("python -m pipeline.engine_metrics FILE [OVERRIDES]", __doc__, arguments):
-        files = [word for word in arguments if "=" not in word]
-        if len(files) != 1:
-            raise PipelineError(
-                f"{len(files)} files were given: give one, a page of /metrics or answers: "
-                "python -m pipeline.engine_metrics FILE [study=NAME criteria=RULE]"
-            )
-        overrides = [word for word in arguments if "=" in word]
+        path, overrides = one_file(
+            arguments,
+            "a page of /metrics or answers: "
+            "python -m pipeline.engine_metrics FILE [study=NAME criteria=RULE]",
+        )
         config = composed(overrides)
         settings = settings_of(config)
-        counts = counted(Path(files[0]), settings)
+        counts = counted(path, settings)
         of_calls, of_places = rows_of_engine(counts)
         if any(not word.startswith(OWN) for word in overrides):
             _, nodes, store = cli.prepare(config)
@@ -45,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
             for calls, places in predictions(nodes, store, _length(counts, settings), given):
                 of_calls.append(calls)
                 of_places += places
-        _show(Path(files[0]), Path(settings.outputs), of_calls, of_places, counts)
+        _show(path, Path(settings.outputs), of_calls, of_places, counts)
 
 
 def counted(path: Path, settings: Any) -> Counts:

@@ -23,12 +23,13 @@ import pandas as pd
 from analysis.decoding import conventions as of
 from analysis.report.escape import without_formulas
 from pipeline import cli, sweeps  # noqa: F401  cli registers the configuration
-from pipeline.console import command
+from pipeline.console import command, one_file
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import FormatError
 from pipeline.formats.engine_counts import request_of
 from pipeline.formats.engine_lines import body_of, read_objects
 from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.stage import SummaryRow
 from pipeline.store.node import slug
 
 Run = tuple[str, pd.DataFrame, int, list[list[int]]]  # name, calls, draft length, vLLM's schedule
@@ -37,15 +38,12 @@ Run = tuple[str, pd.DataFrame, int, list[list[int]]]  # name, calls, draft lengt
 def main(arguments: Sequence[str]) -> None:
     """Read the file that the command line names, and print and write all of it."""
     with command("python -m pipeline.reconcile FILE [outputs=DIR]", __doc__, arguments):
-        files = [word for word in arguments if "=" not in word]
-        if len(files) != 1:
-            raise PipelineError(
-                f"{len(files)} files were given: give one, an artifact of stage decoding, a table "
-                "of calls, or answers: python -m pipeline.reconcile FILE"
-            )
-
-        overrides = [word for word in arguments if "=" in word]
-        path, outputs = Path(files[0]), settings_of(composed(overrides)).outputs
+        path, overrides = one_file(
+            arguments,
+            "an artifact of stage decoding, a table of calls, or answers: "
+            "python -m pipeline.reconcile FILE",
+        )
+        outputs = settings_of(composed(overrides)).outputs
         directory = Path(outputs) / "reconcile" / slug(path.name)
         directory.mkdir(parents=True, exist_ok=True)
         for run in read_runs(path):
@@ -57,15 +55,17 @@ def reconcile(run: Run, directory: Path) -> None:
     """Print a run in every convention, and write its tables, profile and settings."""
     name, calls, length, schedule = run
     tables = {"conventions": of.conventions(calls, length)}
-    tables["places"] = pd.DataFrame(of.places(calls, length))
+    places = of.places(calls, length)
+    tables["places"] = pd.DataFrame(places)
     counts = calls["accepted"].value_counts().sort_index()
     print(f"\n{name}: {calls['answer'].nunique()} answers, {len(calls)} calls, drafts of {length}")
     print(
         "a accepted, d drafted, e emitted tokens of C calls, D of them with a draft; gamma drafted"
     )
-    sweeps.print_table(_rows(tables["conventions"].drop(columns="source")))
+    shown: list[SummaryRow] = tables["conventions"].drop(columns="source").to_dict("records")
+    sweeps.print_table(shown)
     print("calls by accepted tokens: " + ", ".join(f"{n}: {times}" for n, times in counts.items()))
-    sweeps.print_table(_rows(tables["places"]))
+    sweeps.print_table(places)
     if "confidence" in calls:
         tables["reliability"], error = of.reliability(*tested_confidence(calls))
         print(f"expected calibration error of the drafter's confidence: {error:.4f}")
@@ -78,11 +78,6 @@ def reconcile(run: Run, directory: Path) -> None:
         path.write_text(json.dumps(content, indent=2) + "\n")
     for what, table in tables.items():
         without_formulas(table).to_csv(directory / f"{slug(name)}-{what}.csv", index=False)
-
-
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    names = [str(name) for name in table]
-    return [dict(zip(names, row, strict=True)) for row in table.itertuples(index=False)]
 
 
 def tested_confidence(calls: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

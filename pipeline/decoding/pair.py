@@ -38,9 +38,9 @@ from pipeline.decoding.verifiers import (
 )
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
-from pipeline.models.fixed_passes import Passes
+from pipeline.models.fixed_passes import Passes, fixed_shapes
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel, fixed_shapes
+from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.method import BLOCK, RACES, Method, method_mapping, with_baselines

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pipeline.errors import PipelineError
 from pipeline.execution.graphs import captured, captures
 from pipeline.models.caches import UNATTENDED, Cache
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
@@ -21,6 +22,27 @@ from pipeline.models.language_model import LanguageModel
 
 Model = LanguageModel | HiddenDrafter  # both have the same `read`
 COLUMN_BLOCK = 256  # columns: a kept cache has whole blocks, so that few texts need a larger one
+
+
+def fixed_shapes(cache: str, model: Model) -> bool:
+    """Whether passes of a model have fixed shapes, by the configuration key device.cache.
+
+    Args:
+        cache: dynamic; static; or auto, which is static on CUDA where the model can have it.
+        model: what decodes.
+
+    Raises:
+        PipelineError: static shapes are asked for and the model can't have them.
+    """
+    if cache == "dynamic" or (cache == "auto" and model.device.type != "cuda"):
+        return False
+    why = model.static_refusal()
+    if why and cache == "static":
+        raise PipelineError(
+            f"device.cache=static: {model.label} can't decode so: {why}. "
+            "Give device.cache=dynamic, or auto"
+        )
+    return not why
 
 
 class TreePass(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from torch.nn import functional
 from pipeline.errors import PipelineError
 from pipeline.models import caches, few_rows
 from pipeline.models.caches import Cache
-
-if TYPE_CHECKING:
-    from pipeline.models.heads.hidden_drafter import HiddenDrafter
 
 KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
 
@@ -196,27 +193,6 @@ class LanguageModel:
     def memory_bytes(self) -> int:
         """Bytes of all parameters and buffers."""
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
-
-
-def fixed_shapes(cache: str, model: LanguageModel | HiddenDrafter) -> bool:
-    """Whether passes of a model have fixed shapes, by the configuration key device.cache.
-
-    Args:
-        cache: dynamic; static; or auto, which is static on CUDA where the model can have it.
-        model: what decodes.
-
-    Raises:
-        PipelineError: static shapes are asked for and the model can't have them.
-    """
-    if cache == "dynamic" or (cache == "auto" and model.device.type != "cuda"):
-        return False
-    why = model.static_refusal()
-    if why and cache == "static":
-        raise PipelineError(
-            f"device.cache=static: {model.label} can't decode so: {why}. "
-            "Give device.cache=dynamic, or auto"
-        )
-    return not why
 
 
 class Head(nn.Module):

@@ -26,7 +26,7 @@ from pipeline.execution.stopwatch import (
 )
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
-from pipeline.models.language_model import fixed_shapes
+from pipeline.models.fixed_passes import fixed_shapes
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
 from pipeline.stages.distributions.score import score_batch, served_answers, tell_drift

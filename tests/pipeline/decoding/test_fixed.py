@@ -22,9 +22,9 @@ from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, decode
 from pipeline.errors import PipelineError
 from pipeline.models import fixed_passes as fixed
-from pipeline.models.fixed_passes import COLUMN_BLOCK, FixedPass, Passes
+from pipeline.models.fixed_passes import COLUMN_BLOCK, FixedPass, Passes, fixed_shapes
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel, fixed_shapes
+from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting
 from pipeline.plan.methods import build_methods
