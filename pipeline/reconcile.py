@@ -29,7 +29,6 @@ from pipeline.formats.engine_answers import FormatError
 from pipeline.formats.engine_counts import request_of
 from pipeline.formats.engine_lines import body_of, read_objects
 from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.stage import SummaryRow
 from pipeline.store.node import slug
 
 Run = tuple[str, pd.DataFrame, int, list[list[int]]]  # name, calls, draft length, vLLM's schedule
@@ -62,8 +61,8 @@ def reconcile(run: Run, directory: Path) -> None:
     print(
         "a accepted, d drafted, e emitted tokens of C calls, D of them with a draft; gamma drafted"
     )
-    shown: list[SummaryRow] = tables["conventions"].drop(columns="source").to_dict("records")
-    sweeps.print_table(shown)
+    shown = tables["conventions"].drop(columns="source").to_dict("records")
+    sweeps.print_table([{str(name): value for name, value in row.items()} for row in shown])
     print("calls by accepted tokens: " + ", ".join(f"{n}: {times}" for n, times in counts.items()))
     sweeps.print_table(places)
     if "confidence" in calls:
