@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.harness import tasks as harness
-from pipeline.harness.tasks import chat_text, text_tokens
 from pipeline.models.prompt_tokens import encode
 from pipeline.store.durable import file_digest
+from pipeline.tasks import harness
 from pipeline.tasks.checks import score
+from pipeline.tasks.harness import chat_text, text_tokens
 from pipeline.tasks.items import FOLDER, is_ours_or_file, our_tasks, read_items, task_file
 
 

@@ -18,7 +18,6 @@ from analysis.rules import Additive, StrictGreedy
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
-from pipeline.harness import tasks as harness
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.stages.accuracy import summary
@@ -26,6 +25,7 @@ from pipeline.stages.report.compute import answer_parts
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.decoded import read_answered
 from pipeline.store.node import Node
+from pipeline.tasks import harness
 from pipeline.tasks.items import read_items
 from pipeline.tasks.sandbox import level
 from tests.pipeline.answering import METHODS, note_asked, rows, study, write, write_place

@@ -1,19 +1,19 @@
-"""The model of lm-evaluation-harness, where that is installed: texts and likelihoods."""
+"""The model of lm-evaluation-harness, where that is installed: its texts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import torch
 
+from pipeline import harness
 from pipeline.decoding.pair import DecodingPair, decode_timed
 from pipeline.errors import PipelineError
-from pipeline.harness import __main__ as command
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.method import with_baselines
 from pipeline.plan.methods import build_methods
+from pipeline.tasks.harness import text_tokens
 from tests.results.models import WORDS, write_model
 
 PROMPT = " ".join(WORDS[20:27])
@@ -28,17 +28,15 @@ SETTINGS = {"revision": None, "label": "tiny", "device": "cpu", "threads": 1}
 def test_without_the_package_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr(harness, "find_spec", lambda _: None)
     with pytest.raises(PipelineError, match=r'pip install -e "\.\[harness\]"'):
-        command.evaluate(["facts"], 1, [])
+        harness.evaluate(["facts"], 1, [])
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The pair, and a function that gives the model of a run."""
     pytest.importorskip("lm_eval")
-    from pipeline.harness.model import DecodingModel
-
     folder = tmp_path_factory.mktemp("harness")
     paths = [write_model(folder / "wide"), write_model(folder / "narrow", noise=0.06)]
     loaded: list[Any] = [
@@ -47,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tokenizer = load_tokenizer(str(paths[0]), None, "test")
     methods = with_baselines(build_methods(METHODS))
     pair = DecodingPair(loaded[0], loaded[1], methods, 0, 0, 2, {})
-    return pair, tokenizer, lambda run: DecodingModel(pair, pair.runs[run], tokenizer)
+    return pair, tokenizer, lambda run: harness.decoding_model(pair, pair.runs[run], tokenizer)
 
 
 def request(kind: str, *arguments: Any) -> Any:
@@ -63,7 +61,7 @@ def test_answers_are_the_loops_and_are_cut_before_a_stop(models: Any) -> None:
     for run, method in enumerate(pair.runs):
         model = model_of(run)
         context = model.apply_chat_template([{"role": "user", "content": PROMPT}])
-        assert model.tok_encode(context) == ids
+        assert text_tokens(tokenizer, context) == ids
         answer, _ = decode_timed(pair, method, {"prompt_id": "task/0", "token_ids": ids}, 20)
         wanted = tokenizer.decode(answer.tokens, skip_special_tokens=True)
         whole = request("generate_until", context, {"until": [], "max_gen_toks": 20})
@@ -75,50 +73,11 @@ def test_answers_are_the_loops_and_are_cut_before_a_stop(models: Any) -> None:
     assert said[0] == said[1] != said[2]
 
 
-def test_likelihoods_are_the_targets_under_every_method(models: Any) -> None:
-    pair, tokenizer, model_of = models
-    context, continuation = " ".join(WORDS[5:9]), " " + " ".join(WORDS[30:33])
-    ids = tokenizer(context + continuation)["input_ids"]
-    with torch.inference_mode():
-        log_p = pair.target.module(torch.tensor([ids])).logits[0].double().log_softmax(-1)
-    wanted = sum(float(log_p[at - 1, ids[at]]) for at in range(4, 7))
-    whole = sum(float(log_p[at - 1, ids[at]]) for at in range(1, 7))
-    best = WORDS[int(log_p[3].argmax())]
-    for run in (0, 2):
-        model = model_of(run)
-        (found, greedy), (_, first) = model.loglikelihood(
-            [request("loglikelihood", context, continuation),
-             request("loglikelihood", context, f" {best}")],
-            disable_tqdm=True,
-        )  # fmt: skip
-        assert found == pytest.approx(wanted, abs=1e-4)
-        assert (greedy, first) == (False, True)
-        begun = model.loglikelihood_rolling(
-            [request("loglikelihood_rolling", tokenizer.decode(ids))]
-        )
-        alone = model.loglikelihood([request("loglikelihood", "", WORDS[5])], disable_tqdm=True)
-        shifted = model._likelihood([model.eot_token_id], ids)[0]
-        assert begun == [pytest.approx(shifted, abs=1e-9)]
-        assert alone[0][0] == pytest.approx(model._likelihood([model.eot_token_id], ids[:1])[0])
-        assert whole != pytest.approx(shifted, abs=1e-3)  # the first token is scored as well
-
-
-def test_long_texts_are_read_in_windows_and_long_contexts_are_cut(
-    models: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, tokenizer, model_of = models
-    model = model_of(0)
-    ids = tokenizer(" ".join(WORDS[4:14]))["input_ids"]
-    text = request("loglikelihood_rolling", " ".join(WORDS[4:14]))
-    windows = [([model.eot_token_id], ids[:3]), (ids[2:3], ids[3:6]), (ids[5:6], ids[6:9]),
-               (ids[8:9], ids[9:])]  # fmt: skip
-    wanted = sum(model._likelihood(*window)[0] for window in windows)
-    cut = model._likelihood(ids[3:5], ids[5:7])
-    monkeypatch.setattr(type(model.pair.target), "context", 4)
-    assert model.loglikelihood_rolling([text]) == [pytest.approx(wanted, abs=1e-9)]
-    assert model._likelihood(ids[:5], ids[5:7])[0] == pytest.approx(cut[0], abs=1e-9)
-    with pytest.raises(PipelineError, match="4 tokens exceeds the context"):
-        model._likelihood(ids[:1], ids[:4])
+def test_likelihoods_are_refused(models: Any) -> None:
+    with pytest.raises(
+        PipelineError, match="task is scored by likelihoods, which no method changes"
+    ):
+        models[2](0).loglikelihood([request("loglikelihood", PROMPT, " a")])
 
 
 def test_the_tasks_of_the_harness_are_the_projects() -> None:

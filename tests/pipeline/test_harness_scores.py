@@ -90,7 +90,7 @@ def test_the_runner_of_the_harness_gives_every_item_the_same_score(
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from pipeline.harness.model import DecodingModel
+    from pipeline.harness import decoding_model
 
     node, artifact = answered
     tokenizer = pair_tokenizer(node.config, node.settings, "targets.local")
@@ -103,7 +103,7 @@ def test_the_runner_of_the_harness_gives_every_item_the_same_score(
         if method.temperature or method.tree is not None:
             continue  # the noise of a sample is keyed by the names that the harness gives
         found = simple_evaluate(
-            DecodingModel(pair, method, tokenizer),
+            decoding_model(pair, method, tokenizer),
             tasks=["own", "draft_acceptance_facts"],
             limit=ITEMS,
             task_manager=manager,

@@ -12,9 +12,9 @@ import pytest
 from pipeline.decoding.pair import load_decoding_pair
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
-from pipeline.harness import tasks as harness
 from pipeline.models.load import pair_tokenizer
 from pipeline.store.artifacts import Store
+from pipeline.tasks import harness
 from tests.pipeline.answering import METHODS, note_asked, study, write_place
 from tests.results.models import WORDS
 
@@ -110,7 +110,7 @@ def test_the_stage_gives_the_scores_of_the_harness_item_by_item(place: Path) -> 
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from pipeline.harness.model import DecodingModel
+    from pipeline.harness import decoding_model
 
     node = node_of(place)
     (artifact,) = runner.ensure([node], Store(place / "outputs" / "artifacts"))
@@ -121,7 +121,7 @@ def test_the_stage_gives_the_scores_of_the_harness_item_by_item(place: Path) -> 
     manager = TaskManager(include_path=str(place / "tasks"), include_defaults=False)
     for run, method in enumerate(pair.runs):
         found = simple_evaluate(
-            DecodingModel(pair, method, tokenizer),
+            decoding_model(pair, method, tokenizer),
             tasks=["words"],
             limit=ITEMS,
             task_manager=manager,
