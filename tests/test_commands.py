@@ -1,0 +1,182 @@
+"""The commands and keys that the pages print are understood. Nothing is computed here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from analysis.rules.rule import REGISTRY
+from conf import schema
+from pipeline import cli
+from pipeline.paths import CONF, ROOT
+from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.methods import build_methods
+from pipeline.plan.slices import build_rules
+from tests.test_docs import PAGES
+
+# Pages with commands that need a GPU, the hub, or files of an engine; every other command runs on
+# two CPU cores, with the embedded models or with SmolLM2.
+ELSEWHERE = {
+    "README.md": {"a GPU", "the hub", "an engine"},
+    "accuracy.md": {"the hub"},
+    "answers.md": {"a GPU", "the hub", "an engine"},
+    "engine_logs.md": {"an engine"},
+    "gpu.md": {"a GPU", "the hub"},
+    "many.md": {"a GPU", "the hub"},
+    "own_drafter.md": {"a GPU", "the hub"},
+    "reproduce.md": {"a GPU", "the hub"},
+}
+COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
+HUB = re.compile(r"[\w-]+/[\w.-]+")  # a model's or data set's owner and name
+HARNESS = {"gsm8k", "humaneval"}  # tasks whose documents lie on the hub
+
+
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the module of every command of a page (make: of a Makefile), and its arguments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    code = re.compile(r"^ {4,}.*$|^```[\s\S]*?^```$", re.M)
+    blocks = "\n".join(code.findall(text)).splitlines()
+    spans = re.findall(r"`((?:python -m|make) [^`]+)`", code.sub("", text))
+    for line in [*blocks, *(span.replace("\n", " ") for span in spans)]:
+        if found := COMMAND.search(line):
+            words = shlex.split(found[2].partition("; do")[0], comments=True)
+            yield found[1] or "make", words
+
+
+FOUND = [(page, *command) for page in PAGES for command in commands(page)]
+
+
+def own_files(page: Path, place: Path) -> None:
+    """Write the YAML files of a page, whose first line names them, below `place`."""
+    text = page.read_text(encoding="utf-8")
+    for name, body in re.findall(r"^```yaml\n# (my_conf/\S+)\n([\s\S]*?)^```", text, re.M):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(body)
+
+
+@cache
+def of_groups(*groups: str) -> DictConfig:
+    """Compose files of conf/ once for all commands that ask for the same ones."""
+    return composed(groups)
+
+
+def settings(overrides: Sequence[str]) -> Iterator[schema.Config]:
+    """Yield what a command sets: of a sweep, what its first and its last point set."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    swept = [one.is_sweep_override() for one in parsed]
+    for at in (0, -1) if any(swept) else (0,):
+        groups, keys = [], {}
+        for one, many in zip(parsed, swept, strict=True):
+            value = list(one.sweep_iterator())[at] if many else one.value()
+            key = one.get_key_element()
+            if key.startswith("hydra.") or (CONF / key.lstrip("+")).is_dir():
+                groups.append(f"{key}={one.get_value_element_as_str() if not many else value}")
+            else:
+                keys[key] = value
+        config = of_groups(*groups).copy()
+        for key, value in keys.items():
+            OmegaConf.update(config, key.lstrip("+"), value, force_add=key.startswith("+"))
+        yield settings_of(config)
+
+
+def understood(page: Path, module: str, words: list[str], place: Path) -> list[schema.Config]:
+    """Return the settings that a command asks for.
+
+    Raises:
+        AssertionError, PipelineError and Hydra's: a target, flag, key, type or value is wrong.
+    """
+    if module == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        for target in (word for word in words if "=" not in word):
+            assert re.search(rf"^{target}:", makefile, re.M), target
+        assert given.keys() <= set(re.findall(r"\$\((\w+)\)", makefile))
+        study = given.get("STUDY")
+        return list(settings([f"study={study}"])) if study else []
+    assert find_spec(module), module
+    overrides = [word for word in words if cli.OVERRIDE.match(word)]
+    if module.startswith("pipeline.training"):
+        recipe = OmegaConf.load(CONF / "drafter_training.yaml")
+        OmegaConf.set_struct(recipe, True)
+        OmegaConf.merge(recipe, OmegaConf.from_dotlist(overrides))
+        assert {word for word in words if word not in overrides} <= set(recipe.heads)
+        return []
+    origin = Path(find_spec(module).origin or "")  # type: ignore[union-attr]
+    package = origin.with_name("__main__.py")
+    source = (package if origin.name == "__init__.py" else origin).read_text(encoding="utf-8")
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    hydra = {"--config-dir", "--help"} if module == "pipeline" else set()
+    assert all(flag in hydra or f'"{flag}"' in source for flag in flags), flags
+    overrides = [word for word in overrides if not word.startswith("hydra/launcher=")]
+    if "--config-dir" in words:
+        own_files(page, place)
+        overrides.append(
+            f"hydra.searchpath=[file://{place / words[words.index('--config-dir') + 1]}]"
+        )
+    return list(settings(overrides))
+
+
+def elsewhere(words: list[str], config: schema.Config) -> Iterator[str]:
+    """Yield what a command needs that is not on every machine."""
+    if config.device.name == "cuda":
+        yield "a GPU"
+    models = [*config.targets.values(), *([config.drafter] if config.drafter else [])]
+    places = [*(model.path for model in models), config.prompts.source, *words]
+    asked = any(task in word for task in HARNESS for word in words)
+    if asked or any(HUB.fullmatch(place) and not (ROOT / place).exists() for place in places):
+        yield "the hub"
+    if config.distributions.source != "model" or {"answers.jsonl", "metrics.txt"} & set(words):
+        yield "an engine"
+
+
+def test_every_command_is_understood(tmp_path: Path) -> None:
+    needs: dict[str, set[str]] = {}
+    for page in PAGES:
+        for module, words in commands(page):
+            try:
+                asked = understood(page, module, words, tmp_path)
+                for one in asked:
+                    if "my_rules" not in str(one.criteria):
+                        assert build_rules(one.criteria)
+                    build_methods(one.decoding.methods, measured=True)
+                    needs.setdefault(page.name, set()).update(elsewhere(words, one))
+            except Exception as error:
+                raise AssertionError(f"{page.name}: {module} {shlex.join(words)}") from error
+    assert {page: needed for page, needed in needs.items() if needed} == ELSEWHERE
+
+
+def known(key: str) -> bool:
+    """Return whether the configuration may have a key: a parameter of a rule below criteria."""
+    kind: Any = schema.Config
+    for name in key.split("."):
+        options = [one for one in get_args(kind) if one is not types.NoneType]
+        kind = options[0] if get_origin(kind) in (Union, types.UnionType) else kind
+        if kind is Any:
+            return key.partition(".")[0] != "criteria" or any(
+                name in rule.__dataclass_fields__ for rule in REGISTRY.values()
+            )
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif is_dataclass(kind) and name in (hints := get_type_hints(kind)):
+            kind = hints[name]
+        else:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_key_is_one_of_the_configuration(page: Path) -> None:
+    groups = "|".join(get_type_hints(schema.Config))
+    named = re.findall(rf"`\+?((?:{groups})(?:\.\w+)+)[`=<]", page.read_text(encoding="utf-8"))
+    assert [key for key in named if not known(key)] == []
