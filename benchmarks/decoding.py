@@ -45,11 +45,10 @@ from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
 from pipeline.execution import runner
 from pipeline.models import few_rows
-from pipeline.models.fixed_passes import TreePass
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
-from pipeline.models.passes import Text
+from pipeline.models.passes import Text, TreePass
 from pipeline.paths import CONF
 from pipeline.plan.composition import settings_of
 from pipeline.plan.slices import run_settings

@@ -2,11 +2,11 @@
 
 First a line for every check, with status 1 at the end when one failed:
 
-- decoding with fixed shapes, with growing ones, and of each prompt alone emits the same tokens, in
-  float32 and bfloat16, and padding gives no NaN;
+- decoding a batch and each prompt alone emits the same tokens, in float32 and bfloat16, and padding
+  gives no NaN;
 - the head's product and the statistics agree with their twins on the CPU;
-- memory that runs out halves one shard; a capture that fails is the last one tried;
-- the decoding loop emits the same tokens with fixed shapes (replayed graphs) and with growing ones.
+- memory that runs out halves one shard;
+- the decoding loop with a chain and with a tree emits the tokens of the target alone.
 
 Then speeds: the paper's shapes with random weights (nothing is downloaded), 500 prompts, 128 steps,
 by the stage's own code; seconds are wall-clock, with writing the file. The bound is the time in
@@ -23,9 +23,7 @@ import argparse
 import json
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +34,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from analysis.trees.topology import symmetric
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import model_drafter
+from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
-from pipeline.execution import graphs
 from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.shards import compute_unfinished, join, out_of_memory
 from pipeline.execution.stopwatch import (
@@ -50,7 +47,6 @@ from pipeline.execution.stopwatch import (
     throughput,
 )
 from pipeline.models import language_model
-from pipeline.models.fixed_passes import Passes
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.compute import Decoder
@@ -106,10 +102,10 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
     return model, random_prompts(16, 300, model.vocab_size)
 
 
-def decoded(model: LanguageModel, prompts: Prompts, *, static: bool) -> DecodedBatch:
+def decoded(model: LanguageModel, prompts: Prompts) -> DecodedBatch:
     """Decode greedily."""
     decoding, watch = Decoding(STEPS, 64, [0.5], GREEDY), Stopwatch(model.device)
-    out = decode_batch(model, prompts, decoding, watch, lambda _: None, static=static)
+    out = decode_batch(model, prompts, decoding, watch, lambda _: None)
     watch.seconds()
     return out.to_host()
 
@@ -122,22 +118,21 @@ def parting_share(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def same_tokens(device: torch.device, dtype: str) -> str:
-    """Check that both shapes, and each prompt alone, emit the same tokens."""
+    """Check that a batch and each prompt alone emit the same tokens."""
     model, prompts = small(device, dtype)
-    static, dynamic = (decoded(model, prompts, static=static) for static in (True, False))
-    alone = [decoded(model, {name: ids}, static=False).token_id for name, ids in prompts.items()]
-    shares = [parting_share(ids, dynamic.token_id) for ids in (torch.cat(alone), static.token_id)]
-    assert static.statistics.entropy.isfinite().all(), "an entropy is not finite"
-    assert max(shares) <= PARTINGS[dtype], f"texts part at {shares} of the steps"
+    together = decoded(model, prompts)
+    alone = [decoded(model, {name: ids}) for name, ids in prompts.items()]
+    tokens = torch.cat([one.token_id for one in alone])
+    share = parting_share(tokens, together.token_id)
+    assert together.statistics.entropy.isfinite().all(), "an entropy is not finite"
+    assert share <= PARTINGS[dtype], f"texts part at {share:.2%} of the steps"
     # logits are comparable as long as the texts are the same
-    same = (static.token_id == dynamic.token_id).cumprod(1).bool()
+    same = (tokens == together.token_id).cumprod(1).bool()
     same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1)
-    off = (static.statistics.logsumexp - dynamic.statistics.logsumexp).abs()[same]
-    apart = off.max().item()
+    sums = torch.cat([one.statistics.logsumexp for one in alone])
+    apart = (sums - together.statistics.logsumexp).abs()[same].max().item()
     assert apart <= TOLERANCE[dtype], f"log-sum-exps are {apart:.3g} apart"
-    graph = "replayed from a graph" if static.graph else "without a graph"
-    texts = "alone {:.2%}, static {:.2%}".format(*shares)
-    return f"steps at which texts part from dynamic: {texts}; apart {apart:.2g}, {graph}"
+    return f"steps at which texts part from those alone: {share:.2%}; apart {apart:.2g}"
 
 
 def head_and_statistics(device: torch.device) -> str:
@@ -177,7 +172,7 @@ def memory_runs_out(device: torch.device) -> str:
     """Check that a shard that does not fit is halved, and no other."""
     model, prompts = small(device, "bfloat16")
     decoding = Decoding(STEPS, 64, [], GREEDY)
-    decoder = Decoder(model, prompts, decoding, static=True)
+    decoder = Decoder(model, prompts, decoding)
     real, tried = decoder.compute, list[int]()
 
     def compute(shard: Any, path: Path, progress: Any) -> Any:
@@ -194,55 +189,20 @@ def memory_runs_out(device: torch.device) -> str:
     return f"shards of {tried} prompts"
 
 
-def capture_fails(device: torch.device) -> str:
-    """Check that a failed capture is said, decoding goes on, and none is tried again."""
-    if device.type != "cuda":
-        return "left out: needs CUDA"
-    model, prompts = small(device, "bfloat16")
-    whole = decoded(model, prompts, static=True)
-
-    @contextmanager
-    def broken(*_: Any, **__: Any) -> Iterator[None]:
-        yield
-        raise RuntimeError("a capture that fails on purpose")
-
-    real = torch.cuda.graph
-    setattr(torch.cuda, "graph", broken)  # noqa: B010
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            without = decoded(model, prompts, static=True)
-    finally:
-        setattr(torch.cuda, "graph", real)  # noqa: B010
-        failed = list(graphs._failed)
-        graphs._failed.clear()
-    assert not without.graph, "a graph was replayed"
-    assert len(failed) == 1, f"failures: {failed}"
-    assert any("without a CUDA graph" in str(one.message) for one in said), "nothing was said"
-    share = parting_share(whole.token_id, without.token_id)
-    assert share <= PARTINGS["bfloat16"], f"texts part at {share:.1%} of the steps"
-    return f"went on without; texts part at {share:.1%} of the steps"
-
-
-def decoding_graphs(device: torch.device) -> str:
-    """Check that passes of fixed shapes decode what growing ones do, and are graphs on CUDA."""
+def loop_emits_the_target(device: torch.device) -> str:
+    """Check that drafts, in a chain and in a tree, do not change what is emitted."""
     model, prompts = small(device, "float32")
-
-    def answers(of_target: Passes | None, of_drafter: Passes | None) -> list[int]:
-        found = []
-        for tree in (None, symmetric(2, 3).by_level()):
-            for prompt in prompts.values():
-                drafter = model_drafter(model, Greedy(), tree, None, of_drafter)
-                verifier = Match(Greedy())
-                found += decode(model, drafter, verifier, prompt, 3, STEPS, of_target).tokens
-        return found
-
-    fixed = Passes(model), Passes(model)
-    growing, same = answers(None, None), answers(*fixed)
-    assert growing == same, "fixed shapes decode other tokens than growing ones"
-    graph = all(one.graph for one in fixed)
-    assert graph or device.type != "cuda", "the passes were not captured"
-    return f"{len(same)} tokens as with growing shapes, {'with' if graph else 'without'} graphs"
+    drafters = [
+        Nothing(device),
+        model_drafter(model, Greedy()),
+        model_drafter(model, Greedy(), symmetric(2, 3).by_level()),
+    ]
+    plain, *drafted = (
+        [decode(model, drafter, Match(Greedy()), ids, 3, STEPS).tokens for ids in prompts.values()]
+        for drafter in drafters
+    )
+    assert all(one == plain for one in drafted), "drafts change the answers"
+    return f"{sum(map(len, plain))} tokens, the same with a chain and with a tree"
 
 
 CHECKS: dict[str, Callable[[torch.device], str]] = {
@@ -250,8 +210,7 @@ CHECKS: dict[str, Callable[[torch.device], str]] = {
     "tokens, bfloat16": partial(same_tokens, dtype="bfloat16"),
     "head and statistics": head_and_statistics,
     "memory runs out": memory_runs_out,
-    "capture fails": capture_fails,
-    "decoding": decoding_graphs,
+    "decoding": loop_emits_the_target,
 }
 
 
@@ -270,7 +229,7 @@ def checked(device: torch.device) -> int:
 
 
 def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
-    """Yield what both shapes of caches reach at every batch; those that do not fit are said."""
+    """Yield what is reached at every batch; those that do not fit are printed."""
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
     sizes = {}
     if reduced:
@@ -284,28 +243,25 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", device, label)
         prompts = random_prompts(count, longest, model.vocab_size)
-        for static in (True, False):
-            kind = "static" if static else "dynamic"
-            decoder = Decoder(model, prompts, decoding, static=static)
-            dumped(decoder, dict(list(prompts.items())[:8]), 8, decoding, label)  # to warm up
-            for batch in batches:
-                if device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats(device)
-                begun = time.perf_counter()
-                try:
-                    plan = dumped(decoder, prompts, batch, decoding, label)
-                except (RuntimeError, MemoryError) as error:
-                    if not out_of_memory(error):
-                        raise
-                    print(f"{label}, {kind}: batch {batch} does not fit", flush=True)
-                    continue
-                rate = count * steps / (time.perf_counter() - begun)
-                found = throughput((shard.measured for shard in plan.shards), model, measured)
-                yield {"target": label, "cache": kind,
-                       "batch": max(len(shard.prompts) for shard in plan.shards),
-                       "tokens_per_second": round(rate),
-                       "share_of_bound": found["fraction_of_bound"],
-                       "peak_GiB": round(peak_memory(device) / 2**30, 1)}  # fmt: skip
+        decoder = Decoder(model, prompts, decoding)
+        dumped(decoder, dict(list(prompts.items())[:8]), 8, decoding, label)  # to warm up
+        for batch in batches:
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            begun = time.perf_counter()
+            try:
+                plan = dumped(decoder, prompts, batch, decoding, label)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                print(f"{label}: batch {batch} does not fit", flush=True)
+                continue
+            rate = count * steps / (time.perf_counter() - begun)
+            found = throughput((shard.measured for shard in plan.shards), model, measured)
+            yield {"target": label, "batch": max(len(shard.prompts) for shard in plan.shards),
+                   "tokens_per_second": round(rate),
+                   "share_of_bound": found["fraction_of_bound"],
+                   "peak_GiB": round(peak_memory(device) / 2**30, 1)}  # fmt: skip
 
 
 def main() -> None:

@@ -264,7 +264,6 @@ class Device:
     )
     threads: int | None = _optional_at_least(1)
     batch: int | None = _optional_at_least(1)
-    cache: str = _one_of("auto", "dynamic", "static")
 
 
 @dataclass

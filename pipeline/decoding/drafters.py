@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,17 +11,8 @@ from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
-from pipeline.decoding.shapes import (
-    Level,
-    columns_of,
-    grow,
-    inner_nodes,
-    levels_of,
-    readable,
-    within,
-)
+from pipeline.decoding.shapes import Level, columns_of, grow, levels_of, readable, within
 from pipeline.models.devices import read, send
-from pipeline.models.fixed_passes import Passes
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import chosen_statistics, top_k_unread
@@ -111,15 +101,10 @@ class ModelDrafter(Drafter):
         choice: Choice,
         tree: TreeShape | None = None,
         stop: Stop | None = None,
-        passes: Passes | None = None,
     ) -> None:
-        """Choose the drafted tokens with `choice`, a chain until `stop`.
-
-        With `passes` of the model, the shapes of its passes are fixed; else they grow.
-        """
+        """Choose the drafted tokens with `choice`, a chain until `stop`."""
         self.tree = tree
-        self._model, self._choice, self._stop, self._passes = model, choice, stop, passes
-        self._longest = widest(tree)
+        self._model, self._choice, self._stop = model, choice, stop
         self._columns: Mapping[int, int] | None = None  # of the nodes read; None of a chain
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
@@ -128,7 +113,7 @@ class ModelDrafter(Drafter):
         self._text.read(prompt)
 
     def _empty(self, capacity: int) -> Text:
-        return Text(self._model, capacity + room(self.tree), (), self._longest, self._passes)
+        return Text(self._model, capacity + room(self.tree))
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens in a row, or a tree as deep, level by level."""
@@ -190,16 +175,10 @@ class HeadDrafter(ModelDrafter):
         choice: Choice,
         tree: TreeShape | None = None,
         stop: Stop | None = None,
-        passes: Passes | None = None,
-        draft_length: int = 1,
     ) -> None:
-        """Choose the drafted tokens with `choice`; for the others see `ModelDrafter`.
-
-        The text that follows drafts of at most `draft_length` tokens in a row is read in one pass.
-        """
-        super().__init__(model, choice, tree, stop, passes)
+        """Choose the drafted tokens with `choice`; for the others see `ModelDrafter`."""
+        super().__init__(model, choice, tree, stop)
         self.layers = model.layers
-        self._longest = max(draft_length + 1, widest(tree))
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
@@ -269,28 +248,12 @@ def room(tree: TreeShape | None) -> int:
     return max(len(tree), 0 if isinstance(tree, Topology) else tree.read)
 
 
-def widest(tree: TreeShape | None) -> int:
-    """Return the most tokens of a pass of a model that drafts.
-
-    At least the two after a draft that was accepted whole, whose last token was not read yet. Text
-    that other drafters found may be longer.
-    """
-    if tree is None:
-        return 2
-    if isinstance(tree, Growth):
-        return max(2, tree.width)
-    return max([2, *Counter(tree.depths[node] for node in inner_nodes(tree)[1:]).values()])
-
-
 def model_drafter(
     model: LanguageModel | HiddenDrafter,
     choice: Choice,
     tree: TreeShape | None = None,
     stop: Stop | None = None,
-    passes: Passes | None = None,
-    draft_length: int = 1,
 ) -> Drafter:
-    """Return what decodes with a model, of either kind; for the arguments see `HeadDrafter`."""
-    if isinstance(model, HiddenDrafter):
-        return HeadDrafter(model, choice, tree, stop, passes, draft_length)
-    return ModelDrafter(model, choice, tree, stop, passes)
+    """Return what decodes with a model, of either kind; for the arguments see `ModelDrafter`."""
+    kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
+    return kind(model, choice, tree, stop)  # type: ignore[arg-type]

@@ -18,7 +18,6 @@ from pipeline.decoding.verifiers import Verification, Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Mark, mark, seconds_between
 from pipeline.models.devices import send
-from pipeline.models.fixed_passes import Passes
 from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Text
 
@@ -66,11 +65,8 @@ def decode(
     prompt: Sequence[int],
     draft_length: int,
     limit: int,
-    passes: Passes | None = None,
 ) -> Answer:
     """Decode an answer of at most `limit` tokens to `prompt`.
-
-    With `passes` of the target, the shapes of its passes are fixed; else they grow.
 
     Raises:
         PipelineError: the prompt is empty, or does not fit into the target's context with the
@@ -79,9 +75,7 @@ def decode(
     """
     check_prompt(target, prompt, limit)
     device, dtype = target.device, target.dtype
-    longest = 1 + max(draft_length, 0 if drafter.tree is None else len(drafter.tree))
-    capacity = len(prompt) + limit + room(drafter.tree)
-    cache = Text(target, capacity, drafter.layers, longest, passes)
+    cache = Text(target, len(prompt) + limit + room(drafter.tree), drafter.layers)
     answer, text, position = Answer(), list(prompt), 0
     marks = [mark(device)]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from pipeline.decoding.choices import (
     Race,
     Truncation,
 )
-from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, room, stops
+from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, stops
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import (
@@ -38,7 +38,6 @@ from pipeline.decoding.verifiers import (
 )
 from pipeline.errors import PipelineError
 from pipeline.execution.shards import out_of_memory
-from pipeline.models.fixed_passes import Passes, fixed_shapes
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
@@ -60,9 +59,6 @@ class DecodingPair:
     steps: int
     seed: int
     lookup: int  # the most tokens that look-up matches
-    passes: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of target and drafter, where their shapes are fixed
 
 
 def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
@@ -74,7 +70,7 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         steps: the most tokens of an answer.
 
     Raises:
-        PipelineError: a model can't read trees, or have the fixed shapes that are asked for.
+        PipelineError: a model can't read trees.
     """
     config, settings = node.config, node.settings
     target, drafter = load_pair(config, settings, f"targets.{node.label}")
@@ -84,11 +80,6 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 model.check_trees()
-    passes = {
-        name: Passes(model)
-        for name, model in (("target", target), ("drafter", drafter))
-        if fixed_shapes(settings[name].get("cache", "auto"), model)
-    }
     return DecodingPair(
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
@@ -97,7 +88,6 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         steps,
         config["seed"],
         config["lookup"],
-        passes,
     )
 
 
@@ -125,16 +115,6 @@ def check_fits(pair: DecodingPair, row: Mapping[str, Any]) -> None:
         check_prompt(model, row["token_ids"], pair.steps)
 
 
-def expect_texts(pair: DecodingPair, longest: int) -> None:
-    """Let passes of fixed shapes have room for texts of so many tokens, whatever the method.
-
-    Then none has to be captured anew once texts are timed.
-    """
-    drafted = max((max(run.draft_length, room(run.topology)) for run in pair.runs), default=0)
-    for passes in pair.passes.values():
-        passes.expect(longest + 2 * (drafted + 1))  # a draft, and the padding of another
-
-
 def decode_timed(
     pair: DecodingPair, method: Method, row: Mapping[str, Any], steps: int
 ) -> tuple[Answer, int | None]:
@@ -152,7 +132,6 @@ def decode_timed(
         row["token_ids"],
         method.draft_length,
         steps,
-        pair.passes.get("target"),
     )
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
@@ -166,8 +145,7 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     if method.drafter == "prompt_lookup":
         return lookup
     stop = None if method.drafting is None else partial(stops, method.drafting)
-    accepted = method.draft_length if tree is None else tree.depth
-    drafter = model_drafter(pair.drafter, choice, tree, stop, pair.passes.get("drafter"), accepted)
+    drafter = model_drafter(pair.drafter, choice, tree, stop)
     if method.drafter == "lookup_first":
         return LookupFirst(lookup, drafter, method.model_length)
     return drafter
@@ -197,15 +175,6 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     if isinstance(method.rule, Prefix):
         return Greedy(), BestPath(method.rule)
     return Greedy(), Relaxed(method.rule)
-
-
-def shape_facts(pair: DecodingPair) -> dict[str, Any]:
-    """Return of which models the record says that passes had fixed shapes, and were graphs."""
-    models = ("target", "drafter")
-    return {
-        "static_shapes": {name: name in pair.passes for name in models},
-        "cuda_graph": {name: name in pair.passes and pair.passes[name].graph for name in models},
-    }
 
 
 def run_facts(method: Method) -> dict[str, Any]:

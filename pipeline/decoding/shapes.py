@@ -24,7 +24,7 @@ from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Growth, Topology
 from pipeline.decoding.choices import Greedy, first_tokens
 from pipeline.models.devices import read, send
-from pipeline.models.fixed_passes import TreePass, tree_pass
+from pipeline.models.passes import TreePass, tree_pass
 
 lately = lru_cache(128)  # of shapes that calls choose anew the latest are kept
 within = lately(Topology.within)

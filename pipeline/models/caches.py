@@ -12,10 +12,6 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicS
 from pipeline.models import few_rows
 
 Cache = DynamicCache  # of a model, all layers
-ALIGNED = 8  # columns: CUDA's attention kernels copy a mask of another width at every step
-# Added to the scores of columns that are not attended to: its exponential is 0 in every dtype. The
-# least number of the dtype would become -inf in CUDA's kernels, and rows of it NaN.
-UNATTENDED = -30000.0
 
 
 class PreallocatedLayer(DynamicLayer):
@@ -25,7 +21,6 @@ class PreallocatedLayer(DynamicLayer):
         """Make room for `capacity` tokens a sequence, when the first ones come."""
         super().__init__()
         self._capacity = capacity
-        self._columns: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the buffers, whose shape is known only now."""
@@ -35,37 +30,12 @@ class PreallocatedLayer(DynamicLayer):
             for states in (key_states, value_states)
         ]
 
-    def fix(self, columns: Tensor) -> None:
-        """Keep all shapes from now on: attention sees the whole buffers.
-
-        What is appended goes to the columns that the tensor `columns` (n,) holds at that time; the
-        caller changes it, and masks the columns that are not in use.
-        """
-        if self._columns is None:
-            used = self.get_seq_length()
-            for buffer in self._buffers:
-                buffer[:, :, used:] = 0  # masked, but 0 times the NaN of unused memory is NaN
-            self._show(self._capacity)
-        self._columns = columns
-
-    def grow(self, length: int) -> None:
-        """Keep the first `length` tokens, and let shapes grow from there on, fixed or not before.
-
-        The buffers stay where they are.
-        """
-        self._columns = None
-        self._show(length)
-
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Append the states (B, heads, n, d); return all that are in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self._columns is not None:
-            for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-                buffer.index_copy_(2, self._columns, states)
-            return self.keys, self.values
         begin = self.get_seq_length()
         end = begin + key_states.shape[2]
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
@@ -115,8 +85,8 @@ def cache_refusal(kind: type) -> str | None:
     return f"{kind.__name__} takes no key-value cache (past_key_values)"
 
 
-def static_refusal(module: Any) -> str | None:
-    """Return why decoding steps of a transformers model can't all have the same shapes, or None."""
+def tree_refusal(module: Any) -> str | None:
+    """Return why a transformers model can't read branches of a tree in one pass, or None."""
     attention = module.config._attn_implementation
     if attention not in ("sdpa", "eager", few_rows.NAME):
         return f"attention: {attention} takes no mask of the scores"

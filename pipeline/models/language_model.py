@@ -64,11 +64,6 @@ class LanguageModel:
     def _few_queries(self) -> bool:
         return bool(self.module.config._attn_implementation == few_rows.NAME)
 
-    @property
-    def feature_width(self) -> int:
-        """How many numbers beside a token it reads: none."""
-        return 0
-
     def read(
         self,
         ids: Tensor,
@@ -114,10 +109,6 @@ class LanguageModel:
         )
         return out.logits, hidden_states(out, layers) if layers else None
 
-    def static_refusal(self) -> str | None:
-        """Return why decoding steps of this model can't all have the same shapes, or None."""
-        return caches.static_refusal(self.module)
-
     def draft_refusal(self) -> str | None:
         """Return why drafted tokens can't be taken back from its cache, or None."""
         return caches.draft_refusal(self.module)
@@ -141,7 +132,7 @@ class LanguageModel:
         Raises:
             PipelineError: it can't.
         """
-        if refusal := self.static_refusal():
+        if refusal := caches.tree_refusal(self.module):
             raise PipelineError(
                 f"decoding.methods: {self.label} can't read draft trees: {refusal}. Take a model "
                 "with full attention in all layers and attention: sdpa or eager, or methods "

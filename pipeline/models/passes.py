@@ -1,31 +1,62 @@
 """Passes of a model over texts that grow and are rolled back: its cache, and nothing else.
 
-One class for one text and for left-padded batches, for a language model and for a head on it, with
-shapes that grow or are fixed (`pipeline.models.fixed_passes`). A model may accept a cache and
-ignore it, or count positions so that padding shifts them: its logits are then wrong without an
-error. A few made-up tokens show that at once, before anything relies on a loaded model.
+One class for one text and for left-padded batches, for a language model and for a head on it. A
+model may accept a cache and ignore it, or count positions so that padding shifts them: its logits
+are then wrong without an error. A few made-up tokens show that at once, before anything relies on a
+loaded model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.models.caches import Cache
 from pipeline.models.devices import send
-from pipeline.models.fixed_passes import Model, Passes, TreePass
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 
+Model = LanguageModel | HiddenDrafter  # both have the same `read`
 TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
 STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
 # The error as a part of the logits' spread, both root mean squares over the vocabulary. Rounding
 # to float16 gave 4 units of the dtype in 36 random layers; a model without its past is off by 1.
 ALLOWED_UNITS = 32
 LEAST = 1e-3  # float32 sums in another order: up to 8e-5 in a mixture of experts of large weights
+
+
+class TreePass(NamedTuple):
+    """A pass over n nodes of a tree of which m - n were read before, all of them after a text.
+
+    Attributes:
+        bias: (n, m) added to the attention scores: 0 where a node sees one of the m, else the
+            least number of the dtype. The last n columns are those of the pass.
+        offsets: (n,) how many tokens are between the text and each node.
+    """
+
+    bias: Tensor
+    offsets: Tensor
+
+    def after(self, columns: int) -> tuple[Tensor, Tensor]:
+        """Return what is added to all scores (1, 1, n, columns + n), and the positions (1, n).
+
+        Args:
+            columns: of the cache: the text, which every node sees, and the m - n nodes.
+        """
+        n, m = self.bias.shape
+        text = columns - (m - n)
+        return pad(self.bias, (text, 0))[None, None], (self.offsets + text)[None]
+
+
+def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
+    """Return the pass in which node i sees the nodes where row i of `seen` (n, m) is true."""
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return TreePass(bias.masked_fill_(~seen, torch.finfo(dtype).min), offsets)
 
 
 class Texts:
@@ -38,13 +69,7 @@ class Texts:
     """
 
     def __init__(
-        self,
-        model: Model,
-        capacity: int,
-        layers: Sequence[int] = (),
-        longest: int = 1,
-        passes: Passes | None = None,
-        padding: Tensor | None = None,
+        self, model: Model, capacity: int, layers: Sequence[int] = (), padding: Tensor | None = None
     ) -> None:
         """Start empty, with room for `capacity` tokens.
 
@@ -52,34 +77,19 @@ class Texts:
             model: what reads.
             capacity: tokens, padding included.
             layers: after how many layers hidden states are kept; empty is none.
-            longest: the most tokens of a pass of fixed shape.
-            passes: of the model, and of no other text that is still read with: passes over at most
-                `longest` tokens have fixed shapes, and logits and hidden states are valid until
-                the next. Without, all shapes grow.
             padding: (B,) columns before the first token of each text; None is none.
         """
         self.model, self.length = model, 0
         self.hidden: Tensor | None = None
-        self._layers, self._padding, self._longest = layers, padding, longest
-        self._passes, self._mask = passes, None
-        self.cache: Cache
-        if passes is None:
-            self.cache = model.new_cache(capacity)
-        else:
-            self.cache = passes.cache(capacity + longest)
-            self._one, self._more = (passes.of_width(width, layers) for width in (1, longest))
+        self.cache = model.new_cache(capacity)
+        self._layers, self._padding, self._mask = layers, padding, None
         if padding is not None:
             column = torch.arange(capacity, device=padding.device)
             self._mask = (column >= padding[:, None]).long()
 
-    @property
-    def graph(self) -> bool:
-        """Whether passes of fixed shapes are replayed from CUDA graphs."""
-        return self._passes is not None and self._passes.graph
-
-    def read(self, ids: Tensor, keep: int = 1, features: Tensor | None = None) -> Tensor:
-        """Read prompts (B, n), by a pass whose shape grows; for the others see `extend`."""
-        return self._read(ids, None, features, keep, fixed=False)
+    def read(self, ids: Tensor, keep: int = 1) -> Tensor:
+        """Read prompts (B, n) as `extend` does; return the logits after the last token only."""
+        return self.extend(ids, keep=keep)
 
     def extend(
         self,
@@ -96,53 +106,32 @@ class Texts:
             features: (B, n, d) that a head reads beside them.
             keep: 0 is all n.
         """
-        return self._read(ids, tree, features, keep, fixed=self._passes is not None)
-
-    def _read(
-        self, ids: Tensor, tree: TreePass | None, features: Tensor | None, keep: int, *, fixed: bool
-    ) -> Tensor:
-        n = ids.shape[1]
-        if fixed and 0 < n <= self._longest:
-            one = self._one if n == 1 else self._more
-            logits = one(ids, self.length, tree, features, self._padding)
-            self.hidden = None if one.hidden is None else one.hidden[:, :n]
-        else:
-            logits = self._grow(ids, tree, features, keep)
-        self.length += n
-        if 0 < keep < logits.shape[1]:  # a model may give all
-            logits = logits[:, -keep:]
-        rows = self.model.vocab_size  # a drafter may have fewer
-        return logits if logits.shape[2] == rows else logits[..., :rows]
-
-    def _grow(
-        self, ids: Tensor, tree: TreePass | None, features: Tensor | None, keep: int
-    ) -> Tensor:
-        mask = positions = None
-        if self._passes is not None:
-            for layer in self.cache.layers:
-                layer.grow(self.length)
+        end, mask, positions = self.length + ids.shape[1], None, None
         if tree is not None:
             mask, positions = tree.after(self.length)
         elif self._mask is not None and self._padding is not None:
-            end = self.length + ids.shape[1]
             mask = self._mask[:, :end]
             at = torch.arange(self.length, end, device=ids.device)
             positions = (at - self._padding[:, None]).clamp(min=0)
         logits, self.hidden = self.model.read(
             ids, self.cache, mask, positions, keep=keep, layers=self._layers, features=features
         )
-        return logits
+        self.length = end
+        if 0 < keep < logits.shape[1]:  # a model may give all
+            logits = logits[:, -keep:]
+        rows = self.model.vocab_size  # a drafter may have fewer
+        return logits if logits.shape[2] == rows else logits[..., :rows]
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` columns for good; none when there are not more."""
         kept = min(length, self.length)
-        if self._passes is None and kept < self.length:  # else masked, then overwritten
+        if kept < self.length:
             for layer in self.cache.layers:
                 layer.crop(kept - self.length)
         self.length = kept
 
     def select(self, rows: Tensor) -> None:
-        """Keep only the texts `rows` (b,), indices in their new order; shapes have to grow."""
+        """Keep only the texts `rows` (b,), indices in their new order."""
         self.cache.reorder_cache(rows)
         if self._padding is not None and self._mask is not None:
             self._padding, self._mask = self._padding[rows], self._mask[rows]
@@ -151,30 +140,28 @@ class Texts:
 class Text(Texts):
     """One text, and drafts after it; tokens (n,), logits (n, V), hidden states (n, ...)."""
 
-    def __init__(
-        self,
-        model: Model,
-        capacity: int,
-        layers: Sequence[int] = (),
-        longest: int = 1,
-        passes: Passes | None = None,
-    ) -> None:
+    def __init__(self, model: Model, capacity: int, layers: Sequence[int] = ()) -> None:
         """Start empty; for the arguments see `Texts`.
 
         Raises:
             PipelineError: a layer of the model can't be rolled back.
         """
         model.check_drafts("decoding")
-        super().__init__(model, capacity, layers, longest, passes)
+        super().__init__(model, capacity, layers)
         self._windows = [layer for layer in self.cache.layers if layer.is_sliding]
         for layer in self._windows:  # until the next roll-back they keep more than their window
             layer.activate_past_recording()
 
-    def _read(
-        self, ids: Tensor, tree: TreePass | None, features: Tensor | None, keep: int, *, fixed: bool
+    def extend(
+        self,
+        ids: Tensor,
+        tree: TreePass | None = None,
+        features: Tensor | None = None,
+        keep: int = 0,
     ) -> Tensor:
+        """Read tokens (n,), with features (n, d); return logits (keep, V), see `Texts`."""
         features = None if features is None else features[None]
-        logits = super()._read(ids[None], tree, features, keep, fixed=fixed)[0]
+        logits = super().extend(ids[None], tree, features, keep)[0]
         self.hidden = None if self.hidden is None else self.hidden[0]
         return logits
 
@@ -189,7 +176,7 @@ class Text(Texts):
         """Keep the first `length` tokens and, of the ones read after them, those of `path`."""
         if list(path) != list(range(len(path))):
             index = send([length + at for at in path], self.model.device)
-            for layer in self.cache.layers:  # in place: the cache's buffers stay where they are
+            for layer in self.cache.layers:
                 for states in (layer.keys, layer.values):
                     states[:, :, length : length + len(path)] = states.index_select(2, index)
         self.crop(length + len(path))

@@ -156,7 +156,6 @@ def run_settings(config: Config, model: Model) -> dict[str, Any]:
         "device": config.device.name,
         "threads": config.device.threads,
         "batch": config.device.batch,
-        "cache": config.device.cache,
         "execution": asdict(config.execution),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy import stats
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
-from pipeline.models.load import load_model
 from pipeline.models.logit_statistics import logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
-from pipeline.stages.distributions.decode import Sampling, begin, choose, uniforms
+from pipeline.stages.distributions.decode import Sampling, choose, uniforms
 from pipeline.store import distributions as stored
 from pipeline.store.artifacts import Artifact
 from tests.pipeline import tiny
@@ -48,7 +46,6 @@ def prompt_ids(root: Path) -> dict[str, list[int]]:
     return dict(zip(table["prompt_id"].to_pylist(), table["token_ids"].to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize(("changes", "tolerance"), [
     ({"attention": "sdpa"}, 2e-5),
     ({"attention": "eager"}, 2e-5),
@@ -57,14 +54,13 @@ def prompt_ids(root: Path) -> dict[str, list[int]]:
     ({"attention": "eager", "dtype": "bfloat16", "head_dtype": "bfloat16"}, 0.03),
 ])  # fmt: skip
 def test_trajectory_rescored_without_cache_or_padding(
-    model: Path, source: Path, tmp_path: Path, changes: dict[str, Any], cache: str, tolerance: float
+    model: Path, source: Path, tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
     """Logits of magnitude 7. Float32 sums of 64 terms differ by about 1e-6 of that. With eager
     attention, bf16 gives the same hidden states whatever the padding, and a bf16 head rounds to a
     spacing of 2^-5, so by half of it. With sdpa the order of the sums depends on the columns: bf16
     hidden states differ by a few of their spacings (2^-8 of the value), logits by 0.07 as measured
     here."""
-    changes = changes | {"cache": cache}
     artifact, table = dump(model, source, tmp_path, **changes)
     plain = AutoModelForCausalLM.from_pretrained(
         model, dtype=getattr(torch, artifact.record["facts"]["dtype"]), attn_implementation="eager"
@@ -89,55 +85,21 @@ def test_trajectory_rescored_without_cache_or_padding(
             assert row.entropy == pytest.approx(stats.entropy(logits.softmax(0)), abs=tolerance * 4)
 
 
-def test_static_shapes_give_the_same_tokens(source: Path, tmp_path: Path) -> None:
-    """In float32, with answers that end on the way: the dynamic batch shrinks, the other does
-    not."""
+def test_answers_that_have_ended_leave_the_batch(source: Path, tmp_path: Path) -> None:
+    """In float32; those that go on are as if each were decoded alone."""
     model = tiny.write_model(tmp_path / "model")
     config = model / "generation_config.json"
     ends = json.dumps(list(range(2, 14)))
     config.write_text(config.read_text().replace('"eos_token_id": 2', f'"eos_token_id": {ends}'))
-    sampled = {"temperature": 1.5, "steps": 40, "batch": 6}
-    grown, static = (dump(model, source, tmp_path / cache, cache=cache, **sampled)
-                     for cache in ("dynamic", "static"))  # fmt: skip
-    for (artifact, _), fixed in ((grown, False), (static, True)):
-        assert artifact.record["facts"]["static_shapes"] is fixed
-        assert artifact.record["facts"]["cuda_graph"] is False
-    lengths = grown[1].groupby("prompt_id").size()
+    sampled = {"temperature": 1.5, "steps": 40}
+    together, alone = (
+        dump(model, source, tmp_path / str(batch), batch=batch, **sampled)[1] for batch in (6, 1)
+    )
+    lengths = together.groupby("prompt_id").size()
     assert sum(lengths <= 24) >= 3
     assert lengths.max() > 24
-    assert grown[1]["token_id"].tolist() == static[1]["token_id"].tolist()
-    np.testing.assert_allclose(grown[1]["entropy"], static[1]["entropy"], atol=1e-4)
-
-
-def test_static_steps_are_what_a_cuda_graph_needs(model: Path) -> None:
-    """A replay reads and writes the places of the captured step, and capturing repeats a step:
-    nothing may move, and a step run again must give the same bits."""
-    settings = {"path": str(model), "label": "tiny", "device": "cpu", "threads": 1}
-    with torch.inference_mode():
-        batch, _ = begin(
-            load_model(tiny.MODEL, settings, "targets.tiny"), [[5, 6, 7], [8]], 6, True
-        )
-        places = set()
-        for step in range(5):
-            logits = batch.extend(torch.tensor([[9 + step], [20 + step]]))
-            assert torch.equal(batch._one._forward(), logits)
-            tensors = [held for held in vars(batch._one).values() if isinstance(held, torch.Tensor)]
-            tensors += [t for layer in batch.cache.layers for t in (layer.keys, layer.values)]
-            places.add(tuple((t.data_ptr(), *t.shape, *t.stride()) for t in tensors))
-    assert len(places) == 1
-
-
-def test_static_shapes_refused(model: Path, source: Path, tmp_path: Path) -> None:
-    """A model with sliding-window layers; auto goes on."""
-    config = AutoConfig.from_pretrained(model)
-    config.use_sliding_window, config.sliding_window = True, 64
-    config.layer_types = ["full_attention", "sliding_attention"]
-    sliding = tmp_path / "sliding"
-    shutil.copytree(model, sliding)
-    config.save_pretrained(sliding)
-    with pytest.raises(PipelineError, match=r"device.cache=static: tiny .* full attention. Give"):
-        dump(sliding, source, tmp_path / "static", cache="static")
-    assert len(dump(sliding, source, tmp_path / "auto", steps=2)[1]) == 12
+    assert together["token_id"].tolist() == alone["token_id"].tolist()
+    np.testing.assert_allclose(together["entropy"], alone["entropy"], atol=1e-4)
 
 
 def test_greedy_tokens_equal_generate(model: Path, source: Path, tmp_path: Path) -> None:

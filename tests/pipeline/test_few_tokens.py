@@ -17,10 +17,10 @@ from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match
 from pipeline.models import few_rows
 from pipeline.models.few_rows import FewRows
+from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel, load_model, skeleton
-from pipeline.models.passes import Text
+from pipeline.models.passes import Text, Texts
 from pipeline.paths import ROOT
-from pipeline.stages.distributions.decode import begin
 from tests.pipeline import tiny
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}  # of logits of about 10
@@ -87,16 +87,16 @@ def test_a_tree_and_its_branches(tmp_path: Path) -> None:
         torch.testing.assert_close(found[at], wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("static", [False, True])
 @torch.inference_mode()
-def test_padded_batches(static: bool, tmp_path: Path) -> None:
+def test_padded_batches(tmp_path: Path) -> None:
     """The prompts of 3, 1 and 2 tokens are read by a pass of 9 padded queries."""
     folder = tiny.write_model(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model, prompts = load(folder), [[5, 6, 7], [8], [9, 10]]
-    assert model.static_refusal() is None
-    texts, logits = begin(model, prompts, 6, static)
-    found = [logits, texts.extend(torch.tensor([[11], [12], [13]]))[:, -1]]
+    model.check_trees()
+    batch = Batch.make(prompts, [[11], [12], [13]], model.device)
+    texts = Texts(model, batch.ids.shape[1], padding=batch.padding)
+    found = [texts.read(batch.ids[:, :-1])[:, -1], texts.extend(batch.ids[:, -1:])[:, -1]]
     for row, prompt in enumerate(prompts):
         text = torch.tensor([[*prompt, 11 + row]])
         wanted = plain(input_ids=text, use_cache=False).logits[0, -2:]

@@ -84,16 +84,14 @@ def prompts_node(model: Path, source: Path, split: str | None = None, **changes:
     return Node("prompts", "tiny", config | changes, settings=settings)
 
 
-def dump_node(
-    model: Path, prompts: Node, batch: int | None = 4, cache: str = "auto", **changes: Any
-) -> Node:
+def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any) -> Node:
     """A node of stage distributions; `changes` of the model's or the decoding's configuration."""
     weights = file_digest(model / "model.safetensors")
     slice_ = {"content": weights} | {k: changes.pop(k, v) for k, v in MODEL.items()}
     return Node("distributions", "tiny", {"model": slice_} | DECODING | changes,
                 {"prompts": (prompts,)}, settings={
         "path": str(model), "revision": None, "label": "tiny", "device": "cpu", "threads": 1,
-        "batch": batch, "cache": cache})  # fmt: skip
+        "batch": batch})  # fmt: skip
 
 
 def built(node: Node, root: Path) -> Artifact:

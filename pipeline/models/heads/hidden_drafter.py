@@ -65,11 +65,6 @@ class HiddenDrafter:
         """Of its outputs and attention."""
         return self.head.fc.weight.dtype
 
-    @property
-    def feature_width(self) -> int:
-        """How many numbers beside a token it reads: fused hidden states, or its own outputs."""
-        return self.head.fc.out_features
-
     def new_cache(self, capacity: int) -> Cache:
         """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
         return one_layer(capacity)
@@ -116,10 +111,6 @@ class HiddenDrafter:
         outputs = GivenText(self.head, 2).read(self.embed(ids), hidden, at, at >= 0)
         made = [self.logits(one) for one in outputs]
         return not any(bool((one.isnan() | one.isposinf()).any()) for one in made)
-
-    def static_refusal(self) -> str | None:
-        """Return why its passes can't have fixed shapes: they always can."""
-        return None
 
     def memory_bytes(self) -> int:
         """Bytes of its own weights, and of the rows of the projection that it reads."""

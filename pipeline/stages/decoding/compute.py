@@ -21,11 +21,9 @@ from pipeline.decoding.pair import (
     DecodingPair,
     check_fits,
     decode_timed,
-    expect_texts,
     load_decoding_pair,
     or_reason,
     run_facts,
-    shape_facts,
 )
 from pipeline.decoding.reading import Reader
 from pipeline.errors import PipelineError
@@ -158,7 +156,6 @@ class Decoder:
                 name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
                 for name, model in models
             },
-            **shape_facts(pair),
             **describe_device(self.device),
             "passes": pass_rows(pair, self._batches),
         }
@@ -196,8 +193,6 @@ def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
             decode_timed(pair, method, row, WARM_UP)
         return True
 
-    longest = max((len(row["token_ids"]) for row in rows), default=0) + pair.steps
-    expect_texts(pair, int(min(longest, pair.target.context)))
     reasons = []
     for row in rows:
         done, reason = or_reason(partial(warm, row), pair.target.device)

@@ -26,7 +26,6 @@ from pipeline.execution.stopwatch import (
 )
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
-from pipeline.models.fixed_passes import fixed_shapes
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
 from pipeline.stages.distributions.score import score_batch, served_answers, tell_drift
@@ -78,16 +77,12 @@ class Decoder:
     """A model that decodes one shard after the other."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        prompts: Mapping[str, list[int]],
-        decoding: Decoding,
-        static: bool,
+        self, model: LanguageModel, prompts: Mapping[str, list[int]], decoding: Decoding
     ) -> None:
         """Decode shards of `prompts`."""
         self.device = model.device
         self.model = model
-        self._prompts, self._decoding, self._static = prompts, decoding, static
+        self._prompts, self._decoding = prompts, decoding
 
     def compute(
         self, shard: Shard, path: Path, progress: Callable[[int], object]
@@ -101,7 +96,7 @@ class Decoder:
     def _run(
         self, batch: dict[str, list[int]], watch: Stopwatch, progress: Callable[[int], object]
     ) -> DecodedBatch:
-        return decode_batch(self.model, batch, self._decoding, watch, progress, self._static)
+        return decode_batch(self.model, batch, self._decoding, watch, progress)
 
 
 class NodeDecoder(Decoder):
@@ -110,8 +105,7 @@ class NodeDecoder(Decoder):
     def __init__(self, node: Node, prompts: Mapping[str, list[int]]) -> None:
         """Load it."""
         model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
-        static = fixed_shapes(node.settings["cache"], model)
-        super().__init__(model, prompts, decoding_of(node.config), static)
+        super().__init__(model, prompts, decoding_of(node.config))
         self._node = node
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
@@ -120,7 +114,7 @@ class NodeDecoder(Decoder):
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the model, the run and its throughput."""
-        return distribution_facts(self._node, self.model, measured, self._static)
+        return distribution_facts(self._node, self.model, measured)
 
 
 def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> NodeDecoder:
@@ -167,7 +161,6 @@ def write_shard(
         "seconds": seconds | host.seconds(),
         "rows": int(out.lengths.sum()),
         **needed([len(ids) for ids in prompts.values()], out.lengths.tolist(), out.passes),
-        "graph": out.graph,
     }
 
 
@@ -223,7 +216,7 @@ def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> 
 
 
 def distribution_facts(
-    node: Node, model: LanguageModel, measured: Sequence[ShardMeasured], static: bool
+    node: Node, model: LanguageModel, measured: Sequence[ShardMeasured]
 ) -> dict[str, Any]:
     """Return what the record says of the model, the run and its throughput."""
     config = node.config
@@ -242,8 +235,6 @@ def distribution_facts(
         "temperatures": config["temperatures"],
         "eos": list(model.eos),
         **describe_device(model.device),
-        "static_shapes": static,
-        "cuda_graph": all(shard["graph"] for shard in measured),
         "peak_memory_bytes": peak_memory(model.device),
         **throughput(
             measured, model, peak_rates(model.device, model.module.dtype) if cuda else None

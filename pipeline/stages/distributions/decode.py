@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.execution.graphs import side_stream
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.models.caches import ALIGNED
-from pipeline.models.fixed_passes import Passes
+from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import LogitStatistics, Tempered, nucleus, tempered_statistics
 from pipeline.models.passes import Texts
@@ -49,7 +48,6 @@ class DecodedBatch:
     statistics: LogitStatistics  # fields (B, n, ...), ids int32, at temperature 1
     tempered: Tempered  # fields (B, n, T), at T others
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
-    graph: bool = False  # whether they were replayed from a CUDA graph
     passes: int | None = None  # in which given answers were read
 
     @classmethod
@@ -88,7 +86,7 @@ class DecodedBatch:
         """
         if self.token_id.device.type != "cuda":
             return self
-        stream = side_stream(self.token_id.device, "copy")
+        stream = _copy_stream(self.token_id.device)
 
         def copied(there: Tensor) -> Tensor:
             here = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
@@ -104,27 +102,10 @@ class DecodedBatch:
         )
 
 
-def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the tokens (B, W) of prompts, and how many columns each has before its first (B,)."""
-    width = max(map(len, prompts))
-    ids = torch.zeros((len(prompts), width), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-    padding = torch.tensor([width - len(prompt) for prompt in prompts])
-    return ids.to(device), padding.to(device)
-
-
-def begin(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], steps: int, static: bool
-) -> tuple[Texts, Tensor]:
-    """Read prompts; return their texts, with room for `steps` more, and the logits (B, V) after.
-
-    With static shapes a step is one launch on CUDA instead of some hundred.
-    """
-    ids, padding = pad_left(prompts, model.device)
-    passes = Passes(model, len(ids), ALIGNED) if static else None
-    texts = Texts(model, ids.shape[1] + steps, passes=passes, padding=padding)
-    return texts, texts.read(ids)[:, -1]
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of copies, always the same: CUDA has 32 and gives them out in turn."""
+    return torch.cuda.Stream(device)
 
 
 @torch.inference_mode()
@@ -134,13 +115,11 @@ def decode_batch(
     decoding: Decoding,
     watch: Stopwatch,
     progress: Callable[[int], object],
-    static: bool = False,
 ) -> DecodedBatch:
     """Decode `prompts` (tokens by prompt_id) together.
 
     Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
-    token and runs the model on it. Prompts whose answer has ended leave the batch, where its
-    shapes are not `static`.
+    token and runs the model on it. Prompts whose answer has ended leave the batch.
     """
     steps, k = decoding.steps, min(decoding.k, model.vocab_size)
     noise = torch.from_numpy(
@@ -152,7 +131,9 @@ def decode_batch(
     rows = torch.arange(len(prompts), device=model.device)  # still decoding
 
     with watch("prefill"):
-        texts, logits = begin(model, list(prompts.values()), steps, static)
+        batch = Batch.make(list(prompts.values()), [[]] * len(prompts), model.device)
+        texts = Texts(model, batch.width + steps, padding=batch.padding)
+        logits = texts.read(batch.ids)[:, -1]
     for step in range(steps):
         with watch("statistics"):
             found, tempered = tempered_statistics(logits, k, temperatures)
@@ -167,14 +148,13 @@ def decode_batch(
                 share = float(going.float().mean())
                 if share == 0:
                     break
-                if share <= 1 - RETIRE_SHARE and not static:
+                if share <= 1 - RETIRE_SHARE:
                     rows, token = rows[going], token[going]
                     texts.select(going.nonzero()[:, 0])
             logits = texts.extend(token[:, None])[:, -1]
     with watch("statistics"):
         ended = torch.isin(out.token_id, eos)
         out.lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)
-    out.graph = texts.graph
     return out
 
 
