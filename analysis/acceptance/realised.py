@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ..certificates.certify import certify
@@ -58,14 +57,6 @@ class Steps:
     def trajectories(self) -> Trajectories:
         """Where each prompt's trajectory lies."""
         return Trajectories.from_positions(self.position)
-
-    @cached_property
-    def margin(self) -> Floats:
-        """(N,) p(rank 1) - p(rank 2) of the target."""
-        top = self.target
-        head = [np.exp(top[i : i + CHUNK].log_probs[:, :2]) for i in range(0, len(self), CHUNK)]
-        both = np.concatenate(head)
-        return np.asarray(both[:, 0] - both[:, 1])
 
     def slack(self, certificate: Floats) -> Floats:
         """Return (N,) certificates less the KL; +inf where nothing is rejected, at any KL."""
@@ -146,45 +137,3 @@ def judge(
         )
         for at, rule in enumerate(rules)
     ]
-
-
-def acceptance_profile(steps: Steps, verdict: Verdict, width: int, parts: int) -> pd.DataFrame:
-    """Count accepted and certified steps by position and by the target's margin.
-
-    Args:
-        steps: all steps.
-        verdict: of one rule.
-        width: positions in a bin.
-        parts: quantile bins of the margin p(rank 1) - p(rank 2); 10 gives deciles.
-
-    Returns:
-        One row a bin: rule, by (position, margin), bin, begin and end, steps, accepted and
-        certified shares.
-    """
-    cuts = np.quantile(steps.margin, np.linspace(0, 1, parts + 1))
-    last = int(steps.position.max()) // width
-    bins: dict[str, tuple[NDArray[np.integer], Floats]] = {
-        "position": (steps.position // width, np.arange(0.0, (last + 2) * width, width)),
-        "margin": (np.searchsorted(cuts[1:-1], steps.margin, side="right"), cuts),
-    }
-    frames = []
-    for by, (index, edges) in bins.items():
-        count = np.bincount(index, minlength=len(edges) - 1)
-        shares = {
-            name: np.bincount(index, weights=flags, minlength=len(count)) / np.maximum(count, 1)
-            for name, flags in (("accepted", verdict.accepted), ("certified", verdict.certified))
-        }
-        frames.append(
-            pd.DataFrame(
-                {
-                    "rule": verdict.rule.label,
-                    "by": by,
-                    "bin": np.arange(len(count), dtype=np.int32),
-                    "begin": edges[:-1],
-                    "end": edges[1:],
-                    "steps": count.astype(np.int64),
-                    **shares,
-                }
-            )
-        )
-    return pd.concat(frames, ignore_index=True)

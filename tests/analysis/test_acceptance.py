@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.acceptance.realised import Steps, Verdict, acceptance_profile, judge
+from analysis.acceptance.realised import Steps, Verdict, judge
 from analysis.acceptance.summary import kl_needed, rule_statistics, stochastic_statistics
 from analysis.rules import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -172,21 +172,6 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
             exactly = kl_needed(truth.lower, truth.upper, share, sampled)["value"]
             assert ends["value"] <= exactly <= ends["optimistic"]
     assert any(ends["value"] < ends["optimistic"] for ends in needed) or grid > 1e-6
-
-
-def test_profile_counts_every_step_once() -> None:
-    steps = pair(1.0)
-    verdict = judge(steps, [StrictGreedy()])[0]
-    table = acceptance_profile(steps, verdict, 4, 10)
-    for by in ("position", "margin"):
-        part = table[table["by"] == by]
-        assert part["steps"].sum() == len(steps)
-        assert (part["steps"] * part["accepted"]).sum() == pytest.approx(verdict.accepted.sum())
-    first = table[(table["by"] == "position") & (table["bin"] == 0)]
-    assert first["accepted"].iloc[0] == pytest.approx(verdict.accepted[steps.position < 4].mean())
-    # a wide margin is hard to overturn
-    margin = table[table["by"] == "margin"]["accepted"].to_numpy()
-    assert margin[-1] > margin[0]
 
 
 def test_expected_lengths_of_stochastic_verification() -> None:

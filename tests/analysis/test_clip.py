@@ -9,8 +9,7 @@ import cvxpy
 import numpy as np
 import pytest
 
-from analysis.beyond import engine_laws
-from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of, mean_curve
+from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of
 from analysis.beyond.probability import coin_kl
 from analysis.decoding.laws import pick, speculative_sampling
 from analysis.topk import Floats
@@ -132,43 +131,6 @@ def test_speculative_sampling_emits_the_law(c1: Fraction) -> None:
 
     law = outcomes(run)
     assert [law[token] for token in range(4)] == list(r)
-
-
-LAWS = {
-    "typical": engine_laws.typical_law,
-    "MARS": lambda p, q: engine_laws.mars_law(p, q, relaxed=True),
-    "cascade": engine_laws.cascade_law,
-    "mixture": engine_laws.mixture_law,
-    "Cactus": engine_laws.cactus_law,
-}
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", NAMES)
-def test_no_law_of_an_engine_is_above_its_curve(law: str, name: str) -> None:
-    for p, q in pairs(40):
-        r, accepted = LAWS[law](p, q)
-        assert r.sum() == pytest.approx(1, abs=1e-13)
-        assert 0 <= accepted <= np.minimum(q, r).sum() + 1e-13
-        best = clip_law(p, q, "divergence", divergence_of(r, p, name), name)[0]
-        assert np.minimum(q, best).sum() >= np.minimum(q, r).sum() - 1e-12
-    r, accepted = LAWS[law](P, P)  # equal models lose nothing
-    np.testing.assert_allclose((*r, accepted), (*P, 1.0), rtol=1e-14)
-
-
-def test_no_laws_of_several_steps_are_above_the_curve_of_the_mean() -> None:
-    """Nor any budgets by step: the convex solver splits one mean among three steps."""
-    steps = pairs(3, size=4)
-    spent, accepted = mean_curve(steps, [1.0, 2.0, 5.0])
-    assert spent[0] == pytest.approx(0, abs=1e-14)
-    assert accepted[0] == pytest.approx(np.mean([np.minimum(p, q).sum() for p, q in steps]))
-    for kl, best in zip(spent[1:], accepted[1:], strict=True):
-        laws = [cvxpy.Variable(4) for _ in steps]
-        limits = [cvxpy.sum(r) == 1 for r in laws]
-        total = sum(cvxpy.sum(cvxpy.rel_entr(r, p)) for r, (p, _) in zip(laws, steps, strict=True))
-        goal = sum(cvxpy.sum(cvxpy.minimum(q, r)) for r, (_, q) in zip(laws, steps, strict=True))
-        problem = cvxpy.Problem(cvxpy.Maximize(goal / 3), [*limits, total <= 3 * kl])
-        assert best == pytest.approx(problem.solve(solver=cvxpy.CLARABEL), abs=1e-6)
 
 
 def test_argmax_drafts() -> None:

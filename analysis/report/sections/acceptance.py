@@ -23,7 +23,6 @@ from .acceptance_figures import (
     divergence_figure,
     frontier_figure,
     frontier_table,
-    laws_table,
     own_rules,
     row_of,
     rules_figure,
@@ -87,7 +86,6 @@ def acceptance_part(results: Results, says: Sequence[str] = ()) -> Part:
             frontier_table(results),
             frontier_figure(results),
             sampling_table(results),
-            laws_table(results),
             depth_table(results, shown),
         ],
         says,
@@ -96,7 +94,7 @@ def acceptance_part(results: Results, says: Sequence[str] = ()) -> Part:
 
 def shown_rules(results: Results) -> list[str]:
     """Return the labels of the rules of figures, and of the table by depth."""
-    measured = results["profile"]["rule"].unique()
+    measured = [rule for rule in results["breakdown"]["rule"].unique() if rule]
     own = [rule for rule in results.rules.values() if rule.own]
     known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
     return list(known or measured)[: len(SHOWN)]

@@ -1,4 +1,4 @@
-"""Figures of the section on a drafter, and its tables of what is best."""
+"""Figures of the section on a drafter, and its table of what is best."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator
 
-from ...acceptance.best_laws import LAW
 from ...acceptance.frontier import COSTS
 from ...rules import Mars, StrictGreedy
 from ...statistics.trajectories import CENSORED
-from ...trees.several import DRAFTS
 from ..notes import AT_LEAST, few_notes
 from ..published import TABLE2
 from ..records import Column, Figure, Results, Row, Table, across, select
@@ -212,41 +210,6 @@ def frontier_table(results: Results) -> Table:
             "Rules": {rule: names[rule] for rule in others},
         },
         names=names,
-        notes=few_notes(frame["prompts"]),
-    )
-
-
-def laws_table(results: Results) -> Table | None:
-    """Engines' lossy tests and several drafts beside the best; None where none were sampled."""
-    levels = results["levels"]
-    frame = levels[levels["kind"].isin([LAW, DRAFTS])].rename(columns={"rule": "law"})
-    if frame.empty:
-        return None
-    order = {
-        heading: {law: law for law in dict.fromkeys(frame.loc[frame["kind"] == kind, "law"])}
-        for kind, heading in ((LAW, "One draft, output changed"), (DRAFTS, "Several drafts, exact"))
-    }
-    columns = [
-        Column("accepted", share_text, where={"statistic": "acceptance"}),
-        Column("KL", partial(number_text, digits=3), "eps", {"statistic": "acceptance"}),
-        Column("best", share_text, where={"statistic": "best"}),
-        Column("of the best", share_text, where={"statistic": "share"}),
-    ]
-    return Table(
-        name="laws",
-        title="Sampled drafts beside the best",
-        question="How far are engines' sampling tests from the best there is?",
-        caption=f"Drafts of {results.drafter}, drawn at temperature {results.facts['sampled']:g}. "
-        "KL: mean KL(r‖p) of what is emitted from the target. Best: the largest acceptance of any "
-        "law of this mean KL, r = clip(q, c₂p, c₁p); of any exact verification of so many drafts "
-        "drawn without replacement. Typical (α = 0.4, τ = 0.95), MARS (θ = 0.9), cascade (from "
-        "0.7 p₀ on), a mixture (0.3 q), Cactus (0.1 nats). Of the stored tokens; the others stand "
-        "together.",
-        data=frame,
-        row="law",
-        columns=across(results.targets, columns),
-        stub="Law",
-        order=order,
         notes=few_notes(frame["prompts"]),
     )
 

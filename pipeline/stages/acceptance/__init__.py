@@ -133,7 +133,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=11,
+    version=12,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -190,16 +190,6 @@ STAGE = Stage(
             "share_high": "float64",
             "dial": "float64",  # alpha or t of the best rule
             **COUNTED,
-        },
-        "profile": {
-            "rule": "string",
-            "by": "string",  # position or margin
-            "bin": "int32",
-            "begin": "float64",
-            "end": "float64",
-            "steps": "int64",
-            "accepted": "float64",
-            "certified": "float64",
         },
     },
     nodes=nodes,

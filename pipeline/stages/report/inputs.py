@@ -31,7 +31,6 @@ PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "breakdown": "breakdown",
     "levels": "levels",
     "frontier": "frontier",
-    "profile": "profile",
 }
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 
