@@ -1,9 +1,8 @@
 """How fast certificates are: `make bench`, or `python -m benchmarks.certificates`.
 
 One run on one thread, each time the best of several: one read of a (64,000 x 256) float64 array
-by np.sum; one rule; the paper's grid of rules from float32 logits, all four outputs included; a
-NumPy twin of it, rule by rule on the first 16 ranks; one rule in other divergences; the grid at
-fewer steps and at other K.
+by np.sum; one rule; the paper's grid of rules from float32 logits, all four outputs included; one
+rule in other divergences; the grid at fewer steps and at other K.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
-from analysis.rules import NO_COUNT, Additive, Mars, Rule, Tree, expand
-from analysis.topk import Floats, TopK
+from analysis.rules import Additive, Rule, expand
+from analysis.topk import TopK
 
 ROOT = Path(__file__).resolve().parents[1]
 DIVERGENCES = ("tv", "hellinger", "reverse_kl", "renyi:2")  # besides KL
-STEPS, K, VOCABULARY, TWIN_RANKS = 64_000, 256, 151_936, 16
+STEPS, K, VOCABULARY = 64_000, 256, 151_936
 
 
 def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
@@ -71,43 +70,8 @@ def best_time(function: Callable[[], object], repeats: int) -> float:
     return min(times[1:])
 
 
-def twin(dist: TopK, rule: Rule) -> tuple[Floats, Floats, Floats, Floats]:
-    """Compute one rule in plain NumPy over the first 16 ranks, as one would write it at first."""
-    logits = dist.logits
-    assert logits is not None
-    top = logits[:, :TWIN_RANKS].astype(np.float64)
-    p = np.exp(top - (top[:, :1] + dist.top_surprisal[:, None]))
-    rows, ranks = np.arange(len(p)), np.arange(1, TWIN_RANKS + 1)
-    if isinstance(rule, Tree):
-        chosen = p[:, rule.m : 0 : -1]
-        level = (p[:, :1] + np.cumsum(chosen, axis=1)) / (np.arange(rule.m) + 2)
-        r = level.min(axis=1)
-        active = np.column_stack([np.ones(len(p), dtype=bool), p[:, 1 : rule.m + 1] < r[:, None]])
-        used = p[:, : rule.m + 1]
-        count = np.full(len(p), NO_COUNT)
-    else:
-        if isinstance(rule, Mars):
-            ratio = logits[:, 1] / logits[:, 0].astype(np.float64)
-            count = 1 + ((logits[:, 0] > 0) & (ratio > rule.theta))
-        else:
-            cut = rule.cut(dist)
-            assert cut is not None
-            above = p > cut.threshold(dist)[:, None]
-            limit = TWIN_RANKS if cut.max_rank is None else cut.max_rank
-            count = np.maximum((above & (ranks <= limit)).sum(axis=1), 1)
-        first = np.minimum(count, TWIN_RANKS - 1)
-        b = p[rows, first]
-        before = np.where(ranks - 1 < first[:, None], p, 0.0)
-        levels = (b[:, None] + np.cumsum(before, axis=1)) / (ranks + 1)
-        r = np.where(ranks - 1 < first[:, None], levels, 0.0).max(axis=1)
-        active = (before > r[:, None]) | (ranks - 1 == first[:, None])
-        used = p
-    value = np.where(active, used * np.log(used / r[:, None]), 0.0).sum(axis=1)
-    return value, value.copy(), active.sum(axis=1).astype(np.int32), count.astype(np.int32)
-
-
 def timings(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
-    """Time the four parts, in milliseconds and in reads."""
+    """Time the parts, in milliseconds and in reads."""
     array = np.random.default_rng(0).random((STEPS, K))
     parts = {
         "one read: np.sum of the float64 array": best_time(array.sum, repeats),
@@ -116,9 +80,6 @@ def timings(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
             lambda: certify(dist, rules), repeats
         ),
         "the grid, two threads": best_time(lambda: certify(dist, rules, threads=2), repeats),
-        f"NumPy twin, rule by rule, {TWIN_RANKS} ranks": best_time(
-            lambda: [twin(dist, rule) for rule in rules], 1
-        ),
     }
     parts |= {
         f"one rule, {name}": best_time(
@@ -138,12 +99,11 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     rules, dist = paper_rules(), synthetic(STEPS, K)
     table = timings(dist, rules, repeats)
-    read, one, grid, _, twin_ms = table["ms"][:5]
+    read, one, grid = table["ms"][:3]
     print(table.to_string(index=False, float_format="%.2f"))
     print(f"one rule: {one / read:.2f} reads (at most 0.75)")
     print(f"the grid: {grid / read:.2f} reads (at most 8)")
-    print(f"the twin takes {twin_ms / grid:.0f} times as long as the grid (at least 20)")
-    print(f"a further divergence: at most {table['ms'][5:].max() / one:.2f} times one rule (1.5)")
+    print(f"a further divergence: at most {table['ms'][4:].max() / one:.2f} times one rule (1.5)")
     for steps, k in ((4_000, K), (16_000, K), (16_000, 32), (16_000, 512)):
         milliseconds = best_time(partial(certify, synthetic(steps, k), rules), repeats)
         print(f"the grid, {steps} steps, K = {k}: {1e6 * milliseconds / steps:.0f} ns a step")

@@ -1,4 +1,4 @@
-"""Decoding held against transformers, against passes of the model, and against the target's law.
+"""Decoding held against transformers, and against passes of the model.
 
 ``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter beside
 transformers' own generation: same target, prompts and draft lengths, every prompt by all ways in
@@ -11,19 +11,12 @@ tokens; decoding.prompts and decoding.steps count.
 own linear maps, with those of `pipeline.models.few_rows`, and with `few_queries` as well; and a
 pass over a draft tree of NODES tokens beside one over as many in a row. With device.threads=1 the
 processor's time is counted, which other programs disturb less.
-
-``losslessness [--answers N]`` decodes the shortest prompt many times, by speculative sampling and
-by races, on chains and on trees, and holds the joint frequencies of the first four tokens against
-their exact law, from plain passes of the target: chi-square over the cells that are expected often
-enough, the rest in one. The drafter's own answers must be refused.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -31,18 +24,16 @@ from typing import Any
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
-from scipy import stats
 from torch import Tensor
 
 from analysis.trees.optimal import optimal
-from analysis.trees.topology import Growth, symmetric
 from pipeline import cli
-from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Noise, Race
+from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, Nothing, model_drafter
 from pipeline.decoding.lookup import LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import verification_pass
-from pipeline.decoding.verifiers import Match, SpeculativeSampling, TreeSampling, Verifier
+from pipeline.decoding.verifiers import Match
 from pipeline.execution import runner
 from pipeline.models import few_rows
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
@@ -247,89 +238,8 @@ def passes(overrides: list[str]) -> None:
     )
 
 
-TEMPERATURE, LEAST = 0.7, 8.0
-DRAFTED, COUNTED, LENGTH = 2, 4, 6  # the limit cuts no draft that bears on the counted tokens
-GSS, ERSS, BARE = "speculative sampling", "exponential races", "the drafter alone"
-Start = tuple[int, ...]
-
-
-@torch.inference_mode()
-def law(target: LanguageModel, prompt: list[int], first: Start) -> np.ndarray:
-    """Return the law of the next token after the prompt and the tokens `first`."""
-    logits = target.module(torch.tensor([[*prompt, *first]])).logits[0, -1]
-    return torch.softmax(logits.double() / TEMPERATURE, 0).numpy()
-
-
-def expected(target: LanguageModel, prompt: list[int], answers: int) -> dict[Start, float]:
-    """Return the expected count of every beginning that is expected at least LEAST times.
-
-    A beginning has COUNTED tokens, or fewer and ends the answer.
-    """
-    cells: dict[Start, float] = {(): float(answers)}
-    for _ in range(COUNTED):
-        longer: dict[Start, float] = {}
-        for start, count in cells.items():
-            if start and start[-1] in target.eos:
-                longer[start] = count
-                continue
-            p = count * law(target, prompt, start)
-            longer |= {(*start, int(b)): float(p[b]) for b in np.flatnonzero(p >= LEAST)}
-        cells = longer
-    return cells
-
-
-def p_value(counts: Counter[Start], cells: dict[Start, float], answers: int) -> float:
-    """Return the chi-square p-value of counted beginnings, all others being one cell."""
-    found = [counts[cell] for cell in cells]
-    wanted = list(cells.values())
-    return float(
-        stats.chisquare([*found, answers - sum(found)], [*wanted, answers - sum(wanted)]).pvalue
-    )
-
-
-def by_name(name: str, drafter: LanguageModel, noise: Noise) -> tuple[Verifier, Drafter]:
-    """Return what verifies and what drafts."""
-    race = Race(TEMPERATURE, noise)
-    if name == GSS:
-        drawn = Inversion(TEMPERATURE, noise, DRAFT)
-        return SpeculativeSampling(TEMPERATURE, noise), model_drafter(drafter, drawn)
-    if name == f"{GSS}, tree":
-        raced = DrawnRace(TEMPERATURE, noise)
-        tree = symmetric(2, DRAFTED)
-        return TreeSampling(TEMPERATURE, noise), model_drafter(drafter, raced, tree)
-    if name == BARE:
-        return Match(race), Nothing(drafter.device)
-    grown = Growth(3, 6, DRAFTED) if name != ERSS else None
-    return Match(race), model_drafter(drafter, race, grown)
-
-
-def losslessness(given: list[str]) -> None:
-    """Print the p-value of every law."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding losslessness")
-    parser.add_argument("--answers", type=int, default=2000, help="of each method")
-    arguments, overrides = parser.parse_known_args(given)
-    answers = arguments.answers
-    target, drafter, prompts, _ = load(overrides)
-    if not isinstance(drafter, LanguageModel):
-        parser.error(f"{drafter.label} is a head and can't decode alone: give drafter=mini")
-    prompt = min(prompts, key=len)
-    cells = expected(target, prompt, answers)
-    if len(cells) < 2:
-        parser.error(f"--answers={answers} is too few for a test: give 1000 or more")
-    print(f"{target.label}, {drafter.label}: {answers} answers, {len(cells) + 1} cells")
-    for name in (GSS, f"{GSS}, tree", ERSS, f"{ERSS}, dynamic tree", BARE):
-        counts: Counter[Start] = Counter()
-        for seed in range(answers):
-            noise = Noise(seed, "losslessness", LENGTH + 1, target.device, DRAFTED)
-            verifier, source = by_name(name, drafter, noise)
-            model = drafter if name == BARE else target
-            answer = decode(model, source, verifier, prompt, DRAFTED, LENGTH).tokens
-            counts[tuple(answer[:COUNTED])] += 1
-        print(f"  {name:<32} chi-square p = {p_value(counts, cells, answers):.3g}", flush=True)
-
-
 if __name__ == "__main__":
-    commands = {"speed": speed, "passes": passes, "losslessness": losslessness}
+    commands = {"speed": speed, "passes": passes}
     if sys.argv[1:2] and sys.argv[1] in commands:
         commands[sys.argv[1]](sys.argv[2:])
     else:

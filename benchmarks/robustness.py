@@ -5,7 +5,8 @@ A study of tiny random models, all stages and the report, is
 - killed just before or after an operation on files (sync, rename, removal), any one of them, or
   at any moment, and gone on with until it is complete;
 - asked for by four processes at once;
-- damaged: bytes of tables, records, figures, shards and plans are flipped, cut, added, removed.
+- damaged: bytes of tables, records and figures are flipped, cut, added, removed. Damaged shards and
+  plans are in `tests/pipeline/test_interrupted.py`.
 
 After each, everything is held against an undisturbed run: nothing published or finished is
 computed again, no content differs, ``pipeline.verify`` finds all damage, the next run mends it by
@@ -272,60 +273,15 @@ def damage(path: Path, chance: random.Random) -> str:
 
 
 def damages(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
-    """Damage files of a complete study and of an interrupted one, `count` times."""
+    """Damage files of a complete study, `count` times."""
     chance, done = random.Random(seed), Counter[str]()
-    whole, cut = new("whole"), new("interrupted")
+    whole = new("whole")
     whole.complete()
-    whole.complete("accuracy")  # no part of a report, and resumed as the others
+    whole.complete("accuracy")  # no part of a report
     wanted = whole.contents()
-    stopped = interrupted(cut)
     for _ in range(count):
-        if chance.random() < 0.25:
-            done[f"shards and plans {damaged_shard(cut, stopped, wanted, chance)}"] += 1
-        else:
-            done[damaged_artifact(whole, wanted, chance)] += 1
+        done[damaged_artifact(whole, wanted, chance)] += 1
     return done
-
-
-def interrupted(trial: Trial) -> dict[str, Path]:
-    """Stop every long stage after its first shards; return copies of the outputs by stage."""
-    found = {}
-
-    def stopping() -> None:
-        real = shards.Plan.finish
-
-        def finish(plan: Any, *rest: Any) -> None:
-            real(plan, *rest)
-            if len(plan.unfinished()) <= 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        shards.Plan.finish = finish  # type: ignore[assignment, method-assign]
-
-    for stage in ("distributions", "drafts", "decoding", "accuracy"):
-        trial.run(stage, stopping)
-        found[stage] = trial.outputs.with_name(f"interrupted in {stage}")
-        shutil.copytree(trial.outputs, found[stage])
-        trial.complete(stage)
-    return found
-
-
-def damaged_shard(
-    trial: Trial, stopped: dict[str, Path], wanted: dict[str, str], chance: random.Random
-) -> str:
-    """Damage a shard or a plan; the run that goes on must end as if nothing had been."""
-    stage = chance.choice(list(stopped))
-    shutil.rmtree(trial.outputs, ignore_errors=True)
-    shutil.copytree(stopped[stage], trial.outputs)
-    [unfinished] = (trial.outputs / "artifacts" / stage).glob(".*.partial")
-    files = [unfinished / "plan.json", *sorted((unfinished / "shards").iterdir())]
-    kind = damage(chance.choice(files), chance)
-    if kind != "removed":  # what is not there is computed again
-        assert trial.verified()[0] == 1
-    printed = trial.complete(stage)
-    assert kind == "removed" or "computed again" in printed, printed
-    assert trial.contents().items() <= wanted.items()
-    assert trial.verified()[0] == 0
-    return kind
 
 
 def damaged_artifact(trial: Trial, wanted: dict[str, str], chance: random.Random) -> str:
