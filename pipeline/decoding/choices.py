@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.decoding.laws import pick
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import Topology
-from pipeline.models import devices
-from pipeline.models.devices import read, send
+from pipeline.models.devices import send
 from pipeline.models.logit_statistics import argmax, nucleus, top_k_unread
 
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
@@ -231,11 +229,3 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     found = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
     last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
     return torch.minimum(found, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN
-
-
-def draw(weights: Tensor, uniform: float) -> int:
-    """Return the token drawn from weights (V,) with a uniform number, on their device."""
-    if not devices.waits(weights.device):
-        return pick(weights.numpy(), uniform)
-    (token,) = read(invert(weights[None], send(np.array([uniform]), weights.device)))
-    return int(token[0])

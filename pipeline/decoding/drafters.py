@@ -11,7 +11,7 @@ from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
-from pipeline.decoding.shapes import Level, columns_of, grow, levels_of, readable, within
+from pipeline.decoding.shapes import Level, chain, columns_of, grow, levels_of, readable, within
 from pipeline.models.devices import read, send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -40,6 +40,11 @@ class Draft:
     weights: Tensor | None = None
     tree: Topology | None = None
     first: Tensor | None = None
+
+    @property
+    def shape(self) -> Topology:
+        """Its shape, of a chain too."""
+        return chain(len(self.tokens)) if self.tree is None else self.tree
 
     @property
     def ids(self) -> Tensor:

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from analysis.decoding.laws import leading
 from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import BrokenLogitsError
 from pipeline.decoding.drafters import Draft, Drafter, nothing, room
 from pipeline.decoding.shapes import verification_pass
-from pipeline.decoding.verifiers import Verification, Verifier
+from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Mark, mark, seconds_between
 from pipeline.models.devices import send
@@ -30,11 +29,10 @@ class TargetCall:
     drafted: int
     depth: int  # drafted tokens in a row: of a chain all of them
     reach: int  # of these, those before one that would end the answer: emitted is at most one more
-    tested: int  # of a tree, levels: as many as were accepted, and the one where none was
+    tested: int  # levels: as many as were accepted, and the one where none was
     accepted: int
     emitted: int
-    # of a tree, those tested: children, and the sibling index of the accepted one from 1, or 0
-    levels: tuple[tuple[int, int], ...]
+    levels: tuple[tuple[int, int], ...]  # those tested, as of `tested_levels`
     draft_seconds: float = 0.0  # these are known at the end of the answer
     verify_seconds: float = 0.0  # the target's pass
     other_seconds: float = 0.0  # the law, roll-back, bookkeeping
@@ -81,8 +79,8 @@ def decode(
     try:
         # the prompt's pass gives the first token, then the drafter reads the prompt
         ids = send(text, device)
-        first = verifier.verify(cache.read(ids), nothing(device), position)
-        emit(answer, [first.token], target.eos)
+        _, token, _ = verifier.verify(cache.read(ids), nothing(device), position)
+        emit(answer, [token], target.eos)
         marks.append(mark(device))
         drafter.begin(ids, len(prompt) + limit, cache.hidden)
         marks.append(mark(device))
@@ -97,12 +95,11 @@ def decode(
             logits = cache.extend(ids, verification_pass(draft.tree, device, dtype))
             marks.append(mark(device))
 
-            verdict = verifier.verify(logits, draft, position)
-            cache.keep(len(text), verdict.path)
-            drafter.accept(len(text), verdict.path, cache.hidden_after(verdict.path))
-            accepted = [verdict.drafted[at] for at in verdict.path]
-            emitted = emit(answer, [*accepted, verdict.token], target.eos)
-            answer.calls.append(call_of(draft, verdict, position, emitted, target.eos))
+            path, token, drafted = verifier.verify(logits, draft, position)
+            cache.keep(len(text), path)
+            drafter.accept(len(text), path, cache.hidden_after(path))
+            emitted = emit(answer, [*(drafted[at] for at in path), token], target.eos)
+            answer.calls.append(call_of(draft, path, drafted, position, emitted, target.eos))
             marks.append(mark(device))
     except BrokenLogitsError as error:
         raise broken_logits(target, str(error), position) from None
@@ -120,19 +117,21 @@ def emit(answer: Answer, tokens: Sequence[int], eos: Sequence[int]) -> int:
 
 
 def call_of(
-    draft: Draft, verdict: Verification, position: int, emitted: int, eos: Sequence[int]
-) -> TargetCall:
+    draft: Draft, path: Sequence[int], drafted: list[int], position: int, emitted: int,
+    eos: Sequence[int],
+) -> TargetCall:  # fmt: skip
     """Return what is kept of a call; what follows a token that ends the answer was never tested."""
-    drafted, tree = verdict.drafted, draft.tree
+    tree = draft.shape
+    levels = tested_levels(tree, path)[:emitted]
     return TargetCall(
         position,
         len(drafted),
-        len(drafted) if tree is None else tree.depth,
+        tree.depth,
         reach(tree, ~np.isin(drafted, eos)),
-        min(verdict.tested, emitted),
-        min(len(verdict.path), emitted),
+        len(levels),
+        min(len(path), emitted),
         emitted,
-        tested_levels(tree, verdict.path)[:emitted],
+        levels,
     )
 
 
@@ -153,15 +152,13 @@ def broken_logits(target: LanguageModel, model: str, position: int) -> PipelineE
     )
 
 
-def reach(tree: Topology | None, goes_on: NDArray[np.bool_]) -> int:
+def reach(tree: Topology, goes_on: NDArray[np.bool_]) -> int:
     """Return the most drafted tokens in a row of which none ends the answer.
 
     Args:
-        tree: its shape; None is a chain.
+        tree: the shape of the draft.
         goes_on: (n,) whether each drafted token leaves the answer open.
     """
-    if tree is None:
-        return leading(goes_on)
     reached = [0] * (len(tree) + 1)  # the last is the root
     for node, parent in enumerate(tree.parents):
         open_above = reached[parent] == (tree.depths[node] - 1)
@@ -169,13 +166,11 @@ def reach(tree: Topology | None, goes_on: NDArray[np.bool_]) -> int:
     return max(reached)
 
 
-def tested_levels(tree: Topology | None, path: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return, along the accepted path of a tree, how many children there were, and which it took.
+def tested_levels(tree: Topology, path: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return, along the accepted path, how many children there were, and which it took, from 1.
 
     A path that ends at a node with children ends with a level at which none was accepted, 0.
     """
-    if tree is None:
-        return ()
     found = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
     last = len(tree.children[path[-1] if path else ROOT])
     return (*found, *([(last, 0)] if last else []))

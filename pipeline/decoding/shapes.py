@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from analysis.trees.laws import NOTHING
-from analysis.trees.topology import ROOT, Growth, Topology
+from analysis.trees.topology import ROOT, Growth, Topology, sequence
 from pipeline.decoding.choices import Greedy, first_tokens
 from pipeline.models.devices import read, send
 from pipeline.models.passes import TreePass, tree_pass
 
 lately = lru_cache(128)  # of shapes that calls choose anew the latest are kept
-within = lately(Topology.within)
+within, chain = lately(Topology.within), lately(sequence)
 
 
 class Level(NamedTuple):

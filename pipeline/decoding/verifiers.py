@@ -1,25 +1,26 @@
 """What accepts drafted tokens: the laws of verification applied to a target's logits.
 
-They are those of `analysis.decoding.laws` and `analysis.trees.laws`, on tensors of the device. Of
-their distributions a call reads a few numbers, at once, and then the token that follows.
+The laws are those of `analysis.decoding.laws` and `analysis.trees.laws`. Here is what a call reads
+for them from the device: first the few numbers that decide, at once, then the two distributions
+that the next token follows. Block verification and budget sampling read all of a call.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from analysis.beyond.clip import FAMILIES, clip_law
 from analysis.decoding import laws
-from analysis.rules import Prefix, Rule, best_path
+from analysis.rules import Drafted, Prefix, Rule, best_path
+from analysis.topk import TopK
 from analysis.trees import laws as tree_laws
 from analysis.trees.laws import NOTHING
-from analysis.trees.topology import ROOT, Topology, sequence
 from pipeline.decoding.choices import (
     NOT_CUT,
     TEST,
@@ -29,29 +30,22 @@ from pipeline.decoding.choices import (
     Inversion,
     Noise,
     Truncation,
-    draw,
 )
 from pipeline.decoding.drafters import Draft
-from pipeline.decoding.judging import asked, judged
 from pipeline.decoding.shapes import inner_nodes
 from pipeline.models.devices import read, send
-from pipeline.models.logit_statistics import argmax
+from pipeline.models.logit_statistics import argmax, chosen_statistics, top_k_unread
 
-
-@dataclass(frozen=True)
-class Verification:
-    """The accepted nodes of a draft, from its root on, and the token emitted after them."""
-
-    path: tuple[int, ...]
-    token: int
-    tested: int  # how many drafted tokens were accepted or rejected; of a tree, levels
-    drafted: list[int]
+# The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
+Verdict = tuple[tuple[int, ...], int, list[int]]
+SEEN = 16  # most probable tokens that a rule sees which does not say what decides; a threshold
+# decides on those beyond them, and a rule without one is shown all tokens when it has to
 
 
 class Verifier(Protocol):
     """Accepts drafted tokens."""
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Accept drafted tokens and choose the next.
 
         Args:
@@ -83,17 +77,6 @@ def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int],
     return drafted.tolist(), found
 
 
-def on_chain(accepted: int, token: int, drafted: list[int]) -> Verification:
-    """Return the verdict on a chain of drafted tokens."""
-    return Verification(tuple(range(accepted)), token, min(accepted + 1, len(drafted)), drafted)
-
-
-def on_tree(path: tuple[int, ...], token: int, tree: Topology, drafted: list[int]) -> Verification:
-    """Return the verdict on a tree: tested are the levels of its path, and that where it ends."""
-    ended_at_leaf = not tree.children[path[-1] if path else ROOT]
-    return Verification(path, token, len(path) + (not ended_at_leaf), drafted)
-
-
 class Match:
     """Accepts what the target would choose itself.
 
@@ -105,13 +88,10 @@ class Match:
         """Let the target choose with `choice`."""
         self._choice = choice
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
-        choices = found.tolist()
-        if draft.tree is None:
-            return on_chain(*laws.match(drafted, choices), drafted)
-        return on_tree(*tree_laws.match_tree(draft.tree, drafted, choices), draft.tree, drafted)
+        return *tree_laws.match_tree(draft.shape, drafted, found.tolist()), drafted
 
 
 class Relaxed:
@@ -121,7 +101,7 @@ class Relaxed:
         """Accept under `rule`."""
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:  # noqa: ARG002
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
         """Accept drafted tokens as long as the rule does."""
         before, n = logits[:-1], len(draft.tokens)
         wanted = asked(self._rule, before, draft.tokens) if n else []
@@ -129,7 +109,8 @@ class Relaxed:
         accepts = best[:n] == drafted
         if not accepts.all():
             accepts |= judged(self._rule, before, draft.tokens, found)
-        return on_chain(*laws.relaxed(accepts, best.tolist()), drafted)
+        accepted, token = laws.relaxed(accepts, best.tolist())
+        return tuple(range(accepted)), token, drafted
 
 
 class BestPath:
@@ -139,21 +120,18 @@ class BestPath:
         """Accept under `rule`."""
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:  # noqa: ARG002
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
         """Accept the best path of a chain or a tree; emit the argmax after it."""
-        tree = sequence(len(draft.tokens)) if draft.tree is None else draft.tree
-        exact, parents = logits.double(), send(tree.parents, logits.device) + 1
+        parents = draft.shape.parents
+        exact, above = logits.double(), send(parents, logits.device) + 1
         if self._rule.cost == "probability":
             exact = exact.softmax(1)
-        drafted = exact[parents, draft.ids]
-        wanted = argmax(logits), exact.amax(1)[parents] - drafted
+        drafted = exact[above, draft.ids]
+        wanted = argmax(logits), exact.amax(1)[above] - drafted
         tokens, (best, costs) = read_call(logits, draft, *wanted)
         costs = np.where(np.array(tokens) == NOTHING, np.inf, costs)
-        path = best_path(tree.parents, costs.tolist(), self._rule.mu)
-        token = int(best[path[-1] + 1 if path else 0])
-        if draft.tree is None:
-            return on_chain(len(path), token, tokens)
-        return on_tree(path, token, tree, tokens)
+        path = best_path(parents, costs.tolist(), self._rule.mu)
+        return path, int(best[path[-1] + 1 if path else 0]), tokens
 
 
 class SpeculativeSampling:
@@ -171,19 +149,33 @@ class SpeculativeSampling:
         self._target = Inversion(temperature, noise, TOKEN, kept)
         self._uniforms, self._rule = noise.uniforms, rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Test drafted tokens one after the other."""
-        n, p = len(draft.tokens), self._target.weights(logits)
-        wanted = asked(self._rule, logits[:n], draft.tokens) if self._rule and n else []
-        drafted, (at, *found) = read_call(logits, draft, of_drafted(p, draft), *wanted)
-        passed = laws.sampling_accepts(
-            at[:, 0], at[:, 1], self._uniforms[position : position + n, TEST]
+        p, at = self._target.weights(logits), draft.tokens[:, None]
+        n, size = len(at), p.shape[1]
+        p_at = p[:n].gather(1, at)
+        q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
+        rule = self._rule if n else None
+        wanted = asked(rule, logits[:n], draft.tokens) if rule else []
+        drafted, (tested, *found) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
+        also = judged(rule, logits[:n], draft.tokens, found, least_rank=2) if rule else None
+
+        def rows(at: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
+            if at == n:
+                return read(p[at])[0], None
+            target, drawn = read(p[at], draft_law(draft, at, size))
+            return target, drawn
+
+        uniforms = self._uniforms
+        accepted, token = laws.speculative_sampling(
+            tested[:, 0],
+            tested[:, 1],
+            uniforms[position : position + n, TEST],
+            rows,
+            lambda at: uniforms[position + at, TOKEN],
+            also,
         )
-        if self._rule and n:
-            passed = passed | judged(self._rule, logits[:n], draft.tokens, found, least_rank=2)
-        accepted = laws.leading(passed)
-        uniform = self._uniforms[position + accepted, TOKEN]
-        return on_chain(accepted, draw(left_over(p, draft, accepted), uniform), drafted)
+        return tuple(range(accepted)), token, drafted
 
 
 class BudgetSampling:
@@ -205,19 +197,19 @@ class BudgetSampling:
         dial = ("divergence", value, name) if name in FAMILIES else (name, value)
         self._uniforms, self._dial = noise.uniforms, dial
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Test drafted tokens one after the other."""
-        weights = draft.weights
-        if weights is None:  # q is 1 at the drafted token
-            weights = one_hot(draft.tokens, logits.shape[1]).double()
-        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), weights)
-        for at, (token, q) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clip_law(p[at], q, *self._dial)
-            if not self._uniforms[position + at, TEST] * q[token] < r[token]:
-                uniform = self._uniforms[position + at, TOKEN]
-                return on_chain(at, laws.pick(laws.residual(r, q), uniform), drafted)
-        n = len(drafted)
-        return on_chain(n, laws.pick(p[n], self._uniforms[position + n, TOKEN]), drafted)
+        q = draft_law(draft, slice(None), logits.shape[1])
+        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
+        for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
+            r, _, _ = clip_law(p[at], q_at, *self._dial)
+            if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
+                weights = laws.residual(r, q_at)
+                break
+        else:
+            at, weights = len(drafted), p[-1]
+        token = laws.pick(weights, self._uniforms[position + at, TOKEN])
+        return tuple(range(at)), token, drafted
 
 
 class TreeSampling:
@@ -227,35 +219,27 @@ class TreeSampling:
         """Sample at `temperature` with the uniform numbers of `noise`."""
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
-        """Test the children of a node one after the other, then those of the accepted one.
-
-        After a rejection p becomes the residual max(0, p - q), q loses the rejected token, and both
-        are normalised.
-        """
-        tree = sequence(len(draft.tokens)) if draft.tree is None else draft.tree
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """Test the children of a node one after the other, then those of the accepted one."""
+        tree = draft.shape
         drafted, _ = read_call(logits, draft)
-        path: list[int] = []
-        while True:
-            node, at = (path[-1] if path else ROOT), position + len(path)
+        places = zip(tree.depths, tree.siblings, strict=True)
+        tests = [self._noise.test(position + depth - 1, sibling) for depth, sibling in places]
+
+        def rows(node: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             p = self._target.weights(logits[node + 1][None])[0]
-            q = p
-            if tree.children[node] and draft.weights is not None:
-                q = draft.weights[inner_nodes(tree).index(node)]
-            for child in tree.children[node]:
-                token = drafted[child]
-                if token == NOTHING:
-                    continue
-                ((p_at, q_at),) = read(torch.stack([p[token], q[token]]))
-                if self._noise.test(at, tree.siblings[child]) * q_at < p_at:
-                    path.append(child)
-                    break
-                rest, q = or_else((p - q).clamp_(min=0), p), q.clone()
-                q[token] = 0.0
-                p, q = rest / rest.sum(), torch.where(q.any(), q / q.sum(), q)
-            else:
-                token = draw(p, self._noise.uniforms[at, TOKEN])
-                return on_tree(tuple(path), token, tree, drafted)
+            if not tree.children[node] or draft.weights is None:
+                return read(p)[0], None
+            target, drawn = read(p, draft.weights[inner_nodes(tree).index(node)])
+            return target, drawn
+
+        def token_uniform(accepted: int) -> float:
+            return self._noise.uniforms[position + accepted, TOKEN]
+
+        found = tree_laws.tree_speculative_sampling(
+            tree, drafted, np.array(tests), rows, token_uniform
+        )
+        return *found, drafted
 
 
 class BlockVerification:
@@ -268,47 +252,75 @@ class BlockVerification:
         """Sample at `temperature` with the uniform numbers of `noise` for calls."""
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verification:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Accept the longest prefix whose own test succeeds."""
-        n, uniforms = len(draft.tokens), self._noise.of_call(position)
-        p = self._target.weights(logits)
-        kept = [torch.ones_like(p[0, 0])]
-        for p_at, q_at in of_drafted(p, draft):
-            kept.append((kept[-1] * p_at / q_at).clamp(max=1))
-        scaled = torch.stack(kept)[:, None] * p
-        excess = [above_draft(scaled, draft, at).sum() for at in range(1, n)] + kept[n:]
-        drafted, (found,) = read_call(logits, draft, torch.stack([*kept, *excess]))
-        accepted = laws.block_accepts(found[1 : n + 1], found[n + 1 :][:n], uniforms[:, TEST])
-        weights = left_over(scaled, draft, accepted)
-        return on_chain(accepted, draw(weights, uniforms[accepted, TOKEN]), drafted)
+        uniforms = self._noise.of_call(position)
+        q = draft_law(draft, slice(None), logits.shape[1])
+        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
+        accepted, token = laws.block_verification(
+            drafted, p, qs, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
+        )
+        return tuple(range(accepted)), token, drafted
 
 
-def of_drafted(p: Tensor, draft: Draft) -> Tensor:
-    """Return (n, 2) probabilities of drafted tokens: of the target, p (n + 1, V), and the draft.
+def draft_law(draft: Draft, at: int | slice, size: int) -> Tensor:
+    """Return the distributions (V,) or (n, V) of drafted tokens: 1 at those that are not drawn."""
+    if draft.weights is None:
+        return one_hot(draft.tokens[at], size).double()
+    return draft.weights[at]
 
-    The draft's are 1 where its tokens were not drawn.
+
+def asked(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -> list[Tensor]:
+    """Return what a rule asks for at drafted tokens (n,) under raw logits (n, V), n rows of each.
+
+    It sees the k most probable tokens; None is as many as it says that it looks at.
     """
-    at = draft.tokens[:, None]
-    p_at = p[: len(at)].gather(1, at)
-    q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
-    return torch.cat([p_at, q_at], 1)
+    if k is None:
+        all_ = rule.decided_by == Rule.decided_by
+        k = max(SEEN, rule.minimum_k) if all_ else rule.minimum_k
+    values, ids = top_k_unread(logits, min(k, logits.shape[1]))
+    if values.itemsize < 4:  # NumPy has no bfloat16
+        values = values.float()
+    mine = logits.gather(1, drafted[:, None])[:, 0].to(values.dtype)
+    return [drafted, ids, values, mine, *chosen_statistics(logits, ids, rule.decided_by)]
 
 
-def above_draft(p: Tensor, draft: Draft, at: int) -> Tensor:
-    """Return max(0, p - q) (V,) after the first `at` drafted tokens, from p (n + 1, V)."""
-    if draft.weights is None:  # q is 1 at the drafted token
-        return p[at].scatter(0, draft.tokens[at : at + 1], 0.0)
-    return (p[at] - draft.weights[at]).clamp_(min=0)
+def judged(
+    rule: Rule,
+    logits: Tensor,
+    drafted: Tensor,
+    found: list[NDArray[Any]] | None = None,
+    least_rank: int = 1,
+) -> NDArray[np.bool_]:
+    """Say which drafted tokens (n,) of at least a rank a rule accepts.
 
-
-def left_over(p: Tensor, draft: Draft, at: int) -> Tensor:
-    """Return the weights (V,) of the token after the first `at` drafted ones, from p (n + 1, V).
-
-    max(0, p - q), or p where nothing is left of it and after all drafted tokens.
+    `found` is what it asked for, already read. A rule without a threshold that has to see all
+    tokens reads them: one wait more.
     """
-    return p[at] if at == len(draft.tokens) else or_else(above_draft(p, draft, at), p[at])
+    size = logits.shape[1]
+    accepted = _accepted(rule, found or read(*asked(rule, logits, drafted)), size, least_rank)
+    if accepted is None:
+        accepted = _accepted(rule, read(*asked(rule, logits, drafted, size)), size, least_rank)
+        assert accepted is not None
+    return accepted
 
 
-def or_else(weights: Tensor, others: Tensor) -> Tensor:
-    """Return weights (V,), or `others` where none is above 0."""
-    return torch.where(weights.any(), weights, others)
+def _accepted(
+    rule: Rule, found: list[NDArray[Any]], size: int, least_rank: int
+) -> NDArray[np.bool_] | None:
+    """Say which of n tokens a rule accepts; None where it can't without those behind the K shown.
+
+    Of a token that is not among the K, only that counts.
+    """
+    tokens, ids, values, mine, *statistics = found
+    known = dict(zip(rule.decided_by, statistics, strict=True))
+    unknown = np.full(len(tokens), np.nan)
+    surprisal, log_tail, entropy = (known.get(name, unknown) for name in Rule.decided_by)
+    dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy, size)
+    is_it = ids == tokens[:, None]
+    rank = np.where(is_it.any(1), is_it.argmax(1), ids.shape[1]) + 1
+    behind = rank > dist.k
+    if behind.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[behind]) < 0:
+        return None
+    log_prob = (mine.astype(np.float64) - values[:, 0]) - dist.top_surprisal
+    return rule.accepts(dist, Drafted(rank, log_prob)) & (rank >= least_rank)

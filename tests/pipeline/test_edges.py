@@ -46,9 +46,9 @@ def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position() 
     draft = Draft(torch.tensor([7, 7, 7]), torch.softmax(sure.double(), 1))
     alone = Inversion(1.0, noise, TOKEN)
     for position in range(0, 30, 3):
-        verdict = SpeculativeSampling(1.0, noise).verify(logits, draft, position)
-        assert verdict.path == (0, 1, 2)
-        assert verdict.token == int(alone(flat, position + 3)[0])
+        path, token, _ = SpeculativeSampling(1.0, noise).verify(logits, draft, position)
+        assert path == (0, 1, 2)
+        assert token == int(alone(flat, position + 3)[0])
     assert len(np.unique(noise.uniforms[:, TOKEN])) == 41
 
 

