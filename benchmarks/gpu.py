@@ -4,15 +4,12 @@ First a line for every check, with status 1 at the end when one failed:
 
 - decoding a batch and each prompt alone emits the same tokens, in float32 and bfloat16, and padding
   gives no NaN;
-- the head's product and the statistics agree with their twins on the CPU;
+- the statistics agree with the CPU's;
 - memory that runs out halves one shard;
 - the decoding loop with a chain and with a tree emits the tokens of the target alone.
 
 Then speeds: the paper's shapes with random weights (nothing is downloaded), 500 prompts, 128 steps,
-by the stage's own code; seconds are wall-clock, with writing the file. The bound is the time in
-which the device, at the bandwidth of a copy and the rate of a large product, both measured first,
-moves the weights once a step and the keys and values of real tokens, or does the operations,
-whichever takes longer.
+by the stage's own code; seconds are wall-clock, with writing the file.
 
 ``--reduced`` runs it all with small shapes, on the CPU too, where what needs CUDA is left out.
 """
@@ -39,14 +36,7 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.shards import compute_unfinished, join, out_of_memory
-from pipeline.execution.stopwatch import (
-    Stopwatch,
-    describe_device,
-    peak_memory,
-    peak_rates,
-    throughput,
-)
-from pipeline.models import language_model
+from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.compute import Decoder
@@ -135,22 +125,17 @@ def same_tokens(device: torch.device, dtype: str) -> str:
     return f"steps at which texts part from those alone: {share:.2%}; apart {apart:.2g}"
 
 
-def head_and_statistics(device: torch.device) -> str:
-    """Check the product in bfloat16 and the statistics against the CPU's."""
-    torch.manual_seed(1)
-    hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
-    here = language_model.wide_product(hidden, weight)
-    there = language_model.wide_product(hidden.to(device), weight.to(device)).cpu()
-    product = (here - there).abs().max().item()
-    assert product <= 1e-3, f"logits are {product:.3g} apart"
+def statistics_agree(device: torch.device) -> str:
+    """Check the statistics against the CPU's."""
+    here = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))
     here[0, :200] = here[0].max()  # ties
-    one, one_tempered = tempered_statistics(here.clone(), 64, [1.0, 0.5])
+    one, one_tempered = tempered_statistics(here, 64, [1.0, 0.5])
     two, two_tempered = tempered_statistics(here.to(device), 64, [1.0, 0.5])
     assert (one.top_ids == two.top_ids.cpu()).all(), "other tokens are stored"
     pairs = zip((*one[2:], *one_tempered), (*two[2:], *two_tempered), strict=True)
     worst = max((a - b.cpu()).abs().max().item() for a, b in pairs)
     assert worst <= 1e-10, f"statistics are {worst:.3g} apart"
-    return f"logits {product:.2g} apart, statistics {worst:.2g}"
+    return f"{worst:.2g} apart"
 
 
 def dumped(decoder: Any, prompts: Prompts, batch: int, decoding: Decoding, label: str) -> Plan:
@@ -208,7 +193,7 @@ def loop_emits_the_target(device: torch.device) -> str:
 CHECKS: dict[str, Callable[[torch.device], str]] = {
     "tokens, float32": partial(same_tokens, dtype="float32"),
     "tokens, bfloat16": partial(same_tokens, dtype="bfloat16"),
-    "head and statistics": head_and_statistics,
+    "statistics": statistics_agree,
     "memory runs out": memory_runs_out,
     "decoding": loop_emits_the_target,
 }
@@ -231,13 +216,9 @@ def checked(device: torch.device) -> int:
 def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
     """Yield what is reached at every batch; those that do not fit are printed."""
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
-    sizes = {}
     if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
-        sizes = {"megabytes": 64, "size": 512}
-    measured = peak_rates(device, torch.bfloat16, **sizes)
     machine = describe_device(device) | {"torch": torch.__version__}
-    machine |= dict(zip(("bandwidth", "operations"), measured, strict=True))
     print(json.dumps(machine | {"prompts": count, "steps": steps}))
     decoding = Decoding(steps, 256, [], GREEDY)
     for label, shape in shapes.items():
@@ -257,10 +238,8 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
                 print(f"{label}: batch {batch} does not fit", flush=True)
                 continue
             rate = count * steps / (time.perf_counter() - begun)
-            found = throughput((shard.measured for shard in plan.shards), model, measured)
             yield {"target": label, "batch": max(len(shard.prompts) for shard in plan.shards),
                    "tokens_per_second": round(rate),
-                   "share_of_bound": found["fraction_of_bound"],
                    "peak_GiB": round(peak_memory(device) / 2**30, 1)}  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from analysis.trees.laws import NOTHING
 from analysis.trees.topology import Topology
 from pipeline.models.devices import send
-from pipeline.models.logit_statistics import argmax, nucleus, top_k_unread
+from pipeline.models.logit_statistics import argmax, nucleus, top_k
 
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
 CALL, SIBLING = 1, 2  # streams of numbers apart from those of positions: of calls, of siblings
@@ -216,7 +216,7 @@ def first_tokens(keys: Tensor, width: int) -> Tensor:
     """Return the ids (r, width) of the largest keys, ties by id; NOTHING for those of -inf."""
     if width == 1:
         return argmax(keys)[:, None]
-    values, ids = top_k_unread(keys, min(width, keys.shape[1]))
+    values, ids = top_k(keys, min(width, keys.shape[1]))
     ids = ids.masked_fill(values == -torch.inf, NOTHING)
     missing = width - ids.shape[1]
     return torch.nn.functional.pad(ids, (0, missing), value=NOTHING) if missing else ids

@@ -15,7 +15,7 @@ from pipeline.decoding.shapes import Level, chain, columns_of, grow, levels_of, 
 from pipeline.models.devices import read, send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.logit_statistics import chosen_statistics, top_k_unread
+from pipeline.models.logit_statistics import chosen_statistics, top_k
 from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting
 
@@ -235,7 +235,7 @@ def stops(drafting: Drafting, logits: Tensor) -> bool:
 def measured(measure: str, logits: Tensor) -> list[float]:
     """Return max_q, the largest probability, or the entropy (nats) of logits (r, V)."""
     names = {"max_q": "top_surprisal", "entropy": "entropy"}
-    _, ids = top_k_unread(logits.float(), 1)
+    _, ids = top_k(logits.float(), 1)
     (values,) = read(*chosen_statistics(logits, ids, [names[measure]]))
     found = [float(value) for value in values]
     return [min(math.exp(-value), 1.0) for value in found] if measure == "max_q" else found

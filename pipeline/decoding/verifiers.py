@@ -34,7 +34,7 @@ from pipeline.decoding.choices import (
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.shapes import inner_nodes
 from pipeline.models.devices import read, send
-from pipeline.models.logit_statistics import argmax, chosen_statistics, top_k_unread
+from pipeline.models.logit_statistics import argmax, chosen_statistics, top_k
 
 # The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
 Verdict = tuple[tuple[int, ...], int, list[int]]
@@ -278,7 +278,7 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -> 
     if k is None:
         all_ = rule.decided_by == Rule.decided_by
         k = max(SEEN, rule.minimum_k) if all_ else rule.minimum_k
-    values, ids = top_k_unread(logits, min(k, logits.shape[1]))
+    values, ids = top_k(logits, min(k, logits.shape[1]))
     if values.itemsize < 4:  # NumPy has no bfloat16
         values = values.float()
     mine = logits.gather(1, drafted[:, None])[:, 0].to(values.dtype)

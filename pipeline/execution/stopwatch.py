@@ -1,4 +1,4 @@
-"""Where the time of a long stage goes, and how near it comes to the memory-bandwidth bound."""
+"""Where the time of a long stage goes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -63,31 +63,6 @@ class Stopwatch:
         return {name: round(value, 4) for name, value in total.items()}
 
 
-def peak_rates(
-    device: torch.device, dtype: torch.dtype, megabytes: int = 1024, size: int = 8192
-) -> tuple[float, float]:
-    """Measure what a device does at most in a second, the best of ten.
-
-    Returns:
-        The bytes that a large copy reads and writes, and the additions and multiplications of a
-        large matrix product; the default sizes fill a GPU.
-    """
-    source = torch.empty(megabytes << 20, dtype=torch.uint8, device=device).fill_(1)
-    copy, one = torch.empty_like(source), torch.ones((size, size), dtype=dtype, device=device)
-
-    def best(work: Callable[[], object]) -> float:
-        watches = [Stopwatch(device) for _ in range(10)]
-        for watch in watches:
-            with watch("work"):
-                work()
-        return min(max(watch.seconds()["work"], 1e-9) for watch in watches)
-
-    return (
-        2 * source.nbytes / best(lambda: copy.copy_(source)),
-        2.0 * size**3 / best(lambda: one @ one),
-    )
-
-
 def peak_memory(device: torch.device) -> int:
     """Return the most bytes held so far: on the CUDA device, else by this process."""
     if device.type == "cuda":
@@ -106,40 +81,15 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def throughput(
-    measured: Iterable[Mapping[str, Any]], model: Any, peaks: tuple[float, float] | None
-) -> dict[str, Any]:
-    """Sum up what finished shards took.
-
-    Args:
-        measured: of each shard its seconds by span, rows, and what decoding takes at least:
-            forwards (steps of the batch), forward_tokens and kv_tokens (read in them).
-        model: what decoded them, a `pipeline.models.language_model.LanguageModel`.
-        peaks: `peak_rates` of the device, or None. The bound is the time in which it moves the
-            weights, once a step, and the keys and values, or does the operations, whichever is
-            longer.
-    """
+def throughput(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sum up what finished shards took; of each its seconds by span, and its rows."""
     seconds: Counter[str] = Counter()
-    totals: Counter[str] = Counter()
+    tokens = 0
     for shard in measured:
         seconds.update(shard["seconds"])
-        names = ("rows", "forwards", "forward_tokens", "kv_tokens")
-        totals.update({name: shard[name] for name in names})
-    found = {
-        "tokens": totals["rows"],
-        "tokens_per_second": round(totals["rows"] / sum(seconds[name] for name in DECODING), 1),
+        tokens += shard["rows"]
+    return {
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / sum(seconds[name] for name in DECODING), 1),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
     }
-    if peaks is not None:
-        read = totals["forwards"] * model.weight_bytes()
-        read += totals["kv_tokens"] * model.cache_bytes()
-        done = model.operations(totals["forward_tokens"], totals["kv_tokens"])
-        bandwidth, operations = peaks
-        bound = max(read / bandwidth, done / operations)
-        found |= {
-            "copy_bandwidth_bytes_per_second": round(bandwidth),
-            "operations_per_second": round(operations),
-            "bound_seconds": round(bound, 4),
-            "fraction_of_bound": round(bound / (seconds["decode"] + seconds["statistics"]), 4),
-        }
-    return found

@@ -65,38 +65,12 @@ def set_up(device: torch.device, threads: int | None) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def waits(device: torch.device) -> bool:
-    """Say whether to read a number from a device is to wait for what it still computes."""
-    return device.type != "cpu"
-
-
 def read(*tensors: Tensor) -> list[NDArray[Any]]:
-    """Return what the tensors of one device hold, bit for bit, with one copy and one wait.
-
-    Raises:
-        TypeError: NumPy has no such numbers (bfloat16).
-    """
-    if not tensors or not waits(tensors[0].device):
-        return [tensor.numpy() for tensor in tensors]
-    dtypes = [torch.empty(0, dtype=tensor.dtype).numpy().dtype for tensor in tensors]
-    packed = torch.cat([_bytes(tensor) for tensor in tensors])
-    parts = np.split(packed.cpu().numpy(), np.cumsum([t.nbytes for t in tensors])[:-1])
-    return [
-        np.frombuffer(part.tobytes(), dtype).reshape(tensor.shape)
-        for part, dtype, tensor in zip(parts, dtypes, tensors, strict=True)
-    ]
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    if not tensor.numel():  # of strides that no other type can have
-        return tensor.new_empty(0, dtype=torch.uint8)
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    """Return what the tensors hold, bit for bit; NumPy has no bfloat16."""
+    return [tensor.cpu().numpy() for tensor in tensors]
 
 
 def send(values: Sequence[int] | NDArray[Any], device: torch.device) -> Tensor:
-    """Return numbers as a tensor on a device, without waiting for what it still computes."""
+    """Return numbers as a tensor on a device; a list is of integers."""
     array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.int64)
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":  # only a copy from pinned memory does not wait
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return torch.from_numpy(array).to(device)

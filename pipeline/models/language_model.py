@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pipeline.errors import PipelineError
 from pipeline.models import caches, few_rows
@@ -161,26 +160,6 @@ class LanguageModel:
         states = (getattr(layer, name, None) for layer in cache.layers for name in KEPT)
         return sum(state.nbytes for state in states if state is not None)
 
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a decoding step reads."""
-        return sum(weight.nbytes for weight in self._weights_read())
-
-    def operations(self, tokens: int, kv_tokens: int) -> float:
-        """Additions and multiplications of reading `tokens` that attend to `kv_tokens` in all."""
-        config = self.module.config.get_text_config()
-        heads = config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        attention = 4 * config.num_hidden_layers * heads * width  # scores, and sums of values
-        return 2.0 * sum(w.numel() for w in self._weights_read()) * tokens + attention * kv_tokens
-
-    def _weights_read(self) -> list[Tensor]:
-        """Return what a decoding step reads: embeddings only where they are the head."""
-        head, looked_up = self.module.get_output_embeddings(), self.module.get_input_embeddings()
-        read = {parameter.data_ptr(): parameter for parameter in self.module.parameters()}
-        if head is not None and head.weight.data_ptr() != looked_up.weight.data_ptr():
-            read.pop(looked_up.weight.data_ptr(), None)
-        return list(read.values())
-
     def memory_bytes(self) -> int:
         """Bytes of all parameters and buffers."""
         return sum(t.nbytes for t in (*self.module.parameters(), *self.module.buffers()))
@@ -194,13 +173,11 @@ class Head(nn.Module):
     """
 
     def __init__(self, projection: nn.Linear, dtype: torch.dtype) -> None:
-        """Keep the weight (and bias) of `projection`, in `dtype` unless it does as it is."""
+        """Keep the weight (and bias) of `projection` in `dtype`."""
         super().__init__()
-        self.dtype = dtype
-        weight, bias = projection.weight.detach(), projection.bias
-        kept = weight.dtype if bias is None and sums_wide(weight, dtype) else dtype
+        self.dtype, bias = dtype, projection.bias
         self.projection = linear_of(
-            weight.to(kept), None if bias is None else bias.detach().to(kept)
+            projection.weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
         )
 
     @property
@@ -210,28 +187,8 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., V) of the hidden states (..., d)."""
-        hidden = hidden.to(self.weight.dtype)
-        if self.weight.dtype != self.dtype:
-            return wide_product(hidden, self.weight)
-        logits: Tensor = self.projection(hidden)
+        logits: Tensor = self.projection(hidden.to(self.dtype))
         return logits
-
-
-def sums_wide(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `wide_product` gives `dtype` from a weight of a narrower one at no cost: on CUDA."""
-    return weight.is_cuda and weight.dtype.itemsize == 2 and dtype == torch.float32
-
-
-def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return hidden (..., d) times the transpose of weight (V, d), summed and given in float32.
-
-    A product of two numbers of 16 bits is exact in float32, so on CUDA, where tensor cores take
-    both as they are, nothing is lost and no float32 copy is read. A CPU casts.
-    """
-    if not hidden.is_cuda:
-        return functional.linear(hidden.float(), weight.float())
-    rows = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
-    return rows.unflatten(0, hidden.shape[:-1])
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

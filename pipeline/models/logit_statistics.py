@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.models import devices
-
 CPU_CHUNK = 1 << 18  # float64 values held at once: 2 MB, which stay in a processor's cache
 CUDA_VALUES = 1 << 26  # the same on a GPU, where many small kernels cost more than 512 MB
 MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
@@ -115,7 +113,7 @@ def _at_temperature(
 def chosen_statistics(logits: Tensor, top_ids: Tensor, names: Sequence[str]) -> list[Tensor]:
     """Return some of the statistics (B,) that `logit_statistics` gives of raw logits (B, V).
 
-    Without waiting for the device. Those of the largest logit take a third of the time of all.
+    Those of the largest logit take a third of the time of all.
 
     Args:
         logits: finite, or -inf for masked tokens.
@@ -143,7 +141,7 @@ def argmax(logits: Tensor) -> Tensor:
 
     NumPy is ten times as fast as torch here, which has no vectorised argmax on a CPU.
     """
-    if not devices.waits(logits.device) and logits.dtype in (torch.float32, torch.float64):
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
 
@@ -169,25 +167,6 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         by_value = logits[tied].sort(dim=1, descending=True, stable=True)
         values[tied], ids[tied] = by_value.values[:, :k], by_value.indices[:, :k]
     return values, ids
-
-
-def top_k_unread(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the same as `top_k`, without waiting for the device.
-
-    `top_k` reads which rows have a tie; this makes a choice of equal logits in every row, which
-    takes more memory, and longer where nothing waits.
-    """
-    if k == 1 or not devices.waits(logits.device):
-        return top_k(logits, k)
-    size = logits.shape[1]
-    least = logits.topk(k, dim=1).values[:, -1:]
-    above, equal = logits > least, logits == least
-    room = k - above.sum(1, keepdim=True)
-    kept = above | (equal & (equal.cumsum(1) <= room))
-    backwards = torch.arange(size, 0, -1, device=logits.device)
-    ids = size - torch.where(kept, backwards, 1).topk(k, dim=1).values  # NaN: any id but no other
-    values, order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True)
-    return values, ids.gather(1, order)
 
 
 def nucleus(ordered: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:

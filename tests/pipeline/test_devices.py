@@ -1,14 +1,68 @@
-"""Threads that wait give up their cores, unless the user decided otherwise."""
+"""Devices and threads, and statistics of logits that are asked for one by one."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
+from pipeline.execution.shard_plan import at_most
+from pipeline.models import logit_statistics
+from pipeline.models.devices import set_up
 from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sizes"), [(0, []), (3, [3]), (4, [4]), (5, [4, 1]), (8, [4, 4])]
+)
+def test_cuts_of_a_fixed_size(prompts: int, sizes: list[int]) -> None:
+    assert at_most(4)([9] * prompts) == sizes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_statistics_that_are_asked_for_are_those_of_all(dtype: torch.dtype) -> None:
+    z = torch.randn((9, 50), generator=torch.Generator().manual_seed(0)).mul(4).to(dtype)
+    z[2] = z[2].round()
+    z[3, 5:] = -torch.inf
+    before = z.clone()
+    names = ("entropy", "log_tail", "top_surprisal")
+    for k in (1, 4):
+        ids = logit_statistics.top_k(z, k)[1]
+        all_ = logit_statistics.logit_statistics(z, k)
+        for asked in itertools.chain.from_iterable(
+            itertools.combinations(names, count) for count in range(4)
+        ):
+            found = logit_statistics.chosen_statistics(z, ids, asked)
+            wanted = [getattr(all_, name) for name in asked]
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert z.equal(before)
+
+
+def test_the_largest_logit_is_the_first_of_equal_ones() -> None:
+    z = torch.tensor([[1.0, 3.0, 3.0], [2.0, -torch.inf, 2.0]])
+    for rows in (z, z.double(), z.bfloat16(), z[:, :2], z.T.contiguous().T):
+        found = logit_statistics.argmax(rows)
+        assert found.tolist() == [1, 0]
+        assert logit_statistics.top_k(rows, 1)[1][:, 0].equal(found)
+
+
+def test_cuda_allocates_segments_that_grow_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.delenv(name, raising=False)
+    set_up(torch.device("cpu"), None)
+    assert name not in os.environ
+    set_up(torch.device("cuda"), None)
+    assert os.environ[name] == "expandable_segments:True"
+    monkeypatch.setenv(name, "backend:native")
+    set_up(torch.device("cuda"), None)
+    assert os.environ[name] == "backend:native"
 
 
 @pytest.mark.parametrize(

@@ -79,16 +79,6 @@ def test_preallocated_cache_equals_transformers(directory: Path) -> None:
     assert model.cache_bytes() == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, head_dim, float32
 
 
-def test_weights_read_in_a_step(directory: Path) -> None:
-    """Tied: everything is read once. With a head of its own dtype the embeddings are only
-    looked up."""
-    stored = sum(t.nbytes for t in load_file(directory / "model.safetensors").values())
-    embedding = tiny.VOCABULARY * 64
-    assert load(directory).weight_bytes() == stored
-    bf16 = load(directory, dtype="bfloat16").weight_bytes()
-    assert bf16 == (stored // 2 - embedding * 2) + embedding * 4
-
-
 def test_refusals(directory: Path, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(PipelineError, match=r"device.name=cuda: .* give device.name=cpu"):

@@ -17,13 +17,7 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import (
-    Stopwatch,
-    describe_device,
-    peak_memory,
-    peak_rates,
-    throughput,
-)
+from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import LanguageModel, load_model, skeleton
@@ -157,30 +151,7 @@ def write_shard(
     with host("write"):
         schema = columns.schema("distributions", k=out.statistics.top_ids.shape[2])
         write_groups(path, decoded_tables(names, out, schema), schema)
-    return {
-        "seconds": seconds | host.seconds(),
-        "rows": int(out.lengths.sum()),
-        **needed([len(ids) for ids in prompts.values()], out.lengths.tolist(), out.passes),
-    }
-
-
-def needed(
-    prompts: Sequence[int], answers: Sequence[int], passes: int | None = None
-) -> dict[str, int]:
-    """Return what decoding a batch takes at least, without padding and what is run too much.
-
-    Args:
-        prompts: their tokens.
-        answers: their steps, the first of which comes from reading the prompt.
-        passes: in which given answers are read; None is a step each.
-
-    Returns:
-        forwards: decoding steps, each of which reads the weights; forward_tokens: tokens read in
-        them; kv_tokens: cached tokens that these attend to.
-    """
-    steps = [answer - 1 for answer in answers]
-    each = (n * length + n * (n + 1) // 2 for n, length in zip(steps, prompts, strict=True))
-    return {"forwards": passes or max(steps), "forward_tokens": sum(steps), "kv_tokens": sum(each)}
+    return {"seconds": seconds | host.seconds(), "rows": int(out.lengths.sum())}
 
 
 def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> None:
@@ -220,7 +191,6 @@ def distribution_facts(
 ) -> dict[str, Any]:
     """Return what the record says of the model, the run and its throughput."""
     config = node.config
-    cuda = model.device.type == "cuda"
     return {
         "model": model.label,
         "revision": node.settings["revision"],
@@ -236,7 +206,5 @@ def distribution_facts(
         "eos": list(model.eos),
         **describe_device(model.device),
         "peak_memory_bytes": peak_memory(model.device),
-        **throughput(
-            measured, model, peak_rates(model.device, model.module.dtype) if cuda else None
-        ),
+        **throughput(measured),
     }

@@ -48,7 +48,6 @@ class DecodedBatch:
     statistics: LogitStatistics  # fields (B, n, ...), ids int32, at temperature 1
     tempered: Tempered  # fields (B, n, T), at T others
     lengths: Tensor  # (B,) steps up to and with the token that ends the answer
-    passes: int | None = None  # in which given answers were read
 
     @classmethod
     def empty(

@@ -75,7 +75,6 @@ def score_batch(
         statistics=LogitStatistics(*(whole[name] for name in LogitStatistics._fields)),
         tempered=Tempered(*(whole[f"tempered_{name}"] for name in Tempered._fields)),
         lengths=batch.lengths,
-        passes=len(parts),
     )
 
 
