@@ -126,8 +126,8 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "certificates": {"rules"},
     "beyond": {"certificates", "rules"},
     "acceptance": {"beyond", "certificates", "rules", "statistics"},
-    "decoding": {"rules", "statistics"},
-    "trees": {"decoding", "rules", "statistics"},
+    "trees": set(),
+    "decoding": {"rules", "statistics", "trees"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics", "trees"},
     "page": {"acceptance", "report", "rules", "statistics"},
 }

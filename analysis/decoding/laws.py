@@ -1,23 +1,29 @@
 """Verification laws of speculative decoding: which drafted tokens are kept, what is emitted next.
 
-A verification step has n drafted tokens in a row, and the target's distributions after the n + 1
-prefixes that they form. A law says how many of the drafted tokens are accepted (the first a of
-them) and which token follows: a correction when a < n, the bonus token when a = n. Randomness
-comes in as numbers, so that every law is a plain function and can be enumerated.
+A verification step has n drafted tokens in a row, or on the nodes of a tree, and the target's
+distributions after each of them. A law says how many of the drafted tokens are accepted (on a tree:
+which path of them) and which token follows: a correction after a rejection, else the bonus token.
+Randomness comes in as numbers, so that every law is a plain function and can be enumerated.
+
+A tree may be larger than what its drafter can draw: where fewer tokens have a probability above 0
+than a node has children, the last of these have the token NOTHING, and are not drafted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..trees.topology import ROOT, Topology
+
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
 Rows = Callable[[int], tuple[Floats, Floats | None]]
-ChainVerdict = tuple[int, int]  # accepted tokens, and the token emitted after them
+
+NOTHING = -1  # in the place of a token: none is drafted
 
 
 def leading(accepted: Flags) -> int:
@@ -30,57 +36,152 @@ def leading(accepted: Flags) -> int:
     return int(np.argmin(accepted)) if not np.all(accepted) else len(accepted)
 
 
-def match(drafted: Sequence[int], choices: Sequence[int]) -> ChainVerdict:
-    """Accept drafted tokens as long as they are what the target chooses by itself.
+def match_tree(
+    tree: Topology, drafted: Sequence[int], choices: Sequence[int]
+) -> tuple[tuple[int, ...], int]:
+    """Follow drafted tokens as long as one of them is what the target chooses by itself.
 
-    Greedy speculative decoding (Algorithm 4 of arXiv 2606.30265) when the choices are argmaxes;
-    exponential races (Algorithm 2 of arXiv 2504.15475) when they are the winners of `race`. What
-    is emitted is always the target's choice, whatever was drafted: the law is lossless.
-
-    Args:
-        drafted: n tokens.
-        choices: the target's n + 1 choices after each prefix of the draft.
-    """
-    accepted = 0
-    while accepted < len(drafted) and drafted[accepted] == choices[accepted]:
-        accepted += 1
-    return accepted, choices[accepted]
-
-
-def relaxed(accepts: Flags, argmax: Sequence[int]) -> ChainVerdict:
-    """Accept while a rule does, then emit the target's argmax (Algorithm 1 of arXiv 2601.15498).
+    Greedy decoding with trees (Section 3.3 of arXiv 2606.30265, the rule `Tree`) when the choices
+    are argmaxes; exponential races (Algorithm 5 of arXiv 2504.15475) when they are the winners of
+    the target's races, run with the times by which the children were drafted. What is emitted is
+    always the target's choice, whatever was drafted: the law is lossless.
 
     Args:
-        accepts: (n,) decisions of `Rule.accepts` on the drafted tokens.
-        argmax: the target's n + 1 argmaxes.
+        tree: n nodes.
+        drafted: their tokens.
+        choices: the target's n + 1 choices: after the text so far, and after each node.
+
+    Returns:
+        The accepted nodes from the root on, and the token emitted after them.
     """
-    accepted = leading(accepts)
-    return accepted, argmax[accepted]
+    path: list[int] = []
+    node = ROOT
+    while True:
+        token = choices[node + 1]
+        found = [child for child in tree.children[node] if drafted[child] == token]
+        if not found:
+            return tuple(path), token
+        node = found[0]
+        path.append(node)
 
 
-def race(logits: Floats, log_times: Floats) -> NDArray[np.intp]:
-    """Return the winners (n,) of exponential races, in log space (Gumbel-max).
+def speculative_sampling(
+    p: Floats,
+    q: Floats,
+    uniforms: Floats,
+    rows: Rows,
+    token_uniform: Callable[[int], float],
+    also: Flags | None = None,
+) -> tuple[int, int]:
+    """Accept tokens drawn from q with probability min(1, p/q) (Algorithm 3 of arXiv 2606.30265).
 
-    Token i arrives at e_i / p_i; the first arrival is the argmax of log p_i - log e_i, for which
-    logits serve as well as log-probabilities.
-
-    Args:
-        logits: (n, V), divided by the temperature.
-        log_times: (n, V) logarithms of independent Exp(1) numbers.
-    """
-    winners: NDArray[np.intp] = np.argmax(logits - log_times, axis=-1)
-    return winners
-
-
-def sampling_accepts(p: Floats, q: Floats, uniforms: Floats) -> Flags:
-    """Accept tokens drawn from q with probability min(1, p/q) (arXiv 2211.17192).
+    Lossless unless `also` accepts more.
 
     Args:
         p: (n,) target probabilities of the drafted tokens.
-        q: (n,) draft probabilities of them, above 0.
-        uniforms: (n,) uniform numbers in [0, 1).
+        q: (n,) draft probabilities of them; 1 for a drafter that does not draw.
+        uniforms: (n,) uniform numbers of the tests.
+        rows: gives the target's and the draft's distribution (V,) after the first a drafted
+            tokens; None instead of the draft's for a = n. Asked once.
+        token_uniform: gives the uniform number with which the token after the first a drafted
+            ones is drawn.
+        also: (n,) tokens that are accepted whatever their test says: MARS above temperature 0.
+
+    Returns:
+        How many tokens are accepted, and the token emitted after them.
     """
-    return np.asarray(uniforms * q < p)
+    tests = np.asarray(uniforms * q < p)
+    accepted = leading(tests if also is None else tests | also)
+    target, draft = rows(accepted)
+    weights = target if draft is None else residual(target, draft)
+    return accepted, pick(weights, token_uniform(accepted))
+
+
+def tree_speculative_sampling(
+    tree: Topology,
+    drafted: Sequence[int],
+    uniforms: Floats,
+    rows: Rows,
+    token_uniform: Callable[[int], float],
+) -> tuple[tuple[int, ...], int]:
+    """Speculative sampling on a tree drafted without replacement (Algorithm 4 of arXiv 2504.15475).
+
+    The children of a node are tested in order with probability min(1, p/q). After a rejection p
+    becomes the residual max(0, p - q), q loses the rejected token, and both are normalised.
+    Lossless.
+
+    Args:
+        tree: n nodes.
+        drafted: their tokens; those of siblings are drawn from one distribution without
+            replacement, in order.
+        uniforms: (n,) uniform numbers of the tests.
+        rows: gives the target's and the draft's distribution (V,) after a node, -1 being the text
+            so far; None instead of the draft's for a node without children. Asked once for each
+            node of the path.
+        token_uniform: gives the uniform number with which the token after the first a of a path
+            is drawn.
+
+    Returns:
+        As `match_tree`.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        p, q = rows(node)
+        for child in tree.children[node]:
+            token = drafted[child]
+            if token == NOTHING or q is None:
+                continue
+            if uniforms[child] * q[token] < p[token]:
+                path.append(child)
+                break
+            rest = residual(p, q)
+            p = rest / rest.sum()
+            q = q.copy()
+            q[token] = 0
+            q = q / q.sum() if q.any() else q
+        else:
+            return tuple(path), pick(p, token_uniform(len(path)))
+        node = path[-1]
+
+
+def block_verification(
+    drafted: Sequence[int],
+    target: Floats,
+    draft: Floats,
+    uniforms: Floats,
+    token_uniform: Callable[[int], float],
+) -> tuple[int, int]:
+    """Block verification (Algorithm 2 of arXiv 2403.10444): lossless, and never shorter on average.
+
+    The longest prefix whose own test succeeds is accepted, so a token that fails can be saved by
+    a later one. With w_i = min(1, w_{i-1} p/q) at drafted token i, w_0 = 1, and r_i the sum of
+    max(0, w_i P - Q) over the tokens after it, test i succeeds with probability
+    r_i / (r_i + 1 - w_i), the last with w_n. What follows a accepted tokens is drawn from
+    max(0, w_a P - Q), after all of them from P.
+
+    Args:
+        drafted: n tokens, each drawn from the draft's distribution after those before it.
+        target: (n + 1, V) the target's distributions after each prefix of the draft.
+        draft: (n, V) the draft's.
+        uniforms: (n,) uniform numbers of the tests.
+        token_uniform: gives the uniform number with which the token after the first a drafted
+            ones is drawn.
+
+    Returns:
+        As `speculative_sampling`.
+    """
+    n, accepted, kept = len(drafted), 0, [1]
+    for i, token in enumerate(drafted):
+        w = min(kept[i] * target[i, token] / draft[i, token], 1)
+        r = np.maximum(w * target[i + 1] - draft[i + 1], 0).sum() if i + 1 < n else w
+        kept.append(w)
+        if uniforms[i] * (r + 1 - w) < r:
+            accepted = i + 1
+    weights = target[n]
+    if accepted < n:
+        weights = residual(kept[accepted] * target[accepted], draft[accepted])
+    return accepted, pick(weights, token_uniform(accepted))
 
 
 def residual(p: Floats, q: Floats) -> Floats:
@@ -99,111 +200,3 @@ def pick(weights: Floats, uniform: float) -> int:
     if at == len(weights):  # uniform * total rounded up to the total
         at = int(np.flatnonzero(weights)[-1])
     return at
-
-
-def speculative_sampling(
-    p: Floats,
-    q: Floats,
-    uniforms: Floats,
-    rows: Rows,
-    token_uniform: Callable[[int], float],
-    also: Flags | None = None,
-) -> ChainVerdict:
-    """Speculative sampling (Algorithm 3 of arXiv 2606.30265): lossless unless `also` accepts more.
-
-    Args:
-        p: (n,) target probabilities of the drafted tokens.
-        q: (n,) draft probabilities of them; 1 for a drafter that does not draw.
-        uniforms: (n,) uniform numbers of the tests.
-        rows: gives the target's and the draft's distribution (V,) after the first a drafted
-            tokens; None instead of the draft's for a = n. Asked once.
-        token_uniform: gives the uniform number with which the token after the first a drafted
-            ones is drawn.
-        also: (n,) tokens that are accepted whatever their test says: MARS above temperature 0.
-    """
-    tests = sampling_accepts(p, q, uniforms)
-    accepted = leading(tests if also is None else tests | also)
-    target, draft = rows(accepted)
-    weights = target if draft is None else residual(target, draft)
-    return accepted, pick(weights, token_uniform(accepted))
-
-
-def block_verification(
-    drafted: Sequence[int],
-    target: Floats,
-    draft: Floats,
-    uniforms: Floats,
-    token_uniform: Callable[[int], float],
-) -> ChainVerdict:
-    """Block verification (Algorithm 2 of arXiv 2403.10444): lossless, and never shorter on average.
-
-    The longest prefix whose own test succeeds is accepted, so a token that fails can be saved by
-    a later one. With w_i = min(1, w_{i-1} p/q) at drafted token i, w_0 = 1, and r_i the sum of
-    max(0, w_i P - Q) over the tokens after it, test i succeeds with probability
-    r_i / (r_i + 1 - w_i), the last with w_n. What follows a accepted tokens is drawn from
-    max(0, w_a P - Q), after all of them from P.
-
-    Args:
-        drafted: n tokens, each drawn from the draft's distribution after those before it.
-        target: (n + 1, V) the target's distributions after each prefix of the draft.
-        draft: (n, V) the draft's.
-        uniforms: (n,) uniform numbers of the tests.
-        token_uniform: gives the uniform number with which the token after the first a drafted
-            ones is drawn.
-    """
-    n = len(drafted)
-    kept, excess = [1], []
-    for i, token in enumerate(drafted):
-        kept.append(min(kept[i] * target[i, token] / draft[i, token], 1))
-        rest = np.maximum(kept[-1] * target[i + 1] - draft[i + 1], 0) if i + 1 < n else kept[-1]
-        excess.append(np.sum(rest))
-    accepted = block_accepts(kept[1:], excess, uniforms)
-    weights = target[n]
-    if accepted < n:
-        weights = residual(kept[accepted] * target[accepted], draft[accepted])
-    return accepted, pick(weights, token_uniform(accepted))
-
-
-def block_accepts(kept: Iterable[Any], excess: Iterable[Any], uniforms: Floats) -> int:
-    """Return how many tokens block verification accepts: those of the last success.
-
-    Args:
-        kept: (n,) w_1 to w_n of `block_verification`.
-        excess: (n,) r_1 to r_(n-1), and w_n.
-        uniforms: at least n uniform numbers.
-    """
-    accepted = 0
-    for i, (w, r) in enumerate(zip(kept, excess, strict=True)):
-        if uniforms[i] * (r + 1 - w) < r:
-            accepted = i + 1
-    return accepted
-
-
-def history(
-    indicators: Sequence[bool], draft_length: int, limit: int | None = None
-) -> list[tuple[int, int, int]]:
-    """Return the calls of greedy speculative decoding whose tests have the given outcomes.
-
-    The walk over teacher-forced indicators: a call tests up to `draft_length` positions and
-    ends at the first failure, which it corrects; when all succeed, the next position is filled
-    by the bonus token and never tested. Drafts never reach beyond the last position but one, as
-    each call emits a token of its own.
-
-    Args:
-        indicators: (N,) whether the drafted token is accepted at each position after the first
-            token, which comes from the prompt alone.
-        draft_length: at least 1.
-        limit: positions that the answer might have had, where a token ended it before them;
-            None where it has as many as it might.
-
-    Returns:
-        Of each call the position of its first drafted token, drafted and accepted tokens.
-    """
-    limit = len(indicators) if limit is None else limit
-    calls, position = [], 0
-    while position < len(indicators):
-        drafted = min(draft_length, limit - position - 1)
-        accepted = leading(np.asarray(indicators[position : position + drafted], dtype=np.bool_))
-        calls.append((position, drafted, accepted))
-        position += accepted + 1
-    return calls

@@ -1,1 +1,1 @@
-"""Draft trees: shapes, the tokens they are expected to emit, bounds, laws of verification."""
+"""Draft trees: shapes, the tokens they are expected to emit, bounds on them."""

@@ -1,8 +1,8 @@
 """What accepts drafted tokens: the laws of verification applied to a target's logits.
 
-The laws are those of `analysis.decoding.laws` and `analysis.trees.laws`. Here is what a call reads
-for them from the device: first the few numbers that decide, at once, then the two distributions
-that the next token follows. Block verification and budget sampling read all of a call.
+The laws are those of `analysis.decoding.laws`. Here is what a call reads for them from the device:
+first the few numbers that decide, at once, then the two distributions that the next token follows.
+Block verification and budget sampling read all of a call.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from torch.nn.functional import one_hot
 
 from analysis.beyond.clip import FAMILIES, clip_law
 from analysis.decoding import laws
+from analysis.decoding.laws import NOTHING
 from analysis.rules import Drafted, Prefix, Rule, best_path
 from analysis.topk import TopK
-from analysis.trees import laws as tree_laws
-from analysis.trees.laws import NOTHING
 from pipeline.decoding.choices import (
     NOT_CUT,
     TEST,
@@ -91,11 +90,11 @@ class Match:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
-        return *tree_laws.match_tree(draft.shape, drafted, found.tolist()), drafted
+        return *laws.match_tree(draft.shape, drafted, found.tolist()), drafted
 
 
 class Relaxed:
-    """Accepts what a rule accepts; emits the argmax after it."""
+    """Accepts what a rule accepts; emits the argmax after it (Algorithm 1 of arXiv 2601.15498)."""
 
     def __init__(self, rule: Rule) -> None:
         """Accept under `rule`."""
@@ -109,8 +108,8 @@ class Relaxed:
         accepts = best[:n] == drafted
         if not accepts.all():
             accepts |= judged(self._rule, before, draft.tokens, found)
-        accepted, token = laws.relaxed(accepts, best.tolist())
-        return tuple(range(accepted)), token, drafted
+        accepted = laws.leading(accepts)
+        return tuple(range(accepted)), int(best[accepted]), drafted
 
 
 class BestPath:
@@ -236,9 +235,7 @@ class TreeSampling:
         def token_uniform(accepted: int) -> float:
             return self._noise.uniforms[position + accepted, TOKEN]
 
-        found = tree_laws.tree_speculative_sampling(
-            tree, drafted, np.array(tests), rows, token_uniform
-        )
+        found = laws.tree_speculative_sampling(tree, drafted, np.array(tests), rows, token_uniform)
         return *found, drafted
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import cvxpy
 import numpy as np
@@ -11,10 +10,7 @@ import pytest
 
 from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of
 from analysis.beyond.probability import coin_kl
-from analysis.decoding.laws import pick, speculative_sampling
 from analysis.topk import Floats
-
-from .exact import Fork, Uniform, outcomes
 
 P, Q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.25, 0.25, 0.4])
 NAMES = list(FAMILIES)
@@ -109,28 +105,6 @@ def test_tokens_without_probability(name: str) -> None:
     assert clip_law(p, q, "ratio", 1e9)[0][3] == 0
     np.testing.assert_array_equal(clip_law(p, q, "ratio", math.inf)[0], q)
     assert clip_law(p, q, "c1", 1.5)[0].sum() == pytest.approx(1)
-
-
-@pytest.mark.parametrize("c1", [Fraction(1), Fraction(3, 2), Fraction(2), Fraction(4)])
-def test_speculative_sampling_emits_the_law(c1: Fraction) -> None:
-    """Through the loop's own function, on every outcome of its random numbers."""
-    r = np.array([Fraction(x).limit_denominator(10**6) for x in clip_law(P, Q, "c1", float(c1))[0]])
-    q = np.array([Fraction(int(100 * x + 0.5), 100) for x in Q])
-    assert sum(r) == 1
-
-    def run(fork: Fork) -> int:
-        token = pick(q, Uniform(fork))
-        accepted, emitted = speculative_sampling(
-            np.array([r[token]]),
-            np.array([q[token]]),
-            [Uniform(fork)],
-            lambda at: (r, q if at < 1 else None),
-            lambda _: Uniform(fork),
-        )
-        return token if accepted else emitted
-
-    law = outcomes(run)
-    assert [law[token] for token in range(4)] == list(r)
 
 
 def test_argmax_drafts() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.decoding import metrics as decoding
 from analysis.decoding import predicted, speed, speed_laws
-from analysis.decoding.laws import history
+from analysis.decoding.laws import leading
 from analysis.decoding.metrics import Decoded
 from analysis.report.render import lines
 from analysis.report.sections.decoding import (
@@ -159,12 +159,15 @@ def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
 def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() -> None:
     """Drafts of 5 tokens, answers of 12: every test succeeds with 0.7; the nominal form is off."""
     generator = np.random.default_rng(0)
-    calls = [
-        {"run": 0, "reach": drafted, "tested": min(accepted + 1, drafted), "accepted": accepted}
-        for _ in range(4000)
-        for _, drafted, accepted in history((generator.random(12) < 0.7).tolist(), 5)
-    ]
-    table = pd.DataFrame(calls)
+    calls = []
+    for _ in range(4000):
+        left = 12
+        while left > 0:
+            drafted = min(5, left - 1)
+            accepted = leading(generator.random(drafted) < 0.7)
+            calls.append((0, drafted, min(accepted + 1, drafted), accepted))
+            left -= accepted + 1
+    table = pd.DataFrame(calls, columns=["run", "reach", "tested", "accepted"])
     measured = 1 + table["accepted"].mean()
     rate = pd.Series([table["accepted"].sum() / table["tested"].sum()])
     # about 14,000 calls, each with a standard deviation below 2: four standard errors are 0.07

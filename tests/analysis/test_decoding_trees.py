@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.decoding.metrics import LEVELS, Decoded
+from analysis.decoding.trees import judged_levels, rates, tree_runs
 from analysis.report.sections.decoding_trees import (
     FIXED,
     LEAST,
@@ -21,7 +22,6 @@ from analysis.report.sections.decoding_trees import (
     trees_table,
 )
 from analysis.rules import Tree
-from analysis.trees.decoded import judged_levels, rates, tree_runs
 from analysis.trees.topology import batch, sequence, symmetric, tree_tokens_per_call
 
 STATISTICS = (60, 0.9, 0)

@@ -8,13 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from analysis.decoding import laws as chains
-from analysis.trees import laws
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
-from analysis.trees.topology import ROOT, batch
 
-from .exact import Fork, Uniform, distributions, exact, outcomes
-from .test_tree_laws import Drafts, logs
+from .exact import distributions, exact
 
 
 def index_law(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
@@ -39,22 +35,25 @@ def index_law(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
 
 
 def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
-    """R of speculative sampling without replacement, exactly, from the law on a batch."""
-    tree = batch(len(p))
+    """R of speculative sampling without replacement, exactly, over all orders of the drafts.
 
-    def run(fork: Fork) -> int:
-        drafts = Drafts(tree, lambda _: q, fork)
-        path, _ = laws.tree_speculative_sampling(
-            tree,
-            drafts,
-            [Uniform(fork) for _ in range(len(tree))],
-            lambda node: (p, q if node == ROOT else None),
-            lambda _: Uniform(fork),
-        )
-        return path[0] if path else len(p)
+    Child x is accepted with probability min(1, p/q). After its rejection p becomes the residual
+    max(0, p - q), and q loses x (Algorithm 4 of arXiv 2504.15475).
+    """
+    rates = [Fraction(0)] * len(p)
 
-    law = outcomes(run)
-    return [law[at] for at in range(len(p))]
+    def test(p: np.ndarray, q: np.ndarray, reached: Fraction, index: int) -> None:
+        for x in np.flatnonzero(q):
+            accepted = min(Fraction(1), p[x] / q[x])
+            rates[index] += reached * q[x] * accepted
+            rest = np.maximum(p - q, Fraction(0))
+            others = np.where(np.arange(len(q)) == x, Fraction(0), q)
+            if accepted < 1 and others.any():
+                rejected = reached * q[x] * (1 - accepted)
+                test(rest / rest.sum(), others / others.sum(), rejected, index + 1)
+
+    test(p, q, Fraction(1), 0)
+    return rates
 
 
 def some(seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,17 +70,6 @@ def test_first_drafts_are_accepted_with_their_closed_forms(seed: int) -> None:
     assert tests[0] >= races[0] >= sum(p[i] * q[i] / (p[i] + q[i]) for i in both)  # Lemma C.1
     if all(q):
         assert sum(races) == sum(tests) == 1  # all drafted: one is accepted
-
-
-def test_index_law_is_that_of_arrivals_and_winners() -> None:
-    p = exact([Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)])
-    q = exact([Fraction(1, 6), Fraction(1, 6), Fraction(2, 3)])
-    log_times = np.log(np.random.default_rng(0).exponential(size=(40_000, 3)))
-    arrived = laws.arrivals(np.broadcast_to(logs(q), log_times.shape), log_times, 3)
-    winners = chains.race(logs(p), log_times)
-    found = (arrived == winners[:, None]).mean(0)
-    wanted = np.array(index_law(p, q), dtype=np.float64)
-    np.testing.assert_allclose(found, wanted, atol=0.011)  # over 4 standard errors
 
 
 def test_races_overtake_speculative_sampling_as_alternatives_are_added() -> None:

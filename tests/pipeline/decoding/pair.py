@@ -83,6 +83,25 @@ class Markov:
         return self.table[ids[:, -keep:]], None
 
 
+def history(
+    indicators: list[bool], draft_length: int, limit: int | None = None
+) -> list[tuple[int, int, int]]:
+    """The calls of strict greedy whose tests have given outcomes: begin, drafted, accepted.
+
+    A call ends at the first failure, which it corrects; a bonus position is never tested. No draft
+    reaches the last of `limit` positions, as each call emits a token of its own.
+    """
+    limit = len(indicators) if limit is None else limit
+    calls, position = [], 0
+    while position < len(indicators):
+        drafted = min(draft_length, limit - position - 1)
+        tests = indicators[position : position + drafted]
+        accepted = tests.index(False) if False in tests else len(tests)
+        calls.append((position, drafted, accepted))
+        position += accepted + 1
+    return calls
+
+
 def tiny() -> LanguageModel:
     """A random Qwen3 whose distributions are neither flat nor certain, every time the same."""
     torch.manual_seed(0)

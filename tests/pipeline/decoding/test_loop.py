@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding.laws import history
 from analysis.rules import Additive
 from analysis.topk import TopK
 from analysis.trees.topology import Topology
@@ -38,7 +37,17 @@ from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting
 from pipeline.stages.drafts.forced import ComparedPair, teacher_force
-from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, WAYS, V, greedy, logits, plain_greedy
+from tests.pipeline.decoding.pair import (
+    CPU,
+    LIMIT,
+    PROMPTS,
+    WAYS,
+    V,
+    greedy,
+    history,
+    logits,
+    plain_greedy,
+)
 from tests.pipeline.heads import random_head
 
 

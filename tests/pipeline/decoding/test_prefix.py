@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from analysis.certificates.certify import certify
-from analysis.decoding.laws import leading
+from analysis.decoding.laws import NOTHING, leading
 from analysis.rules import Additive, Multiplicative, Prefix, best_path
 from analysis.topk import TopK
-from analysis.trees.laws import NOTHING
 from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Draft, ModelDrafter

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.trees.laws import NOTHING
+from analysis.decoding.laws import NOTHING
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
     ROOT,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..decoding.metrics import Decoded, by_prompt
 from ..rules import StrictGreedy, Tree
 from ..statistics.bootstrap import PromptBootstrap
-from .acceptance import measured_rates
-from .topology import Floats, Topology, sequence, tree_tokens_per_call
+from ..trees.acceptance import measured_rates
+from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
+from .metrics import Decoded, by_prompt
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
 LAWS = {"speculative": GSS, "races": ERSS}

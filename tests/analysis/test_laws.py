@@ -1,4 +1,4 @@
-"""Laws of verification on trees: lossless by exact enumeration in fractions."""
+"""Laws of verification: lossless by exact enumeration in fractions, and parts by hand."""
 
 from __future__ import annotations
 
@@ -13,18 +13,9 @@ import numpy as np
 import pytest
 
 from analysis.acceptance.divergences import argmax_rank
-from analysis.decoding import laws as chains
-from analysis.trees import laws
-from analysis.trees.laws import NOTHING
-from analysis.trees.topology import (
-    ROOT,
-    Topology,
-    batch,
-    expansion,
-    sequence,
-    spec_infer,
-    symmetric,
-)
+from analysis.decoding import laws
+from analysis.decoding.laws import NOTHING
+from analysis.trees.topology import ROOT, Topology, batch, sequence, symmetric
 
 from .exact import Fork, Uniform, distributions, exact, outcomes
 
@@ -62,7 +53,7 @@ class Drafts:
             for sibling in self._tree.children[parent]:
                 if sibling < node and self[sibling] != NOTHING:
                     weights[self[sibling]] = Fraction(0)
-            drawn = chains.pick(weights, Uniform(self._fork)) if weights.any() else NOTHING
+            drawn = laws.pick(weights, Uniform(self._fork)) if weights.any() else NOTHING
             self._tokens[node] = drawn
         return self._tokens[node]
 
@@ -135,7 +126,7 @@ def test_a_tree_that_is_a_chain_is_speculative_sampling(seed: int) -> None:
         uniforms, last = generator.random(3), generator.random(4)
         at = np.arange(3)
         rows = partial(after, p, q, 0)
-        chain = chains.speculative_sampling(
+        chain = laws.speculative_sampling(
             p[at, drafted], q[at, drafted], uniforms, rows, last.__getitem__
         )
         path, token = laws.tree_speculative_sampling(
@@ -148,9 +139,9 @@ def blocks(k: int, size: int, p: Rows, q: Rows) -> Counter[tuple[int, ...]]:
     def run(fork: Fork) -> tuple[int, ...]:
         drafted: list[int] = []
         for _ in range(k):
-            drafted.append(chains.pick(q(tuple(drafted)), Uniform(fork)))
+            drafted.append(laws.pick(q(tuple(drafted)), Uniform(fork)))
         prefixes = [tuple(drafted[:at]) for at in range(k + 1)]
-        accepted, token = chains.block_verification(
+        accepted, token = laws.block_verification(
             drafted,
             np.array([p(text) for text in prefixes]),
             np.array([q(text) for text in prefixes[:k]]).reshape(k, size),
@@ -187,107 +178,38 @@ def test_block_verification_has_the_published_example() -> None:
     assert mean_length(blocks(2, 2, p, q)) - 1 == Fraction(11, 9)
 
 
-def logs(row: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(row.astype(np.float64))
+@pytest.mark.parametrize("flags", [[1, 1, 0, 1], [0, 1], [1, 1, 1], []])
+def test_tests_before_the_first_failure(flags: list[int]) -> None:
+    accepted = laws.leading(np.array(flags, dtype=bool))
+    assert all(flags[:accepted])
+    assert flags[accepted : accepted + 1] in ([0], [])
 
 
-def race_drafts(tree: Topology, q: Rows, log_times: np.ndarray) -> list[int]:
-    """Tokens of a tree: the first arrivals of the races of their depth."""
-    drafted: list[int] = [NOTHING] * len(tree)
-    for node in range(ROOT, len(tree)):
-        text = text_after(tree, drafted, node)
-        children = tree.children[node]
-        if children and NOTHING not in text:
-            row = logs(q(text))[None]
-            tokens = laws.arrivals(row, log_times[len(text)][None], len(children))[0]
-            for child, token in zip(children, tokens.tolist(), strict=True):
-                drafted[child] = token
-    return drafted
-
-
-def text_after(tree: Topology, drafted: list[int], node: int) -> tuple[int, ...]:
-    if node == ROOT:
-        return ()
-    return (*text_after(tree, drafted, tree.parents[node]), drafted[node])
-
-
-def race_choices(tree: Topology, drafted: list[int], p: Rows, log_times: np.ndarray) -> list[int]:
-    """The target's winner after every node; NOTHING after what is not drafted."""
-    choices = []
-    for node in range(ROOT, len(tree)):
-        text = text_after(tree, drafted, node)
-        drawn = NOTHING not in text
-        row = log_times[len(text)][None]
-        choices.append(int(chains.race(logs(p(text))[None], row)[0]) if drawn else NOTHING)
-    return choices
-
-
-def pieces(tree: Topology, rows: tuple[Rows, Rows]) -> Iterator[tuple[np.ndarray, Fraction]]:
-    """Races of two tokens, one a depth, on every piece on which no winner changes.
-
-    Token 0 wins iff e_0 / (e_0 + e_1), a uniform number, is below its probability.
-    """
-    cut = []
-    for depth in range(tree.depth + 1):
-        texts = itertools.product(range(2), repeat=depth)
-        edges = sorted({Fraction(0), Fraction(1), *(row(t)[0] for t in texts for row in rows)})
-        cut.append([((a + b) / 2, b - a) for a, b in itertools.pairwise(edges)])
-    for races in itertools.product(*cut):
-        times = np.array([[float(u), float(1 - u)] for u, _ in races])
-        yield np.log(times), math.prod(width for _, width in races)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("k", [0, 1, 2, 3])
-def test_races_of_two_tokens_are_lossless_on_every_tree(k: int, seed: int) -> None:
-    p, q = distributions(seed, 2), distributions(seed + 100, 2)
-    for tree in every_tree(k):
-        law: Counter[tuple[int, ...]] = Counter()
-        for log_times, weight in pieces(tree, (p, q)):
-            drafted = race_drafts(tree, q, log_times)
-            path, token = laws.match_tree(tree, drafted, race_choices(tree, drafted, p, log_times))
-            law[(*(drafted[node] for node in path), token)] += weight
-        check_lossless(law, p, 2, tree.depth + 1)
-
-
-@pytest.mark.parametrize(
-    "tree", [symmetric(2, 2), spec_infer(5), batch(4), expansion([2, 1, 3]), sequence(3)]
-)
-def test_races_emit_what_the_target_alone_does_whatever_was_drafted(tree: Topology) -> None:
-    for seed in range(20):
-        generator = np.random.default_rng(seed)
-        p, q = distributions(seed, 4), distributions(seed + 100, 4)
-        log_times = np.log(generator.exponential(size=(tree.depth + 1, 4)))
-        text: tuple[int, ...] = ()
-        for row in log_times:  # the target alone
-            text += (int(chains.race(logs(p(text))[None], row[None])[0]),)
-        drafted = race_drafts(tree, q, log_times)
-        path, token = laws.match_tree(tree, drafted, race_choices(tree, drafted, p, log_times))
-        assert (*(drafted[node] for node in path), token) == text[: len(path) + 1]
+def test_a_path_follows_the_choices_of_the_target() -> None:
+    assert laws.match_tree(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == ((0, 1), 7)
+    assert laws.match_tree(sequence(3), [4, 5, 7], [4, 5, 7, 8]) == ((0, 1, 2), 8)
+    assert laws.match_tree(sequence(0), [], [9]) == ((), 9)
+    tree = symmetric(2, 2)  # nodes 0, 1; 2, 3 behind 0; 4, 5 behind 1
+    drafted = [7, 8, 1, 2, 1, 2]
+    assert laws.match_tree(tree, drafted, [8, 0, 2, 0, 0, 0, 5]) == ((1, 5), 5)
+    assert laws.match_tree(tree, drafted, [8, 0, 3, 0, 0, 0, 0]) == ((1,), 3)
+    assert laws.match_tree(tree, drafted, [3, 0, 0, 0, 0, 0, 0]) == ((), 3)
 
 
 def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
     generator = np.random.default_rng(0)
     target, draft = generator.normal(size=(2, 200, 8))
     rank = argmax_rank(target, draft)
-    tied = draft.round()  # of tied tokens the law drafts the first, the rule expects the worst
     for m in (1, 3):
-        drafted = laws.arrivals(draft, 0.0, m)
+        drafted = np.argsort(-draft, axis=1)[:, :m]
         for row, at in enumerate(rank):
             choices = [int(target[row].argmax()), *[0] * m]
             path, _ = laws.match_tree(batch(m), drafted[row].tolist(), choices)
             assert bool(path) == (at <= m)
-        covered = argmax_rank(target, tied) <= m
-        found = (laws.arrivals(tied, 0.0, m) == target.argmax(1)[:, None]).any(1)
-        assert found[covered].all()
-        assert not covered.all()
-        assert (found & ~covered).any()
 
 
-def test_arrivals_are_ordered_and_stop_where_nothing_can_be_drawn() -> None:
-    row = np.log([[0.1, 0.4, 0.4, 0.1]])
-    assert laws.arrivals(row, 0.0, 3).tolist() == [[1, 2, 0]]  # ties by token id
-    row[0, 1:] = -np.inf
-    assert laws.arrivals(row, 0.0, 3).tolist() == [[0, NOTHING, NOTHING]]
-    assert laws.arrivals(row, 0.0, 6).tolist() == [[0] + [NOTHING] * 5]
+def test_impossible_rejection_and_rounding_leave_a_token_of_the_target() -> None:
+    p = np.array([0.25, 0.75, 0.0])
+    assert laws.pick(laws.residual(p, p), 0.5) == 1
+    assert laws.pick(p, np.nextafter(1.0, 0.0)) == 1  # never the token without mass
+    assert laws.pick(np.array([0.0, 1.0]), 0.0) == 1
