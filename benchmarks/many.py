@@ -63,7 +63,6 @@ def main() -> None:
             asked = {"engine": "ray", "workers": count, "address": None}
             begun = time.monotonic()
             with RayWorkers(open_decoder, node, upstream, asked) as workers:
-                workers.wait_for(count)
                 plan = planned(folder / f"workers-{count}", upstream, workers.cut)
                 ready = time.monotonic()
                 workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")

@@ -40,6 +40,7 @@ from hydra.core.global_hydra import GlobalHydra
 from analysis.report import style
 from pipeline import cli, verify
 from pipeline.execution import shards
+from pipeline.execution.shard_plan import Plan
 from pipeline.paths import CONF
 from pipeline.plan.graph import VERSIONS
 from pipeline.store.durable import read_sealed
@@ -104,14 +105,14 @@ class Trial:
             os._exit(status)
 
     def _note_shards(self) -> None:
-        attempt = shards._attempt
+        attempt = shards.attempt
 
-        def noting(plan: Any, shard: Any, *rest: Any) -> Any:
+        def noting(shard: Any, path: Path, *rest: Any) -> Any:
             with self.computed.open("a") as file:
-                file.write(f"{plan.file(shard)}\n")
-            return attempt(plan, shard, *rest)
+                file.write(f"{path.with_suffix('')}\n")
+            return attempt(shard, path, *rest)
 
-        shards._attempt = noting  # type: ignore[assignment]
+        shards.attempt = noting
 
     def run(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
         """Bring `stage` up to date; return the status, negative when killed."""
@@ -147,11 +148,11 @@ class Trial:
                 for name, path in self.artifacts().items()}  # fmt: skip
 
     def finished(self) -> set[str]:
-        """The files of finished shards."""
+        """The files of finished shards, without their suffixes."""
         plans = (self.outputs / "artifacts").glob("*/.*.partial/plan.json")
-        files = {plan.file(s) for plan in map(shards.Plan.load, plans) for s in plan.shards
+        files = {plan.file(s) for plan in map(Plan.load, plans) for s in plan.shards
                  if s.checksum}  # fmt: skip
-        return {str(file) for file in files if file.exists()}
+        return {str(file.with_suffix("")) for file in files if file.exists()}
 
     def expect_whole(self, wanted: dict[str, str]) -> None:
         """Check that all is there as wanted, verifies, and nothing is left over; remove it."""

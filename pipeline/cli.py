@@ -10,8 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -21,11 +20,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from conf import schema
-from pipeline.console import interruption, terminal
+from pipeline.console import TRACEBACK, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import check_groups, given, name_of, quoted, report_name, settings_of
-from pipeline.plan.explain import EXPECTED_ERRORS, Problems, errors_of_rules, explain
+from pipeline.plan.explain import EXPECTED_ERRORS, Problems, explain
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
 
@@ -34,7 +33,6 @@ OmegaConf.register_new_resolver("name_of", name_of, replace=True)
 schema.register()
 
 
-TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 
@@ -44,43 +42,18 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     # options first, since argparse takes none between overrides
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: bool(OVERRIDE.match(argument)))
-    with _told():
+    with told():
         check_groups(sys.argv[1:])
-        if {"-m", "--multirun"} & set(sys.argv[1:]):
-            _multirun()
-        else:
-            _decorated(_single)()
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """End with one line for an error of a user's making, or of the machine's.
-
-    Around jobs as well as around the whole: Hydra prints a line of its own about a failed job.
-    """
-    with terminal():
         try:
-            yield
-        except BrokenPipeError:
-            raise
-        except EXPECTED_ERRORS as error:
-            if interrupt := interruption(error):
-                raise interrupt from None
-            if TRACEBACK:
-                raise
-            raise SystemExit("error: " + explain(error).replace("\n", "\nerror: ")) from None
-        except ValueError as error:
-            if TRACEBACK or not str(error).startswith("Config group override must be"):
-                raise
-            raise SystemExit(
-                "error: a group (study, target, drafter, prompts, criteria, ...) takes the name of "
-                "one of its options, for instance drafter=none"
-            ) from None
+            if {"-m", "--multirun"} & set(sys.argv[1:]):
+                _multirun()
+            else:
+                _decorated(_single)()
         except (AssertionError, AttributeError) as error:  # OmegaConf's, of a key below null
             if TRACEBACK or not any(said in str(error) for said in BELOW_NULL):
                 raise
-            raise SystemExit(
-                "error: drafter.head is null, and has no keys, where the drafter is a language "
+            raise PipelineError(
+                "drafter.head is null, and has no keys, where the drafter is a language "
                 "model: for a head on the target give drafter=local_head drafter.path=DIRECTORY"
             ) from None
 
@@ -121,7 +94,7 @@ def _single(config: DictConfig) -> None:
     from pipeline import sweeps
     from pipeline.plan.stage import stage_of
 
-    with _told():
+    with told():  # here as well: Hydra prints a line of its own about a failed job
         artifacts, nodes = run(config)
         if stage_of(nodes[0]).printed:
             name = slug(f"{nodes[0].stage}-{report_name(config)}")
@@ -156,11 +129,6 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
     Raises:
         PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
-    with errors_of_rules():
-        return _run(config)
-
-
-def _run(config: DictConfig) -> tuple[list[Artifact], list]:
     from pipeline.execution import runner
     from pipeline.plan.stage import models_of
 
@@ -226,11 +194,8 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     settings = settings_of(config, problems)
     store = Store(Path(settings.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")
-    with errors_of_rules():
-        with problems():
-            rules = build_rules(settings.criteria)
-        nodes = plan(
-            settings, rules, identities, lambda node: store.find(node) is not None, problems
-        )
+    with problems():
+        rules = build_rules(settings.criteria)
+    nodes = plan(settings, rules, identities, store.has, problems)
     identities.save()
     return settings, nodes, store

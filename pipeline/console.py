@@ -19,6 +19,7 @@ from types import FrameType
 from pipeline.errors import PipelineError
 
 DASHES = str.maketrans("–−", "--")
+TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
 
 
@@ -66,7 +67,7 @@ def _terminate(_: int, __: FrameType | None) -> None:
 
 @contextmanager
 def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[None]:
-    """Run a command in a terminal; an error of a user's making is one line.
+    """Run a command as `told` does, or print its help.
 
     Args:
         usage: how it is called, printed with `text` where `arguments` ask for help.
@@ -74,12 +75,23 @@ def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[
         arguments: of the command line.
 
     Raises:
-        SystemExit: with status 0 after help, with the line of an error.
+        SystemExit: with status 0 after help; as of `told`.
     """
-    with terminal():
+    with told():
         if {"-h", "--help"} & set(arguments):
             print(f"usage: {usage}\n\n{(text or '').replace('``', '`').strip()}")
             raise SystemExit(0)
+        yield
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Run a command in a terminal; an error of a user's making, or of the machine's, is one line.
+
+    Raises:
+        SystemExit: with a line for each problem.
+    """
+    with terminal():
         try:
             yield
         except BrokenPipeError:
@@ -87,7 +99,7 @@ def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[
         except Exception as error:
             from pipeline.plan.explain import EXPECTED_ERRORS, explain
 
-            if not isinstance(error, EXPECTED_ERRORS):
+            if TRACEBACK or not isinstance(error, EXPECTED_ERRORS):
                 raise
             if interrupt := interruption(error):
                 raise interrupt from None

@@ -224,10 +224,10 @@ def stops(drafting: Drafting, logits: Tensor) -> bool:
     That depends on the text and the tokens drafted before, not on the token that would be drafted:
     what is emitted stays what it was.
     """
-    (value,) = measured(drafting.measure, logits)
+    (value,) = measured(drafting.drafting, logits)
     if not math.isfinite(value):
         raise BrokenLogitsError("drafter")
-    if drafting.measure == "entropy":
+    if drafting.drafting == "entropy":
         return value >= drafting.threshold
     return value <= drafting.threshold
 

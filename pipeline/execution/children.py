@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -17,27 +14,7 @@ from threading import Thread, current_thread, main_thread
 
 from pipeline.errors import PipelineError
 
-PR_SET_PDEATHSIG = 1  # of prctl(2)
-LOOKS = 1.0  # seconds between two looks at the parent, where the kernel does not end its children
-KEEPER = """
-import os, signal, sys
-from contextlib import suppress
-
-def ender(pid):  # a handle stays of this process, though its number may be given to another
-    if not hasattr(os, "pidfd_open"):
-        return lambda: os.kill(pid, signal.SIGKILL)
-    handle = os.pidfd_open(pid)
-    return lambda: signal.pidfd_send_signal(handle, signal.SIGKILL)
-
-enders = []
-for pid in sys.argv[1:]:
-    with suppress(ProcessLookupError):
-        enders.append(ender(int(pid)))
-sys.stdin.read()
-for end in enders:
-    with suppress(ProcessLookupError):
-        end()
-"""
+LOOKS = 1.0  # seconds between two looks at the parent
 
 
 @contextmanager
@@ -88,13 +65,7 @@ def _begin(parent: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when `parent`, which started it, ends.
-
-    Linux's kernel does it, also while this process computes without looking at Python's threads.
-    Where there is no such call, a thread looks at the parent.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """End this process when `parent`, which started it, ends."""
     Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
@@ -102,16 +73,3 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(LOOKS)
     os._exit(1)
-
-
-def end_with_me(pids: Iterable[int]) -> None:
-    """Let processes that are not this one's own code end when this one ends.
-
-    A process of its own waits until the pipe to this one is closed, and kills them then.
-    """
-    command = [sys.executable, "-I", "-S", "-c", KEEPER, *map(str, pids)]
-    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    _keepers.append(keeper)
-
-
-_keepers: list[subprocess.Popen[bytes]] = []  # their pipes stay open as long as this process lives

@@ -53,9 +53,8 @@ def check_models(nodes: Iterable[Node]) -> None:
     checked = set()
     for node in nodes:
         models = models_of(node)
-        elsewhere = bool(models) and _join_workers(node)
-        for _, _, settings in models:
-            if not elsewhere:
+        if models and not _join_workers(node):
+            for _, _, settings in models:
                 choose_device(settings["device"])
                 check_threads(settings["threads"])
         if not models or (models[0][0], len(models)) in checked:
@@ -70,16 +69,15 @@ def check_models(nodes: Iterable[Node]) -> None:
 
 
 def _join_workers(node: Node) -> bool:
-    """Join the workers that a node asks for; return whether they may be on other machines."""
-    from pipeline.execution.worker import connect, execution_of, share_out, target_settings
+    """Join the workers that a node asks for; return whether it asks for any."""
+    from pipeline.execution.workers import connect, execution_of, share_out, target_settings
 
     asked = execution_of(node)
     if asked["engine"] == "inline":
         return False
     there = connect(asked["address"]).cluster_resources()
-    settings = target_settings(node)
-    share_out(there, asked["workers"], settings["device"], settings["threads"])
-    return asked["address"] is not None
+    share_out(there, asked["workers"], target_settings(node))
+    return True
 
 
 def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:

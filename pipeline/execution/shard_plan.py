@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Pending
@@ -143,10 +142,6 @@ class Plan:
         """Where a shard's file is written."""
         return self.file(shard).with_suffix(".tmp")
 
-    def aside(self, shard: Shard) -> Path:
-        """Return a new name beside it: who was taken for dead may still write to an earlier one."""
-        return self.folder / f"{shard.name}.{uuid4().hex}.tmp"
-
     def clean(self) -> list[Path]:
         """Remove what is no finished shard; return those that were finished and are damaged."""
         self.folder.mkdir(exist_ok=True)
@@ -190,15 +185,12 @@ class Plan:
 
     def halve(self, shard: Shard) -> list[Shard]:
         """Halve one shard, and return the halves: the next ones, of shorter prompts, may fit."""
-        at, halves = self.shards.index(shard), _halves(shard)
+        half = (len(shard.prompts) + 1) // 2
+        halves = [
+            Shard(f"{shard.name}a", shard.prompts[:half]),
+            Shard(f"{shard.name}b", shard.prompts[half:]),
+        ]
+        at = self.shards.index(shard)
         self.shards[at : at + 1] = halves
         self.save()
         return halves
-
-
-def _halves(shard: Shard) -> list[Shard]:
-    half = (len(shard.prompts) + 1) // 2
-    return [
-        Shard(f"{shard.name}a", shard.prompts[:half]),
-        Shard(f"{shard.name}b", shard.prompts[half:]),
-    ]

@@ -19,12 +19,11 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.execution.progress import progress_bar
-from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 
-__all__ = ["Plan", "Shard", "ShardMeasured", "at_most"]  # with the rest of this module
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",
     "DefaultCPUAllocator: not enough memory",
@@ -36,9 +35,8 @@ JOINED = 64  # prompts in a row group of data.parquet
 # Computes a shard: writes a row group for each of its prompts to the path, calls the last
 # argument with the steps it has done so far, and returns what it measured. Or computes it and
 # returns the function that writes and returns that, which is run while the next one is computed.
-Compute = Callable[
-    [Shard, Path, Callable[[int], object]], ShardMeasured | Callable[[], ShardMeasured]
-]  # fmt: skip
+Later = Callable[[], ShardMeasured]
+Compute = Callable[[Shard, Path, Callable[[int], object]], ShardMeasured | Later]
 
 
 def compute_unfinished(
@@ -65,12 +63,21 @@ def compute_unfinished(
     """
     todo = plan.unfinished()
     total = sum(len(shard.prompts) for shard in todo) * steps
-    with progress_bar(total, unit, label) as bar, _Writer(plan) as writer:
+    writing: Future[None] | None = None  # of the shard before, in a thread of its own
+
+    def wait() -> None:
+        if writing is not None:
+            writing.result()
+
+    with progress_bar(total, unit, label) as bar, ThreadPoolExecutor(1) as thread:
         while todo:
             shard, before = todo[0], bar.n
-            computed = _attempt(plan, shard, compute, bar.update)
+            computed = attempt(shard, plan.beside(shard), compute, bar.update)
+            wait()
             if computed is not None:
-                writer.take(shard, computed)
+                writing = thread.submit(_finish, plan, shard, computed)
+                if not callable(computed):
+                    wait()
                 del todo[0]
                 bar.update(before + len(shard.prompts) * steps - bar.n)
                 bar.set_postfix_str(f"{peak_memory(device) / 2**30:.1f} GiB", refresh=False)
@@ -78,11 +85,19 @@ def compute_unfinished(
             bar.update(before - bar.n)
             if len(shard.prompts) == 1:
                 raise too_large(label, shard)
-            writer.wait()  # the shard before is then finished, and is not halved
             plan.halve(shard)
             todo = plan.unfinished()
-        writer.wait()
+        wait()
     plan.check()
+
+
+def _finish(plan: Plan, shard: Shard, computed: ShardMeasured | Later) -> None:
+    plan.finish(shard, finished(computed))
+
+
+def finished(computed: ShardMeasured | Later) -> ShardMeasured:
+    """Do what a shard left for later; return what was measured."""
+    return computed() if callable(computed) else computed
 
 
 def too_large(label: str, shard: Shard) -> PipelineError:
@@ -93,15 +108,9 @@ def too_large(label: str, shard: Shard) -> PipelineError:
     )
 
 
-def _attempt(
-    plan: Plan, shard: Shard, compute: Compute, progress: Callable[[int], object]
-) -> ShardMeasured | Callable[[], ShardMeasured] | None:
-    return attempt(shard, plan.beside(shard), compute, progress)
-
-
 def attempt(
     shard: Shard, path: Path, compute: Compute, progress: Callable[[int], object]
-) -> ShardMeasured | Callable[[], ShardMeasured] | None:
+) -> ShardMeasured | Later | None:
     """Compute one shard; return None, and keep nothing, when memory runs out."""
     try:
         return compute(shard, path, progress)
@@ -110,39 +119,6 @@ def attempt(
             raise
     torch.cuda.empty_cache()  # outside of `except`, where the error holds the batch's tensors
     return None
-
-
-class _Writer:
-    """Finishes one shard in a thread of its own while the next is computed, and no more."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._last: Future[None] | None = None
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()  # lets the last one finish, when the run is stopped too
-
-    def take(self, shard: Shard, computed: ShardMeasured | Callable[[], ShardMeasured]) -> None:
-        """Finish `shard`: beside the next one when something was left for later, else at once.
-
-        Waits for the one before, and raises its error.
-        """
-        self.wait()
-        if callable(computed):
-            later = computed
-            self._last = self._thread.submit(lambda: self._plan.finish(shard, later()))
-        else:
-            self._plan.finish(shard, computed)
-
-    def wait(self) -> None:
-        """Wait for the last shard; raise its error."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,43 +1,61 @@
-"""Who computes the shards of a long stage: this process, or workers that Ray starts and watches.
+"""Who computes the shards of a long stage: this process, or workers that Ray starts.
 
 A worker loads the models of its stage once and computes one shard after the other. It knows nothing
 of the plan: which shards there are, which are finished and what is published is decided here, by
 the process that holds the artifact's lock. A worker of Ray's writes a shard into the workspace of
-the artifact, under a name of its own, and this process gives it its place. What a worker had in
-hand when it died is given to another. So who computes a shard, and when, changes nothing.
+the artifact, under a name of its own, and this process gives it its place. Ray starts a worker that
+died again and repeats what it had begun. So who computes a shard, and when, changes nothing.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from threading import Lock, current_thread, main_thread
+from typing import Any, Protocol
+from uuid import uuid4
 
-from pipeline.errors import PipelineError
+import torch
+
+from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
-from pipeline.execution.shards import attempt, compute_unfinished, too_large
-from pipeline.execution.worker import (
-    OpenWorker,
-    Worker,
-    connect,
-    execution_of,
-    share_out,
-    target_settings,
-)
+from pipeline.execution.shards import attempt, compute_unfinished, finished, too_large
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
 from pipeline.store.node import Node
 
-DEATHS = 3  # of workers over one shard, or before any was ready
-WAITING = 1  # shards of a worker that are being written while it computes the next
+DEATHS = 3  # of workers over one shard
+AT_ONCE = 2  # shards of a worker: one is written while the next is computed
+INLINE: Mapping[str, Any] = {"engine": "inline", "workers": None, "address": None}
+
+
+class Worker(Protocol):
+    """The models of a stage, loaded, and what is computed with them."""
+
+    device: torch.device
+
+    def cut(self, lengths: Sequence[int]) -> list[int]:
+        """Return the sizes of the shards; see `pipeline.execution.shard_plan.Cut`."""
+
+    def compute(
+        self, shard: Shard, path: Path, progress: Callable[[int], object]
+    ) -> ShardMeasured | Callable[[], ShardMeasured]:
+        """Compute a shard; see `pipeline.execution.shards.Compute`."""
+
+    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+        """Return what the record says of the models and of what all shards took."""
+
+
+# Loads what a stage needs, from a node and the artifacts it is made from.
+OpenWorker = Callable[[Node, Mapping[str, Sequence[Artifact]]], Worker]
 
 
 class Here:
@@ -45,10 +63,7 @@ class Here:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-
-    def cut(self, lengths: Sequence[int]) -> list[int]:
-        """Cut the prompts into shards."""
-        return self._worker.cut(lengths)
+        self.cut = worker.cut
 
     def compute_unfinished(self, plan: Plan, *, steps: int, label: str, unit: str = "step") -> None:
         """Compute one shard after the other; see `shards.compute_unfinished`."""
@@ -63,73 +78,51 @@ class Here:
 
 
 class Host:
-    """A process that holds a worker. Ray calls its methods; `write` has a thread of its own."""
+    """A process of Ray's that holds a worker; while one call computes, another one writes."""
 
-    def __init__(self) -> None:
-        self._worker: Worker
-        self._writer = ThreadPoolExecutor(max_workers=1)
-        self._written: dict[str, Future[tuple[ShardMeasured, str]]] = {}
+    def __init__(self, given: bytes, search: list[str], directory: str) -> None:
+        """Keep what the worker is loaded from: the models are loaded when they are needed."""
+        self._given, self._search, self._directory = given, search, directory
+        self._computing = Lock()
 
-    def open(self, given: bytes, search: list[str], directory: str) -> int:
-        """Load the models of a stage; return the id of this process."""
+    @cached_property
+    def _worker(self) -> Worker:
         try:
-            os.chdir(directory)
+            os.chdir(self._directory)
         except OSError as error:
             raise PipelineError(
-                f"{os.uname().nodename} has no directory {directory} ({error.strerror}): every "
-                "machine has to see this directory, the models and outputs under the same paths"
+                f"{os.uname().nodename} has no directory {self._directory} ({error.strerror}): "
+                "every machine has to see this directory, the models and outputs under the same "
+                "paths"
             ) from None
-        sys.path[:] = search
-        open_worker, node, upstream = pickle.loads(given)
-        self._worker = open_worker(node, upstream)
-        return os.getpid()
+        sys.path[:] = self._search
+        open_worker, node, upstream = pickle.loads(self._given)
+        return open_worker(node, upstream)
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let the worker cut the prompts into shards."""
-        return self._worker.cut(lengths)
+        with self._computing:
+            return self._worker.cut(lengths)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the models and of what all shards took."""
-        return self._worker.facts(measured)
+        with self._computing:
+            return self._worker.facts(measured)
 
-    def compute(self, shard: Shard, path: str) -> bool:
-        """Compute a shard and begin to write it; return whether it fitted into the memory."""
-        computed = attempt(shard, Path(path), self._worker.compute, lambda _: None)
+    def compute(self, shard: Shard, folder: str) -> tuple[ShardMeasured, Path, str] | None:
+        """Compute a shard and write it to a file of its own.
+
+        Returns:
+            What was measured, the file and its checksum; None when the memory does not suffice.
+        """
+        path = Path(folder) / f"{shard.name}.{uuid4().hex}.tmp"
+        with self._computing:
+            computed = attempt(shard, path, self._worker.compute, lambda _: None)
         if computed is None:
-            return False
-        self._written[path] = self._writer.submit(_write, Path(path), computed)
-        return True
-
-    def write(self, path: str) -> tuple[ShardMeasured, str]:
-        """Wait until a shard is on the disk; return what was measured, and its checksum."""
-        return self._written.pop(path).result()
-
-
-def _write(
-    path: Path, computed: ShardMeasured | Callable[[], ShardMeasured]
-) -> tuple[ShardMeasured, str]:
-    measured = computed() if callable(computed) else computed
-    sync(path)
-    return measured, file_digest(path)
-
-
-@dataclass
-class _Member:
-    """A worker, as this process sees it."""
-
-    actor: Any
-    ready: bool = False
-    computing: Shard | None = None
-    writing: list[Shard] = field(default_factory=list)
-
-    @property
-    def free(self) -> bool:
-        """Whether it takes another shard."""
-        return self.ready and self.computing is None and len(self.writing) <= WAITING
-
-
-# What a worker was asked: open, compute or write; of which shard, in which file.
-_Call = tuple[_Member, str, Shard | None, Path]
+            return None
+        measured = finished(computed)
+        sync(path)
+        return measured, path, file_digest(path)
 
 
 class RayWorkers:
@@ -149,9 +142,8 @@ class RayWorkers:
         """
         self._label = f"{node.stage} {node.label}"
         self._ray = connect(asked["address"])
-        device = target_settings(node)
-        self._share = share_out(
-            self._ray.cluster_resources(), asked["workers"], device["device"], device["threads"]
+        self._count, processors, gpus = share_out(
+            self._ray.cluster_resources(), asked["workers"], target_settings(node)
         )
         above = {
             name: [Artifact(one.directory.absolute()) for one in artifacts]
@@ -162,28 +154,40 @@ class RayWorkers:
             [str(Path(place).absolute()) for place in sys.path],
             str(Path.cwd()),
         )
-        self._calls: dict[Any, _Call] = {}
-        self._members: list[_Member] = []
-        self._deaths: Counter[str] = Counter()
+        self._host = self._ray.remote(Host).options(
+            num_cpus=processors,  # Ray sets OMP_NUM_THREADS to as many
+            num_gpus=gpus,
+            max_concurrency=AT_ONCE,
+            max_restarts=-1,
+            max_task_retries=DEATHS - 1,
+        )
+        self._hosts: list[Any] = []
 
     def __enter__(self) -> RayWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the workers."""
-        for member in self._members:
-            self._ray.kill(member.actor)
+        for host in self._hosts:
+            self._ray.kill(host)
+
+    def _started(self, shards: int) -> list[Any]:
+        """Return the workers, no more than there are shards for."""
+        while len(self._hosts) < min(self._count, shards):
+            self._hosts.append(self._host.remote(*self._given))
+        return self._hosts
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
-        """Let one worker cut the prompts into shards, while the others load their models."""
-        self._fill(len(lengths))
-        sizes: list[int] = self._ask("cut", lengths)
-        return sizes
+        """Let the workers cut the prompts into shards: afterwards all have loaded their models."""
+        asked = [host.cut.remote(lengths) for host in self._started(len(lengths))]
+        sizes, *_ = [self._get(one, "while they loaded their models") for one in asked]
+        return list(sizes)
 
     def facts(self, plan: Plan) -> dict[str, Any]:
         """Return what the record says of the run."""
-        found = self._ask("facts", [shard.measured for shard in plan.shards])
-        return found | {"engine": "ray", "workers": self._share[0]}
+        measured = [shard.measured for shard in plan.shards]
+        found = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
+        return found | {"engine": "ray", "workers": self._count}
 
     def compute_unfinished(self, plan: Plan, *, steps: int, label: str, unit: str = "step") -> None:
         """Let the workers compute the unfinished shards, each the next one that is left.
@@ -193,115 +197,43 @@ class RayWorkers:
         """
         todo = deque(plan.unfinished())
         total = sum(len(shard.prompts) for shard in todo) * steps
+        free = deque(self._started(len(todo)) * AT_ONCE)  # every worker first gets one
+        running: dict[Any, tuple[Any, Shard]] = {}
         with progress_bar(total, unit, label) as bar:
-            while todo or any(what != "open" for _, what, *_ in self._calls.values()):
-                self._fill(len(todo))
-                for member in self._members:
-                    if todo and member.free:
-                        self._give(member, todo.popleft(), plan)
-                (member, what, shard, path), result = self._next()
-                if result is None:
-                    todo.extendleft(self._bury(member))
-                elif what == "compute" and shard and result is False:
-                    if len(shard.prompts) == 1:
-                        raise too_large(label, shard)
-                    todo.extendleft(reversed(plan.halve(shard)))
-                elif what == "write" and shard:
-                    plan.finish(shard, result[0], path, result[1])
+            while todo or running:
+                while todo and free:
+                    host, shard = free.popleft(), todo.popleft()
+                    called = host.compute.remote(shard, str(plan.folder.absolute()))
+                    running[called] = host, shard
+                (called,), _ = self._ray.wait(list(running), num_returns=1)
+                host, shard = running.pop(called)
+                free.append(host)
+                found = self._get(called, f"over batch {shard.name} or beside it")
+                if found is not None:
+                    plan.finish(shard, *found)
                     bar.update(len(shard.prompts) * steps)
+                elif len(shard.prompts) == 1:
+                    raise too_large(label, shard)
+                else:
+                    todo.extendleft(reversed(plan.halve(shard)))
         plan.check()
 
-    def _fill(self, shards: int) -> None:
-        """Start the workers that are missing, no more than there are shards left for."""
-        idle = sum(member.computing is None for member in self._members)
-        for _ in range(min(self._share[0] - len(self._members), shards - idle)):
-            self._start()
-
-    def _start(self) -> None:
-        host = self._ray.remote(concurrency_groups={"writing": 1})(Host).options(
-            num_cpus=self._share[1],  # Ray sets OMP_NUM_THREADS to as many
-            num_gpus=self._share[2],
-        )
-        member = _Member(host.remote())
-        self._members.append(member)
-        self._calls[member.actor.open.remote(*self._given)] = (member, "open", None, Path())
-
-    def _give(self, member: _Member, shard: Shard, plan: Plan) -> None:
-        """Let a worker compute a shard."""
-        path = plan.aside(shard).absolute()
-        member.computing = shard
-        called = member.actor.compute.remote(shard, str(path))
-        self._calls[called] = (member, "compute", shard, path)
-
-    def _next(self) -> tuple[_Call, Any]:
-        """Return what a worker has answered first, and to what; None when it died."""
-        (called,), _ = self._ray.wait(list(self._calls), num_returns=1)
-        member, what, shard, path = call = self._calls.pop(called)
-        result = self._get(called)
-        if result is None:
-            return call, None
-        if what == "open":
-            member.ready = True
-        elif what == "compute":
-            member.computing = None
-            if result and shard:
-                member.writing.append(shard)
-                waiting = member.actor.write.options(concurrency_group="writing")
-                self._calls[waiting.remote(str(path))] = (member, "write", shard, path)
-        elif shard:
-            member.writing.remove(shard)
-        return call, result
-
-    def _bury(self, member: _Member) -> list[Shard]:
-        """Forget a worker that died; return the shards that it had in hand, the last first.
+    def _get(self, called: Any, over: str) -> Any:
+        """Return the result of a call; raises what the worker raised.
 
         Raises:
-            PipelineError: workers die over the same shard, or before they are ready.
+            PipelineError: workers died `over` it again and again.
         """
-        self._members.remove(member)
-        self._calls = {ref: one for ref, one in self._calls.items() if one[0] is not member}
-        over = f"over batch {member.computing.name}" if member.computing else "without a batch"
-        over = over if member.ready else "while it loaded its models"
-        left = [*member.writing, *([member.computing] if member.computing else [])]
-        self._deaths[over] += 1
-        if self._deaths[over] >= DEATHS:
-            raise PipelineError(
-                f"{self._label}: {DEATHS} workers died one after the other, each {over}: look at "
-                "the memory of the machine, and at Ray's logs; finished batches are kept"
-            )
-        names = ", ".join(shard.name for shard in left)
-        given = f"; {names} will be computed by another" if left else ""
-        print(f"{self._label}: a worker died {over}{given}", flush=True)
-        return left[::-1]
-
-    def _ask(self, method: str, argument: Any) -> Any:
-        """Return what a worker answers, while nothing is computed."""
-        while True:
-            self.wait_for(1)
-            member = next(member for member in self._members if member.ready)
-            result = self._get(getattr(member.actor, method).remote(argument))
-            if result is not None:
-                return result
-            self._bury(member)
-
-    def wait_for(self, count: int) -> None:
-        """Wait, while nothing is computed, until so many workers have loaded their models."""
-        while sum(member.ready for member in self._members) < count:
-            while len(self._members) < count:
-                self._start()
-            (member, *_), result = self._next()
-            if result is None:
-                self._bury(member)
-
-    def _get(self, called: Any) -> Any:
-        """Return a result; None when the worker died. Raises what the worker raised."""
-        error = self._ray.exceptions
         try:
             return self._ray.get(called)
-        except error.RayActorError:
-            return None
-        except error.RayTaskError as failed:
+        except self._ray.exceptions.RayTaskError as failed:
             raise failed.cause if isinstance(failed.cause, Exception) else failed from None
+        except self._ray.exceptions.RayError as error:
+            raise PipelineError(
+                f"{self._label}: {DEATHS} workers died one after the other, the last {over} "
+                f"({first_line(error)}): look at the memory of the machine, and at Ray's logs; "
+                "finished batches are kept"
+            ) from None
 
 
 @contextmanager
@@ -321,3 +253,94 @@ def open_workers(
         return
     with RayWorkers(open_worker, node, upstream, asked) as workers:
         yield workers
+
+
+def target_settings(node: Node) -> Mapping[str, Any]:
+    """Return how the target of a node runs; the node has one, or a pair."""
+    found: Mapping[str, Any] = node.settings.get("target", node.settings)
+    return found
+
+
+def execution_of(node: Node) -> Mapping[str, Any]:
+    """Return what the configuration says of the workers of a node that has models."""
+    found: Mapping[str, Any] = target_settings(node).get("execution", INLINE)
+    return found
+
+
+def connect(address: str | None) -> Any:
+    """Return the module ray, connected; the same connection serves the whole process.
+
+    Args:
+        address: HOST:PORT of a cluster's head, "auto" for the one that this machine is part of, or
+            None for workers on this machine alone.
+
+    Raises:
+        PipelineError: Ray is not installed, or there is no such cluster.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise PipelineError(
+            'execution.engine=ray needs Ray: pip install -e ".[ray]", or give '
+            "execution.engine=inline"
+        ) from None
+    if ray.is_initialized():
+        return ray
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=address or "local",
+            include_dashboard=False if address is None else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+        raise PipelineError(
+            f"execution.address={address}: Ray can't be joined there ({first_line(error)}): give "
+            "HOST:PORT as `ray start --head` prints it, auto on a machine of the cluster, or null "
+            "for this machine alone"
+        ) from None
+    finally:  # Ray has put a handler of its own there
+        if handler is not None and current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, handler)
+    return ray
+
+
+def share_out(
+    there: Mapping[str, float], workers: int | None, settings: Mapping[str, Any]
+) -> tuple[int, int, int]:
+    """Return how many workers there are, and how many processors and GPUs each of them gets.
+
+    Args:
+        there: processors ("CPU") and GPUs ("GPU") of all machines, as Ray counts them.
+        workers: how many are asked for; None is one a GPU, or on processors alone one for every
+            `threads` of them.
+        settings: of the target: its device, and its threads, None to share the processors out.
+
+    Raises:
+        PipelineError: there are fewer, or a GPU is named that Ray gives to whom it likes.
+    """
+    device, threads = settings["device"], settings["threads"]
+    processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+    if ":" in device:
+        raise PipelineError(
+            f"device.name={device} is not allowed with execution.engine=ray, which gives every "
+            "worker a GPU of its own: give auto, cuda or cpu"
+        )
+    if device == "cuda" and not gpus:
+        raise PipelineError("device.name=cuda: Ray finds no GPU; give device.name=cpu or auto")
+    on_gpus = gpus > 0 and device != "cpu"
+    if on_gpus:
+        count = workers or gpus
+        if count > gpus:
+            raise PipelineError(f"execution.workers={count} exceeds the {gpus} GPUs that Ray finds")
+    else:
+        count = workers or max(1, processors // (threads or processors or 1))
+    each = threads or max(1, processors // count)
+    if count * each > processors:
+        raise PipelineError(
+            f"execution.workers={count} with {each} threads each need {count * each} processors, "
+            f"and Ray finds {processors}: lower execution.workers or device.threads"
+        )
+    return count, each, int(on_gpus)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
@@ -19,7 +15,6 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from analysis.fields import FieldError, nearest
 from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.paths import CONF, ROOT
 
 # errors of a user's making, or of the machine's: printed without a traceback
 EXPECTED_ERRORS = (
@@ -31,7 +26,6 @@ EXPECTED_ERRORS = (
     yaml.YAMLError,
     UnicodeDecodeError,
 )
-RULES = ROOT / "analysis" / "rules"  # of the project
 
 
 class Problems:
@@ -63,32 +57,6 @@ class Problems:
             raise PipelineError("\n".join(dict.fromkeys(self._found)))
 
 
-@contextmanager
-def errors_of_rules() -> Iterator[None]:
-    """Name the line of a user's own rule that raises an error or ends the process.
-
-    Raises:
-        PipelineError: one does; names the file and the line, and what was raised.
-    """
-    try:
-        yield
-    except EXPECTED_ERRORS:
-        raise
-    except (Exception, SystemExit) as error:
-        from analysis.rules.rule import REGISTRY
-
-        modules = (sys.modules.get(rule.__module__) for rule in REGISTRY.values())
-        own = {getattr(module, "__file__", None) for module in modules if module}
-        frames = traceback.extract_tb(error.__traceback__)
-        own = {path for path in own if path and Path(path).parent != RULES}
-        place = next((frame for frame in reversed(frames) if frame.filename in own), None)
-        if place is None:
-            raise
-        raise PipelineError(
-            f"{place.filename}, line {place.lineno}: a rule raised {type(error).__name__}: {error}"
-        ) from error
-
-
 def explain(error: BaseException) -> str:
     """Return an error of a user's making as printed.
 
@@ -110,8 +78,7 @@ def explain(error: BaseException) -> str:
         place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
         return f"{place}no YAML that can be read: {error.problem}"
     if isinstance(error, UnicodeDecodeError):
-        place = ", ".join(map(str, _not_utf8())) or "a file"
-        return f"{place}: not in UTF-8 ({_first_line(error)}): save it in UTF-8"
+        return f"a file is not in UTF-8 ({_first_line(error)}): save it in UTF-8"
     if isinstance(error, OSError):  # outputs that can't be written, a full disk
         return f"{error.filename}: {error.strerror}" if error.filename else _first_line(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
@@ -130,21 +97,6 @@ def explain(error: BaseException) -> str:
     place = f" at {cause.full_key}" if cause.full_key else ""
     said = "" if cause is error else f"{_first_line(error).rstrip('.')}: "
     return f"{said}{_first_line(cause)}{place}{known}"
-
-
-def _not_utf8() -> Iterator[Path]:
-    """Yield the files of the configuration, a directory of the user's own included, that are not.
-
-    The error that reading one raises does not name it.
-    """
-    words = [part for argument in sys.argv[1:] for part in argument.split("=", 1)]
-    given = [after for word, after in pairwise(words) if word in ("--config-dir", "-cd")]
-    for directory in [CONF, *map(Path, given)]:
-        for path in sorted(directory.rglob("*.yaml")):
-            try:
-                path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                yield path
 
 
 def _rules_with(key: str) -> str:

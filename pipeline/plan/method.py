@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from analysis import rules
 from analysis.beyond.clip import FAMILIES
-from analysis.fields import check, check_keys, from_mapping, ranged, refused
+from analysis.fields import check, from_mapping, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree, build_tree
@@ -43,21 +43,17 @@ class Drafting:
     """A drafter stops where its measure of the next token is not sure enough.
 
     Attributes:
-        measure: max_q, the largest probability, or entropy.
+        drafting: max_q, the largest probability, or entropy.
         threshold: max_q has to exceed it; the entropy, in nats, has to be below it.
     """
 
-    measure: str
+    drafting: str = ranged(f"one of {', '.join(MEASURES)}", lambda value: value in MEASURES)
     threshold: float = ranged("a number of at least 0", lambda value: value >= 0)
 
     @property
     def shown(self) -> str:
         """The rule as printed."""
-        return f"{self.measure} threshold={self.threshold:g}"
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return what was configured, as plain values: what identifies it."""
-        return {"drafting": self.measure, "threshold": self.threshold}
+        return f"{self.drafting} threshold={self.threshold:g}"
 
 
 def build_drafting(mapping: Mapping[str, Any], where: str) -> Drafting:
@@ -66,21 +62,14 @@ def build_drafting(mapping: Mapping[str, Any], where: str) -> Drafting:
     Raises:
         FieldError: the measure or a key is not known or missing, or a value out of range.
     """
-    measure = mapping["drafting"]
-    if measure not in MEASURES:
-        raise refused(f"{where}.drafting", measure, f"one of {', '.join(MEASURES)}")
-    given = {key: value for key, value in mapping.items() if key != "drafting"}
-    check_keys(given, ["threshold"], f"{where}.", f"drafting: {measure}")
-    if given.get("threshold") is None:
-        raise refused(f"{where}.threshold", None, f"a number: drafting: {measure} takes it")
-    drafting = from_mapping(Drafting, {"measure": measure, **given}, f"{where}.", "drafting")
-    check(drafting, f"{where}.")
+    drafting = from_mapping(Drafting, mapping, where, "drafting")
+    check(drafting, where)
     return drafting
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode.
+    """One way to decode; the ranges are those of a configured one, baselines have others.
 
     Attributes:
         drafter: model, prompt_lookup, lookup_first, or none for the baseline.
@@ -97,16 +86,23 @@ class Method:
         top_k: likewise, before top_p; 0 is all.
     """
 
-    drafter: str
+    drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
     rule: Rule | None
-    sampling: str | None
-    draft_length: int
-    temperature: float
+    sampling: str | None = ranged(
+        f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS)
+    )
+    draft_length: int = ranged(
+        "an integer of at least 1; the autoregressive baseline is always decoded",
+        lambda value: value >= 1,
+    )
+    temperature: float = ranged("a number of at least 0", lambda value: value >= 0)
     tree: DraftTree | None = None
     drafting: Drafting | None = None
-    top_p: float = 1.0
-    top_k: int = 0
-    model_length: int | None = None
+    top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
+    top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
+    model_length: int | None = ranged(
+        "an integer of at least 1", lambda value: value is None or value >= 1, default=None
+    )
     budget: tuple[str, float] | None = None
 
     @property
@@ -187,7 +183,7 @@ def method_mapping(method: Method) -> dict[str, Any]:
         **dict([method.budget] if method.budget else []),
         **({} if method.rule is None else {"rule": rules.to_mapping(method.rule)}),
         **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
-        **({} if method.drafting is None else {"drafting": method.drafting.to_mapping()}),
+        **({} if method.drafting is None else {"drafting": asdict(method.drafting)}),
     }
 
 
@@ -224,5 +220,5 @@ def with_baselines(methods: list[Method]) -> list[Method]:
 MADE: Mapping[str, Callable[[Any], Any]] = {  # fields that have mappings of their own
     "rule": rules.build,
     "tree": lambda one: build_tree(one, "tree"),
-    "drafting": lambda one: build_drafting(one, "drafting"),
+    "drafting": lambda one: build_drafting(one, "drafting."),
 }

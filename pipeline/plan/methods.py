@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from analysis.fields import FieldError, check, from_mapping, ranged, refused
+from analysis.fields import FieldError, check, check_keys, from_mapping, refused
 from analysis.rules import Prefix, Rule, Tree, build
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
@@ -16,7 +16,6 @@ from pipeline.plan.method import (
     BLOCK,
     BUDGET,
     BUDGETS,
-    DRAFTERS,
     DRAFTING,
     SAMPLINGS,
     SPECULATIVE,
@@ -146,7 +145,7 @@ def _check_drafting(method: Method) -> None:
     """
     if method.drafting is None:
         return
-    where = f"decoding.methods, drafting: {method.drafting.measure}"
+    where = f"decoding.methods, drafting: {method.drafting.drafting}"
     if method.drafter == "prompt_lookup" or method.tree is not None:
         raise PipelineError(
             f"{where}: a model that drafts a chain can stop: give drafter: model or lookup_first, "
@@ -154,26 +153,6 @@ def _check_drafting(method: Method) -> None:
         )
     if method.sampling == BLOCK:
         raise PipelineError(f"{where}: sampling=block tests drafts of a length that is given")
-
-
-@dataclass(frozen=True)
-class _Given:
-    """What an entry of `decoding.methods` says apart from its rule."""
-
-    drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
-    draft_length: int = ranged(
-        "an integer of at least 1; the autoregressive baseline is always decoded",
-        lambda value: value >= 1,
-    )
-    temperature: float = ranged("a number of at least 0", lambda value: value >= 0)
-    sampling: str | None = ranged(
-        f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS), default=None
-    )
-    top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
-    top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
-    model_length: int | None = ranged(
-        "an integer of at least 1", lambda value: value is None or value >= 1, default=None
-    )
 
 
 def _build(entry: dict[str, Any], where: str) -> Method:
@@ -190,10 +169,19 @@ def _build(entry: dict[str, Any], where: str) -> Method:
     apart = {*of_rule, *of_tree, *stops, *of_budget}
     plain = {key: value for key, value in entry.items() if key not in apart}
     try:
-        given = from_mapping(_Given, plain, f"{where}.", "sampling")
-        check(given, f"{where}.")
-        budget = _budget(given.sampling, of_budget, where)
+        check_keys(plain, OWN, f"{where}.", "sampling")
         rule = _rule(of_rule, where) if of_rule else None
+        tree = build_tree(of_tree, where) if of_tree else None
+        if isinstance(rule, Tree):
+            if tree is not None:
+                raise PipelineError(
+                    f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
+                )
+            tree = DraftTree("symmetric", rule.m)
+        stopping = build_drafting(stops, f"{where}.") if stops else None
+        parts = {"rule": rule, "tree": tree, "drafting": stopping}
+        given = from_mapping(Method, {"sampling": None, **plain, **parts}, f"{where}.", "method")
+        check(given, f"{where}.")
         if rule is None:
             fits, allowed = given.temperature > 0, "a number above 0: at 0 take rule: greedy"
         else:
@@ -212,22 +200,9 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             if given.model_length > given.draft_length:
                 at_most = f"at most draft_length={given.draft_length}"
                 raise refused(f"{where}.model_length", given.model_length, at_most)
-        tree = build_tree(of_tree, where) if of_tree else None
-        stopping = build_drafting(stops, where) if stops else None
+        return replace(given, budget=_budget(given.sampling, of_budget, where))
     except FieldError as error:
         raise PipelineError(str(error)) from error
-    if isinstance(rule, Tree):
-        if tree is not None:
-            raise PipelineError(
-                f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
-            )
-        tree = DraftTree("symmetric", rule.m)
-    lengths = given.draft_length, given.temperature
-    truncation = given.top_p, given.top_k
-    return Method(
-        *(given.drafter, rule, given.sampling, *lengths, tree, stopping),
-        *(*truncation, given.model_length, budget),
-    )
 
 
 def _budget(sampling: str | None, given: dict[str, Any], where: str) -> tuple[str, float] | None:

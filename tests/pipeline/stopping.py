@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.execution import runner, shards
+from pipeline.execution import runner
+from pipeline.execution.shard_plan import Plan
 from pipeline.store.artifacts import Store
 from pipeline.store.node import Node
 
 
-def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> shards.Plan:
+def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Stop a long stage when two of its shards are finished."""
-    finish, count = shards.Plan.finish, 0
+    finish, count = Plan.finish, 0
 
     def stopping(*arguments: Any) -> None:
         nonlocal count
@@ -23,7 +24,7 @@ def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> shar
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards.Plan, "finish", stopping)
+        patch.setattr(Plan, "finish", stopping)
         with pytest.raises(KeyboardInterrupt):
             runner.ensure([node], store)
-    return shards.Plan.load(store.workspace(node) / "plan.json")
+    return Plan.load(store.workspace(node) / "plan.json")

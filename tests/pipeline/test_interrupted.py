@@ -19,6 +19,7 @@ from benchmarks import robustness
 from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
+from pipeline.execution.shard_plan import Plan, Shard
 from pipeline.paths import CONF, ROOT
 from pipeline.plan.graph import VERSIONS, with_upstream
 from pipeline.store.artifacts import Artifact, Pending, Store
@@ -67,16 +68,15 @@ def found(store: Store, node: Node) -> Artifact:
 
 def attempted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shards that are computed from now on."""
-    attempt, names = shards._attempt, list[str]()
+    attempt, names = shards.attempt, list[str]()
 
-    def noting(plan: shards.Plan, shard: shards.Shard, *rest: Any) -> Any:
-        assert not plan.file(shard).exists()
+    def noting(shard: Shard, path: Path, *rest: Any) -> Any:
         names.append(shard.name)
-        computed = attempt(plan, shard, *rest)
-        assert not plan.file(shard).exists()  # written beside its place
+        computed = attempt(shard, path, *rest)
+        assert not path.with_suffix(".parquet").exists()  # written beside its place
         return computed
 
-    monkeypatch.setattr(shards, "_attempt", noting)
+    monkeypatch.setattr(shards, "attempt", noting)
     return names
 
 
@@ -182,16 +182,16 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
                pending.directory / "data.parquet"])  # fmt: skip
         return pending
 
-    opened = shards.Plan.open
+    opened = Plan.open
 
-    def full_plan(*arguments: Any, **options: Any) -> shards.Plan:
+    def full_plan(*arguments: Any, **options: Any) -> Plan:
         plan = opened(*arguments, **options)
         plant([plan.beside(shard) for shard in plan.unfinished()[1:]])
         return plan
 
     patches: list[tuple[Any, str, Any]] = [(Store, "pending", full_artifact)]
     if stage in LONG:
-        patches.insert(0, (shards.Plan, "open", full_plan))
+        patches.insert(0, (Plan, "open", full_plan))
     for owner, name, patched in patches:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, patched)
