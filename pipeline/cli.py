@@ -76,14 +76,6 @@ def _multirun() -> None:
     sys.argv += [f"hydra.sweep.dir={quoted(str(directory))}", "hydra.output_subdir=.hydra"]
     try:
         _decorated(_swept)()
-    except RuntimeError as error:  # of a launcher whose jobs are processes of their own
-        if not type(error).__module__.startswith("submitit."):
-            raise
-        raise PipelineError(
-            "a job of the sweep ended without a result (killed, or longer than "
-            f"hydra.launcher.timeout_min): what jobs printed is in {directory / '.submitit'}. Give "
-            "the same command again: what is finished is kept"
-        ) from error
     finally:  # Hydra has no hook for the end of a sweep in which a job failed
         failed = sweeps.collect(directory)
     if failed:
@@ -108,7 +100,8 @@ def _swept(config: DictConfig) -> None:
     assert hydra_config.mode == RunMode.MULTIRUN
     overrides = list(hydra_config.overrides.task)
     directory = Path(hydra_config.runtime.output_dir)
-    sweeps.announce(int(hydra_config.job.num), overrides, sys.argv[1:])
+    swept = [one for one in overrides if one not in sys.argv]  # there all values of a key stand
+    print(f"point {int(hydra_config.job.num) + 1}: {', '.join(swept or overrides)}", flush=True)
     with terminal():
         try:
             artifacts, nodes = run(config)

@@ -38,17 +38,16 @@ def wanted(config: schema.Config) -> Iterator[Wanted]:
 
 
 def fetch(config: schema.Config) -> None:
-    """Fetch what is not local, and say where it lies.
+    """Fetch what is not there, and say where what was fetched lies.
 
     Raises:
         PipelineError: the hub can't be reached, or lacks what is wanted.
     """
     for key, path, revision, kind, patterns in wanted(config):
-        place = local_path(path)
-        if place is None:
+        if local_path(path) is None:
             commit = hub_commit(path, revision, kind, key, refresh=True)
             place = hub_files(path, commit, patterns, key, kind)
-        print(f"{key}: {path} -> {place}", flush=True)
+            print(f"{key}: {path} -> {place}", flush=True)
 
 
 def main(overrides: Sequence[str]) -> None:

@@ -6,13 +6,14 @@ command made; what is missing is an error that names the command to run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.composition import composed
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
+from pipeline.store.columns import columns_of, numbers
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ class Study:
         """Return the rows of an artifact, without the lists of top K and of temperatures."""
         artifact = self.artifact(stage, target, rule)
         if columns is None:
-            columns = [
-                name for name in _columns(artifact) if not name.startswith(("top_", "tempered_"))
-            ]
+            named = columns_of(artifact.record["stage"])["data"]
+            columns = [name for name in named if not name.startswith(("top_", "tempered_"))]
         return artifact.read(columns=columns).to_pandas()
 
     def distributions(self, target: str) -> TopK:
@@ -80,20 +80,14 @@ class Study:
         """
         import numpy as np
 
-        from pipeline.store.distributions import words
-
         (node,) = self._of("distributions", target)
         drafts = self._of("drafts", target)
         made = self._store.find(drafts[0]) if drafts else None
-        ids = [self.distributions(target).ids.ravel()]
-        for stage, column, there in (
-            ("distributions", "token_id", True),
-            ("drafts", "draft_token_id", made is not None),
-        ):
-            if there:
-                ids.append(self.frame(stage, target, columns=[column])[column].to_numpy())
-        every = np.unique(np.concatenate(ids)).tolist()
-        return words(node, self.artifact("distributions", target), made, every)
+        dump = self.artifact("distributions", target)
+        ids = [self.distributions(target).ids.ravel(), numbers(dump.read(columns=["token_id"])[0])]
+        if made is not None:
+            ids.append(numbers(made.read(columns=["draft_token_id"])[0]))
+        return distributions.words(node, dump, made, np.unique(np.concatenate(ids)).tolist())
 
     def _of(self, stage: str, target: str | None) -> list[Node]:
         if stage not in self.nodes:
@@ -106,9 +100,3 @@ class Study:
         each = len(nodes) // len(self.targets)
         at = self.targets.index(target)
         return nodes[at * each : (at + 1) * each]
-
-
-def _columns(artifact: Artifact) -> list[Any]:
-    from pipeline.store.columns import columns_of
-
-    return list(columns_of(artifact.record["stage"])["data"])

@@ -22,23 +22,6 @@ POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept
 
 
-def announce(number: int, overrides: Sequence[str], arguments: Sequence[str]) -> None:
-    """Print which point of a sweep begins: what it gives the keys that are swept.
-
-    Args:
-        number: of the job, from 0.
-        overrides: of the job.
-        arguments: of the command line, which lists all values of a swept key.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parser = OverridesParser.create()
-    parsed = [parser.parse_override(word) for word in arguments if "=" in word]
-    swept = {override.key_or_group for override in parsed if override.is_sweep_override()}
-    own = [override for override in overrides if override.lstrip("+").partition("=")[0] in swept]
-    print(f"point {number + 1}: {', '.join(own or overrides)}", flush=True)
-
-
 def write_point(directory: Path, overrides: list[str], **found: Any) -> None:
     """Write what a job found: its stage and rows, or why it failed."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -146,15 +146,10 @@ def test_the_report_of_a_changed_configuration_has_a_place_of_its_own() -> None:
         )
     }
     assert len(changed) == 7
-    assert all(
-        re.fullmatch(r"(mini|paper)-[\w.=-]+-[0-9a-f]{8}|mini-[0-9a-f]{8}", n) for n in changed
-    )
-    assert name("prompts.count=5").startswith("mini-prompts.count=5-")
+    assert all(re.fullmatch(r"(mini|paper)-[0-9a-f]{8}", n) for n in changed)
     both = ["prompts.count=5", "prompts.seed=1"]
     assert name(*both) == name(*reversed(both))
     assert name("prompts.count=5", "study_name=five") == "five"
-    every = [f"prompts.{key}=77" for key in ("count", "min_tokens", "max_tokens", "seed")]
-    assert len(name(*every, "distributions.k=77", "distributions.steps=77")) < 100
 
 
 def test_names_can_stand_in_files_and_on_one_line() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
 from pipeline.plan.explain import Problems
-from pipeline.store.node import fingerprint, slug
+from pipeline.store.node import fingerprint
 
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
-READABLE = 60  # characters that say how a report differs from its study's
 
 
 def check_groups(overrides: Iterable[str]) -> None:
@@ -83,8 +82,8 @@ def settings_of(config: DictConfig, problems: Problems | None = None) -> Config:
 def report_name(config: DictConfig) -> str:
     """Return the name of the directory of a report: that of its study and of nothing else.
 
-    A configuration that differs from the study's own in what is content has a name that says
-    how, and a hash of all that differs. `study_name` decides before anything else.
+    That of a configuration that differs from the study's own in what is content has a hash of it
+    behind. `study_name` decides before anything else.
 
     Raises:
         PipelineError: the study is not named as its file.
@@ -100,16 +99,7 @@ def report_name(config: DictConfig) -> str:
             "call the report with study_name=NAME"
         ) from None
     ours, theirs = _content(config), _content(plain)
-    given = {key: ours[key] for key in ours if key not in theirs or ours[key] != theirs[key]}
-    taken = sorted(set(theirs) - set(ours))
-    if not given and not taken:
-        return study
-    parts = [study]
-    for key, value in given.items():  # the first ones, as far as they fit; the hash is of all
-        text = slug(f"{key}={value}")
-        if sum(map(len, parts[1:])) + len(text) <= READABLE:
-            parts.append(text)
-    return "-".join([*parts, fingerprint([given, taken])[:8]])
+    return study if ours == theirs else f"{study}-{fingerprint(ours)[:8]}"
 
 
 def _composed(override: str) -> DictConfig:
@@ -119,18 +109,10 @@ def _composed(override: str) -> DictConfig:
 
 
 def _content(config: DictConfig) -> dict[str, Any]:
-    """Return what a report may show, by full key: numbers, texts and lists."""
+    """Return what a report may show."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
-    return dict(_leaves({key: values[key] for key in values if key not in NOT_OF_REPORT}))
-
-
-def _leaves(node: Mapping[Any, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{at}{key}.")
-        else:
-            yield f"{at}{key}", value
+    return {str(key): values[key] for key in values if key not in NOT_OF_REPORT}
 
 
 def given(arguments: Sequence[str], key: str) -> str | None:

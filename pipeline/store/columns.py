@@ -72,27 +72,14 @@ def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Return a column without nulls: (N,) numbers or flags, or (N, K) of lists of one length.
-
-    Without a copy, where it is one chunk of numbers. Arrow's own `to_numpy` and `flatten` import
-    pandas and more, which takes longer than to read most columns.
-    """
-    import numpy as np
+    """Return a column without nulls: (N,) numbers or flags, or (N, K) of lists of one length."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-    begin, end = column.offset, column.offset + len(column)
-    if pa.types.is_boolean(column.type):
-        bits = np.frombuffer(column.buffers()[1], dtype=np.uint8)
-        return np.unpackbits(bits, count=end, bitorder="little")[begin:].view(np.bool_)
-    if pa.types.is_list(column.type):
-        begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
-    elif pa.types.is_fixed_size_list(column.type):
-        begin, end = begin * column.type.list_size, end * column.type.list_size
-    else:
-        return np.from_dlpack(column)
-    return np.from_dlpack(column.values)[begin:end].reshape(len(column), -1)
+        column = column.combine_chunks()
+    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        return numbers(column.flatten()).reshape(len(column), -1)
+    return column.to_numpy(zero_copy_only=False)
 
 
 def schema(

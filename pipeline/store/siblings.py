@@ -10,8 +10,10 @@ from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.plan.method import RACES, Method
 from pipeline.store.artifacts import Artifact
+from pipeline.store.columns import numbers
 
 STEPS = 4096  # of the text, at most: evenly spread over it
+NAMES = ("top_ids", "top_logits", "top_surprisal", "log_tail")
 CHUNK = 1 << 22  # numbers of a table of whole vocabularies
 
 
@@ -40,10 +42,9 @@ def stored_pair(
 ) -> tuple[NDArray[np.intp], Stored, Stored]:
     """Return steps of the text, evenly spread, and what is stored there of target and draft."""
     facts = artifact.record["facts"]
-    names = ("top_ids", "top_logits", "top_surprisal", "log_tail")
-    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
+    table = artifact.read(columns=[*NAMES, *(f"draft_{name}" for name in NAMES)])
     steps = np.unique(np.linspace(0, len(table) - 1, most).astype(np.intp))
-    table = table.take(pa.array(steps)).combine_chunks()
+    table = table.take(pa.array(steps))
     target, draft = (
         _stored(table, prefix, facts["vocab_size"], facts["temperature"], temperature)
         for prefix in ("", "draft_")
@@ -57,13 +58,7 @@ def _stored(table: pa.Table, prefix: str, size: int, known_at: float, temperatur
     What lies outside is known at the temperature of the artifact. At another the unstored tokens
     are taken to be equally probable, which makes them a little too improbable where it is lower.
     """
-    ids, logits = (
-        table[prefix + name].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
-        for name in ("top_ids", "top_logits")
-    )
-    surprisal, log_tail = (
-        table[prefix + name].to_numpy() for name in ("top_surprisal", "log_tail")
-    )
+    ids, logits, surprisal, log_tail = (numbers(table[prefix + name]) for name in NAMES)
     below = logits.astype(np.float64) - logits[:, :1]
     others = size - ids.shape[1]
     if others == 0:

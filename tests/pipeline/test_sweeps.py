@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection
 
 from analysis.report.sweep_figure import sweep_figure
 from analysis.statistics.bootstrap import PromptBootstrap, summarise
-from pipeline import cli, sweeps
+from pipeline import sweeps
 from pipeline.execution.runner import ensure
 from pipeline.stages.report.comparison import rows_of_targets
 from pipeline.store.artifacts import Store
@@ -175,14 +175,11 @@ def test_numbers_are_drawn_as_lines_with_intervals_over_prompts() -> None:
     assert ends == [[1.5 + at, 4.0 + at] for at in range(3)]
 
 
-def test_overrides_of_jobs_are_read_as_they_were_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_of_jobs_are_read_as_they_were_given() -> None:
     """Hydra writes them with a backslash before a colon."""
     jobs = [sweeps.values_of(["+a.b='x y'", rf"c=renyi\:{at}", "~d"]) for at in (1, 2)]
     assert sweeps.swept_keys(jobs) == ["c"]
     assert jobs[0] == {"a.b": "x y", "c": "renyi:1", "~d": ""}
-    line = ["-m", "study=mini", "criteria=additive", "criteria.t=0.1,0.2"]
-    sweeps.announce(1, ["study=mini", "criteria=additive", "criteria.t=0.2"], line)
-    assert capsys.readouterr().out == "point 2: criteria.t=0.2\n"
 
 
 def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
@@ -293,27 +290,3 @@ def test_a_failed_point_is_named_as_it_was_given(
     assert sweeps.collect(tmp_path) == 1
     assert "failed: criteria.t=7: t=7 is not allowed" in capsys.readouterr().out
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.07]
-
-
-@pytest.mark.parametrize("launchers", [True, False])
-def test_a_job_that_died_ends_a_sweep_with_one_line_after_the_table(
-    launchers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """As submitit says it; an error that is not the launcher's stays as it is."""
-    died = type("UncompletedJobError", (RuntimeError,), {})
-    died.__module__ = "submitit.core.utils" if launchers else "torch"
-
-    def launch() -> None:
-        point = {"overrides": ["criteria.t=2"], "stage": "certificates", "failed": "t=2"}
-        (tmp_path / "0").mkdir()
-        (tmp_path / "0" / sweeps.POINT).write_text(json.dumps(point))
-        raise died("Job 1 has not produced any output\nmore")
-
-    monkeypatch.setattr(cli, "_decorated", lambda _: launch)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets, for good
-    monkeypatch.setattr("sys.argv", ["pipeline", "-m", f"hydra.sweep.dir={tmp_path}"])
-    with pytest.raises(SystemExit if launchers else died) as error:
-        cli.main()
-    assert "failed: criteria.t=2: t=2" in capsys.readouterr().out
-    if launchers:
-        assert f"printed is in {tmp_path}/.submitit. Give the same" in str(error.value)

@@ -87,7 +87,7 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GROWN | {"acceptance": [0.5]}, "key 'acceptance' is not known"),
         # drafts that stop
         (GOOD | STOPS | {"drafting": {}}, r"methods\[0\].drafting={} is not allowed: give one of"),
-        (GOOD | STOPS | {"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give one of m"),
+        (GOOD | STOPS | {"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give"),
         (GOOD | {"drafting": "max_q"}, "key .threshold. is missing: give a number of at"),
         (GOOD | STOPS | {"threshold": -1}, "threshold=-1 is not allowed"),
         (GOOD | STOPS | {"share": 0.5}, "the key 'share' is not known"),
