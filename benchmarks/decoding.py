@@ -29,8 +29,7 @@ from torch import Tensor
 from analysis.trees.optimal import optimal
 from pipeline import cli
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Drafter, Nothing, model_drafter
-from pipeline.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match

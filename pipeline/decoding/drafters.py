@@ -1,4 +1,4 @@
-"""What proposes tokens: a smaller model, a head on the target, or nothing."""
+"""What proposes tokens: a smaller model, a head on the target, look-up in the text, or nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from pipeline.models.logit_statistics import chosen_statistics, top_k
 from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting
 
+SHORTEST = 2  # tokens of a match of look-up, where longer ones are looked for: docs/decoding.md
 TreeShape = Topology | Growth
 Stop = Callable[[Tensor], bool]  # whether a chain ends before the token with logits (1, V)
 
@@ -109,16 +111,14 @@ class ModelDrafter(Drafter):
     ) -> None:
         """Choose the drafted tokens with `choice`, a chain until `stop`."""
         self.tree = tree
+        self.layers = model.layers if isinstance(model, HiddenDrafter) else ()
         self._model, self._choice, self._stop = model, choice, stop
-        self._columns: Mapping[int, int] | None = None  # of the nodes read; None of a chain
+        self._columns: Mapping[int, int] = {}  # of the nodes read
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
-        self._text = self._empty(capacity)
+        self._text = Text(self._model, capacity + room(self.tree))
         self._text.read(prompt)
-
-    def _empty(self, capacity: int) -> Text:
-        return Text(self._model, capacity + room(self.tree))
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens in a row, or a tree as deep, level by level."""
@@ -135,12 +135,11 @@ class ModelDrafter(Drafter):
             grown = grow(self.tree, count, reading, self._choice, position, dtype)
             chosen, tree, self._columns, keys = grown
             return Draft(chosen, None, tree, keys)
-        cut = None if self.tree is None else within(self.tree, count)
-        self._columns = None if cut is None else columns_of(cut)
-        levels = (Level(),) * count if cut is None else levels_of(cut, device, dtype)
+        cut = chain(count) if self.tree is None else within(self.tree, count)
+        self._columns = columns_of(cut)
         drafted: list[Tensor] = []
         largest, weights = [], []
-        for depth, level in enumerate(levels):
+        for depth, level in enumerate(levels_of(cut, device, dtype)):
             logits = reading(level, drafted[-1] if drafted else None)
             if self._stop is not None and self._stop(logits):
                 break
@@ -152,7 +151,8 @@ class ModelDrafter(Drafter):
         if not drafted:
             return nothing(device)
         drawn = torch.cat(weights) if weights else None
-        return Draft(torch.cat(drafted), drawn, cut, torch.cat(largest))
+        tree = None if self.tree is None else cut
+        return Draft(torch.cat(drafted), drawn, tree, torch.cat(largest))
 
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits (1, V) after the text, of which it reads what is new."""
@@ -164,9 +164,7 @@ class ModelDrafter(Drafter):
 
     def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and what was read of the path."""
-        if self._columns is not None:
-            path = [self._columns[node] for node in path if node in self._columns]
-        self._text.keep(known, path)
+        self._text.keep(known, [self._columns[node] for node in path if node in self._columns])
 
 
 class HeadDrafter(ModelDrafter):
@@ -174,21 +172,10 @@ class HeadDrafter(ModelDrafter):
 
     _model: HiddenDrafter
 
-    def __init__(
-        self,
-        model: HiddenDrafter,
-        choice: Choice,
-        tree: TreeShape | None = None,
-        stop: Stop | None = None,
-    ) -> None:
-        """Choose the drafted tokens with `choice`; for the others see `ModelDrafter`."""
-        super().__init__(model, choice, tree, stop)
-        self.layers = model.layers
-
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (n,) of a text of at most `capacity` tokens."""
         assert hidden is not None
-        self._text = self._empty(capacity)
+        self._text = Text(self._model, capacity + room(self.tree))
         self._pending = hidden  # (n, layers, d), of tokens whose next has no entry yet
         self._settle(prompt[1:])
 
@@ -218,13 +205,52 @@ class HeadDrafter(ModelDrafter):
         self._pending = torch.cat([self._pending, hidden])
 
 
+class PromptLookup(Drafter):
+    """Proposes what followed the latest earlier occurrence of the last few tokens."""
+
+    def __init__(self, longest: int, device: torch.device) -> None:
+        """Look for the last `longest` tokens, then for fewer, down to `SHORTEST`."""
+        self._longest, self._shortest = longest, min(longest, SHORTEST)
+        self._device = device
+
+    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
+        """Return the `count` tokens that followed, none without an occurrence."""
+        found = continuation(tokens, self._longest, count, self._shortest)
+        return Draft(send(found, self._device))
+
+
+class LookupFirst(Drafter):
+    """Proposes what look-up finds, and where it finds nothing what another drafter proposes."""
+
+    def __init__(self, lookup: PromptLookup, other: Drafter, longest: int | None = None) -> None:
+        """Look up first; the other drafter proposes at most `longest` tokens, None is all."""
+        self.layers, self.tree = other.layers, other.tree
+        self._lookup, self._other, self._longest = lookup, other, longest
+
+    def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
+        """Let the other drafter read the prompt."""
+        self._other.begin(prompt, capacity, hidden)
+
+    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
+        """Propose up to `count` tokens."""
+        found = self._lookup.propose(tokens, count, position)
+        self._found = len(found.tokens) > 0
+        if self._found:
+            return found
+        return self._other.propose(tokens, min(count, self._longest or count), position)
+
+    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
+        """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
+        self._other.accept(known, () if self._found else path, hidden)
+
+
 def stops(drafting: Drafting, logits: Tensor) -> bool:
     """Return whether a drafter with these logits (1, V) of the next token ends its chain.
 
     That depends on the text and the tokens drafted before, not on the token that would be drafted:
     what is emitted stays what it was.
     """
-    (value,) = measured(drafting.drafting, logits)
+    value = measured(drafting.drafting, logits)
     if not math.isfinite(value):
         raise BrokenLogitsError("drafter")
     if drafting.drafting == "entropy":
@@ -232,13 +258,13 @@ def stops(drafting: Drafting, logits: Tensor) -> bool:
     return value <= drafting.threshold
 
 
-def measured(measure: str, logits: Tensor) -> list[float]:
-    """Return max_q, the largest probability, or the entropy (nats) of logits (r, V)."""
-    names = {"max_q": "top_surprisal", "entropy": "entropy"}
+def measured(measure: str, logits: Tensor) -> float:
+    """Return max_q, the largest probability, or the entropy (nats) of logits (1, V)."""
+    entropy = measure == "entropy"
     _, ids = top_k(logits.float(), 1)
-    (values,) = read(*chosen_statistics(logits, ids, [names[measure]]))
-    found = [float(value) for value in values]
-    return [min(math.exp(-value), 1.0) for value in found] if measure == "max_q" else found
+    name = "entropy" if entropy else "top_surprisal"
+    ((value,),) = read(*chosen_statistics(logits, ids, [name]))
+    return float(value) if entropy else min(math.exp(-value), 1.0)
 
 
 def nothing(device: torch.device) -> Draft:
@@ -262,3 +288,25 @@ def model_drafter(
     """Return what decodes with a model, of either kind; for the arguments see `ModelDrafter`."""
     kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
     return kind(model, choice, tree, stop)  # type: ignore[arg-type]
+
+
+def continuation(tokens: Sequence[int], longest: int, count: int, shortest: int = 1) -> list[int]:
+    """Return what followed the latest earlier occurrence of the last n tokens.
+
+    Of n from `shortest` to `longest` the longest that occurs is taken. What follows may run into
+    the end of the text: it then goes on with itself, so that a text that repeats is drafted as
+    repeating.
+    """
+    text = np.array(tokens)
+    size = len(text)
+    ends = np.arange(size - 1)  # where an occurrence of the last n tokens ends
+    matched = 0
+    for n in range(1, min(longest, size - 1) + 1):
+        found = ends[(ends >= n - 1) & (text[ends - n + 1] == text[-n])]
+        if not len(found):
+            break
+        ends, matched = found, n
+    if matched < shortest or not matched:
+        return []
+    begin = int(ends[-1]) + 1
+    return [int(text[begin + at % (size - begin)]) for at in range(count)]

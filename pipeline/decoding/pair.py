@@ -23,8 +23,14 @@ from pipeline.decoding.choices import (
     Race,
     Truncation,
 )
-from pipeline.decoding.drafters import Drafter, Nothing, model_drafter, stops
-from pipeline.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.decoding.drafters import (
+    Drafter,
+    LookupFirst,
+    Nothing,
+    PromptLookup,
+    model_drafter,
+    stops,
+)
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import (
     BestPath,

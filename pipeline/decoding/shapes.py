@@ -128,22 +128,6 @@ def _read_after(
     return tree_pass(seen.to(device), depth, dtype)
 
 
-class Candidates(NamedTuple):
-    """All nodes of some depths of a tree that grows, kept or not; (c,) each.
-
-    Attributes:
-        tokens: NOTHING where none can be drafted.
-        values: logarithms, -inf of NOTHING.
-        parents: among all candidates; ROOT is the text.
-        columns: in the drafter's cache after the text, where it read them; else -1.
-    """
-
-    tokens: Tensor
-    values: Tensor
-    parents: Tensor
-    columns: Tensor
-
-
 def grow(
     growth: Growth, count: int, reading: Reading, choice: Greedy, position: int, dtype: torch.dtype
 ) -> tuple[Tensor, Topology, dict[int, int], Tensor]:
@@ -157,49 +141,56 @@ def grow(
         was read, finite unless the logits are broken.
     """
     width = growth.width
-    logits = reading(Level(width), None)
-    level, keys = _children(logits, choice, position, width)
-    largest, device = [keys], logits.device
-    found = [level._replace(parents=torch.full_like(level.tokens, ROOT))]
+    # of all candidates, level after level: the logarithm of the value, -inf of NOTHING; the parent
+    # among them; the column in the drafter's cache after the text, -1 of those that are not read
+    tokens, values, keys = _children(reading(Level(width), None), choice, position, width)
+    parents, columns = torch.full_like(tokens, ROOT), torch.full_like(tokens, -1)
+    largest, start, device = [keys], 0, tokens.device
     seen = torch.zeros((0, 0), dtype=torch.bool, device=device)  # of the nodes read so far
     before = torch.zeros(0, dtype=torch.long, device=device)  # those of the last pass
     for depth in range(1, min(count, growth.depth)):
-        last, start = found[-1], sum(len(one.tokens) for one in found[:-1])
-        inner = _largest(last.values, width)
+        inner = start + _largest(values[start:], width)
         above = torch.zeros_like(inner)
         read_before, rows = len(seen), len(inner)
         seen = pad(seen, (0, rows, 0, rows))
         if depth > 1:
-            above = (before[None] == last.parents[inner][:, None]).long().argmax(1)
+            above = (before[None] == parents[inner][:, None]).long().argmax(1)
             seen[read_before:] = seen[read_before - len(before) : read_before][above]
         own = torch.arange(read_before, read_before + rows, device=device)
         seen[own, own] = True
-        last.columns[inner] = own
+        columns[inner] = own
         offsets = torch.full((rows,), depth - 1, device=device)
-        pass_ = Level(width, None, inner, above, tree_pass(seen[read_before:], offsets, dtype))
-        before = start + inner
-        level, keys = _children(reading(pass_, last.tokens), choice, position + depth, width)
+        pass_ = tree_pass(seen[read_before:], offsets, dtype)
+        logits = reading(Level(width, None, inner - start, above, pass_), tokens[start:])
+        made, gained, keys = _children(logits, choice, position + depth, width)
         largest.append(keys)
-        values = level.values + last.values[inner].repeat_interleave(width)
-        found.append(level._replace(values=values, parents=before.repeat_interleave(width)))
-    all_ = Candidates(*(torch.cat(column) for column in zip(*found, strict=True)))
-    return *_most_valued(all_, growth), torch.cat(largest)
+        start, before = len(tokens), inner
+        tokens = torch.cat([tokens, made])
+        values = torch.cat([values, gained + values[inner].repeat_interleave(width)])
+        parents = torch.cat([parents, inner.repeat_interleave(width)])
+        columns = torch.cat([columns, torch.full_like(made, -1)])
+    chosen = _largest(values, growth.nodes)
+    alive = values[chosen].isfinite().long()
+    facts = torch.stack([chosen, alive, parents[chosen], columns[chosen]])
+    drafted, shape, places = _shape_of(read(facts)[0].T.tolist())
+    tokens = tokens[chosen]
+    if len(drafted) < len(chosen):
+        tokens = tokens[send(drafted, device)]
+    return tokens, shape, places, torch.cat(largest)
 
 
 def _children(
     logits: Tensor, choice: Greedy, position: int, width: int
-) -> tuple[Candidates, Tensor]:
-    """Return the r x width children of nodes from the logits (r, V) after them, without parents.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tokens and values (r x width,) of the children of nodes, from logits (r, V).
 
     And the largest key (r,) of each row.
     """
     keys = choice.keys(logits, position).double()
     tokens = first_tokens(keys, width)
     values = torch.log_softmax(keys, 1).gather(1, tokens.clamp(min=0))
-    values = values.masked_fill(tokens == NOTHING, -torch.inf).flatten()
-    flat = tokens.flatten()
-    largest = keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0]
-    return Candidates(flat, values, flat, torch.full_like(flat, -1)), largest
+    values = values.masked_fill(tokens == NOTHING, -torch.inf)
+    return tokens.flatten(), values.flatten(), keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0]
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
@@ -207,24 +198,23 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return values.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def _most_valued(all_: Candidates, growth: Growth) -> tuple[Tensor, Topology, dict[int, int]]:
-    """Return tokens, shape and columns of the most valued candidates, which are in level order."""
-    chosen = _largest(all_.values, growth.nodes)
-    tokens = all_.tokens[chosen]
-    alive = all_.values[chosen].isfinite()
-    facts = torch.stack([chosen, alive.long(), all_.parents[chosen], all_.columns[chosen]])
+def _shape_of(chosen: list[list[int]]) -> tuple[list[int], Topology, dict[int, int]]:
+    """Return which chosen candidates are drafted, their shape, and the columns of those read.
+
+    Args:
+        chosen: in level order; of each its number, whether it has a value, its parent's number
+            and its column. One has none where nothing could be drafted there, or above.
+    """
     number = {ROOT: ROOT}
     parents: list[int] = []
     columns: dict[int, int] = {}
-    rows: list[int] = []  # of the chosen, those that are drafted
-    for row, (node, has_value, parent, column) in enumerate(read(facts)[0].T.tolist()):
-        if not has_value:  # nothing could be drafted here, or above
+    rows: list[int] = []
+    for row, (node, has_value, parent, column) in enumerate(chosen):
+        if not has_value:
             continue
         rows.append(row)
         number[node] = len(parents)
         if column >= 0:
             columns[len(parents)] = column
         parents.append(number[parent])
-    if len(parents) < len(chosen):
-        tokens = tokens[send(rows, tokens.device)]
-    return tokens, Topology(tuple(parents)), columns
+    return rows, Topology(tuple(parents)), columns

@@ -15,8 +15,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Draft, ModelDrafter
-from pipeline.decoding.lookup import PromptLookup
+from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.models.load import load_model, save_model, skeleton

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import HeadDrafter
-from pipeline.decoding.lookup import LookupFirst, PromptLookup
+from pipeline.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.errors import PipelineError

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from analysis.acceptance.realised import Steps, judge
 from pipeline.decoding.loop import Answer
@@ -26,7 +27,7 @@ from pipeline.decoding.pair import (
     or_reason,
     run_facts,
 )
-from pipeline.decoding.reading import Reader, compared, compared_steps
+from pipeline.decoding.reading import compared, compared_steps, log_likelihood, read_both
 from pipeline.execution.shard_plan import Plan, Shard, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
@@ -37,6 +38,8 @@ from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
 from pipeline.tasks import sandbox
 from pipeline.tasks.questions import Question, questions
+
+Both = Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]  # logits of both models along an answer
 
 
 def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -95,14 +98,18 @@ def answer(
     limit = one.max_tokens
     check_fits(replace(pair, steps=limit), one.row())
     answers = [decode_timed(pair, method, one.row(), limit)[0] for method in pair.runs]
-    reader = Reader(pair.target, pair.drafter, one.token_ids)
+
+    @cache
+    def both(tokens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        return read_both(pair.target, pair.drafter, one.token_ids, tokens)
+
     known: dict[tuple[int, ...], tuple[Steps, dict[str, Any]]] = {}
     rows: dict[str, list[dict[str, Any]]] = {"data": [], "timings/runs": []}
     for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(found.tokens)
         if tokens not in known:
             said = one.said(text(found.tokens))
-            steps, counted = read_again(reader, found.tokens)
+            steps, counted = counted_steps(*both(tokens), found.tokens)
             scored = {"answer": said, "correct": one.right(said), "ended": found.ended}
             known[tokens] = steps, scored | counted
         steps, counted = known[tokens]
@@ -117,7 +124,7 @@ def answer(
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
                 **certified(method, steps),
-                **parting(reader, found, alone),
+                **parting(both, found, alone),
                 **totals(found),
             }
         )
@@ -125,16 +132,17 @@ def answer(
     return rows
 
 
-def read_again(reader: Reader, answer: list[int]) -> tuple[Steps, dict[str, Any]]:
+def counted_steps(
+    logits: Tensor, drafts: Tensor, answer: list[int]
+) -> tuple[Steps, dict[str, Any]]:
     """Return both models at the steps of an answer, and what does not depend on a rule."""
-    logits, drafts = reader.both(answer)
     exact = logits.double()
     below = exact.amax(1) - exact.gather(1, logits.new_tensor(answer).long()[:, None])[:, 0]
     steps = compared_steps(logits, drafts, STORED)
     return steps, {
         "token_ids": answer,
         "n_tokens": len(answer),
-        "log_likelihood": reader.log_likelihood(answer),
+        "log_likelihood": log_likelihood(logits, answer),
         "departures": int((below > 0).sum()),
         "conceded": float(below.sum()),
         "kl": float(np.mean(steps.kl)),
@@ -150,13 +158,13 @@ def certified(method: Method, steps: Steps) -> dict[str, Any]:
     return {"certified": int(verdict.certified.sum()), "certificate": float(capped.mean())}
 
 
-def parting(reader: Reader, found: Answer, alone: Answer) -> dict[str, Any]:
+def parting(both: Both, found: Answer, alone: Answer) -> dict[str, Any]:
     """Return where an answer parts from the baseline's, and how near a tie the target was there."""
     prefix = compared(found.tokens, alone.tokens)["common_prefix"]
     if found.tokens == alone.tokens:
         return {"common_prefix": prefix, "gap": None}
     at = min(prefix, len(alone.tokens) - 1)  # one answer may be the beginning of the other
-    first, second = reader.both(alone.tokens)[0][at].double().topk(2).values.tolist()
+    first, second = both(tuple(alone.tokens))[0][at].double().topk(2).values.tolist()
     return {"common_prefix": prefix, "gap": first - second}
 
 

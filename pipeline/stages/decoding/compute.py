@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import torch
 
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
@@ -25,7 +26,7 @@ from pipeline.decoding.pair import (
     or_reason,
     run_facts,
 )
-from pipeline.decoding.reading import Reader
+from pipeline.decoding.reading import compared, log_likelihood, read_again, read_both
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import write_tables
@@ -33,11 +34,11 @@ from pipeline.execution.stopwatch import describe_device
 from pipeline.execution.workers import open_workers
 from pipeline.formats import spec_bench
 from pipeline.models.load import pair_tokenizer
+from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.method import Method, with_baselines
-from pipeline.stages.decoding import PASSES, STAGE
+from pipeline.plan.method import Method, baseline, with_baselines
+from pipeline.stages.decoding import PASSES, RUN, STAGE
 from pipeline.stages.decoding.batches import pass_rows
-from pipeline.stages.decoding.records import rows_of
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import schema
 from pipeline.store.node import Node
@@ -214,8 +215,87 @@ def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[st
         for at in range(len(pair.runs)):
             index = (at + turn) % len(pair.runs)
             answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
-        reader = Reader(pair.target, pair.drafter, row["token_ids"])
-        return rows_of(reader, row, pair.runs, [answers[at] for at in range(len(answers))])
+        return rows_of(pair, row, [answers[at] for at in range(len(answers))])
 
     rows, reason = or_reason(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
+
+
+def rows_of(
+    pair: DecodingPair, prompt: dict[str, Any], answers: Sequence[tuple[Answer, int | None]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of a prompt by table; nothing in here is timed.
+
+    `answers` are those of the runs, with the peak of CUDA memory.
+    """
+    names = ("data", "calls", "levels", "timings/runs", "timings/calls")
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    alone = {
+        run: answer.tokens
+        for run, (answer, _) in zip(pair.runs, answers, strict=True)
+        if run.drafter == "none"
+    }
+    likelihoods: dict[tuple[int, ...], float] = {}
+    for at, (run, (answer, peak)) in enumerate(zip(pair.runs, answers, strict=True)):
+        key = {"prompt_id": prompt["prompt_id"], "run": at}
+        tokens = tuple(answer.tokens)
+        if tokens not in likelihoods:
+            logits = read_again(pair.target, prompt["token_ids"], tokens)
+            likelihoods[tokens] = log_likelihood(logits, tokens)
+        rows["data"].append(
+            {
+                **key,
+                "source": prompt["source"],
+                "method": run.name,
+                **attributes(run, "drafter", "draft_length", "temperature"),
+                "token_ids": answer.tokens,
+                "n_tokens": len(tokens),
+                "text_tokens": len(prompt["token_ids"]) + len(tokens),
+                "ended": answer.ended,
+                "log_likelihood": likelihoods[tokens],
+                **compared(answer.tokens, alone[baseline(run)]),
+            }
+        )
+        seconds = attributes(answer, "first_seconds", "begin_seconds", "seconds")
+        rows["timings/runs"].append(key | seconds | {"peak_bytes": peak})
+        for call in answer.calls:
+            for name in ("calls", "timings/calls"):
+                own = [column for column in STAGE.columns[name] if column not in RUN]
+                rows[name].append(key | attributes(call, *own))
+            rows["levels"] += [
+                key | {"position": call.position, "level": level, "children": n, "accepted": taken}
+                for level, (n, taken) in enumerate(call.levels if run.tree else (), start=1)
+            ]
+    greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
+    if greedy is not None:
+        rows["trajectory"] = trajectory(pair, prompt, greedy)
+    return rows
+
+
+def attributes(source: object, *names: str) -> dict[str, Any]:
+    """Return some attributes by name."""
+    return {name: getattr(source, name) for name in names}
+
+
+def trajectory(pair: DecodingPair, prompt: dict[str, Any], answer: Sequence[int]) -> list[Any]:
+    """Return what the drafter would draft at every step of the greedy baseline's answer."""
+    logits, drafts = read_both(pair.target, pair.drafter, prompt["token_ids"], answer)
+    token = drafts.argmax(1)
+    found, mine = logit_statistics(logits, 2), logits.gather(1, token[:, None])
+    before = torch.arange(logits.shape[1], device=logits.device) < token[:, None]
+    ahead = ((logits > mine) | ((logits == mine) & before)).sum(1)
+    below = (mine[:, 0].double() - found.top_logits[:, 0]) - found.top_surprisal
+    columns = {
+        "position": range(len(answer)),
+        "token_id": answer,
+        "draft_token_id": token.tolist(),
+        "draft_rank": (1 + ahead).tolist(),
+        "draft_log_prob": below.tolist(),
+        "z1": found.top_logits[:, 0].tolist(),
+        "z2": found.top_logits[:, 1].tolist(),
+        "top_surprisal": found.top_surprisal.tolist(),
+    }
+    return [
+        {"prompt_id": prompt["prompt_id"], **dict(zip(columns, row, strict=True))}
+        for row in zip(*columns.values(), strict=True)
+    ]

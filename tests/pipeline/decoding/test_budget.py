@@ -13,8 +13,7 @@ import torch
 
 from analysis.beyond.clip import clip_law
 from pipeline.decoding.choices import Noise
-from pipeline.decoding.drafters import Draft, ModelDrafter
-from pipeline.decoding.lookup import PromptLookup
+from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import BudgetSampling, SpeculativeSampling
 from tests.analysis.exact import Fork, outcomes

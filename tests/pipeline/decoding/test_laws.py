@@ -25,10 +25,8 @@ from analysis.rules import (
 )
 from analysis.topk import TopK
 from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race, invert
-from pipeline.decoding.drafters import Draft, ModelDrafter
-from pipeline.decoding.lookup import PromptLookup
+from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.reading import ranked
 from pipeline.decoding.verifiers import SEEN, Match, SpeculativeSampling, Verifier, asked, judged
 from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import CPU, PROMPTS, Markov, V, logits
@@ -111,8 +109,10 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> No
     z[::7] -= 9  # no positive logit
     drafted = torch.randint(V, (400,), generator=generator)
     drafted[::2] = z[::2].topk(2).indices[:, 1]
-    dist, rank, log_prob = ranked(z, drafted, V)
-    wanted = rule.accepts(dist, Drafted(rank, log_prob))
+    dist, order = TopK.from_logits(z), z.sort(dim=1, descending=True, stable=True).indices
+    rank = 1 + (order == drafted[:, None]).int().argmax(1).numpy()
+    below = z.gather(1, drafted[:, None])[:, 0].double() - z.amax(1)
+    wanted = rule.accepts(dist, Drafted(rank, below.numpy() - dist.top_surprisal))
     assert (judged(rule, z, drafted) == wanted).all()
     assert len({*wanted.tolist()}) == 2
     found = [column.numpy() for column in asked(rule, z, drafted)]

@@ -15,17 +15,19 @@ import torch
 from analysis.rules import Additive
 from analysis.topk import TopK
 from analysis.trees.topology import Topology
-from pipeline.decoding import loop, reading
+from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race
 from pipeline.decoding.drafters import (
+    LookupFirst,
     ModelDrafter,
     Nothing,
+    PromptLookup,
+    continuation,
     measured,
     model_drafter,
     nothing,
     stops,
 )
-from pipeline.decoding.lookup import LookupFirst, PromptLookup, continuation
 from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match, Relaxed
@@ -339,24 +341,13 @@ def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
     given[1] = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])  # ties
     given[2, 0] = 800.0  # the others underflow
     wanted = TopK.from_logits(given)
-    assert measured("max_q", given) == pytest.approx(np.minimum(wanted.top_probability, 1.0))
-    assert measured("entropy", given) == pytest.approx(wanted.entropy, 1e-12, 1e-15)
+    sure = np.minimum(wanted.top_probability, 1.0)
+    for at, row in enumerate(given):
+        assert measured("max_q", row[None]) == pytest.approx(sure[at])
+        assert measured("entropy", row[None]) == pytest.approx(wanted.entropy[at], 1e-12, 1e-15)
     row = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
-    for measure, sure in (("max_q", -np.inf), ("entropy", np.inf)):
-        (value,) = measured(measure, row)
+    for measure, surer in (("max_q", -np.inf), ("entropy", np.inf)):
+        value = measured(measure, row)
         assert stops(Drafting(measure, value), row)
-        assert not stops(Drafting(measure, float(np.nextafter(value, sure))), row)
-        assert stops(Drafting(measure, float(np.nextafter(value, -sure))), row)
-
-
-def test_an_answer_is_read_once_and_its_likelihood_is_that_of_a_pass_of_its_own(
-    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[0], 3).tokens
-    own = logits(target, PROMPTS[0] + answer)[len(PROMPTS[0]) - 1 : -1].log_softmax(1)
-    reader = reading.Reader(target, drafter, PROMPTS[0])
-    alone = reader.log_likelihood(answer)  # nothing was read by both yet
-    assert alone == pytest.approx(sum(own[at, token].item() for at, token in enumerate(answer)))
-    assert reader.both(answer) is reader.both(list(answer))
-    monkeypatch.setattr(reading, "read_again", None)
-    assert reader.log_likelihood(answer) == alone
+        assert not stops(Drafting(measure, float(np.nextafter(value, surer))), row)
+        assert stops(Drafting(measure, float(np.nextafter(value, -surer))), row)
