@@ -205,9 +205,8 @@ class Solve:
 
 @dataclass
 class Engine:
-    """What `python -m pipeline.engine_metrics` reads besides its file."""
+    """What `python -m pipeline.reconcile` reads besides its file."""
 
-    model: str | None = MISSING
     since: str | None = MISSING
     draft_length: int | None = _optional_at_least(1)
 

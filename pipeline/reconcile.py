@@ -1,12 +1,15 @@
-"""One log, every convention: ``python -m pipeline.reconcile FILE``.
+"""What was counted of drafts, in every convention: ``python -m pipeline.reconcile FILE``.
 
-FILE is an artifact of stage decoding (its folder), a Parquet table of calls (answer, drafted,
-accepted, emitted; confidence, a list of the drafter's probabilities, if it is known), or answers of
-vLLM or SGLang as JSON that count with a histogram. Prints what vLLM, SGLang, specdec_bench,
-Spec-Bench and TensorRT-LLM would print of the same calls, with the formulas, the acceptance
-histogram, and the rates by place. Writes these tables, NVIDIA's speculation_profile.json, and
-settings with which vLLM and SGLang accept at these rates (and, where passes over batches were
-timed, vLLM's draft length by batch size) below outputs/reconcile/.
+FILE is a page of /metrics, answers of vLLM, SGLang or llama.cpp as JSON, an artifact of stage
+decoding (its folder), or a Parquet table of calls (answer, drafted, accepted, emitted). Prints
+calls, accepted tokens and the rates by place. With ``study=mini criteria=greedy`` the same numbers
+stand beside it for drafts of the same length: along the target's own answers (stage acceptance),
+and as decoded (stage decoding), where they were computed.
+
+Where calls can be told apart it also prints what vLLM, SGLang, specdec_bench, Spec-Bench and
+TensorRT-LLM would print of them, with the formulas. Writes these tables, NVIDIA's
+speculation_profile.json, and settings with which vLLM and SGLang accept at these rates (and, where
+passes over batches were timed, vLLM's draft length by batch size) below outputs/reconcile/.
 """
 
 from __future__ import annotations
@@ -15,98 +18,126 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis.decoding import conventions as of
+from analysis.decoding.speed import break_even_by_batch
 from analysis.report.escape import without_formulas
-from pipeline import cli, sweeps  # noqa: F401  cli registers the configuration
+from analysis.statistics.trajectories import Trajectories, drafts_made
+from pipeline import cli, sweeps
 from pipeline.console import command, one_file
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import FormatError
-from pipeline.formats.engine_counts import request_of
-from pipeline.formats.engine_lines import body_of, read_objects
+from pipeline.formats.engine_counts import Counts, read_counts
 from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.stage import SummaryRow
+from pipeline.store.artifacts import Artifact
+from pipeline.store.decoded import read_decoded
 from pipeline.store.node import slug
 
-Run = tuple[str, pd.DataFrame, int, list[list[int]]]  # name, calls, draft length, vLLM's schedule
+OWN = ("engine.", "outputs=")  # overrides that ask for no study
+Rows = tuple[SummaryRow, list[SummaryRow]]  # of the table of calls, and of that of places
+
+
+class Run(NamedTuple):
+    """Calls of one engine or method.
+
+    Attributes:
+        name: as printed.
+        length: drafted tokens of a full draft, 0 where it is not told.
+        rows: of both tables.
+        calls: one row a call (`conventions.NEEDED`), None where calls can't be told apart.
+        schedule: vLLM's draft length by batch size.
+    """
+
+    name: str
+    length: int
+    rows: Rows
+    calls: pd.DataFrame | None = None
+    schedule: Sequence[Sequence[int]] = ()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Read the file that the command line names, and print and write all of it."""
-    with command("python -m pipeline.reconcile FILE [outputs=DIR]", __doc__, arguments):
+    with command("python -m pipeline.reconcile FILE [OVERRIDES]", __doc__, arguments):
         path, overrides = one_file(
             arguments,
-            "an artifact of stage decoding, a table of calls, or answers: "
-            "python -m pipeline.reconcile FILE",
+            "a page of /metrics, answers, a table of calls, or an artifact of stage decoding: "
+            "python -m pipeline.reconcile FILE [study=NAME criteria=RULE]",
         )
-        outputs = settings_of(composed(overrides)).outputs
-        directory = Path(outputs) / "reconcile" / slug(path.name)
+        config = composed(overrides)
+        settings = settings_of(config)
+        runs = list(read_runs(path, settings.engine.since))
+        if not runs:
+            raise PipelineError(f"{path} holds no calls of drafted chains: only trees or none")
+        found = [run.rows for run in runs]
+        if any(not word.startswith(OWN) for word in overrides):
+            _, nodes, store = cli.prepare(config)
+            given = [word for word in overrides if not word.startswith("engine.")]
+            found += predictions(nodes, store, _length(runs, settings.engine.draft_length), given)
+        directory = Path(settings.outputs) / "reconcile" / slug(path.name)
         directory.mkdir(parents=True, exist_ok=True)
-        for run in read_runs(path):
-            reconcile(run, directory)
-        print(f"\ntables, profiles and settings: {directory}/", flush=True)
+        for run in runs:
+            if run.calls is not None:
+                reconcile(run, run.calls, directory)
+        places = [place for _, more in found for place in more]
+        for name, rows in (("calls", [row for row, _ in found]), ("places", places)):
+            (directory / f"{name}.csv").unlink(missing_ok=True)  # of an earlier file
+            if rows:
+                print()
+                sweeps.print_table(rows)
+                without_formulas(pd.DataFrame(rows)).to_csv(directory / f"{name}.csv", index=False)
+        print("\nof_all: of all calls with a draft; conditional: of those that reached the place")
+        print(f"tables, profiles and settings: {directory}/", flush=True)
 
 
-def reconcile(run: Run, directory: Path) -> None:
-    """Print a run in every convention, and write its tables, profile and settings."""
-    name, calls, length, schedule = run
-    tables = {"conventions": of.conventions(calls, length)}
-    places = of.places(calls, length)
-    tables["places"] = pd.DataFrame(places)
-    counts = calls["accepted"].value_counts().sort_index()
-    print(f"\n{name}: {calls['answer'].nunique()} answers, {len(calls)} calls, drafts of {length}")
-    print(
-        "a accepted, d drafted, e emitted tokens of C calls, D of them with a draft; gamma drafted"
-    )
-    shown = tables["conventions"].drop(columns="source").to_dict("records")
-    sweeps.print_table([{str(name): value for name, value in row.items()} for row in shown])
-    print("calls by accepted tokens: " + ", ".join(f"{n}: {times}" for n, times in counts.items()))
-    sweeps.print_table(places)
-    if "confidence" in calls:
-        tables["reliability"], error = of.reliability(*tested_confidence(calls))
-        print(f"expected calibration error of the drafter's confidence: {error:.4f}")
-    settings = of.synthetic_settings(calls, length)
-    if schedule:
-        settings["vllm"]["num_speculative_tokens_per_batch_size"] = schedule
-    files: dict[str, Any] = {"speculation_profile": of.speculation_profile(calls, length)}
-    for what, content in (files | {"settings": settings}).items():
-        path = directory / f"{slug(name)}-{what}.json"
-        path.write_text(json.dumps(content, indent=2) + "\n")
-    for what, table in tables.items():
-        without_formulas(table).to_csv(directory / f"{slug(name)}-{what}.csv", index=False)
-
-
-def tested_confidence(calls: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return the drafter's confidence in every token that was tested, and which were accepted."""
-    said, kept = [], []
-    for confidence, accepted in calls[["confidence", "accepted"]].itertuples(index=False):
-        tested = confidence[: accepted + 1]
-        said += list(tested)
-        kept += [at < accepted for at in range(len(tested))]
-    return np.array(said, dtype=np.float64), np.array(kept, dtype=bool)
-
-
-def read_runs(path: Path) -> list[Run]:
-    """Return the runs that a file holds.
+def _length(runs: Sequence[Run], asked: int | None) -> int:
+    """Return the draft length of all runs.
 
     Raises:
-        PipelineError: it can't be read, or has no calls of drafted chains.
+        PipelineError: it is not told, or is not the one that was given.
+    """
+    told = {run.length for run in runs if run.length}
+    if len(told) != 1 and asked is None:
+        raise PipelineError(
+            "engine.draft_length must be given: the file does not tell how many tokens a draft has"
+            + (f", or has several: {sorted(told)}" if told else "")
+        )
+    if told and asked is not None and asked not in told:
+        raise PipelineError(
+            f"engine.draft_length={asked}: the file has drafts of "
+            f"{' and '.join(map(str, sorted(told)))} tokens: leave it out"
+        )
+    return asked or told.pop()
+
+
+def read_runs(path: Path, since: str | None = None) -> Iterator[Run]:
+    """Yield the runs that a file holds.
+
+    Raises:
+        PipelineError: it can't be read.
     """
     if path.is_dir():
-        found = list(_decoded(path))
+        yield from _decoded(path)
     elif path.suffix == ".parquet":
-        found = [_table(path)]
+        calls = _table(path)
+        length = max(1, int(calls["drafted"].max()))
+        yield Run(path.stem, length, rows_of({"from": path.stem}, calls, length), calls)
     else:
-        found = list(_answers(path))
-    if not found:
-        raise PipelineError(f"{path} holds no calls of drafted chains: a tree or none was drafted")
-    return found
+        yield _counted(path, read_counts(path, None if since is None else Path(since)))
 
 
-def _table(path: Path) -> Run:
+def rows_of(whose: SummaryRow, calls: pd.DataFrame, length: int) -> Rows:
+    """Return the row of calls (drafted, accepted) that begins with `whose`, and those of places."""
+    accepted = int(calls["accepted"].sum())
+    row = {**whose, "calls": len(calls), "accepted": accepted}
+    row["tokens_per_call"] = 1 + accepted / len(calls)
+    return row, [{**whose, **place} for place in of.places(calls, length)]
+
+
+def _table(path: Path) -> pd.DataFrame:
     try:
         calls = pd.read_parquet(path)
     except (OSError, ValueError) as error:
@@ -119,70 +150,120 @@ def _table(path: Path) -> Run:
         )
     if ((calls["accepted"] < 0) | (calls["accepted"] > calls["drafted"])).any():
         raise PipelineError(f"{path}: accepted must lie from 0 to drafted")
-    return path.stem, calls, max(1, int(calls["drafted"].max())), []
+    return calls
 
 
 def _decoded(folder: Path) -> Iterator[Run]:
     """Yield the runs of an artifact of stage decoding that drafted chains."""
-    from analysis.decoding.speed import break_even_by_batch
-    from pipeline.store.artifacts import Artifact
-    from pipeline.store.decoded import read_decoded
-
     if not (folder / "calls.parquet").is_file() or not (folder / "record.json").is_file():
         raise PipelineError(f"{folder} is no artifact of stage decoding: give its folder")
     decoded = read_decoded("", "", Artifact(folder))
     chains = (decoded.runs["draft_length"] > 0) & ~decoded.of_trees
     for run in decoded.runs.index[chains]:
         row = decoded.runs.loc[run]
+        length = int(row["draft_length"])
         calls = decoded.calls[decoded.calls["run"] == run].rename(columns={"prompt_id": "answer"})
         schedule: list[list[int]] = []
         if len(decoded.passes) and row["drafter"] == "model" and calls["tested"].sum():
             rate = float(calls["accepted"].sum() / calls["tested"].sum())
             best = break_even_by_batch(decoded, rate)
             schedule = of.batch_schedule(best["batch"].tolist(), best["draft_length"].tolist())
-        name = f"{row['method']}, gamma {row['draft_length']}, T {row['temperature']:g}"
-        yield name, calls, int(row["draft_length"]), schedule
+        name = f"{row['method']}, gamma {length}, T {row['temperature']:g}"
+        yield Run(name, length, rows_of({"from": name}, calls, length), calls, schedule)
 
 
-def _answers(path: Path) -> Iterator[Run]:
-    """Yield the calls of answers that engines counted with a histogram.
+def _counted(path: Path, counts: Counts) -> Run:
+    """Return what an engine counted; calls where every answer has a histogram.
 
     A histogram does not say which draft was shorter: all are taken to be of full length, and every
     call to emit what it accepted and one token more.
+    """
+    pieces = "series" if counts.written == "scrape" else "answers"
+    print(f"{path}: {counts.engine}, {counts.pieces} {pieces}")
+    for reason, times in counts.excluded.items():
+        print(f"left out: {reason}: {times}")
+    whose: SummaryRow = {"from": f"{counts.engine} ({counts.written})"}
+    row: SummaryRow = {
+        **whose,
+        "calls": counts.calls,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "of_drafted": counts.accepted / counts.drafted,
+        "tokens_per_call": counts.tokens_per_call,
+    }
+    rows = row, [{**whose, **place} for place in counts.places]
+    if not counts.by_place or not counts.answers:
+        print("calls can't be told apart: no convention but the engine's (docs/engines.md)")
+        return Run(counts.engine, len(counts.by_place), rows)
+    tables = []
+    for answer, times in counts.answers.items():
+        accepted = np.repeat(np.arange(len(times)), times)
+        drafted = np.full(len(accepted), len(times) - 1)
+        columns = {"accepted": accepted, "drafted": drafted, "emitted": accepted + 1}
+        tables.append(pd.DataFrame(columns).assign(answer=answer))
+    return Run(counts.engine, len(counts.by_place), rows, pd.concat(tables, ignore_index=True))
+
+
+def reconcile(run: Run, calls: pd.DataFrame, directory: Path) -> None:
+    """Print a run in every convention, and write its table, profile and settings."""
+    length = run.length
+    table = of.conventions(calls, length)
+    counts = calls["accepted"].value_counts().sort_index()
+    answers = calls["answer"].nunique()
+    print(f"\n{run.name}: {answers} answers, {len(calls)} calls, drafts of {length}")
+    print(
+        "a accepted, d drafted, e emitted tokens of C calls, D of them with a draft; gamma drafted"
+    )
+    shown = table.drop(columns="source").to_dict("records")
+    sweeps.print_table([{str(name): value for name, value in row.items()} for row in shown])
+    print("calls by accepted tokens: " + ", ".join(f"{n}: {times}" for n, times in counts.items()))
+    settings = of.synthetic_settings(calls, length)
+    if run.schedule:
+        settings["vllm"]["num_speculative_tokens_per_batch_size"] = run.schedule
+    files = {"speculation_profile": of.speculation_profile(calls, length), "settings": settings}
+    for what, content in files.items():
+        path = directory / f"{slug(run.name)}-{what}.json"
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    without_formulas(table).to_csv(directory / f"{slug(run.name)}-conventions.csv", index=False)
+
+
+def predictions(
+    nodes: dict[str, list[Any]], store: Any, length: int, overrides: Sequence[str] = ()
+) -> Iterator[Rows]:
+    """Yield the rows of each rule of `criteria`, for drafts of `length` tokens.
 
     Raises:
-        PipelineError: an answer has no histogram, or contradicts itself.
+        PipelineError: stage acceptance was not computed, or is one of engines' logs.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for line, value, _ in read_objects(path, {}):
-        body = body_of(value)
-        if isinstance(body, str):
-            continue
-        try:
-            name, said = request_of(*body)
-        except FormatError as error:
-            raise PipelineError(f"{path}, line {line}: the answer {error}") from error
-        if said is None:
-            continue
-        if said["by_place"] is None:
-            raise PipelineError(
-                f"{path}, line {line}: {said['engine']} gave no histogram of accepted tokens, "
-                "without which calls can't be told apart: ask vLLM for per-request metrics, or "
-                "SGLang for its meta_info"
-            )
-        answer = str(line if name is None else name)
-        if answer not in found or said["calls"] > found[answer]["calls"]:  # of a stream they grow
-            found[answer] = said
-    tables: dict[str, list[pd.DataFrame]] = {}
-    for answer, said in found.items():
-        times = -np.diff([said["calls"], *said["by_place"], 0])
-        accepted = np.repeat(np.arange(len(times)), times)
-        drafted = np.full(len(accepted), len(said["by_place"]))
-        calls = pd.DataFrame({"accepted": accepted, "drafted": drafted, "emitted": accepted + 1})
-        tables.setdefault(said["engine"], []).append(calls.assign(answer=answer))
-    for engine, parts in tables.items():
-        calls = pd.concat(parts, ignore_index=True)
-        yield engine, calls, max(1, int(calls["drafted"].max())), []
+    if not nodes["acceptance"]:
+        raise PipelineError("the study has no drafter: add the engine's, for instance drafter=mini")
+    for at, node in enumerate(nodes["acceptance"]):
+        if "logged" in node.config:
+            raise PipelineError("a study of engines' logs predicts no calls: give models")
+        made = store.find(node)
+        if made is None:
+            command = " ".join(["python -m pipeline", *overrides, "stage=acceptance"])
+            raise PipelineError(f"acceptance {node.label} was not made yet: run `{command}`")
+        table = made.read(columns=["rule", "position", "accepted"]).to_pandas()
+        found = store.find(nodes["decoding"][at]) if nodes["decoding"] else None
+        decoded = None if found is None else read_decoded(node.label, "", found)
+        for rule in (rule.label for rule in node.settings["rules"]):
+            whose: SummaryRow = {"target": node.settings["target"], "rule": rule}
+            mine = table[table["rule"] == rule]
+            steps = Trajectories.from_positions(mine["position"].to_numpy())
+            tested, accepted = drafts_made(mine["accepted"].to_numpy(), steps, length)
+            calls = pd.DataFrame({"drafted": tested, "accepted": accepted})
+            yield rows_of({"from": "stage acceptance", **whose}, calls, length)
+            if decoded is None:
+                continue
+            runs = decoded.runs
+            same = (runs["rule"] == rule) & (runs["draft_length"] == length)
+            for run in runs.index[same & (runs["drafter"] == "model") & runs["tree"].isna()]:
+                heat = runs["temperature"][run]
+                name = "stage decoding" + (f", T = {heat:g}" if heat else "")
+                calls = decoded.calls[decoded.calls["run"] == run]
+                calls = calls.assign(drafted=calls["tested"])
+                yield rows_of({"from": name, **whose}, calls, length)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from ..statistics.trajectories import place_shares
 
@@ -164,25 +163,3 @@ def batch_schedule(batches: Sequence[int], lengths: Sequence[int]) -> list[list[
         else:
             rows.append([first + 1, last, length])
     return rows
-
-
-def reliability(
-    confidence: ArrayLike, accepted: ArrayLike, bins: int = 10
-) -> tuple[pd.DataFrame, float]:
-    """Return how often drafted tokens of each confidence are accepted, and the ECE.
-
-    ECE = sum over bins of n_b / N |accepted_b - confidence_b|, equal bins of [0, 1], 1 in the last.
-
-    Args:
-        confidence: (N,) the drafter's probability of each tested token.
-        accepted: (N,) whether it was accepted.
-        bins: how many.
-    """
-    q, kept = np.asarray(confidence, np.float64), np.asarray(accepted, np.float64)
-    if len(q) and not ((q >= 0) & (q <= 1)).all():
-        raise ValueError("a confidence lies outside [0, 1]: give probabilities")
-    frame = pd.DataFrame({"bin": np.minimum((q * bins).astype(int), bins - 1), "confidence": q,
-                          "accepted": kept, "tokens": 1})  # fmt: skip
-    table = frame.groupby("bin").agg({"confidence": "mean", "accepted": "mean", "tokens": "size"})
-    gap = (table["accepted"] - table["confidence"]).abs()
-    return table.reset_index(), float((gap * table["tokens"]).sum() / len(q)) if len(q) else np.nan

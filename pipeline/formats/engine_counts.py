@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
@@ -27,11 +28,14 @@ from typing import Any
 
 from analysis.statistics.trajectories import place_shares
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import FormatError
-from pipeline.formats.engine_lines import body_of, count, read_bytes, read_objects
-from pipeline.formats.engine_scrape import Series, counters, read_scrape, since, tokens_a_call
+from pipeline.formats.engine_answers import (
+    FormatError,
+    Part,
+    read_answers,
+    read_bytes,
+    read_objects,
+)
 
-ANSWERS = re.compile(r"^\s*(\{|\[\s*\{|(data|event|id)?:)", re.MULTILINE)  # JSON, or events
 ODD_SHARE = 0.01  # of the accepted tokens, without a place: a page is read while it is counted
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # of the counts in an answer
     "SGLang": {
@@ -48,6 +52,13 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # of the counts in an answer
     },
     "llama.cpp": {"drafted": ("draft_n",), "accepted": ("draft_n_accepted",)},
 }
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}  # by the start of a metric
+
+SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
+OURS = ("vllm:spec_decode_", "llamacpp:spec_decode_", "sglang:spec_accept_")
+SHOWN = 60  # characters of a line in an error
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
 
 
 @dataclass
@@ -57,23 +68,25 @@ class Counts:
     Attributes:
         engine: vLLM, SGLang or llama.cpp.
         written: scrape or answers.
+        pieces: series or answers that were read.
         calls: verifications, NaN where they are not told.
         drafted: tokens, NaN likewise.
         accepted: tokens, those of the target's own not counted; NaN likewise.
         by_place: accepted at each place of the draft, empty where it is not told.
-        pieces: series or answers that were read.
+        answers: of each answer that tells its histogram, how many calls accepted 0, 1, ... tokens.
         excluded: what was left out, and how often.
         printed_length: tokens a call, where the engine gives nothing else.
     """
 
     engine: str
     written: str
-    calls: float
-    drafted: float
-    accepted: float
-    by_place: Sequence[float]
     pieces: int
-    excluded: dict[str, int] = field(default_factory=dict)
+    calls: float = math.nan
+    drafted: float = math.nan
+    accepted: float = math.nan
+    by_place: Sequence[float] = ()
+    answers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
     printed_length: float | None = None
 
     @property
@@ -94,111 +107,46 @@ class Counts:
         return place_shares(self.calls, reached, self.by_place)
 
 
-def read_counts(path: Path, model: str | None = None, earlier: Path | None = None) -> Counts:
+def read_counts(path: Path, earlier: Path | None = None) -> Counts:
     """Return what an engine counted, of a scrape of /metrics or of answers as JSON.
 
     Args:
         path: of the file.
-        model: which one counts, by its name in the file.
         earlier: a scrape whose counts are taken off.
 
     Raises:
         PipelineError: the file can't be read, holds nothing of speculative decoding, two models or
             numbers that contradict each other; names the file, and the line where there is one.
     """
-    text, excluded = read_bytes(path).decode("utf-8", errors="replace"), dict[str, int]()
+    text = read_bytes(path).decode("utf-8", errors="replace")
     first = next((line for line in text.splitlines() if line.strip()), "")
     if first.startswith(("# HELP ", "# TYPE ", "vllm:", "sglang:", "llamacpp:")):
-        series = read_scrape(path, text, excluded)
-        if earlier is not None:
-            before = read_bytes(earlier).decode("utf-8", errors="replace")
-            series = since(path, series, read_scrape(earlier, before, {}))
-        counts = _of_series(path, series, model, excluded)
+        counts = _of_scrape(path, text, earlier)
     elif earlier is not None:
         raise PipelineError(f"engine.since={earlier}: {path} is no page of /metrics: leave it out")
-    elif ANSWERS.search(text):
-        counts = _of_answers(path, model, excluded)
     else:
-        raise PipelineError(
-            f"{path} holds neither a page of /metrics nor answers as JSON: give one of them (what "
-            "a server prints into its log is not read)"
-        )
+        counts = _of_answers(path)
     _check(path, counts)
     return counts
 
 
-def _of_series(path: Path, series: Series, model: str | None, excluded: dict[str, int]) -> Counts:
-    models = {key: dict(key[1]).get("model_name") for key in series}
-    wanted = _one(path, {name for name in models.values() if name is not None}, model)
-    series = {key: one for key, one in series.items() if models[key] in (None, wanted)}
-    engines = {name.partition(":")[0] for name, _ in series}
-    if not engines:
-        raise PipelineError(
-            f"{path} has no metrics of speculative decoding: start the server with a drafter"
-            " and --enable-metrics (SGLang) or --metrics (llama.cpp)"
-        )
-    if len(engines) > 1:
-        raise PipelineError(f"{path} holds metrics of {' and '.join(sorted(engines))}: give one")
-    engine = engines.pop()
-    if engine == "sglang":
-        length, busy, idle = tokens_a_call(path, series)
-        excluded |= {"idle ranks": idle} if idle else {}
-        unknown = math.nan
-        return Counts("SGLang", "scrape", unknown, unknown, unknown, [], busy, excluded, length)
-    label = {"vllm": "vLLM", "llamacpp": "llama.cpp"}[engine]
-    return Counts(label, "scrape", *counters(path, series, engine), len(series), excluded)
-
-
-def _one(path: Path, names: set[str], model: str | None) -> str | None:
-    """Return the model that counts, of those that a file names."""
-    if model is not None and not names:
-        raise PipelineError(f"engine.model={model}: {path} names no model: leave it out")
-    if model is not None and model not in names:
-        raise PipelineError(
-            f"engine.model={model} is not in {path}: it has {', '.join(sorted(names))}"
-        )
-    if model is None and len(names) > 1:
-        raise PipelineError(
-            f"{path} holds {len(names)} models ({', '.join(sorted(names))}): engine.model=NAME "
-            "takes one"
-        )
-    return model if model is not None else next(iter(names), None)
-
-
-def _of_answers(path: Path, model: str | None, excluded: dict[str, int]) -> Counts:
+def _of_answers(path: Path) -> Counts:
     """Add up what each answer counted; of a stream, what it said last."""
-    found: dict[object, dict[str, Any] | None] = {}
-    again = set[object]()
-    for line, value, streamed in read_objects(path, excluded):
-        read = body_of(value)
-        if isinstance(read, str):
-            count(excluded, read)
-            continue
-        try:
-            name, one = request_of(*read)
-        except FormatError as error:
-            raise PipelineError(f"{path}, line {line} {error}") from error
-        if streamed and name is None and (one is None or read[0].get("stop") is False):
-            continue  # llama.cpp's stream ends with the whole counts
-        key = line if name is None else name
-        held = found.get(key)
-        # the counts of a stream grow; others are given once
-        grows = streamed and (held is None or (one is not None and _size(one) > _size(held)))
-        if key in found and not grows:
-            if one is not None and (not streamed or one != held or one["engine"] == "vLLM"):
-                again.add(key)
-            continue
-        if one is not None or key not in found:
-            found[key] = one
-    silent = sum(one is None for one in found.values())
-    if silent:
-        excluded["answers that tell nothing of drafts"] = silent
-    if again:
-        excluded["answers given again"] = len(again)
-    told = [one for one in found.values() if one is not None]
-    wanted = _one(path, {one["model"] for one in told if one["model"] is not None}, model)
-    told = [one for one in told if one["model"] in (None, wanted)]
-    engines = {one["engine"] for one in told}
+    excluded = Counter[str]()
+    found, _ = read_answers(path, read_objects(path, excluded), counted_by, excluded)
+    if not found:
+        raise PipelineError(
+            f"{path} holds neither a page of /metrics nor answers as JSON: give one of them (what "
+            "a server prints into its log is not read)"
+        )
+    told: dict[str, dict[str, Any]] = {}
+    for name, answer in found.items():
+        said = [one for one in answer.said if one]
+        if said:
+            told[name] = said[-1]
+        elif None not in answer.said:
+            excluded["answers that tell nothing of drafts"] += 1
+    engines = {one["engine"] for one in told.values()}
     if not engines:
         raise PipelineError(
             f"{path}: no answer tells of drafts: SGLang does in meta_info (spec_verify_ct), "
@@ -207,80 +155,177 @@ def _of_answers(path: Path, model: str | None, excluded: dict[str, int]) -> Coun
         )
     if len(engines) > 1:
         raise PipelineError(f"{path} holds answers of {' and '.join(sorted(engines))}: give one")
-    by_place: list[float] = []
-    if all(one["by_place"] is not None for one in told):
-        by_place = [sum(at) for at in zip_longest(*(one["by_place"] for one in told), fillvalue=0)]
     calls, drafted, accepted = (
-        sum(one[name] for one in told) for name in ("calls", "drafted", "accepted")
+        sum(one[name] for one in told.values()) for name in ("calls", "drafted", "accepted")
     )
-    return Counts(engines.pop(), "answers", calls, drafted, accepted, by_place, len(told), excluded)
+    answers = {name: one["histogram"] for name, one in told.items() if one["histogram"]}
+    by_place: list[float] = []
+    if len(answers) == len(told):
+        times = [sum(at) for at in zip_longest(*answers.values(), fillvalue=0)]
+        by_place = [sum(times[place:]) for place in range(1, len(times))]
+    counts = (calls, drafted, accepted, by_place, answers, +excluded)
+    return Counts(engines.pop(), "answers", len(told), *counts)
 
 
-def _size(one: Mapping[str, Any]) -> int:
-    return int(one["drafted"] + one["accepted"])
+def counted_by(part: Part) -> dict[str, Any] | None:
+    """Return what a part of an answer says of drafts: engine, calls, drafted, accepted, histogram.
 
-
-def request_of(body: Mapping[str, Any], custom: Any) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the id of an answer, and what it says of drafts; None where it says nothing.
-
-    What it says is a mapping: engine, model, calls, drafted, accepted and by_place.
+    Empty where it says nothing; None for another choice of the same answer.
 
     Raises:
         FormatError: a number is missing, is no count, or contradicts the histogram.
     """
+    if part.said.get("index"):
+        return None
 
-    def inside(held: Any, *names: str) -> Mapping[str, Any]:
-        for name in names:
-            held = held.get(name) if isinstance(held, Mapping) else None
-        return held if isinstance(held, Mapping) else {}
-
-    choice: Any = next(iter(body.get("choices") or []), None)
-    sglang = (
-        inside(body, "meta_info")
-        or inside(choice, "meta_info")
-        or inside(body, "sglext", "spec_tokens_details")
-    )
+    body, said = part.body, part.said
+    sglang = (body.get("sglext") or {}).get("spec_tokens_details")
     told = {
-        "SGLang": (sglang, "spec_verify_ct"),
-        "vLLM": (inside(body, "metrics", "speculative_decoding"), "num_spec_steps"),
-        "llama.cpp": (inside(body, "timings"), "draft_n"),
+        "SGLang": body.get("meta_info") or said.get("meta_info") or sglang,
+        "vLLM": (body.get("metrics") or {}).get("speculative_decoding"),
+        "llama.cpp": body.get("timings"),
     }
-    name = custom or body.get("id") or sglang.get("id")
-    engine = next((engine for engine, (info, key) in told.items() if info.get(key)), None)
-    if engine is None:
-        return name, None
-    said = _said(told[engine][0], NAMES[engine])
-    return name, {"engine": engine, "model": body.get("model"), **said}
+    for engine, names in NAMES.items():
+        info = told[engine] or {}
+        if not info.get(next(iter(names.values()))[0]):
+            continue
+        counts: dict[str, Any] = {"engine": engine, "calls": math.nan, "histogram": None}
+        for what, known in names.items():
+            name = next((name for name in known if info.get(name) is not None), known[0])
+            counts[what] = info.get(name)
+            if what != "histogram" and (type(counts[what]) is not int or counts[what] < 0):
+                raise FormatError(
+                    f"has {name}={counts[what]!r}: a whole number of at least 0 was expected"
+                )
+        if counts["histogram"] is not None:
+            _check_histogram(counts)
+        return counts
+    return {}
 
 
-def _said(info: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the counts of an answer, each under the first of its names that is there."""
-    said: dict[str, Any] = {"calls": math.nan, "by_place": None}
-    for what, known in names.items():
-        name = next((name for name in known if info.get(name) is not None), known[0])
-        value = info.get(name)
-        if what == "histogram":
-            if value is not None:
-                said["by_place"] = _places(value, said["calls"], said["accepted"])
-        elif value is None:
-            raise FormatError(f"lacks {name}")
-        elif type(value) is not int or value < 0:
-            raise FormatError(f"has {name}={value!r}: a whole number of at least 0 was expected")
-        else:
-            said[what] = value
-    return said
-
-
-def _places(histogram: Any, calls: int, accepted: int) -> list[int]:
-    if not isinstance(histogram, list) or not all(type(n) is int and n >= 0 for n in histogram):
-        raise FormatError(f"has the histogram {histogram!r}: a list of counts was expected")
-    by_place = [sum(histogram[place:]) for place in range(1, len(histogram))]
-    if sum(histogram) != calls or sum(by_place) != accepted:
+def _check_histogram(counts: Mapping[str, Any]) -> None:
+    found = counts["histogram"]
+    if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+        raise FormatError(f"has the histogram {found!r}: a list of counts was expected")
+    calls, accepted = sum(found), sum(place * times for place, times in enumerate(found))
+    if (calls, accepted) != (counts["calls"], counts["accepted"]):
         raise FormatError(
-            f"has a histogram of {sum(histogram)} verifications and {sum(by_place)} accepted "
-            f"tokens, and counts of {calls} and {accepted}"
+            f"has a histogram of {calls} verifications and {accepted} accepted tokens, and counts "
+            f"of {counts['calls']} and {counts['accepted']}"
         )
-    return by_place
+
+
+def _of_scrape(path: Path, text: str, earlier: Path | None) -> Counts:
+    excluded = Counter[str]()
+    series = _series(path, text, excluded)
+    if earlier is not None:
+        before = read_bytes(earlier).decode("utf-8", errors="replace")
+        series = _since(path, series, _series(earlier, before, Counter()))
+    models = {model for _, labels in series if (model := dict(labels).get("model_name"))}
+    engines = {name.partition(":")[0] for name, _ in series}
+    if not engines:
+        raise PipelineError(
+            f"{path} has no metrics of speculative decoding: start the server with a drafter"
+            " and --enable-metrics (SGLang) or --metrics (llama.cpp)"
+        )
+    for what, names in (("metrics", engines), ("models", models)):
+        if len(names) > 1:
+            raise PipelineError(
+                f"{path} holds {what} of {' and '.join(sorted(names))}: leave the lines of one"
+            )
+    engine = engines.pop()
+    if engine != "sglang":
+        counts = _counters(path, series, engine)
+        return Counts(ENGINES[engine], "scrape", len(series), *counts, excluded=+excluded)
+    # the mean over the ranks that decoded in the last interval; the idle ones have 0
+    lengths = [one for (name, _), one in series.items() if name == "sglang:spec_accept_length"]
+    busy = [length for length in lengths if length > 0]
+    if not busy or min(busy) < 1:
+        raise PipelineError(
+            f"{path}: sglang:spec_accept_length is missing, below 1, or 0 at every rank: nothing "
+            "was decoded with a draft in the last interval"
+        )
+    excluded["idle ranks"] = len(lengths) - len(busy)
+    mean = sum(busy) / len(busy)
+    return Counts("SGLang", "scrape", len(busy), excluded=+excluded, printed_length=mean)
+
+
+def _series(path: Path, text: str, excluded: Counter[str]) -> Series:
+    """Return the series of a page that are about speculative decoding, without `_total`.
+
+    A page ends with a newline. What lies behind the last one was cut off and is counted in
+    `excluded`.
+
+    Raises:
+        PipelineError: a line is no sample, a series occurs twice, or a value is no number of at
+            least 0; names the file and the line.
+    """
+    lines = text.split("\n")
+    excluded["truncated last line"] += bool(lines.pop().strip())
+    found: Series = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
+        at, match = f"{path}, line {number}", SAMPLE.fullmatch(line)
+        if match is None:
+            raise PipelineError(
+                f"{at} is no metric ({line[:SHOWN]!r}): give the page as the engine's /metrics "
+                "sent it"
+            )
+        name, inside, value = match.groups()
+        if not name.startswith(OURS) or name.endswith("_created"):
+            continue
+        labels = frozenset(LABEL.findall(inside or ""))
+        if LABEL.sub("", inside or ""):
+            raise PipelineError(f"{at}: the labels {{{inside[:SHOWN]}}} can't be read")
+        if not re.fullmatch(r"\+?[\d.]+([eE][+-]?\d+)?", value):
+            raise PipelineError(f"{at}: {name} is {value}: a number of at least 0 was expected")
+        key = (name.removesuffix("_total"), labels)
+        if key in found:
+            raise PipelineError(
+                f"{at}: {name} was there already: give one scrape; an earlier one is "
+                "engine.since=FILE"
+            )
+        found[key] = float(value)
+    return found
+
+
+def _since(path: Path, now: Series, before: Series) -> Series:
+    """Return the series with what they counted since an earlier scrape; gauges stay."""
+    counted: Series = {}
+    for key, value in now.items():
+        began = 0.0 if key[0].startswith("sglang:") else before.get(key, 0.0)
+        if value < began:
+            raise PipelineError(
+                f"{path}: {key[0]} is {value:g}, less than the {began:g} of engine.since: the "
+                "server was restarted in between, or the two are exchanged"
+            )
+        counted[key] = value - began
+    return counted
+
+
+def _counters(path: Path, series: Series, engine: str) -> tuple[float, float, float, list[float]]:
+    """Return calls, drafted and accepted tokens, and those accepted at each place of the draft.
+
+    Raises:
+        PipelineError: a metric is missing, or a place.
+    """
+    start, per_place = f"{engine}:spec_decode_num_", "accepted_tokens_per_pos"
+    sums = defaultdict[tuple[str, str], float](float)
+    for (name, labels), value in series.items():
+        sums[name.removeprefix(start), dict(labels).get("position", "")] += value
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    for what in names:
+        if (what, "") not in sums:
+            raise PipelineError(f"{path} lacks {start}{what}_total")
+    placed = {place: value for (what, place), value in sums.items() if what == per_place}
+    if set(placed) != set(map(str, range(len(placed)))):
+        raise PipelineError(
+            f"{path}: {start}{per_place}_total has the positions {', '.join(sorted(placed))}: "
+            "one is missing"
+        )
+    calls, drafted, accepted = (sums[what, ""] for what in names)
+    return calls, drafted, accepted, [placed[str(place)] for place in range(len(placed))]
 
 
 def _check(path: Path, counts: Counts) -> None:

@@ -1,6 +1,6 @@
 """The log of an inference engine as trajectories of steps: their most probable tokens, in order.
 
-`read_log` joins streamed pieces, ranks each list, checks that the values are log-probabilities of
+`read_log` ranks each list, checks that the values are log-probabilities of
 the whole vocabulary, and counts what is left out. What can't be is an error of one line that names
 the file and the line.
 """
@@ -17,8 +17,15 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import FormatError, Piece, Step, Token, Top, pieces
-from pipeline.formats.engine_lines import body_of, count, counted, decimals, read_objects
+from pipeline.formats.engine_answers import (
+    Answer,
+    Part,
+    counted,
+    decimals,
+    read_answers,
+    read_objects,
+)
+from pipeline.formats.engine_steps import Step, Token, Top, by_llama, steps_of, tokens_told
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
@@ -82,11 +89,14 @@ def read_log(
             log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
             left. Names the file and the line.
     """
-    part, excluded = asked["part"], dict[str, int]()
-    answers, model = _answers(path, part, excluded)
-    sizes = Counter(
-        len(step.top) for answer in answers.values() for step in answer.steps if step is not None
-    )
+    part, excluded = asked["part"], Counter[str]()
+
+    def read(piece: Part) -> tuple[list[Step | None], int, bool]:
+        return steps_of(piece, part), tokens_told(piece), by_llama(piece)
+
+    answers, model = read_answers(path, read_objects(path, excluded), read, excluded)
+    parts = [said for answer in answers.values() for said in answer.said]
+    sizes = Counter(len(step.top) for steps, _, _ in parts for step in steps if step is not None)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     found = _trajectories(path, answers, usual, excluded)
     if not found:
@@ -99,7 +109,7 @@ def read_log(
     error = asked["error"]
     if error is None:
         digits = max(decimals(value) for step in steps for _, value in step.top)
-        one_pass = any(answer.one_pass for answer in answers.values())
+        one_pass = any(llama for _, _, llama in parts)
         error = max(0.5 * 10.0**-digits, FLOAT32, (vocab_size or 0) * ONE_PASS * one_pass)
     texts = {} if texts is None else texts
     numbered = _numbered(path, found, vocab_size, texts)
@@ -117,7 +127,7 @@ def read_log(
         key: [step._replace(top=step.top[:size]) for step in part] for key, part in numbered.items()
     }
     given_ids = isinstance(steps[0].emitted, int)
-    return EngineLog(cut, size, error, model, len(answers), excluded, given_ids, texts)
+    return EngineLog(cut, size, error, model, len(answers), +excluded, given_ids, texts)
 
 
 def stacked(trajectories: Trajectories) -> dict[str, np.ndarray]:
@@ -142,64 +152,16 @@ def prompt_id(key: tuple[str, int]) -> str:
     return f"{answer}+{first}" if first else answer
 
 
-def _answers(
-    path: Path, part: str, excluded: dict[str, int]
-) -> tuple[dict[str, Piece], str | None]:
-    """Join the pieces of every answer, by id; a stream without ids goes on until it ends."""
-    answers: dict[str, Piece] = {}
-    open_: str | None = None
-    first: tuple[str, int] | None = None
-    twice = set[str]()
-    for line, value, streamed in read_objects(path, excluded):
-        body = body_of(value)
-        if isinstance(body, str):
-            count(excluded, body)
-            continue
-        model = body[0].get("model")
-        if isinstance(model, str) and model:
-            first = first or (model, line)
-            if model != first[0]:
-                raise PipelineError(
-                    f"{path} mixes two models: {first[0]} in line {first[1]} and {model} in line "
-                    f"{line}: give each its own file"
-                )
-        try:
-            found = pieces(*body, line, streamed, part)
-        except FormatError as error:
-            raise PipelineError(f"{path}, line {line} {error}") from error
-        if isinstance(found, str):
-            count(excluded, found)
-            continue
-        for piece in found:
-            name = piece.answer or open_ or f"line-{line}"
-            held = answers.setdefault(name, Piece(name, [], finished=False))
-            if held.finished and piece.steps:
-                twice.add(name)
-                continue
-            held.steps.extend(piece.steps)
-            answers[name] = held._replace(
-                finished=held.finished or piece.finished,
-                tokens=max(held.tokens, piece.tokens),
-                one_pass=held.one_pass or piece.one_pass,
-            )
-            open_ = name if piece.answer is None and not piece.finished else None
-    noticed = {
-        "ends of answers that were cut off": sum(not one.finished for one in answers.values()),
-        "answers given again": len(twice),
-        LOST: sum(one.tokens not in (0, len(one.steps)) for one in answers.values()),
-    }
-    excluded |= {reason: times for reason, times in noticed.items() if times}
-    return answers, None if first is None else first[0]
-
-
 def _trajectories(
-    path: Path, answers: Mapping[str, Piece], usual: int, excluded: dict[str, int]
+    path: Path, answers: Mapping[str, Answer], usual: int, excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the parts of answers between steps that are left out."""
     found: dict[tuple[str, int], list[Step]] = {}
     for name, answer in answers.items():
         begin = 0
-        for at, step in enumerate(answer.steps):
+        all_steps = [step for steps, _, _ in answer.said for step in steps]
+        excluded[LOST] += max(told for _, told, _ in answer.said) not in (0, len(all_steps))
+        for at, step in enumerate(all_steps):
             reason = "steps without log-probabilities"
             if step is not None:
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
@@ -208,7 +170,7 @@ def _trajectories(
                     found.setdefault((name, begin), []).append(ranked)
                     continue
                 reason = "steps with fewer log-probabilities than the others"
-            count(excluded, reason)
+            excluded[reason] += 1
             begin = at + 1
     return found
 

@@ -6,8 +6,7 @@
 | {"messages": [...]} | a conversation, the last message of the assistant |
 | {"request": {...}, "response": {...}} | as it was asked, and as it was answered |
 | a request, or a line of a batch's input | of the next answer, or of that with its custom_id |
-| an answer, or an event of its stream | of vLLM, SGLang, TensorRT-LLM (chat, completions), |
-| | of /generate of SGLang, of /completion of llama.cpp |
+| an answer, or an event of its stream | as in `engine_answers` |
 
 An answer with its prompt_token_ids (vLLM, return_token_ids) or its prompt (llama.cpp) needs no
 request. docs/answers.md names the sources.
@@ -15,26 +14,24 @@ request. docs/answers.md names the sources.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import TOKEN_ID
-from pipeline.formats.engine_lines import body_of, count, counted, read_objects
+from pipeline.formats.engine_answers import Line, Part, body_of, counted, read_answers, read_objects
+from pipeline.formats.engine_steps import logged_id
 
 SAMPLING = ("temperature", "top_p", "top_k")
-ASKED = ("messages", "prompt", "text", "input_ids")  # of a request
-ANSWERED = ("choices", "answer", "meta_info", "content")
+ASKED = {"messages", "prompt", "text", "input_ids"}  # of a request
+ANSWERED = {"choices", "answer", "meta_info", "content"}
 ELSEWHERE = ("reasoning_content", "reasoning", "tool_calls")  # parts of an answer beside its text
 ENDED = ("stop", "eos")  # why an answer ended, if with the model's own end token
 ALONE = "answers without their request or prompt_token_ids"
 APART = "answers whose reasoning or tool calls stand apart: ask for return_token_ids"
 EMPTY = "answers without text or tokens"
-CUT = "ends of answers that were cut off"
-AGAIN = "answers given again"
 
-BLANK = {"text": None, "ids": None, "whole": False, "ended": False, "apart": False}
 Served = dict[str, Any]  # name, line, request, text, ids, ended; see `read_served`
 
 
@@ -45,73 +42,59 @@ def read_served(path: Path) -> tuple[list[Served], dict[str, int]]:
     was sampled); text and ids: the answer, one of them None; ended: whether the model ended it.
 
     Raises:
-        PipelineError: the file can't be read, or has no answer.
+        PipelineError: the file can't be read, mixes two models, or has no answer.
     """
-    excluded: dict[str, int] = {}
-    requests: dict[Any, Mapping[str, Any]] = {}
-    last: Mapping[str, Any] | None = None
-    held: dict[str, Served] = {}
-    open_: str | None = None
-    for line, value, streamed in read_objects(path, excluded):
-        read = body_of(value)
-        if isinstance(read, str):
-            count(excluded, read)
-            continue
-        body, custom = read
-        given = value.get("request")
-        request = given if isinstance(given, Mapping) else None
-        if request is None and _asks(body):
-            requests[custom], last = body, body
-            continue
-        request = request or requests.get(custom) or (last if custom is None else None)
-        try:
-            found = list(_parts(body, custom, line, streamed))
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-            found = []
-        if not found and body.get("choices") != []:  # as the last event of a stream is
-            count(excluded, "objects that are no answers")
-        for name, part in found:
-            key = name or open_ or f"line-{line}"
-            one = held.setdefault(key, {"name": key, "line": line, "request": {}} | BLANK)
-            if one["whole"]:
-                if part["text"] or part["ids"]:
-                    count(excluded, AGAIN)
-                continue
-            one["request"] = part.pop("request") or one["request"] or _asked(request)
-            if part["replaces"]:
-                one |= {"text": None, "ids": None}
-            one["lacking"] = one.get("lacking") or bool(part["text"] and not part["ids"])
-            for what in ("text", "ids"):
-                if part[what]:
-                    one[what] = one[what] + part[what] if one[what] else part[what]
-            one |= {what: part[what] or one[what] for what in ("whole", "ended", "apart")}
-            open_ = key if name is None and not part["whole"] else None
+    excluded = Counter[str]()
+    found, _ = read_answers(path, _with_requests(read_objects(path, excluded)), _said, excluded)
     answers = []
-    for one in held.values():
-        if one["lacking"]:
-            one["ids"] = None
+    for name, answer in found.items():
+        one = _joined(answer.said)
         why = ALONE if not one["request"] else EMPTY if not (one["ids"] or one["text"]) else None
-        why = why or (APART if one["apart"] and not one["ids"] else None)
+        why = why or (APART if one.pop("apart") and not one["ids"] else None)
         if why:
-            count(excluded, why)
-            continue
-        if not one["whole"]:
-            count(excluded, CUT)
-        answers.append(one)
+            excluded[why] += 1
+        else:
+            answers.append({"name": name, "line": answer.line, **one})
     if not answers:
         raise PipelineError(
             f"distributions.answers: {path} has no answer that can be scored; left out: "
             f"{counted(excluded)}. A line is an answer with its request (docs/answers.md)"
         )
-    return answers, excluded
+    return answers, dict(+excluded)
 
 
-def _asks(body: Mapping[str, Any]) -> bool:
-    """Whether an object is a request: it asks, and answers nothing."""
-    messages = body.get("messages")
-    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
-        return messages[-1].get("role") != "assistant" and not set(ANSWERED) & set(body)
-    return bool(set(ASKED) & set(body)) and not set(ANSWERED) & set(body)
+def _with_requests(lines: Iterator[Line]) -> Iterator[Line]:
+    """Yield the objects that are no requests, each answer with what was asked, as `asked`.
+
+    An answer in a form of the project's own becomes a choice.
+    """
+    requests: dict[Any, Mapping[str, Any]] = {}
+    last: Mapping[str, Any] | None = None
+    for line, value, streamed in lines:
+        read = body_of(value)
+        if isinstance(read, str):
+            yield line, value, streamed
+            continue
+        body, custom = read
+        messages, given = body.get("messages"), value.get("request")
+        final = messages[-1] if isinstance(messages, list) and messages else None
+        replied = isinstance(final, Mapping) and final.get("role") == "assistant"
+        if not isinstance(given, Mapping):
+            if ASKED & set(body) and not ANSWERED & set(body) and not replied:
+                requests[custom] = last = body
+                continue
+            given = requests.get(custom) or (last if custom is None else None)
+        asked = _asked(given)
+        if "answer" in body or (replied and "choices" not in body):
+            reply = body["answer"] if "answer" in body else final["content"]
+            asked = _asked(body if "answer" in body else {**body, "messages": messages[:-1]})
+            # as prompts.template says, where a text was asked
+            asked |= {} if "messages" in body else {"chat": None}
+            ended = "stop" if body.get("finish_reason") in ENDED else "length"
+            said = "token_ids" if isinstance(reply, list) else "text"
+            name = body.get("id") or body.get("prompt_id")
+            body = {"id": name, "choices": [{said: reply, "finish_reason": ended}]}
+        yield line, {"custom_id": custom, "response": {**body, "asked": asked}}, streamed
 
 
 def _asked(request: Mapping[str, Any] | None) -> Served:
@@ -133,65 +116,48 @@ def _asked(request: Mapping[str, Any] | None) -> Served:
     return found if any(found[name] for name in ("messages", "prompt", "prompt_ids")) else {}
 
 
-def _parts(
-    body: Mapping[str, Any], custom: Any, line: int, streamed: bool
-) -> Iterator[tuple[str | None, Served]]:
-    """Yield the parts of answers in an object, each with its name."""
-    part: Served = BLANK | {"request": {}, "replaces": False, "whole": True}
-    chunk = streamed or str(body.get("object", "")).endswith(".chunk")
-    name = str(custom or body.get("id") or "") or None
-    if "choices" in body:
-        for choice in body["choices"]:
-            index = choice.get("index") or 0
-            said = choice.get("message") or choice.get("delta") or choice
-            reason = choice.get("finish_reason")
-            ids = choice.get("token_ids") or _logged_ids(choice.get("logprobs") or {})
-            prompt_ids = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
-            yield (
-                (name or f"line-{line}") + (f"#{index}" if index else ""),
-                part
-                | {
-                    "request": {"prompt_ids": prompt_ids} if prompt_ids else {},
-                    "text": said.get("content", said.get("text")),
-                    "ids": ids,
-                    "whole": reason is not None or not chunk,
-                    "ended": reason == "stop" and choice.get("stop_reason") is None,
-                    "apart": any(said.get(other) for other in ELSEWHERE),
-                },
-            )
-    elif isinstance(body.get("meta_info"), Mapping):
-        info = body["meta_info"]
-        reason = info.get("finish_reason") or {}
-        part |= {"text": body.get("text"), "ids": body.get("output_ids"), "replaces": streamed}
+def _said(part: Part) -> Served:
+    """Return what a part of an answer says: request, text, ids, ended, apart, replaces."""
+    said, body, request, apart = part.said, part.body, part.body["asked"], False
+    if part.place == "choices":
+        message = said.get("message") or said.get("delta") or said
+        text = message.get("content", message.get("text"))
+        ids = said.get("token_ids") or _logged_ids(said.get("logprobs") or {})
+        given = body.get("prompt_token_ids") or said.get("prompt_token_ids")
+        request = request | ({"prompt_ids": given} if given else {})
+        ended = said.get("finish_reason") == "stop" and said.get("stop_reason") is None
+        apart = any(message.get(other) for other in ELSEWHERE)
+    elif part.place == "meta_info":
+        text, ids = body.get("text"), body.get("output_ids")
+        reason = said.get("finish_reason") or {}
         ended = reason.get("type") == "stop" and not isinstance(reason.get("matched"), str)
-        part |= {"whole": bool(reason) or not chunk, "ended": ended}
-        yield str(custom or info.get("id") or f"line-{line}"), part
-    elif {"content", "stop"} <= set(body):
-        asked = {"prompt": body.get("prompt"), "prompt_ids": None, "chat": False}
-        part |= {"request": asked if asked["prompt"] else {}, "whole": bool(body["stop"])}
-        part |= {"text": body["content"], "ids": body.get("tokens") or None}
-        yield name, part | {"ended": body.get("stop_type") in ENDED}
-    elif "answer" in body or "messages" in body:
-        asked = dict(body)
-        if "answer" not in body:
-            *asked["messages"], reply = body["messages"]
-            asked["answer"] = reply["content"]
-        ids = asked["answer"] if isinstance(asked["answer"], list) else None
-        part |= {"text": None if ids else asked["answer"], "ids": ids}
-        chat = {"chat": None} if "messages" not in body else {}  # as prompts.template says
-        part |= {"request": _asked(asked) | chat, "ended": body.get("finish_reason") in ENDED}
-        yield name or str(body.get("prompt_id") or f"line-{line}"), part
+    else:
+        text, ids = body.get("content"), body.get("tokens")
+        request = _asked(body) or request
+        ended = body.get("stop_type") in ENDED
+    replaces = part.place == "meta_info"  # an event of SGLang's has all of the answer so far
+    found = {"request": request, "text": text, "ids": ids or None, "ended": ended}
+    return found | {"apart": apart, "replaces": replaces}
+
+
+def _joined(parts: list[Served]) -> Served:
+    """Return the parts of an answer as one: request, text, ids, ended, apart."""
+    told = [part for part in parts if part["text"] or part["ids"]]
+    told = told[-1:] if any(part["replaces"] for part in told) else told
+    texts = [part["text"] for part in told if part["text"]]
+    known = all(part["ids"] for part in told)
+    return {
+        "request": next((part["request"] for part in parts if part["request"]), {}),
+        "text": "".join(texts) or None,
+        "ids": [token for part in told for token in part["ids"]] or None if known else None,
+        "ended": any(part["ended"] for part in parts),
+        "apart": any(part["apart"] for part in parts),
+    }
 
 
 def _logged_ids(logprobs: Mapping[str, Any]) -> list[int] | None:
     """Return the ids of the tokens whose log-probabilities an answer has, where it has all ids."""
     texts = logprobs.get("tokens") or []  # of completions
     entries = logprobs.get("content") or [{"token": text} for text in texts]
-    ids: list[int] = []
-    for entry in entries:
-        named = TOKEN_ID.fullmatch(str(entry.get("token")))
-        token = entry.get("id", int(named[1]) if named else None)
-        if type(token) is not int:
-            return None
-        ids.append(token)
-    return ids or None
+    ids = [logged_id(entry) for entry in entries]
+    return [token for token in ids if token is not None] if None not in ids else None

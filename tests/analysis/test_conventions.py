@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -10,7 +9,6 @@ from analysis.decoding.conventions import (
     batch_schedule,
     conventions,
     places,
-    reliability,
     speculation_profile,
     synthetic_settings,
 )
@@ -81,14 +79,3 @@ def test_the_draft_length_by_batch_size() -> None:
     assert batch_schedule([1, 4, 16], [3, 1, 0]) == [[1, 1, 3], [2, 4, 1], [5, 16, 0]]
     assert batch_schedule([2], [5]) == [[1, 2, 5]]
     assert batch_schedule([], []) == []
-
-
-def test_the_calibration_error_by_hand() -> None:
-    """0.1 is a border of bins; 1.0 belongs to the last."""
-    table, error = reliability([0.05, 0.1, 0.15, 0.9, 1.0], [0, 1, 0, 1, 1])
-    assert table["bin"].tolist() == [0, 1, 9]
-    assert table["tokens"].tolist() == [1, 2, 2]
-    assert error == pytest.approx((1 * 0.05 + 2 * (0.5 - 0.125) + 2 * (1 - 0.95)) / 5)
-    assert np.isnan(reliability([], [])[1])
-    with pytest.raises(ValueError, match="outside"):
-        reliability([1.5], [1])

@@ -1,4 +1,4 @@
-"""`python -m pipeline.reconcile` on files as engines and the study write them."""
+"""`python -m pipeline.reconcile` on files of engines and of the study, and beside a study."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline import reconcile
 from tests.analysis.test_conventions import CALLS
+from tests.conftest import SmallStudy
+from tests.pipeline.test_engine_counts import FILES
 
 
 def answer(name: str, histogram: list[int] | None, **changed: Any) -> dict[str, Any]:
@@ -44,26 +47,32 @@ def test_answers_of_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert settings["vllm"]["synthetic_acceptance_rates"] == [0.6, 0.4, 0.2]
 
 
-def test_a_table_of_calls_with_confidence(
+def test_a_table_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "calls.parquet"
+    CALLS.to_parquet(path)
+    reconcile.main([str(path), f"outputs={tmp_path}"])
+    drafts = CALLS[CALLS["drafted"] > 0]
+    table = pd.read_csv(tmp_path / "reconcile/calls.parquet/places.csv")
+    assert table["accepted"].tolist() == [(drafts["accepted"] >= at).sum() for at in (1, 2, 3)]
+    assert "mean over answers of e / C" in capsys.readouterr().out
+
+
+def test_without_histograms_the_engines_counts_are_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tokens behind the first rejection were never tested, and are not counted."""
-    confidence = [[0.9, 0.8, 0.7], [0.6], [], [0.9, 0.9, 0.1], [0.2, 0.9, 0.9]]
-    path = tmp_path / "calls.parquet"
-    CALLS.assign(confidence=confidence).to_parquet(path)
-    reconcile.main([str(path), f"outputs={tmp_path}"])
-    assert "calibration error" in capsys.readouterr().out
-    table = pd.read_csv(tmp_path / "reconcile/calls.parquet/calls-reliability.csv")
-    assert table["tokens"].sum() == 3 + 1 + 3 + 1
+    reconcile.main([str(FILES / "llama.jsonl"), f"outputs={tmp_path}"])
+    assert "calls can't be told apart" in capsys.readouterr().out
+    folder = tmp_path / "reconcile/llama.jsonl"
+    assert [path.name for path in folder.iterdir()] == ["calls.csv"]
+    assert pd.read_csv(folder / "calls.csv")["accepted"].tolist() == [6]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (answer("a", None), "gave no histogram of accepted tokens"),
         (answer("a", [1, 2]) | {"metrics": {"speculative_decoding": {"num_spec_steps": 2}}},
-         "lacks num_draft_tokens"),
-        ({"id": "a", "choices": []}, "holds no calls of drafted chains"),
+         "line 1 has num_draft_tokens=None"),
+        ({"id": "a", "choices": []}, "no answer tells of drafts"),
     ],
 )  # fmt: skip
 def test_wrong_answers(content: Any, said: str, tmp_path: Path) -> None:
@@ -85,3 +94,49 @@ def test_wrong_tables(table: pd.DataFrame, said: str, tmp_path: Path) -> None:
     for path, why in (("calls.parquet", said), (".", "no artifact of stage decoding")):
         with pytest.raises(SystemExit, match=why):
             reconcile.main([str(tmp_path / path), f"outputs={tmp_path}"])
+
+
+def test_the_command_holds_an_engine_beside_the_study(
+    small_study: SmallStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for word in small_study.overrides if not word.startswith("outputs=")]
+    outputs = f"outputs={small_study.outputs}"
+    reconcile.main([str(FILES / "vllm.txt"), *given, outputs])
+    printed = capsys.readouterr().out
+    assert "vLLM, 12 series" in printed
+    folder = small_study.outputs / "reconcile" / "vllm.txt"
+    calls, places = (pd.read_csv(folder / f"{name}.csv") for name in ("calls", "places"))
+    assert calls["tokens_per_call"][0] == 2.5
+    calls, places = (table[table["target"] == "mini-large"] for table in (calls, places))
+    ours = places[(places["from"] == "stage decoding") & (places["rule"] == "greedy")]
+    assert len(ours) == 3  # decoded with drafts of three
+    along = calls[(calls["from"] == "stage acceptance") & (calls["rule"] == "greedy")]
+    shown = places[(places["from"] == "stage acceptance") & (places["rule"] == "greedy")]
+    assert along["calls"].item() == shown["reached"].iloc[0]
+    assert along["accepted"].item() == shown["accepted"].sum()
+    assert np.allclose(shown["of_all"], shown["accepted"] / along["calls"].item())
+    assert (shown["conditional"] >= shown["of_all"]).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "0 files were given: give one"),
+        (["a", "b"], "2 files were given"),
+        ([str(FILES / "missing")], "missing can't be read: No such file"),
+        ([str(FILES / "sglang.txt"), "study=mini"], "engine.draft_length must be given"),
+        ([str(FILES / "vllm.txt"), "study=mini", "engine.draft_length=4"], "drafts of 3 tokens"),
+        ([str(FILES / "vllm.txt"), "study=mini", "drafter=none"], "the study has no drafter"),
+        ([str(FILES / "vllm.txt"), "engine.draft_length=0"], "engine.draft_length=0 is not"),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        reconcile.main([*words, f"outputs={tmp_path}"])
+    assert message in str(error.value)
+    assert str(error.value).startswith("error: ")
+
+
+def test_a_study_that_was_not_computed_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"was not made yet: run `python -m pipeline study=mini"):
+        reconcile.main([str(FILES / "vllm.txt"), "study=mini", f"outputs={tmp_path}"])

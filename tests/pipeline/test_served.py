@@ -18,6 +18,7 @@ from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.drift import ANOTHER, compare_texts, drift, gaps
 from pipeline.errors import PipelineError
 from pipeline.formats import served
+from pipeline.formats.engine_answers import AGAIN, CUT
 from pipeline.formats.served import read_served
 from pipeline.models.forced import HELD
 from pipeline.stages.distributions import compute as distributions
@@ -125,8 +126,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert answers[-1]["ids"] == IDS[:2]
     assert excluded == {
         "lines that are no JSON": 1, "answers with an error": 1, "truncated last line": 1,
-        "objects that are no answers": 2, served.AGAIN: 1, served.EMPTY: 1, served.APART: 1,
-        served.ALONE: 1, served.CUT: 1,
+        "objects that are no answers": 2, AGAIN: 1, CUT: 1, served.EMPTY: 1, served.APART: 1,
+        served.ALONE: 1,
     }  # fmt: skip
     for nothing in ("nonsense\n", json.dumps(ASKED)):
         with pytest.raises(PipelineError, match=r"distributions.answers: .* has no answer that"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pipeline.formats.engine_lines import counted
+from pipeline.formats.engine_answers import counted
 from pipeline.formats.engine_logs import EngineLog, read_log, stacked
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending

@@ -10,9 +10,9 @@ import pyarrow as pa
 from analysis.acceptance.logged import compare_logged
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import Step
-from pipeline.formats.engine_lines import counted
+from pipeline.formats.engine_answers import counted
 from pipeline.formats.engine_logs import EngineLog, read_log, stacked
+from pipeline.formats.engine_steps import Step
 from pipeline.plan.stage import pair_label
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_lines import counted
+from pipeline.formats.engine_answers import counted
 from pipeline.formats.prompt_rows import is_text
 from pipeline.formats.served import SAMPLING, Served, read_served
 from pipeline.models.load import load_tokenizer

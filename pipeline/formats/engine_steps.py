@@ -1,0 +1,213 @@
+"""The steps of an engine's answers, in each of the formats that engines write.
+
+| format | who writes it | steps |
+|---|---|---|
+| chat | vLLM, SGLang, llama.cpp | choices[].logprobs.content[].top_logprobs |
+| completions | vLLM, SGLang | choices[].logprobs: tokens, token_logprobs, top_logprobs |
+| prompt | vLLM | prompt_logprobs, of an answer or of a choice |
+| native | llama.cpp | completion_probabilities[].top_logprobs |
+| native | SGLang | meta_info: output_token_logprobs, output_top_logprobs; input_... of the prompt |
+
+docs/engine_logs.md names the sources. A token is an id where the engine gives one, else its bytes
+and which of the equal ones of its step it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pipeline.formats.engine_answers import FormatError, Part
+
+Token = int | tuple[bytes, int]
+Top = list[tuple[Token, float]]
+TOKEN_ID = re.compile(r"token_id:(\d+)")  # vLLM, with return_tokens_as_token_ids
+SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=false"
+
+
+class Step(NamedTuple):
+    """A step as an engine logs it.
+
+    Attributes:
+        line: where it stands.
+        emitted: the token.
+        own: the log-probability given with it, None where there is none.
+        top: the most probable tokens and their log-probabilities, in the order of the engine.
+        mass: of the whole list, once `engine_logs` has ranked it.
+    """
+
+    line: int
+    emitted: Token
+    own: float | None
+    top: Top
+    mass: float = 1.0
+
+
+Steps = list[Step | None]  # None where the engine logged nothing
+
+
+def steps_of(part: Part, which: str) -> Steps:
+    """Return the steps of a part of an answer; `which` is generated, or prompt for re-scored texts.
+
+    Raises:
+        FormatError: it has no log-probabilities, or processed ones.
+    """
+    if not part.said:
+        return []
+    settings = part.body.get("generation_settings") or {}  # llama.cpp's
+    verbose = (part.body.get("__verbose") or {}).get("generation_settings") or {}
+    if settings.get("backend_sampling") or verbose.get("backend_sampling"):
+        raise FormatError(
+            "was sampled in the backend, where the softmax may be over the sampled candidates "
+            "only: log with backend_sampling=false"
+        )
+    if part.place == "meta_info":
+        return _sglang(part, "input" if which == "prompt" else "output")
+    if which == "prompt":
+        scored = part.said.get("prompt_logprobs") or part.body.get("prompt_logprobs")
+        if scored is None:
+            raise FormatError("has no prompt_logprobs: ask vLLM for prompt_logprobs=N")
+        return [_scored(at, part.line) if at else None for at in scored[1:]]  # [0] has none
+    if part.place == "choices":
+        return _choice(part)
+    if settings.get("post_sampling_probs"):
+        raise FormatError(SAMPLED)
+    found = part.body.get("completion_probabilities")
+    if found is None and not part.streamed:
+        raise FormatError("has no completion_probabilities: ask for n_probs=N")
+    return [_described(entry, part.line) for entry in found or []]
+
+
+def _choice(part: Part) -> Steps:
+    found = part.said.get("logprobs") or {}
+    if isinstance(found.get("content"), list):
+        steps = [_described(entry, part.line) for entry in found["content"]]
+        tops = [step and step.top for step in steps]
+        tokens = {step.emitted for step in steps if step}
+        if part.streamed and len(tokens) > 1 and all(top == tops[0] for top in tops):
+            raise FormatError(
+                f"holds {len(tops)} tokens that repeat one list of log-probabilities, as SGLang "
+                "streams them: log without stream"
+            )
+        return steps
+    if isinstance(found.get("tokens"), list):
+        return _completions(found, part.line)
+    text = part.said.get("text") or (part.said.get("delta") or {}).get("content")
+    if not found and (not part.streamed or text):
+        raise FormatError(
+            "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
+            "(completions)"
+        )
+    return []
+
+
+def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step:
+    own = None if own is None else _number(own)
+    return Step(line, emitted, own, [(token, _number(value)) for token, value in top])
+
+
+def _described(entry: Mapping[str, Any], line: int) -> Step | None:
+    """Read a token of the chat format; llama.cpp's own has ids besides."""
+    if "top_probs" in entry or "prob" in entry:
+        raise FormatError(SAMPLED)
+    top = entry["top_logprobs"]
+    if not top:
+        return None
+    seen = Counter[Token]()
+    named: list[Token] = []
+    for token in map(_token, top):  # those of the same bytes are told apart by their order
+        named.append((token[0], seen[token]) if isinstance(token, tuple) else token)
+        seen[token] += 1
+    values = [item["logprob"] for item in top]
+    return _step(line, _token(entry), entry.get("logprob"), zip(named, values, strict=True))
+
+
+def _completions(found: Mapping[str, Any], line: int) -> Steps:
+    tokens, tops = found["tokens"], found.get("top_logprobs")
+    if not isinstance(tops, list) or len(tops) != len(tokens):
+        raise FormatError(
+            f"has {len(tokens)} tokens and "
+            f"{len(tops) if isinstance(tops, list) else 'no'} top_logprobs: ask for logprobs=N"
+        )
+    owns = found.get("token_logprobs") or [None] * len(tokens)
+    return [
+        _step(line, _text(token), own, [(_text(name), value) for name, value in top.items()])
+        if top
+        else None
+        for token, own, top in zip(tokens, owns, tops, strict=True)
+    ]
+
+
+def _scored(entry: Mapping[str, Any], line: int) -> Step:
+    """Read a position of vLLM's prompt_logprobs: the prompt's own token stands first."""
+    top = [(_id(name), item["logprob"]) for name, item in entry.items()]
+    return _step(line, *top[0], top)
+
+
+def _sglang(part: Part, side: str) -> Steps:
+    """Read SGLang's own format; nothing comes before the first token of a prompt (input)."""
+    if part.streamed:
+        raise FormatError("is of a stream of SGLang's /generate: log it without stream")
+    owns, tops = (part.said.get(f"{side}_{name}_logprobs") for name in ("token", "top"))
+    if not isinstance(owns, list) or not isinstance(tops, list) or len(owns) != len(tops):
+        raise FormatError(
+            f"has no {side}_token_logprobs with as many {side}_top_logprobs: ask for "
+            "return_logprob=true and top_logprobs_num=N"
+            + (" and logprob_start_len=0" if side == "input" else "")
+        )
+    steps = [
+        _step(part.line, _id(own[1]), own[0], [(_id(item[1]), item[0]) for item in top])
+        if top
+        else None
+        for own, top in zip(owns, tops, strict=True)
+    ]
+    return steps[1:] if side == "input" else steps
+
+
+def tokens_told(part: Part) -> int:
+    """Return how many tokens a stream says that the answer has so far; 0 where it does not."""
+    usage = (part.body.get("usage") or {}).get("completion_tokens")
+    told = usage if part.place == "choices" else part.body.get("tokens_predicted")
+    return told if part.streamed and type(told) is int else 0
+
+
+def by_llama(part: Part) -> bool:
+    """Whether llama.cpp wrote a part, whose softmax adds the vocabulary up one by one."""
+    content = (part.said.get("logprobs") or {}).get("content") or []
+    return part.place == "content" or any("id" in entry for entry in content)
+
+
+def logged_id(entry: Mapping[str, Any]) -> int | None:
+    """Return the id of a token that an answer describes; None where it has none."""
+    token = _token(entry)
+    return token if isinstance(token, int) else None
+
+
+def _token(entry: Mapping[str, Any]) -> Token:
+    if "id" in entry:
+        return _id(entry["id"])
+    raw = entry.get("bytes")
+    if TOKEN_ID.fullmatch(entry["token"]) or not isinstance(raw, list):
+        return _text(entry["token"])
+    return bytes(raw), 0
+
+
+def _text(text: str) -> Token:
+    found = TOKEN_ID.fullmatch(text)
+    return int(found[1]) if found else (text.encode(errors="surrogatepass"), 0)
+
+
+def _id(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if type(value) is not int or value < 0:
+        raise FormatError(f"holds a token id that is {value!r:.40}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise FormatError(f"holds a log-probability that is {value!r:.40}")
+    return value
