@@ -244,4 +244,5 @@ def decimals(value: float) -> int:
 
 def counted(excluded: Mapping[str, int]) -> str:
     """Return what was left out as printed."""
-    return ", ".join(f"{times} {reason}" for reason, times in excluded.items()) or "none"
+    told = [f"{times} {reason}" for reason, times in excluded.items() if times]
+    return ", ".join(told) or "none"
