@@ -177,7 +177,27 @@ def test_torch_is_the_cpu_build_only_on_linux_without_a_driver(setup_env, monkey
     assert setup_env.torch_index() == []
 
 
-def test_answering_index_is_used_if_it_has_torch(setup_env, monkeypatch, tmp_path, capsys) -> None:
+def test_silent_index_is_skipped(setup_env, monkeypatch, capsys) -> None:
+    """It is not waited for longer than was said: the question is still open when pip goes on."""
+    monkeypatch.undo()  # the real probe
+    asked, ended, end = [], [], threading.Event()
+
+    def urlopen(url: str, timeout: float) -> None:  # a name look-up that outlasts the timeout
+        asked.append((url, timeout))
+        end.wait(60)
+        ended.append(url)
+        raise OSError
+
+    monkeypatch.setattr(setup_env.urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(setup_env.is_reachable, "__defaults__", (0.2,))
+    monkeypatch.setenv("TORCH_INDEX", "https://silent.example/cpu")
+    assert setup_env.torch_index() == []
+    assert (asked, ended) == ([("https://silent.example/cpu/torch/", 0.2)], [])
+    end.set()
+    assert "https://silent.example/cpu does not answer" in capsys.readouterr().out
+
+
+def test_answering_index_is_used_if_it_has_torch(setup_env, monkeypatch, tmp_path) -> None:
     monkeypatch.undo()  # the real probe
     (tmp_path / "cpu" / "torch").mkdir(parents=True)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -188,9 +208,6 @@ def test_answering_index_is_used_if_it_has_torch(setup_env, monkeypatch, tmp_pat
         assert setup_env.is_reachable(f"{address}/cpu/")
         assert not setup_env.is_reachable(f"{address}/cu000")
         server.shutdown()
-    monkeypatch.setenv("TORCH_INDEX", f"{address}/cpu")  # nobody is there any more
-    assert setup_env.torch_index() == []
-    assert f"{address}/cpu does not answer" in capsys.readouterr().out
 
 
 def test_half_made_environment_is_made_again(setup_env, monkeypatch, tmp_path, capsys) -> None:
@@ -228,24 +245,39 @@ def test_half_made_environment_is_made_again(setup_env, monkeypatch, tmp_path, c
     assert not setup_env.is_reusable(tmp_path / ".venv", "2 8 dev")  # other place
 
 
-def test_pip_is_quiet_and_its_last_words_are_shown_when_it_fails(
-    setup_env, monkeypatch, tmp_path
+def test_uv_installs_where_it_is_there_and_pip_where_it_is_not_or_fails(
+    setup_env, monkeypatch, tmp_path, capsys
 ) -> None:
-    folder = tmp_path / ".venv" / "bin"
+    """Both quietly: what they print is in a file, whose end is shown when pip fails."""
+    for name in [name for name in os.environ if name.startswith(("UV_", "PIP_"))]:
+        monkeypatch.delenv(name)
+    folder, commands = tmp_path / ".venv" / "bin", tmp_path / "commands"
     folder.mkdir(parents=True)
+    commands.mkdir()
     monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
     monkeypatch.setattr(setup_env, "has_nvidia_driver", lambda: True)
     log = tmp_path / ".venv" / "install.log"
 
-    def installed(status: int) -> str:
-        write_command(folder / "python", f'echo pip "$@"; exit {status}')
+    def installed(config: str, uv: int | None, pip: int) -> list[str]:
+        asked = f'case "$*" in *"config list"*) echo "{config}"; exit 0;; esac'
+        write_command(folder / "python", f'{asked}; echo pip "$@"; exit {pip}')
+        (commands / "uv").unlink(missing_ok=True)
+        if uv is not None:
+            write_command(commands / "uv", f'echo uv "$@"; exit {uv}')
         with (tmp_path / "lock").open("w") as lock:
             setup_env.install(tmp_path / ".venv", ".", lock)
-        return log.read_text()
+        return [line.split()[0] for line in log.read_text().splitlines()]
 
-    assert "--constraint constraints.txt --editable ." in installed(0)
+    assert installed("", uv=0, pip=0) == ["uv"]
+    assert "--constraint constraints.txt --editable ." in log.read_text()
+    assert installed("", uv=2, pip=0) == ["uv", "pip"]
+    assert "pip tries" in capsys.readouterr().out
+    assert installed("global.index-url='file:///x'", uv=0, pip=0) == ["pip"]  # uv reads none of it
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "file:///x")
+    assert installed("global.index-url='file:///x'", uv=0, pip=0) == ["uv"]
     with pytest.raises(SystemExit, match=r"(?s)pip -m pip .*install\.log.*run make again"):
-        installed(1)
+        installed("", uv=None if shutil.which("uv") is None else 1, pip=1)
 
 
 def test_a_link_is_not_emptied(setup_env, monkeypatch, tmp_path) -> None:

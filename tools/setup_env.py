@@ -13,8 +13,10 @@ import ctypes
 import fcntl
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import venv
@@ -89,17 +91,20 @@ def is_reusable(environment: Path, state: str) -> bool:
 
 
 def install(environment: Path, what: str, lock: IO[str]) -> None:
-    """Install the project, editable, and its pinned packages."""
+    """Install the project, editable, and its pinned packages: with uv if it is there, else pip."""
     python = str(environment / "bin" / "python")
     asked = ["--constraint", "constraints.txt", "--editable", what, *torch_index()]
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    uv = shutil.which("uv")
     log = environment / "install.log"
-    with log.open("w") as file:  # killed, this process leaves the lock to pip
-        done = subprocess.run(
-            [*pip, *asked], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file,
-            stderr=subprocess.STDOUT, pass_fds=[lock.fileno()],
-        )  # fmt: skip
-    if done.returncode:
+    log.unlink(missing_ok=True)
+    if uv is not None and not configured(python):
+        # all indexes count: the one of torch has old versions of other packages, too
+        command = [uv, "pip", "install", "--python", python, "--index-strategy"]
+        if logged([*command, "unsafe-best-match", *asked], log, lock) == 0:
+            return
+        print(f"uv could not install the packages ({log}): pip tries.", flush=True)
+    if logged([*pip, *asked], log, lock):
         last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         hint = ""
         if (platform.system(), platform.machine()) == ("Darwin", "x86_64"):
@@ -110,6 +115,36 @@ def install(environment: Path, what: str, lock: IO[str]) -> None:
             f"in {log}. The half-made .venv will not be used: run make again once the cause "
             f"(network, disk space, package index) is gone.{hint}"
         )
+
+
+def configured(python: str) -> bool:
+    """Return whether pip is told where packages come from: uv does not read its configuration."""
+    if any(name.startswith("UV_") for name in os.environ):
+        return False
+    found = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
+    return any(word in found.stdout for word in ("index-url", "find-links", "no-index"))
+
+
+def logged(command: list[str], log: Path, lock: IO[str]) -> int:
+    """Run a command, its output in a file, and one line of progress on a terminal.
+
+    The command inherits the lock: should this process be killed, it still holds others off.
+    """
+    begun, packages = time.monotonic(), 0
+    with log.open("a") as file, subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=[lock.fileno()],
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            packages += line.startswith("Collecting ")
+            if sys.stdout.isatty():
+                said = f"{packages} packages found, {line.strip()}" if packages else line.strip()
+                print(f"\r\033[K{time.monotonic() - begun:4.0f} s  {said[:70]}", end="", flush=True)
+    if sys.stdout.isatty():
+        print("\r\033[K", end="", flush=True)
+    return process.returncode
 
 
 def torch_index() -> list[str]:
@@ -139,12 +174,21 @@ def has_nvidia_driver() -> bool:
 
 
 def is_reachable(index: str, seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether the index answers for torch within ``seconds``, its name once looked up."""
-    try:
-        urllib.request.urlopen(index.rstrip("/") + "/torch/", timeout=seconds).close()
-    except Exception:  # any failure has one meaning: pip is not to be sent there
-        return False
-    return True
+    """Return whether the index answers for torch within ``seconds``, name look-up included."""
+    answered = threading.Event()
+
+    def probe() -> None:
+        try:
+            urllib.request.urlopen(index.rstrip("/") + "/torch/", timeout=seconds).close()
+        except Exception:  # any failure has one meaning: pip is not to be sent there
+            return
+        answered.set()
+
+    # A thread, because urllib's timeout does not bound the name look-up.
+    prober = threading.Thread(target=probe, daemon=True)
+    prober.start()
+    prober.join(seconds)
+    return answered.is_set()
 
 
 if __name__ == "__main__":
