@@ -135,7 +135,7 @@ class SolvedTarget:
     """The stored steps of a target, and what was drafted there."""
 
     def __init__(self, settings: Any, node: Node, dump: Artifact, drafts: Artifact | None) -> None:
-        from analysis.acceptance.solve import Goal, Solver
+        from analysis.acceptance.solve import Goal
         from analysis.statistics.bootstrap import PromptBootstrap
         from analysis.statistics.trajectories import Trajectories
 
@@ -155,7 +155,6 @@ class SolvedTarget:
             self._drafter = drafts and _named(drafts, "drafter", settings.drafter.label)
         elif drafts is not None:
             self._drafted = read_steps(drafts)
-        self._solver = Solver(self._dist, asked.eps, self._bootstrap, self._steps, self._divergence)
         self._goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
         self._goals += [
             Goal(tokens=asked.tokens, draft_length=length)
@@ -199,8 +198,18 @@ class SolvedTarget:
 
     def _certified(self, dial: Dial) -> list[Solution]:
         """Return the answers of a dial, found once."""
+        from analysis.acceptance.solve import solve_certified
+
         if dial.name not in self._found:
-            self._found[dial.name] = self._solver.solve(dial, self._goals)
+            self._found[dial.name] = solve_certified(
+                self._dist,
+                dial,
+                self._asked.eps,
+                self._goals,
+                self._bootstrap,
+                self._steps,
+                self._divergence,
+            )
         return self._found[dial.name]
 
     def setting(self, dial: Dial | None, length: int) -> dict[str, Any] | None:

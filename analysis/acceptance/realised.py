@@ -49,7 +49,7 @@ class Steps:
     def __len__(self) -> int:
         return len(self.kl)
 
-    def drafted(self, part: slice) -> Drafted:
+    def drafted(self, part: slice | NDArray[np.intp]) -> Drafted:
         """Return what is drafted at some of the steps."""
         return Drafted(self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part])
 

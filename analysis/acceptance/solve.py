@@ -7,10 +7,6 @@ lie on a grid: `RESOLUTION` apart, whole numbers of an integer. The limits of th
 quantiles of the resamples' own answers. A resample's answer is not beyond a setting iff the
 resample reaches what is wanted there, so they are found by the same search, each for another number
 of resamples.
-
-Where a rule has a threshold, a setting is one comparison a step (`needed`). The other steps are
-certified setting by setting: those of rounded log-probabilities and of rules without a threshold,
-and the few whose stored tokens do not suffice.
 """
 
 from __future__ import annotations
@@ -25,17 +21,15 @@ import numpy as np
 
 from ..certificates.certify import certify
 from ..rules.build import Dial
-from ..rules.rule import Counts, Rule
-from ..statistics.bootstrap import Flags, Numbers, PromptBootstrap
+from ..rules.rule import Rule
+from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
 from ..topk import TopK
-from .needed import accepts_rank, least_counts, probability_at
 from .realised import Steps
 
 RESOLUTION = 1e-4  # to which a continuous parameter is found
-CHUNK = 8192  # steps certified at once
 ROUNDING = 1e-9  # of a sum, by which it may miss what is wanted
-Passing = Callable[[Rule, Flags, Flags], Flags]  # which steps pass, of those surely and possibly
+Passing = Callable[[Rule, Integers], Flags]  # which of some steps pass under a rule
 
 
 @dataclass(frozen=True)
@@ -136,66 +130,41 @@ def solve(
         >>> found.value, found.reached
         (0.3001, 1.0)
     """
-    return Solver(dist, eps, bootstrap, trajectories, divergence).solve(dial, [goal])[0]
+    return solve_certified(dist, dial, eps, [goal], bootstrap, trajectories, divergence)[0]
 
 
-class Solver:
-    """Answers for several rules and goals, which share what is computed."""
+def solve_certified(
+    dist: TopK,
+    dial: Dial,
+    eps: float,
+    goals: Sequence[Goal],
+    bootstrap: PromptBootstrap,
+    trajectories: Trajectories,
+    divergence: str = "kl",
+) -> list[Solution]:
+    """Find the strictest setting for each goal; arguments and errors are those of `solve`."""
+    if not eps >= 0:
+        raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
 
-    def __init__(
-        self,
-        dist: TopK,
-        eps: float,
-        bootstrap: PromptBootstrap,
-        trajectories: Trajectories,
-        divergence: str = "kl",
-    ) -> None:
-        """Find what the steps need; args and errors are those of `solve`."""
-        if not eps >= 0:
-            raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
-        self._dist, self._eps, self._divergence = dist, eps, divergence
-        self._bootstrap, self._trajectories = bootstrap, trajectories
-        self._counts: Counts | None = None
-        if dist.log_prob_error is None:
-            self._counts = least_counts(dist, eps, divergence)
-            self._p = probability_at(dist, self._counts)
+    def certified(rule: Rule, at: Integers) -> Flags:
+        return certify(_some(dist, at), rule, divergence=divergence).lower[:, 0] > eps
 
-    def solve(self, dial: Dial, goals: Sequence[Goal]) -> list[Solution]:
-        """Find the strictest setting of a rule for each goal; args and errors as of `solve`."""
-        certify(self._dist[:1], dial.rules, divergence=self._divergence)  # refuses what it can't
-        return _answers(self._certified, dial, goals, self._bootstrap, self._trajectories)
-
-    def _certified(self, rule: Rule, sure: Flags, possible: Flags) -> Flags:
-        """Return at which steps a rule certifies eps, (N,)."""
-        passed, open_ = sure.copy(), possible & ~sure
-        if self._counts is not None:
-            enough = accepts_rank(self._dist, self._counts, self._p, rule)
-            if enough is not None:
-                known = self._counts <= self._dist.k
-                passed |= known & enough
-                open_ &= ~known
-        at = np.flatnonzero(open_)
-        for start in range(0, len(at), CHUNK):
-            part = at[start : start + CHUNK]
-            found = certify(self._dist[part], rule, divergence=self._divergence)
-            passed[part] = found.lower[:, 0] > self._eps
-        return passed
+    return _answers(certified, dial, goals, bootstrap, trajectories)
 
 
 def solve_accepted(
     steps: Steps, dial: Dial, goals: Sequence[Goal], bootstrap: PromptBootstrap
 ) -> list[Solution]:
     """Find the strictest settings with which a drafter is accepted as often as is wanted."""
-    known = np.minimum(steps.draft_rank, steps.target.k)
-    stored = probability_at(steps.target, known)
-    p = np.where(steps.draft_rank > steps.target.k, np.exp(steps.draft_log_prob), stored)
-    drafted = steps.drafted(slice(None))
 
-    def accepted(rule: Rule, _sure: Flags, _possible: Flags) -> Flags:
-        passed = accepts_rank(steps.target, steps.draft_rank, p, rule)
-        return rule.accepts(steps.target, drafted) if passed is None else passed
+    def accepted(rule: Rule, at: Integers) -> Flags:
+        return rule.accepts(_some(steps.target, at), steps.drafted(at))
 
     return _answers(accepted, dial, goals, bootstrap, steps.trajectories)
+
+
+def _some(dist: TopK, at: Integers) -> TopK:
+    return dist if len(at) == len(dist) else dist[at]
 
 
 class _Settings:
@@ -228,9 +197,11 @@ class _Settings:
     def passed(self, i: int) -> Flags:
         """Return the (N,) steps that pass at a place; places looked at before decide most."""
         if i not in self._known:
-            sure = self._known[max(place for place in self._known if place < i)]
+            passed = self._known[max(place for place in self._known if place < i)].copy()
             possible = self._known[min(place for place in self._known if place > i)]
-            self._known[i] = self._passing(self.rule(i), sure, possible)
+            open_ = np.flatnonzero(possible & ~passed)
+            passed[open_] = self._passing(self.rule(i), open_)
+            self._known[i] = passed
         return self._known[i]
 
 

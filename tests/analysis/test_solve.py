@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.acceptance.needed import accepts_rank, least_counts, probability_at
 from analysis.acceptance.realised import judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree, Typical
+from analysis.rules import Rule, StrictGreedy
 from analysis.rules.build import Dial, build_dial
-from analysis.rules.builtin import AbsoluteThreshold, FirstRanks, TopMAdditive
+from analysis.rules.builtin import AbsoluteThreshold
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, calls_made
 from analysis.topk import TopK
@@ -173,56 +172,6 @@ def test_impossible_goals(given: dict[str, float], said: str) -> None:
 def test_eps_is_not_negative(dist: TopK) -> None:
     with pytest.raises(ValueError, match="eps=-1 is not allowed"):
         solve(dist, build_dial(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
-
-
-BY_RANK = [
-    StrictGreedy(),
-    *(Additive(t) for t in (0.0, 0.05, 0.3, 1.0)),
-    *(Multiplicative(alpha) for alpha in (1.0, 0.5, 0.001)),
-    *(AbsoluteThreshold(theta) for theta in (0.3, 0.01, 0.0)),
-    *(TopMAdditive(m, 0.2, way) for m in (2, 6) for way in ("rank", "paper")),
-    Typical(0.1, 0.09),
-]
-
-
-def tied(k: int, scale: float) -> TopK:
-    logits = scale * np.random.default_rng(k).standard_normal((60, 20)) + 4
-    logits[:5, 1:4] = logits[:5, :1]
-    logits[5:9, 6:] = -np.inf
-    return TopK.from_logits(logits.astype(np.float32), k=k)
-
-
-@pytest.mark.parametrize("divergence", ["kl", "tv", "renyi:2"])
-@pytest.mark.parametrize("eps", [0.0, 0.02, 0.2])
-@pytest.mark.parametrize(("k", "scale"), [(12, 0.3), (12, 2.0), (20, 2.0)])
-def test_a_rule_certifies_where_it_accepts_as_many_as_are_needed(
-    k: int, scale: float, eps: float, divergence: str
-) -> None:
-    dist = tied(k, scale)
-    counts = least_counts(dist, eps, divergence)
-    known, p = counts <= k, probability_at(dist, counts)
-    assert k < 20 or known.all()
-    for rule in BY_RANK:
-        certified = certify(dist, rule, divergence=divergence).lower[:, 0] > eps
-        enough = accepts_rank(dist, counts, p, rule)
-        assert enough is not None
-        np.testing.assert_array_equal(enough[known], certified[known], rule.label)
-    for n in range(1, 12):
-        certified = certify(dist, FirstRanks(n), divergence=divergence).lower[:, 0] > eps
-        np.testing.assert_array_equal(certified, counts <= n)
-    for rule in (Tree(2), Mars(0.9)):  # without a threshold
-        assert accepts_rank(dist, counts, p, rule) is None
-
-
-def test_given_probabilities_count_as_well() -> None:
-    dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [1.0, 0.0, 0.0]])
-    counts = least_counts(dist, 0.06)
-    assert counts.tolist() == [2, 1]
-    assert least_counts(dist, 0.7).tolist() == [3, 3]  # above log 2 only if nothing is rejected
-    for t, expected in ((0.3, [False, True]), (0.31, [True, True])):
-        enough = accepts_rank(dist, counts, probability_at(dist, counts), Additive(t))
-        assert enough is not None
-        assert enough.tolist() == expected
 
 
 @pytest.mark.parametrize("noise", [0.3, 2.0])
