@@ -37,8 +37,8 @@ def certified_acceptance(
     `costs` are `probability.mode_costs` of the target, where they are known already.
     """
     return {
-        SPECULATIVE: probability.lossless_least(target, eps),
-        ARGMAX: probability.argmax_draft(target, eps, costs)[0],
+        SPECULATIVE: probability.lossless(target, eps),
+        ARGMAX: probability.argmax_draft(target, eps, costs),
     }
 
 
@@ -92,7 +92,6 @@ def sampling_statistics(
         (each at most the mean), budget (their mean), measured.
     """
     mean, costs = float(kl.mean()), probability.mode_costs(target)
-    hulls = probability.argmax_hulls(target, costs)
     rows: list[tuple[str, str, Floats | float]] = [
         *((law, "measured", values) for law, values in measured.items()),
         *(
@@ -101,7 +100,7 @@ def sampling_statistics(
             for law, values in certified_acceptance(target, eps, costs).items()
         ),
         (SPECULATIVE, "budget", probability.lossless_mean(target, mean)),
-        (ARGMAX, "budget", probability.argmax_draft_mean(target, mean, hulls)),
+        (ARGMAX, "budget", probability.argmax_draft_mean(target, mean, costs)),
     ]
     sums = np.cumsum(target.probs, axis=1)
     for rule in (rule for rule in rules if rule.judges_tokens):

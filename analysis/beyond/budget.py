@@ -43,24 +43,6 @@ def rejections(certificates: ArrayLike, mean_kl: ArrayLike) -> NDArray[np.int64]
     return _affordable(values, budget)
 
 
-def certified_share(certificates: ArrayLike, mean_kl: ArrayLike) -> Floats:
-    """Return 1 - F / N: at least this share of steps is accepted, at a mean KL.
-
-    Args and errors are those of `rejections`.
-    """
-    return np.asarray(1.0 - rejections(certificates, mean_kl) / np.size(certificates))
-
-
-def uniform_share(certificates: ArrayLike, eps: ArrayLike) -> Floats:
-    """Return the share of steps that are accepted for sure when KL <= eps at every step: R > eps.
-
-    Args and errors are those of `rejections`, eps in place of the mean KL.
-    """
-    values, _ = _checked(certificates, eps)
-    certain = len(values) - np.searchsorted(np.sort(values), np.asarray(eps), side="right")
-    return np.asarray(certain / len(values))
-
-
 def certified_tokens(
     certificates: ArrayLike, ends: ArrayLike, mean_kl: float, draft_length: int | None = None
 ) -> float:

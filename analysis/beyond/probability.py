@@ -6,8 +6,10 @@ Three ways to draft and verify, each at every step's eps and at a mean KL over s
 - q's argmax, accepted by speculative sampling with probability p(argmax q);
 - a token sampled from q, verified by lossless speculative sampling: 1 - TV(p, q).
 
-kl(a || b) is the KL divergence of coins. docs/method.md has the proofs. Bisections end on the side
-where what is returned holds.
+kl(a || b) is the KL divergence of coins. A mean budget is split by the price x of acceptance for a
+nat: at every price, the mean over steps of the least (acceptance + x KL), less x times the budget,
+is a lower bound, and the largest of these is taken. Bisections end on the side where what is
+returned holds. docs/method.md has the proofs.
 """
 
 from __future__ import annotations
@@ -18,15 +20,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..certificates.bounds import phi
 from ..certificates.certify import certify
-from ..certificates.tails import TAIL_ERROR
 from ..rules.builtin import FirstRanks
 from ..topk import Floats, TopK
-from .coins import Hulls, coins, fill_least_modes, least_kept
 
 HALVINGS = 80
+STEP = 1e-15  # relative, by which the last of Newton's steps moves at most
 PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
-CLOSE = 1e-16  # of a probability
 MARGIN = 1e-12  # of a certificate, relative
 SECANT = 1e-3  # least share of an interval that a step of the secant leaves
 LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
@@ -39,13 +40,22 @@ def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
         >>> coin_kl([0.5, 1.0, 0.0], [0.25, 0.5, 0.0]).round(6).tolist()
         [0.143841, 0.693147, 0.0]
     """
-    return coins(a, b)
+    a, b = np.broadcast_arrays(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64))
+
+    def side(mass: Floats, share: Floats, difference: Floats) -> Floats:
+        """Return the part of one side of the coin; no terms cancel."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            part = share * phi(difference / share)
+        return np.where(share > 0, part, np.where(mass > 0, np.inf, 0.0))
+
+    return side(a, b, a - b) + side(1.0 - a, 1.0 - b, b - a)
 
 
 def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
     """Return min{b <= a : kl(a || b) <= eps}: with this probability a sampled draft is accepted.
 
-    Attained by the q that scales p inside and outside of the accepted set.
+    Attained by the q that scales p inside and outside of the accepted set. kl is convex in
+    y = log(a / b), with slope (a - b) / (1 - b): Newton's steps from a larger y stay beyond it.
 
     Args:
         mass: a = p(S), in [0, 1], of the accepted tokens.
@@ -58,15 +68,22 @@ def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
         >>> sampled_draft([1.0, 0.9, 0.5], 0.1).round(6).tolist()
         [0.904837, 0.717621, 0.287121]
     """
-    return least_kept(*_checked(mass, eps))
+    a, nats = _checked(mass, eps)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tails = np.where(a < 1.0, -(1.0 - a) * np.log1p(-a), 0.0)
+        y = (nats - a * np.log(a) + tails) / a + np.log(a)  # kl >= -a log b - entropy
+        for _ in range(HALVINGS):
+            gap = -a * np.expm1(-y)
+            step = (coin_kl(a, a * np.exp(-y)) - nats) * (1.0 - a + gap) / gap
+            step = np.where((step > 0.0) & (step < np.inf), step, 0.0)
+            y = y - step
+            if not np.any(step > STEP * y):
+                break
+        return np.where((a == 0.0) | (nats == 0.0), a, a * np.exp(-y))
 
 
 def sampled_draft_mean(mass: ArrayLike, mean_kl: float) -> float:
-    """Return the least mean acceptance of sampled drafts at a mean KL over N steps.
-
-    kl(a || b) is convex in b, so a price x of acceptance for a nat splits the budget: at each step
-    b + x kl(a || b) is least at the root of b^2 - (1 + x) b + x a = 0. Every price gives a lower
-    bound, the right one attains it.
+    """Return the least mean acceptance of sampled drafts at a mean KL over N steps; attained.
 
     Args:
         mass: (N,), as in `sampled_draft`.
@@ -76,14 +93,18 @@ def sampled_draft_mean(mass: ArrayLike, mean_kl: float) -> float:
         ValueError: as `sampled_draft` says.
     """
     a, eps = _checked(mass, mean_kl)
-    budget = float(eps.flat[0])
 
-    def priced(x: float) -> tuple[float, float]:
-        b = 2.0 * x * a / (1.0 + x + np.sqrt((1.0 - x) ** 2 + 4.0 * x * (1.0 - a)))
-        spent = float(coin_kl(a, b).mean())
-        return float(b.mean()) + x * (spent - budget), spent
+    def priced(x: float) -> tuple[Floats, Floats]:
+        b = _kept_at(a, x)
+        return b, coin_kl(a, b)
 
-    return max(0.0, _best_price(priced, budget)) if budget > 0 else float(a.mean())
+    return _best_price(priced, float(eps.flat[0])) if eps.any() else float(a.mean())
+
+
+def _kept_at(a: Floats, price: float) -> Floats:
+    """Return where b + x kl(a || b) is least: the root of b^2 - (1 + x) b + x a = 0."""
+    root = np.sqrt((1.0 - price) ** 2 + 4.0 * price * (1.0 - a))
+    return np.asarray(2.0 * price * a / (1.0 + price + root))
 
 
 def mode_costs(dist: TopK) -> Floats:
@@ -94,81 +115,64 @@ def mode_costs(dist: TopK) -> Floats:
     return np.concatenate(found, axis=1)
 
 
-def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return bounds of min{p(x) : M(x) <= eps}, (N,) each: q's argmax, verified by sampling.
+def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> Floats:
+    """Return min{p(x) : M(x) <= eps}, (N,), or 0: q's argmax, verified by sampling.
+
+    It is 0 where every stored token, and so perhaps one that is not, can be the argmax.
 
     Args:
         dist: N steps.
         eps: nats, at least 0; one number, or (N,).
         costs: `mode_costs` of these steps, where they are known already.
 
-    Returns:
-        Lower and upper; equal where the least probable such token is stored. Elsewhere the lower
-        end is the least probability that can become a mode, the upper one that of rank K.
-
     Raises:
         ValueError: eps is negative.
 
     Example:
-        >>> argmax_draft(TopK.from_probabilities([0.5, 0.4, 0.1]), 0.01)[0].tolist()
+        >>> argmax_draft(TopK.from_probabilities([0.5, 0.4, 0.1]), 0.01).tolist()
         [0.4]
     """
     levels = np.broadcast_to(_checked(1.0, eps)[1], len(dist))
     reached = (mode_costs(dist) if costs is None else costs) * (1.0 - MARGIN) <= levels[:, None]
     count = reached.sum(axis=1)
-    upper = np.take_along_axis(dist.probs, count[:, None] - 1, axis=1)[:, 0]
-    lower = upper.copy()
-    rows = np.flatnonzero((count == dist.k) & (dist.k < dist.vocab_size))
-    if rows.size:
-        lower[rows] = _least_mode(dist[rows], levels[rows])
-    return lower, upper
+    least = np.take_along_axis(dist.probs, count[:, None] - 1, axis=1)[:, 0]
+    return np.where((count == dist.k) & (dist.k < dist.vocab_size), 0.0, least)
 
 
-def _least_mode(dist: TopK, eps: Floats) -> Floats:
-    """Return the least b, not above p_K, with M(b) <= eps among the stored tokens."""
-    low = np.empty(len(dist))
-    fill_least_modes(dist.probs, np.ascontiguousarray(eps), MARGIN, CLOSE, low)
-    largest = np.exp(dist.log_tail) * (1.0 + TAIL_ERROR)  # of a token that is not stored
-    return np.where(largest < low, dist.probs[:, -1], low)
-
-
-def argmax_draft_mean(dist: TopK, mean_kl: float, hulls: Hulls | None = None) -> float:
+def argmax_draft_mean(dist: TopK, mean_kl: float, costs: Floats | None = None) -> float:
     """Return a lower bound of the mean p(argmax q) at a mean KL over all steps.
 
-    Steps are convexified, by one price for all of them as in `sampled_draft_mean`: at most one
-    step's choice away from the optimum.
+    A token that is not stored has a probability of at least 0, at the cost of rank K or more. The
+    bound is at most one step's choice away from the optimum.
 
     Args:
         dist: N steps.
         mean_kl: nats.
-        hulls: `argmax_hulls` of these steps, where they are known already.
+        costs: `mode_costs` of these steps, where they are known already.
 
     Raises:
         ValueError: the mean KL is negative.
     """
     _checked(1.0, mean_kl)
-    return max(0.0, (argmax_hulls(dist) if hulls is None else hulls).least(mean_kl))
-
-
-def argmax_hulls(dist: TopK, costs: Floats | None = None) -> Hulls:
-    """Return the least p(argmax q) of N steps by what is spent; `costs` are their `mode_costs`.
-
-    A token that is not stored has a probability of at least 0, at the cost of rank K or more.
-    """
     p, costs = dist.probs, mode_costs(dist) if costs is None else costs
     if dist.k < dist.vocab_size:
         p = np.column_stack([p, np.zeros(len(p))])
         costs = np.column_stack([costs, costs[:, -1]])
-    return Hulls.of(p, costs)
+    rows = np.arange(len(p))
+
+    def priced(x: float) -> tuple[Floats, Floats]:
+        chosen = np.argmin(p + x * costs, axis=1)
+        return p[rows, chosen], costs[rows, chosen]
+
+    return _best_price(priced, mean_kl) if mean_kl > 0 else float(p[:, 0].mean())
 
 
-def lossless(dist: TopK, eps: ArrayLike) -> tuple[Floats, Floats]:
-    """Return bounds of the least 1 - TV(p, q) with KL(p||q) <= eps, (N,) each.
+def lossless(dist: TopK, eps: ArrayLike) -> Floats:
+    """Return a lower bound of 1 - TV(p, q) with KL(p||q) <= eps, (N,).
 
-    It is 1 - max h(p(A)) over proper subsets A of the tokens, h(a) = a - `sampled_draft`(a, eps),
-    which is concave. With p0 > 1/2 no A has a mass in (1 - p0, p0): where the peak of h is in
-    there, the two ends decide and the result is exact. Elsewhere the lower end takes the peak, the
-    upper one the sums of stored tokens that are nearest to it.
+    The least is 1 - max h(p(A)) over proper subsets A of the tokens, h(a) = a - `sampled_draft`(a,
+    eps), which is concave. With p0 > 1/2 no A has a mass in (1 - p0, p0): where the peak of h is in
+    there, the two ends decide and the result is exact. Elsewhere the peak is taken.
 
     Args:
         dist: N steps.
@@ -178,40 +182,23 @@ def lossless(dist: TopK, eps: ArrayLike) -> tuple[Floats, Floats]:
         ValueError: eps is negative.
 
     Example:
-        >>> [end.round(6).tolist() for end in lossless(TopK.from_probabilities([0.9, 0.1]), 0.1)]
-        [[0.817621], [0.817621]]
+        >>> lossless(TopK.from_probabilities([0.9, 0.1]), 0.1).round(6).tolist()
+        [0.817621]
     """
     levels = _checked(1.0, eps)[1]  # a number is not repeated for every step
     if dist.vocab_size == 1:
-        return np.ones(len(dist)), np.ones(len(dist))
-    most, sides, known, peak = _lost(dist, levels)
-    sums = [a - least_kept(a, levels) for a in _subset_sums(dist, peak)]
-    found = np.where(known, sides, np.maximum(sides, np.max(sums, axis=0)))
-    ends = np.maximum(most, found), found
-    return tuple(np.where(levels > 0, 1.0 - end, 1.0) for end in ends)  # type: ignore[return-value]
-
-
-def lossless_least(dist: TopK, eps: ArrayLike) -> Floats:
-    """Return the lower end of `lossless`, (N,), for which no sums of tokens are needed."""
-    levels = _checked(1.0, eps)[1]
-    if dist.vocab_size == 1:
         return np.ones(len(dist))
-    return np.where(levels > 0, 1.0 - _lost(dist, levels)[0], 1.0)
-
-
-def _lost(dist: TopK, levels: Floats) -> tuple[Floats, Floats, NDArray[np.bool_], Floats]:
-    """Return the most that is lost, h at p0 and 1 - p0, if these decide, and where h is largest."""
     peak, height = _peak(levels)
-    p0 = np.minimum(dist.top_probability, 1.0)
-    sides = np.max([a - least_kept(a, levels) for a in (p0, 1.0 - p0)], axis=0)
-    known = (p0 > 0.5) & (peak > 1.0 - p0) & (peak < p0)
-    return np.where(known, sides, np.maximum(height, sides)), sides, known, peak
+    ends = _ends(dist)
+    lost = np.max(ends - sampled_draft(ends, levels), axis=0)
+    lost = np.where(_inside(ends, peak), lost, np.maximum(height, lost))
+    return np.where(levels > 0, 1.0 - lost, 1.0)
 
 
 def lossless_mean(dist: TopK, mean_kl: float) -> float:
     """Return a lower bound of the mean of 1 - TV(p, q) at a mean KL over all steps.
 
-    By a price x: a step loses at most max over A of max over b of p(A) - b - x kl(p(A) || b), taken
+    At a price x a step loses at most max over A of max over b of p(A) - b - x kl(p(A) || b), taken
     as in `lossless`. The loss need not be concave in eps, as A changes with it; prices convexify.
 
     Raises:
@@ -220,36 +207,32 @@ def lossless_mean(dist: TopK, mean_kl: float) -> float:
     _checked(1.0, mean_kl)
     if mean_kl == 0 or dist.vocab_size == 1:
         return 1.0
-    p0 = np.minimum(dist.top_probability, 1.0)
+    ends = _ends(dist)
 
-    def priced(x: float) -> tuple[float, float]:
-        peak_a, peak_b = _peak_at(x)
-        ends = np.stack([p0, 1.0 - p0])
-        b = 2.0 * x * ends / (1.0 + x + np.sqrt((1.0 - x) ** 2 + 4.0 * x * (1.0 - ends)))
-        cost = coin_kl(ends, b)
-        value = ends - b - x * cost
-        side = np.argmax(value, axis=0)[None]
-        known = (p0 > 0.5) & (peak_a > 1.0 - p0) & (peak_a < p0)
-        top_cost = float(coin_kl(peak_a, peak_b))
-        gain = np.where(
-            known, np.take_along_axis(value, side, axis=0)[0], peak_a - peak_b - x * top_cost
+    def priced(x: float) -> tuple[Floats, Floats]:
+        peak, below = _peak_at(x)
+        kept = _kept_at(ends, x)
+        lost, cost = ends - kept, coin_kl(ends, kept)
+        side = np.argmax(lost - x * cost, axis=0)[None]
+        inside = _inside(ends, peak)
+        lost, cost = (np.take_along_axis(part, side, axis=0)[0] for part in (lost, cost))
+        return (
+            1.0 - np.where(inside, lost, peak - below),
+            np.where(inside, cost, coin_kl(peak, below)),
         )
-        spent = np.where(known, np.take_along_axis(cost, side, axis=0)[0], top_cost)
-        return 1.0 - float(gain.mean()) - x * mean_kl, float(spent.mean())
 
-    return max(0.0, _best_price(priced, mean_kl))
+    return _best_price(priced, mean_kl)
 
 
-def _subset_sums(dist: TopK, target: Floats) -> list[Floats]:
-    """Return masses of proper subsets near a target: of stored tokens, with the tail or without."""
-    p0, sums = np.minimum(dist.top_probability, 1.0), []
-    whole = dist.k == dist.vocab_size
-    for start, with_rest in ((np.zeros(len(dist)), whole), (np.exp(dist.log_tail), True)):
-        total = start
-        for p in dist.probs.T[: dist.k - with_rest]:  # never all tokens
-            total = np.where(total + p <= target, total + p, total)
-        sums += [total, np.where(total > 0, 1.0 - total, p0)]
-    return sums
+def _ends(dist: TopK) -> Floats:
+    """Return p0 and 1 - p0, (2, N)."""
+    p0 = np.minimum(dist.top_probability, 1.0)
+    return np.stack([p0, 1.0 - p0])
+
+
+def _inside(ends: Floats, peak: Floats) -> NDArray[np.bool_]:
+    """Return at which steps no set of tokens has a mass near the peak, as it is in (1 - p0, p0)."""
+    return np.asarray((ends[1] < peak) & (peak < ends[0]))
 
 
 def _peak_at(price: ArrayLike) -> tuple[Floats, Floats]:
@@ -273,17 +256,22 @@ def _peak(eps: Floats) -> tuple[Floats, Floats]:
     return a, np.minimum(1.0, a - b + high * (eps - coin_kl(a, b)))
 
 
-def _best_price(priced: Callable[[float], tuple[float, float]], budget: float) -> float:
-    """Return the largest lower bound over prices; what is spent falls as the price rises."""
-    low, high, best = math.log(LEAST_PRICE), math.log(LARGEST_PRICE), -np.inf
+def _best_price(priced: Callable[[float], tuple[Floats, Floats]], budget: float) -> float:
+    """Return the largest lower bound over prices, at least 0.
+
+    `priced` gives the acceptance and the KL of every step where their sum at a price is least. What
+    is spent falls as the price rises.
+    """
+    low, high, best = math.log(LEAST_PRICE), math.log(LARGEST_PRICE), 0.0
     over, under = math.nan, math.nan  # log(spent / budget) at both ends
     for at in range(HALVINGS):
         # by the secant, and every third time in the middle
         part = over / (over - under) if at % 3 and math.isfinite(over - under) else 0.5
         part = min(max(part, SECANT), 1.0 - SECANT)
         price = low + part * (high - low)
-        bound, spent = priced(math.exp(price))
-        best = max(best, bound)
+        accepted, costs = priced(math.exp(price))
+        spent = float(costs.mean())
+        best = max(best, float(accepted.mean()) + math.exp(price) * (spent - budget))
         gap = math.log(spent / budget) if spent / budget > 0 else -math.inf
         if abs(gap) < PRICE_STEP or high - low < PRICE_STEP:
             break
@@ -300,5 +288,4 @@ def _checked(mass: ArrayLike, eps: ArrayLike) -> tuple[Floats, Floats]:
         raise ValueError("a mass must be in [0, 1]")
     if not np.all(nats >= 0):
         raise ValueError(f"eps={eps!r} is not allowed: give nats, at least 0")
-    a, nats = np.broadcast_arrays(a, nats)
-    return a, nats
+    return np.broadcast_arrays(a, nats)

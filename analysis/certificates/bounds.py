@@ -26,7 +26,7 @@ def phi(u: ArrayLike) -> Floats:
     u = np.asarray(u, dtype=np.float64)
     s = u / (2.0 + u)
     q = s * s
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         direct = np.where(u > -1.0, (1.0 + u) * np.log1p(u) - u, np.where(u == -1.0, 1.0, np.nan))
     # near zero by log(1 + u) = 2 atanh(s): its leading terms cancel against u by hand
     tail = np.polynomial.polynomial.polyval(q, [1 / n for n in range(3, 21, 2)])

@@ -69,17 +69,15 @@ def test_an_argmax_draft_takes_the_worst_token_that_can_be_a_mode() -> None:
     costs = probability.mode_costs(whole)
     assert (np.diff(costs, axis=1) >= 0).all()
     for eps in (0.0, 0.01, 0.1, 0.5, 1.0):
-        lower, upper = probability.argmax_draft(whole, eps)
         truth = np.array([min(x[m <= eps]) for x, m in zip(whole.probs, costs, strict=True)])
-        np.testing.assert_array_equal(lower, truth)
-        np.testing.assert_array_equal(upper, truth)
+        np.testing.assert_array_equal(probability.argmax_draft(whole, eps), truth)
         for k in (1, 3, 6):
-            low, high = probability.argmax_draft(TopK.from_probabilities(p, k=k), eps)
-            assert (low <= truth * (1 + 1e-9)).all()
-            assert (truth <= high).all()
+            found = probability.argmax_draft(TopK.from_probabilities(p, k=k), eps)
+            last = (costs[:, :k] <= eps).all(axis=1)  # then one that is not stored may be worse
+            np.testing.assert_array_equal(found, np.where(last, 0.0, truth))
     exactly = float(costs[0, 1])
-    assert probability.argmax_draft(whole[:1], exactly)[0][0] == whole.probs[0, 1]
-    assert probability.argmax_draft(whole[:1], exactly * (1 - 1e-9))[0][0] == whole.probs[0, 0]
+    assert probability.argmax_draft(whole[:1], exactly)[0] == whole.probs[0, 1]
+    assert probability.argmax_draft(whole[:1], exactly * (1 - 1e-9))[0] == whole.probs[0, 0]
 
 
 def test_mean_budgets_of_argmax_drafts() -> None:
@@ -110,13 +108,13 @@ def test_lossless_sampling_against_every_subset(eps: float) -> None:
     p = dirichlet(6, 25, 6, 0.3, 2.0)
     p = np.concatenate([p, [[0.9, 0.1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], np.full(6, 1 / 6)]])
     truth = np.array([1 - most_lost(row, eps) for row in p])
-    for k in (1, 3, 6):
-        lower, upper = probability.lossless(TopK.from_probabilities(p, k=k), eps)
-        assert (lower <= truth + 1e-8).all()
-        assert (truth <= upper + 1e-8).all()
-        exact = lower == upper
-        np.testing.assert_allclose(lower[exact], truth[exact], atol=1e-8)
-        assert exact.any() or eps > 0.1
+    found = [probability.lossless(TopK.from_probabilities(p, k=k), eps) for k in (1, 3, 6)]
+    assert (found[0] <= truth + 1e-8).all()
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    # no set has a mass near 1/2, where little is lost at most: exact
+    exact = p.max(axis=1) > 0.8 if eps < 0.1 else p.max(axis=1) == 1.0
+    np.testing.assert_allclose(found[0][exact], truth[exact], atol=1e-8)
 
 
 def test_lossless_sampling_matches_a_convex_solver() -> None:
@@ -129,8 +127,9 @@ def test_lossless_sampling_matches_a_convex_solver() -> None:
                 limit = [cvxpy.sum(q) == 1, cvxpy.sum(cvxpy.rel_entr(p, q)) <= eps]
                 goal = cvxpy.Maximize(p[chosen].sum() - cvxpy.sum(q[chosen]))
                 lost.append(cvxpy.Problem(goal, limit).solve(solver=cvxpy.CLARABEL))
-            lower, upper = probability.lossless(TopK.from_probabilities(p), eps)
-            assert lower[0] - 1e-6 <= 1 - max(lost) <= upper[0] + 1e-6
+            found = probability.lossless(TopK.from_probabilities(p), eps)[0]
+            assert found <= 1 - max(lost) + 1e-6
+            assert found == pytest.approx(1 - max(lost), abs=0.03)  # what near sums of p leave open
 
 
 def test_the_loss_of_lossless_sampling_need_not_be_concave_in_eps() -> None:
@@ -155,8 +154,8 @@ def test_the_loss_of_lossless_sampling_need_not_be_concave_in_eps() -> None:
 
 def test_one_token_and_wrong_arguments() -> None:
     one = TopK.from_probabilities([[1.0]])
-    assert probability.lossless(one, 0.5)[0].tolist() == [1.0]
-    assert probability.argmax_draft(one, 0.5)[0].tolist() == [1.0]
+    assert probability.lossless(one, 0.5).tolist() == [1.0]
+    assert probability.argmax_draft(one, 0.5).tolist() == [1.0]
     with pytest.raises(ValueError, match=r"eps=-1\.0 is not allowed"):
         probability.lossless(one, -1.0)
     with pytest.raises(ValueError, match=r"mass must be in \[0, 1\]"):
