@@ -1,11 +1,13 @@
-"""The rows of a source of prompts: JSON Lines, Parquet or plain text, each file by its exact path.
+"""The rows of a source of prompts, and what each asks: its text, name, and the user's later turns.
 
-Rows are read when they are asked for: of a large data set few are looked at. A .txt file is one
-row, the whole text of which is the prompt.
+A source is JSON Lines, Parquet or plain text, each file by its exact path. Rows are read when they
+are asked for: of a large data set few are looked at. A .txt file is one row, the whole text of
+which is the prompt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from bisect import bisect_right
@@ -172,3 +174,62 @@ def read_text(path: Path) -> str:
         f"prompts.source: {path}: {wrong}. Save it as UTF-8 text (of Latin-1, for instance: "
         f"iconv -f latin1 -t utf8 {path.name})"
     )
+
+
+class ExcludedRowError(Exception):
+    """A row that is no prompt; its one argument says why."""
+
+
+def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the prompt_id, text and later_turns of a row, and its category as source.
+
+    A row without an id gets one made from its text.
+
+    Raises:
+        ExcludedRowError: its text is missing, no string or empty, or its id is none.
+        PipelineError: it is of no known schema.
+    """
+    name: Any
+    turns: list[Any]
+    category = row.get("category")
+    if {"question_id", "turns"} <= set(row):  # of Spec-Bench
+        turns = row["turns"] if isinstance(row["turns"], list) else []
+        name, category = row["question_id"], category or "question"
+    elif "messages" in row:
+        said = [turn for turn in row["messages"] or [] if isinstance(turn, Mapping)]
+        users = [turn for turn in said if turn.get("role") == "user"]
+        if not users:
+            raise ExcludedRowError("no user message")
+        name, turns = row.get("prompt_id"), [users[0].get("content")]
+    else:
+        key = next((key for key in ("prompt", "text") if key in row), None)
+        if key is None:
+            raise PipelineError(
+                f"prompts.source: row {at} (from 0) has no text; it has "
+                f"{', '.join(row) or 'nothing'}. Expected is text or prompt, or UltraChat's "
+                "messages (a list of role and content), or Spec-Bench's question_id and turns"
+            )
+        name, turns = row.get("prompt_id", row.get("id")), [row[key]]
+    if not turns or not all(is_text(turn) for turn in turns):
+        raise ExcludedRowError("not a string")
+    if not all(turn.strip() for turn in turns):
+        raise ExcludedRowError("empty")
+    if name is None:
+        name = hashlib.sha256(turns[0].encode()).hexdigest()[:16]
+    if isinstance(name, int):
+        name = str(name)
+    if not is_text(name):
+        raise ExcludedRowError("not a string")
+    found = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
+    return found | ({"source": category} if category and is_text(category) else {})
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a string that UTF-8 can hold: JSON can write half a character."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,7 +1,6 @@
-"""Spec-Bench's formats: question files as prompts, answer files from decoded answers.
+"""Spec-Bench's files of answers, from decoded answers; `prompt_files` reads its questions.
 
-A question is {"question_id", "category", "turns"}; the first turn is the prompt, the others are
-asked after the answers. An answer is {"question_id", "category", "answer_id", "model_id",
+An answer is {"question_id", "category", "answer_id", "model_id",
 "choices", "tstamp"}, its choice holding the text, decoding_steps, new_tokens and wall_time of each
 turn, and accept_lengths, the tokens that each call of all turns emitted. The tstamp is 0: files
 of this project carry no dates. Spec-Bench's evaluation/speed.py reads these files.
@@ -16,17 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.store.node import slug
-
-
-def is_question(row: Mapping[str, Any]) -> bool:
-    """Whether a row is a question of Spec-Bench."""
-    return {"question_id", "turns"} <= set(row)
-
-
-def read_question(row: Mapping[str, Any]) -> tuple[Any, list[Any], str]:
-    """Return id, turns and category of a question."""
-    turns = row["turns"] if isinstance(row["turns"], list) else []
-    return row["question_id"], turns, str(row.get("category") or "question")
 
 
 def write_answers(

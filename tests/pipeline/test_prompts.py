@@ -223,8 +223,10 @@ def test_limits_that_exclude_are_named_with_their_keys(
         in told
     )
     assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
-    message = ("only 2 prompts of 20 to 100 tokens .*: lower prompts.count, or lower "
-               "prompts.min_tokens, or raise prompts.max_tokens$")  # fmt: skip
+    message = (
+               r"only 2 prompts of 20 to 100 tokens \(all that it has: \d+ to \d+\) .*: "
+               "lower prompts.count, or lower prompts.min_tokens, or raise prompts.max_tokens$"
+    )  # fmt: skip
     refused(model, source, tmp_path / "b", message, min_tokens=20)
 
 

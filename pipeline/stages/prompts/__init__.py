@@ -8,11 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.formats.prompt_lengths import check_prompts
-from pipeline.gguf_models.source import source
 from pipeline.plan.slices import file_slice, log_slice
 from pipeline.plan.stage import Request, Stage
-from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 
 
@@ -54,7 +51,7 @@ def nodes(request: Request) -> list[Node]:
             "max_tokens": prompts.max_tokens,
             "seed": prompts.seed,
         }
-    found = [
+    return [
         Node(
             STAGE.name,
             request.config.study,
@@ -76,16 +73,6 @@ def nodes(request: Request) -> list[Node]:
         )
         for key, target in request.config.targets.items()
     ]
-    for node, (key, target) in zip(found, request.config.targets.items(), strict=True):
-        if "source" not in node.config:
-            continue
-        # a GGUF file is not converted to be looked at
-        if request.made(node) or source(target.path, key) or local_path(prompts.source) is None:
-            continue
-        model = local_path(target.path)
-        if model is not None:
-            check_prompts(prompts, model, f"targets.{key}")
-    return found
 
 
 STAGE = Stage(

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_logs import prompt_id, read_log
-from pipeline.formats.prompt_files import Source, source_files
-from pipeline.formats.prompt_rows import ExcludedRowError, read_row
+from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.store import columns
@@ -47,7 +46,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     rows = Source(files)
     tokenizer = load_tokenizer(settings["model"], settings["model_revision"], "target")
     name = config["source"].get("hub") or Path(path).name
-    table, excluded = sample(rows, tokenizer, config, name)
+    table, excluded, lengths = sample(rows, tokenizer, config, name)
     pending.facts |= {"source_rows": len(rows), "excluded": excluded}
     found, told = len(table["prompt_id"]), counted(excluded, config)
     if found < config["count"]:
@@ -58,10 +57,11 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
         ]
         if files[0].suffix == ".txt":
             lower.append('give .jsonl rows {"text": ...} for a prompt a line (a .txt file is one)')
+        have = f" (all that it has: {min(lengths)} to {max(lengths)})" if lengths else ""
         raise PipelineError(
             f"prompts.count={config['count']}: prompts.source={path} has only {found} prompts of "
-            f"{config['min_tokens']} to {config['max_tokens']} tokens (excluded, rows counted from "
-            f"0: {told or 'none'}): " + ", or ".join(["lower prompts.count", *lower])
+            f"{config['min_tokens']} to {config['max_tokens']} tokens{have} (excluded, rows "
+            f"counted from 0: {told or 'none'}): " + ", or ".join(["lower prompts.count", *lower])
         )
     if excluded:
         visited = found + sum(entry["rows"] for entry in excluded.values())
@@ -105,8 +105,10 @@ def counted(excluded: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def sample(
     rows: Source, tokenizer: Any, config: Mapping[str, Any], source: str
-) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+) -> tuple[dict[str, list[Any]], dict[str, Any], list[int]]:
     """Return the columns of the first `count` usable rows in seeded order, and what was excluded.
+
+    And the tokens of every row that has a text.
 
     Args:
         rows: of the source.
@@ -116,7 +118,7 @@ def sample(
     """
     table: dict[str, list[Any]] = {name: [] for name in columns.schema("prompts").names}
     excluded: dict[str, Any] = {}
-    seen: set[str] = set()
+    seen, lengths = set[str](), list[int]()
     for at in map(int, np.random.default_rng(config["seed"]).permutation(len(rows))):
         if len(seen) == config["count"]:
             break
@@ -127,6 +129,7 @@ def sample(
                 raise ExcludedRowError("duplicate id")
             thinking = config["enable_thinking"]
             ids = encode(tokenizer, [values["text"]], config["template"], enable_thinking=thinking)
+            lengths.append(len(ids))
             if len(ids) < config["min_tokens"]:
                 raise ExcludedRowError("too short")
             if len(ids) > config["max_tokens"]:
@@ -140,4 +143,4 @@ def sample(
         seen.add(values["prompt_id"])
         for name, value in (values | {"token_ids": ids, "n_tokens": len(ids)}).items():
             table[name].append(value)
-    return table, {reason: excluded[reason] for reason in REASONS if reason in excluded}
+    return table, {reason: excluded[reason] for reason in REASONS if reason in excluded}, lengths

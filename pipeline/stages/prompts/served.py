@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import counted
-from pipeline.formats.prompt_rows import is_text
+from pipeline.formats.prompt_files import is_text
 from pipeline.formats.served import SAMPLING, Served, read_served
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode, encode_chat
