@@ -11,11 +11,12 @@ import pandas as pd
 
 from ..acceptance.summary import UNION
 from ..acceptance.verdict import name_of
+from ..report.measured import Target
 from ..report.records import Results, records_of, select
 from ..report.sections.acceptance_figures import GREEDY, row_of, rules_in
 from ..report.text import UNDEFINED, number_text, share_text
 from ..rules import Additive, StrictGreedy
-from .steps import LEVELS, TargetSteps, digits, family, in_order
+from .steps import LEVELS, digits, family, in_order
 
 Row = dict[str, Any]
 EPS, WANTED = 0.1, 0.95  # nats, and the share of steps, of the first screen without a drafter
@@ -60,7 +61,7 @@ def most_certified(results: Results, target: str) -> tuple[Row, str]:
     return best, NAMES.get(name, name)
 
 
-def facts_of_target(target: TargetSteps) -> list[Row]:
+def facts_of_target(target: Target) -> list[Row]:
     """Return what is certified of any drafter within `EPS` nats at every step."""
     shares = {rule: float(np.mean(lower > EPS)) for rule, lower in target.lower.items()}
     enough = [r for r, share in shares.items() if share >= WANTED and isinstance(r, Additive)]

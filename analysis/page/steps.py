@@ -8,18 +8,15 @@ needs to know of a step only how many levels of a grid its certificate exceeds: 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
-from ..report.measured import survival_band
+from ..report.measured import Target, survival_band
 from ..report.text import share_text
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
+from ..statistics.bootstrap import Flags, Floats, Integers, Numbers
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 CHARACTERS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
@@ -48,37 +45,6 @@ FAMILIES = {
     "topm_additive": "Top-m + additive",
     "topm_multiplicative": "Top-m + multiplicative",
 }  # in the order of the page; a study's own rules come behind them, by their names
-
-
-@dataclass(frozen=True, eq=False)
-class TargetSteps:
-    """The N steps of a target, along P answers.
-
-    Attributes:
-        label: printed name of the target.
-        lower: by rule, the (N,) lower ends of its certificates, nats.
-        bootstrap: over the prompts of the steps.
-        tokens: (N,) the token emitted.
-        candidates: (N, C) the target's most probable tokens.
-        probabilities: (N, C) theirs.
-        prompts: (P,) the id and the text of each.
-        words: text of the tokens that are known, by id.
-        draft: what the drafter says, a row a step: kl (nats), token, its most probable one, and the
-            probabilities of it, q under the drafter and p_draft under the target; None without.
-        judged: by a rule's label, the (N,) steps that accept the draft, and those certified at the
-            drafter's own divergence.
-    """
-
-    label: str
-    lower: Mapping[Rule, Floats]
-    bootstrap: PromptBootstrap
-    tokens: NDArray[np.int32]
-    candidates: NDArray[np.int32]
-    probabilities: Floats
-    prompts: Sequence[tuple[str, str]]
-    words: Mapping[int, str] = field(default_factory=dict)
-    draft: pd.DataFrame | None = None
-    judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
 
 
 def digits(value: float, significant: int = 3) -> float | None:
@@ -142,7 +108,7 @@ def embedded(rules: Sequence[Rule], steps: int) -> list[Rule]:
     return in_order(rules)[: max(1, MOST // (3 * steps))]
 
 
-def packed(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
+def packed(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     """Return a target's steps: lengths of its answers, and three characters a rule and step."""
     kinds = {
         kind: [
@@ -156,12 +122,12 @@ def packed(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
     return {"label": target.label, "lengths": lengths, "levels": levels, **kinds}
 
 
-def contradictions(target: TargetSteps) -> int:
+def contradictions(target: Target) -> int:
     """Return how many decisions are certified for this drafter and rejected: none may be."""
     return sum(int(np.sum(sure & ~kept)) for kept, sure in target.judged.values())
 
 
-def resamples(targets: Sequence[TargetSteps]) -> dict[str, Any]:
+def resamples(targets: Sequence[Target]) -> dict[str, Any]:
     """Return how often each resample draws each prompt, by the number of prompts.
 
     Targets of as many prompts share their resamples: one seed gives them.
@@ -173,7 +139,7 @@ def resamples(targets: Sequence[TargetSteps]) -> dict[str, Any]:
     }
 
 
-def curves(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
+def curves(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     """Return the survival curves of a target's certificates, with their pointwise intervals.
 
     Returns:
@@ -202,7 +168,7 @@ def spread(shares: Floats, count: int = ANSWERS) -> Integers:
     return np.asarray(order[np.round(places).astype(np.intp)])
 
 
-def answers(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
+def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     """Return the answers that the page shows of a target, and the one in the middle.
 
     The first rule decides which: by the share of its accepted tokens, or, without a drafter, by its
@@ -247,7 +213,7 @@ def answers(target: TargetSteps, rules: Sequence[Rule]) -> dict[str, Any]:
     }
 
 
-def _step(target: TargetSteps, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
+def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "t": int(target.tokens[step]),
         "c": target.candidates[step, :CANDIDATES].tolist(),

@@ -1,4 +1,4 @@
-"""Certificates of steps, and the frames `top` and `certificates` of `records.Results`.
+"""The steps of a target, and the frames `top` and `certificates` of `records.Results`.
 
 Frame `runs` has `analysis.statistics.run_lengths.run_lengths` of every target and rule.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..rules import Rule
-from ..statistics.bootstrap import Floats, PromptBootstrap, summarise
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,49 @@ class Certified:
 
 
 Panels = Mapping[str, Sequence[Certified]]  # by target
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The N steps of a target, along P answers, as the report and its page read them.
+
+    Attributes:
+        label: printed name of the target.
+        certificates: of every rule of the study.
+        bootstrap: over the prompts of the steps.
+        tokens: (N,) the token emitted.
+        candidates: (N, C) the target's most probable tokens.
+        probabilities: (N, C) theirs.
+        prompts: (P,) the id, the text and the category (else the source) of each.
+        top: by k, the (N,) probability of the k most probable tokens.
+        repeated: (N,) whether each step lies inside a repeated passage of its answer.
+        undefined: steps at which the test of a rule, by its label, means nothing.
+        words: text of the tokens that are known, by id.
+        draft: the drafter's side, a row a step: kl (nats), token, its most probable one, the rank
+            of it under the target, and its probabilities, q under the drafter and p_draft under the
+            target; None without a drafter.
+        judged: by a rule's label, the (N,) steps that accept the draft, and those certified at the
+            drafter's own divergence.
+    """
+
+    label: str
+    certificates: Sequence[Certified]
+    bootstrap: PromptBootstrap
+    tokens: NDArray[np.int32]
+    candidates: NDArray[np.int32]
+    probabilities: Floats
+    prompts: Sequence[tuple[str, str, str]]
+    top: Mapping[int, Floats] = field(default_factory=dict)
+    repeated: Flags | None = None
+    undefined: Mapping[str, int] = field(default_factory=dict)
+    words: Mapping[int, str] = field(default_factory=dict)
+    draft: pd.DataFrame | None = None
+    judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
+
+    @cached_property
+    def lower(self) -> dict[Rule, Floats]:
+        """By rule, the (N,) lower ends of its certificates, nats."""
+        return {item.rule: item.lower for item in self.certificates}
 
 
 def certificate_statistics(
@@ -62,12 +107,11 @@ def certificate_statistics(
 
 
 def top_statistics(
-    target: str, probabilities: Floats, ranks: Sequence[int], bootstrap: PromptBootstrap
+    target: str, top: Mapping[int, Floats], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    """Return the rows of frame `top` (by k) for (N, R) probabilities of the top `ranks` tokens."""
+    """Return the rows of frame `top` from the (N,) probabilities of the k most probable tokens."""
     frames = []
-    for at, k in enumerate(ranks):
-        values = np.ascontiguousarray(probabilities[:, at])
+    for k, values in top.items():
         frame = _tidy(summarise(values, values, math.inf, bootstrap), bootstrap)
         frame.insert(0, "target", target)
         frame.insert(1, "k", k)

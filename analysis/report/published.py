@@ -1,13 +1,14 @@
 """The tables printed in the paper (arXiv 2606.30265v1, Tables 1 to 6), as data.
 
 Transcribed as printed, for comparison only: nothing is fitted to them. Keys are the label of a
-target, then a rule or a parameter. The functions look one number up.
+target, then a rule or a parameter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from ..rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
@@ -16,6 +17,8 @@ ABOVE = math.inf  # printed as ">100", the cap of Tables 5 and 6
 CAP = 100.0
 STATISTICS = ("mean", "median", "p5", "p25")
 EPS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.69)
+P5_AT = ("p5",)
+RUNS = "5 and 6"  # tables of one layout, one a model
 
 # Table 1: probability of the k most probable tokens, by k: STATISTICS
 TOP_PROBABILITY: dict[str, dict[int, tuple[float, ...]]] = {
@@ -61,6 +64,7 @@ CERTIFICATES: dict[str, dict[Rule, tuple[float, ...]]] = {
     },
 }
 
+PAPERS = tuple(TOP_PROBABILITY)  # the models
 TABLE2 = tuple(CERTIFICATES["Qwen3-1.7B"])  # its rules, which Tables 5 and 6 show as well
 
 TS, ALPHAS, MS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5), (0.9, 0.7, 0.5, 0.3, 0.2, 0.1), (2, 4, 6, 8)
@@ -125,36 +129,42 @@ RUN_LENGTHS: dict[str, dict[Rule, tuple[float, ...]]] = {
 }
 
 
-def printed_top_probability(target: str, k: int, statistic: str) -> float:
-    """Return a number of Table 1; NaN where the paper has none.
+def printed_rows(paper: str) -> list[tuple[str, Rule | int, str | float, float]]:
+    """Return every number printed of one model: table, row (rule or k), column, value."""
+    p5 = {rule: (value,) for rule, value in P5[paper].items()}
+    tables: list[tuple[str, Mapping[Any, tuple[float, ...]], tuple[Any, ...]]] = [
+        ("1", TOP_PROBABILITY[paper], STATISTICS),
+        ("2", CERTIFICATES[paper], STATISTICS),
+        ("3", {rule: cells for rule, cells in p5.items() if type(rule) is not TopMAdditive}, P5_AT),
+        ("4", {rule: cells for rule, cells in p5.items() if type(rule) is TopMAdditive}, P5_AT),
+        (RUNS, RUN_LENGTHS[paper], EPS),
+    ]
+    return [
+        (table, row, column, value)
+        for table, known, columns in tables
+        for row, cells in known.items()
+        for column, value in zip(columns, cells, strict=True)
+    ]
 
-    >>> printed_top_probability("Qwen3-4B", 3, "p5"), printed_top_probability("mini", 3, "p5")
-    (0.787, nan)
+
+@cache
+def _by_cell() -> dict[tuple[str, Rule | int, str | float], float]:
+    return {
+        (paper, row, column): value
+        for paper in PAPERS
+        for _, row, column, value in printed_rows(paper)
+    }
+
+
+def printed(target: str, row: Rule | int, column: str | float) -> float:
+    """Return the number printed of a target; NaN where the paper has none.
+
+    Args:
+        target: its printed name.
+        row: a rule, or the k of Table 1.
+        column: a statistic, or ε in Tables 5 and 6 (inf above their cap).
+
+    >>> printed("Qwen3-4B", 3, "p5"), printed("mini", 3, "p5"), printed("Qwen3-4B", Tree(2), 0.01)
+    (0.787, nan, 64.57)
     """
-    return _cell(TOP_PROBABILITY, target, k, STATISTICS, statistic)
-
-
-def printed_certificate(target: str, rule: Rule, statistic: str) -> float:
-    """Return a number of Tables 2 to 4 in nats by its rule; NaN if there is none."""
-    known = _cell(CERTIFICATES, target, rule, STATISTICS, statistic)
-    if math.isnan(known) and statistic == "p5":
-        return P5.get(target, {}).get(rule, math.nan)
-    return known
-
-
-def printed_run_length(target: str, rule: Rule, eps: float) -> float:
-    """Return a number of Tables 5 and 6 in tokens, inf above the cap; NaN if there is none."""
-    return _cell(RUN_LENGTHS, target, rule, EPS, eps)
-
-
-def _cell(
-    table: Mapping[str, Mapping[Any, tuple[float, ...]]],
-    target: str,
-    row: Rule | int,
-    columns: Sequence[Any],
-    column: str | float,
-) -> float:
-    cells = table.get(target, {}).get(row)
-    if cells is None or column not in columns:
-        return math.nan
-    return cells[list(columns).index(column)]
+    return _by_cell().get((target, row, column), math.nan)

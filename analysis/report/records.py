@@ -3,7 +3,8 @@
 A section of the report (`certificates`, `published`, `acceptance`, `decoding`, `accuracy`) takes
 `Results` and returns a `Part`: tables, figures and the sentences above them. A table names a tidy
 frame and says which of its statistics become columns, in which format; `analysis.report.render`
-writes it as CSV, LaTeX and HTML. No section lays out a cell itself.
+writes it as CSV and LaTeX. No section lays out a cell itself. Titles, questions and captions lie in
+`texts.toml`.
 
 Example:
     >>> from analysis.report.render import lines
@@ -39,18 +40,50 @@ Example:
 from __future__ import annotations
 
 import math
+import pkgutil
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from ..rules import Rule
+from ..statistics.trajectories import CENSORED
 from .style import letter
 
 Row = dict[str, Any]
+
+
+@cache
+def _texts() -> dict[str, dict[str, str]]:
+    """Return what `texts.toml` holds, every text on one line."""
+    read = tomllib.loads((pkgutil.get_data(__package__, "texts.toml") or b"").decode())
+    found = {
+        name: {key: " ".join(text.split()) for key, text in entry.items()}
+        for name, entry in read.items()
+    }
+    censored = f"{100 * CENSORED:g} %"
+    found["shared"] = {key: text.format(censored=censored) for key, text in found["shared"].items()}
+    return found
+
+
+def worded(name: str, **facts: Any) -> dict[str, str]:
+    """Return name, title, question and caption of a table or figure, from `texts.toml`.
+
+    Args:
+        name: of its entry, and of its files unless the entry has another.
+        facts: what stands for the braces in its texts.
+    """
+    known = _texts()["shared"] | facts
+    return {key: text.format(**known) for key, text in ({"name": name} | _texts()[name]).items()}
+
+
+def sentence(name: str) -> str:
+    """Return a sentence that several tables share, from `texts.toml`."""
+    return _texts()["shared"][name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +186,7 @@ class Table:
 
     Rows of the frame that have the same `section` and `row` are one printed row, of which each
     column picks one by its `where`. Where no column has a `where`, every row of the frame is one
-    printed row. Rows of Top-m rules that print alike are printed once.
+    printed row.
 
     Attributes:
         name: file name without suffix, for instance "table2".
@@ -186,6 +219,21 @@ class Table:
     names: Mapping[Any, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     shown: pd.DataFrame | None = None
+
+
+def by_rule(results: Results, columns: Sequence[Column], stub: str = "Rule") -> dict[str, Any]:
+    """Return the layout of a table with a row a rule, and the columns below each target."""
+    return {
+        "row": "rule",
+        "columns": across(results.targets, columns),
+        "stub": stub,
+        "names": results.names,
+    }
+
+
+def by_method(columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the layout of a table with a row a method, below a heading for each target."""
+    return {"row": "method", "section": "target", "stub": "Method", "columns": columns}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,10 @@
-"""Writes tables, figures and numbers: as CSV, LaTeX and HTML, as PDF and PNG, as macros."""
+"""Writes tables, figures and numbers: as CSV and LaTeX, as PDF and PNG, as macros.
+
+The pages lay out the same `lines` by their templates.
+"""
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -12,25 +13,19 @@ import pandas as pd
 
 from ..statistics.run_lengths import censored_ends
 from . import style
-from .escape import latex, macro, one_line, without_formulas
+from .escape import latex, macro, without_formulas
 from .records import Column, Figure, Results, Row, Table, records_of
 from .text import UNDEFINED, certificate_text, run_text, share_text
 
 PUBLISHED = "as published"
-NAMED = re.compile(r"Top-(\d+) (\+ .+)")
-NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
-FOLDED = (
-    "Top-m rules that print alike, or differ by one in a last digit, share a row, which has the "
-    "numbers of the smallest m. The CSV file has them all."
-)
 
 Line = tuple[str, list[str], list[str]]  # a name, the cells, and the published ones or none
 
 
-def files(item: Table | Figure) -> list[tuple[str, bytes]]:
-    """Return path and content of the files of a table or figure."""
+def files(item: Table | Figure, note: str = "") -> list[tuple[str, bytes]]:
+    """Return path and content of the files of a table or figure; `note` ends a table's caption."""
     if isinstance(item, Table):
-        contents = [csv_text(item.data).encode(), latex_table(item).encode()]
+        contents = [csv_text(item.data).encode(), latex_table(item, note).encode()]
     else:
         drawings = [style.render(item.drawing, kind) for kind in ("pdf", "png")]
         contents = [*drawings, csv_text(item.data).encode()]
@@ -53,17 +48,10 @@ def csv_text(frame: pd.DataFrame) -> str:
 def lines(table: Table) -> list[tuple[str, list[Line]]]:
     """Lay a table out: headings, and below each its printed rows."""
     laid = [
-        (heading, _folded([_line(table, name, rows) for name, rows in printed]))
+        (heading, [_line(table, name, rows) for name, rows in printed])
         for heading, printed in _sections(table)
     ]
     return [(heading, printed) for heading, printed in laid if printed]
-
-
-def notes(table: Table) -> list[str]:
-    """Return the sentences below a table, of which some are about its layout."""
-    printed = sum(len(rows) for _, rows in _sections(table))
-    folded = sum(len(rows) for _, rows in lines(table)) < printed
-    return [*table.notes, *[FOLDED] * folded]
 
 
 def _sections(table: Table) -> Iterator[tuple[str, list[tuple[str, list[Row]]]]]:
@@ -137,81 +125,32 @@ def _cell(column: Column, row: Row) -> str:
     return column.text(*(row[key] for key in keys))
 
 
-def _folded(rows: list[Line]) -> list[Line]:
-    """Return the rows with one for Top-m rules that print alike, unless some are published.
-
-    >>> rows = [(f"Top-{m} + additive (t = 0.1)", [r], []) for m, r in ((4, "0.194"), (6, "0.195"))]
-    >>> rows += [("Top-8 + additive (t = 0.1)", ["0.196"], []), ("Tree (m = 2)", ["0.194"], [])]
-    >>> for name, cells, _ in _folded(rows):
-    ...     print(name, cells)
-    Top-4, 6 + additive (t = 0.1) ['0.194']
-    Top-8 + additive (t = 0.1) ['0.196']
-    Tree (m = 2) ['0.194']
-    """
-    if any(published for *_, published in rows):
-        return rows
-    found: list[tuple[list[str], str, list[str]]] = []  # sizes m, the rest of the name, cells
-    for name, cells, _ in rows:
-        match = NAMED.fullmatch(one_line(name))
-        same = [
-            sizes
-            for sizes, rest, first in found
-            if match is not None and rest == match[2] and all(map(_near, first, cells))
-        ]
-        if match is not None and same:
-            same[0].append(match[1])
-        else:
-            found.append(([match[1]], match[2], cells) if match else ([], name, cells))
-    return [
-        (f"Top-{', '.join(sizes)} {rest}" if sizes else rest, cells, [])
-        for sizes, rest, cells in found
-    ]
-
-
-def _near(first: str, second: str) -> bool:
-    """Whether two texts are equal but for numbers that differ by at most one in a last digit.
-
-    >>> _near("77 %", "78 %"), _near("9.9 %", "10 %"), _near("77 %", "79 %"), _near("1.2", "–")
-    (True, True, False, False)
-    """
-    if first == second:
-        return True
-    if NUMBER.sub("#", first) != NUMBER.sub("#", second):
-        return False
-    pairs = zip(NUMBER.findall(first), NUMBER.findall(second), strict=True)
-    return all(abs(float(a) - float(b)) <= 1.0000001 * max(_unit(a), _unit(b)) for a, b in pairs)
-
-
-def _unit(number: str) -> float:
-    digits, _, power = number.partition("e")
-    return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))
-
-
-def _spans(table: Table) -> list[tuple[str, int]]:
+def spans(table: Table) -> list[tuple[str, int]]:
     """Return the headings over neighbouring columns, each with their number; none if all empty."""
-    spans = [
+    found = [
         (above, len(list(columns)))
         for above, columns in groupby(table.columns, key=lambda column: column.above)
     ]
-    return spans if any(above for above, _ in spans) else []
+    return found if any(above for above, _ in found) else []
 
 
-def latex_table(table: Table) -> str:
+def latex_table(table: Table, note: str = "") -> str:
     """Return a floating table; needs the package booktabs."""
+    caption = " ".join(filter(None, [table.question, table.caption, note]))
     width = len(table.columns) + 1
     rows = [
         r"\begin{table}[t]",
         r"\centering\small",
-        rf"\caption{{{latex(f'{table.question} {table.caption}')}}}",
+        rf"\caption{{{latex(caption)}}}",
         rf"\label{{tab:{table.name}}}",
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",
     ]
-    if spans := _spans(table):
+    if above := spans(table):
         cells, rules, at = [""], [], 2
-        for above, span in spans:
-            cells.append(rf"\multicolumn{{{span}}}{{c}}{{{latex(above)}}}")
-            rules += [rf"\cmidrule(lr){{{at}-{at + span - 1}}}"] * bool(above)
+        for text, span in above:
+            cells.append(rf"\multicolumn{{{span}}}{{c}}{{{latex(text)}}}")
+            rules += [rf"\cmidrule(lr){{{at}-{at + span - 1}}}"] * bool(text)
             at += span
         rows += [" & ".join(cells) + r" \\", " ".join(rules)]
     headings = [table.stub, *(column.heading for column in table.columns)]
@@ -226,47 +165,8 @@ def latex_table(table: Table) -> str:
                 first = rf"\quad\emph{{{PUBLISHED}}}"
                 rows.append(" & ".join([first, *map(latex, published)]) + r" \\")
     rows += [r"\bottomrule", r"\end{tabular}"]
-    rows += [rf"\par\smallskip{{\footnotesize {latex(note)}}}" for note in notes(table)]
+    rows += [rf"\par\smallskip{{\footnotesize {latex(said)}}}" for said in table.notes]
     return "\n".join([*rows, r"\end{table}", ""])
-
-
-def html_table(table: Table) -> str:
-    """Return the element of a page, without title, caption and notes."""
-    rows = []
-    if spans := _spans(table):
-        cells = [
-            _element(
-                "th" if above else "td",
-                above,
-                colspan=span,
-                **{"scope": "colgroup"} if above else {},
-            )
-            for above, span in spans
-        ]
-        rows.append("<td></td>" + "".join(cells))
-    stub = _element("th", table.stub, scope="col") if table.stub else "<td></td>"
-    rows.append(stub + "".join(_element("th", of.heading, scope="col") for of in table.columns))
-    head = "".join(f"<tr>{row}</tr>\n" for row in rows)
-    body = []
-    for heading, printed in lines(table):
-        if heading:
-            cell = _element("td", heading, colspan=len(table.columns) + 1)
-            body.append(f'<tr class="heading">{cell}</tr>\n')
-        for name, texts, published in printed:
-            body.append(f"<tr>{''.join(_element('td', text) for text in (name, *texts))}</tr>\n")
-            if published:
-                cells = [_element("td", text) for text in (PUBLISHED, *published)]
-                body.append(f'<tr class="published">{"".join(cells)}</tr>\n')
-    label = html.escape(table.title)
-    return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">\n'
-        f"<table>\n<thead>\n{head}</thead>\n<tbody>\n{''.join(body)}</tbody>\n</table>\n</div>"
-    )
-
-
-def _element(tag: str, text: str, **attributes: Any) -> str:
-    given = "".join(f' {name}="{value}"' for name, value in attributes.items())
-    return f"<{tag}{given}>{html.escape(text)}</{tag}>"
 
 
 def macros(results: Results) -> str:

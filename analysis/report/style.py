@@ -127,6 +127,16 @@ def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
     return figure, axes
 
 
+def reach(value: Any, low: Any, high: Any) -> np.ndarray:
+    """Return how far (N,) intervals reach below and above their values, (2, N); unknown ends 0.
+
+    >>> reach([1.0, 2.0], [0.5, float("nan")], [1.0, 3.0]).tolist()
+    [[0.5, 0.0], [0.0, 1.0]]
+    """
+    value, low, high = (np.asarray(of, dtype=np.float64) for of in (value, low, high))
+    return np.nan_to_num(np.stack([value - low, high - value]).clip(min=0))
+
+
 def logarithmic(axes: Axes, name: str) -> None:
     """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text."""
     axes.set(**{f"{name}scale": "log"})

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from analysis.report.measured import Certified
+from analysis.report.records import together
 from analysis.report.render import lines
-from analysis.report.sections.categories import (
-    ALL,
-    CategorySteps,
-    category_statistics,
-    category_table,
-)
+from analysis.report.sections.categories import ALL, category_statistics, category_table
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import inside_repeats
@@ -44,28 +42,25 @@ def test_the_sixteenth_token_of_a_repetition_is_the_first_inside() -> None:
     assert np.flatnonzero(inside_repeats(np.full(18, 7), prompts[:18])).tolist() == [16, 17]
 
 
-LENGTHS = [3, 1, 2, 4]
+CERTIFICATE = np.array([0.05, 0.2, 0.3, 0.4, 0.1, 0.6, 0.2, 0.2, 0.2, 0.01])
+BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(4), [3, 1, 2, 4]), 200, 0.95, 0)
 
 
-def steps(**more: np.ndarray) -> tuple[CategorySteps, PromptBootstrap]:
-    prompts = np.repeat(np.arange(4), LENGTHS)
-    certificate = np.array([0.05, 0.2, 0.3, 0.4, 0.1, 0.6, 0.2, 0.2, 0.2, 0.01])
-    p0 = np.linspace(0.1, 1.0, 10)
-    found = CategorySteps(
-        "own", ["b", "a", "b", "a"], StrictGreedy(), certificate, certificate, {"p0": p0, **more}
-    )
-    return found, PromptBootstrap(prompts, 200, 0.95, 0)
+def statistics(**more: np.ndarray) -> pd.DataFrame:
+    """Of four prompts of 3, 1, 2 and 4 steps, at 0.1 nats."""
+    means = {"p0": np.linspace(0.1, 1.0, 10), **more}
+    certified = Certified(StrictGreedy(), CERTIFICATE, CERTIFICATE)
+    return category_statistics(["b", "a", "b", "a"], certified, means, 0.1, BOOTSTRAP, 0)
 
 
 def test_each_category_has_its_own_steps() -> None:
-    own, bootstrap = steps(repeated=np.arange(10) >= 6)
-    table = category_statistics(own, 0.1, bootstrap, 0)
+    table = statistics(repeated=np.arange(10) >= 6)
     found = table.set_index(["category", "statistic"])["value"]
     assert table["category"].unique().tolist() == ["a", "b", ALL]
     a, b = [3, 6, 7, 8, 9], [0, 1, 2, 4, 5]  # its steps
     for name, rows in (("a", a), ("b", b), (ALL, [*a, *b])):
         assert found[name, "p0"] == pytest.approx(np.mean([0.1 + 0.1 * row for row in rows]))
-        assert found[name, "mean"] == pytest.approx(own.lower[rows].mean())
+        assert found[name, "mean"] == pytest.approx(CERTIFICATE[rows].mean())
     # R = 0.1 is not certified at 0.1; two trajectories end certified in b, one in a
     assert (found["a", "certified"], found["b", "certified"]) == (0.8, 0.6)
     assert found["a", "per_call"] == pytest.approx(5 / (1 + 1))
@@ -78,14 +73,11 @@ def test_each_category_has_its_own_steps() -> None:
 
 
 def test_a_drafter_adds_its_columns() -> None:
-    own, bootstrap = steps()
-    bare = category_table(category_statistics(own, 0.1, bootstrap, 0), own.rule, 0.1)
+    bare = category_table(together({"own": statistics()}), StrictGreedy(), 0.1)
     assert "KL" not in [column.heading for column in bare.columns]
-    with_drafter, _ = steps(kl=np.full(10, 0.25), accepted=np.arange(10) < 5)
-    data = category_statistics(with_drafter, 0.1, bootstrap, 0)
-    table = category_table(data, own.rule, 0.1)
+    data = statistics(kl=np.full(10, 0.25), accepted=np.arange(10) < 5)
+    table = category_table(together({"own": data}), StrictGreedy(), 0.1)
     assert [column.heading for column in table.columns][-2:] == ["KL", "accepted"]
     name, cells, _ = lines(table)[0][1][0]
     assert (name, cells[:2]) == ("a", ["2", "5"])
     assert cells[2:] == ["0.760", "0.202", "0.200", "80 %", "≥ 2.50", "0.250", "20 %"]
-    assert "Few prompts: intervals come from 2 prompts" in table.notes[0]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.certificates import bounds
 from analysis.report.measured import Certified
 from analysis.report.render import lines
-from analysis.report.sections.bounds import Compared, bounds_table, determined_table, median
+from analysis.report.sections.bounds import RuleSteps, bounds_table, determined_table, median
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from tests.analysis.cases import kl, multiplicative_example, tree_example, two_point_example
 
+NAMES = ["certificate", "active_size", "p0", "b", "theta"]
 
-def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> Compared:
-    """A step whose certificate is KL(p || q), with every token active."""
-    columns = ([kl(p, q)], [float(len(p))], [p[0]], [p[-1]], [theta])
-    return Compared(rule, 4, *map(np.array, columns))
+
+def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> RuleSteps:
+    """Four steps, of which one is compared: its certificate is KL(p || q), every token active."""
+    rows = [[kl(p, q), len(p), p[0], p[-1], theta], *[[math.nan] * 5] * 3]
+    return rule, pd.DataFrame(rows, columns=NAMES)
 
 
 def test_ratios_are_one_where_a_theorem_is_tight() -> None:
@@ -34,8 +37,8 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
     table = bounds_table({"target": list(tight.values())})
     assert table is not None
     data = table.data
-    for name, step in tight.items():
-        rows = data[data["rule"] == step.rule.label].set_index("bound")
+    for name, (rule, _) in tight.items():
+        rows = data[data["rule"] == rule.label].set_index("bound")
         assert rows.loc[name, "ratio"] == pytest.approx(1)
         assert (rows.loc[rows["kind"] != "asymptotic", "ratio"] > 1 - 1e-9).all()
         assert rows.loc[name, "compared"] == 0.25
@@ -52,8 +55,8 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
 @pytest.mark.parametrize(("b", "theta"), [(0.3, 0.1), (0.1, 0.3)])
 def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, theta: float) -> None:
     p = np.array([0.6, b, 1 - 0.6 - b])
-    step = Compared(TopMAdditive(2, 0.3), 1, *(np.array([x]) for x in (1.0, 2.0, 0.6, b, theta)))
-    table = bounds_table({"target": [step]})
+    steps = pd.DataFrame([[1.0, 2.0, 0.6, b, theta]], columns=NAMES)
+    table = bounds_table({"target": [(TopMAdditive(2, 0.3), steps)]})
     assert table is not None
     found = table.data.set_index("bound")["median"]
     assert found["corollary 4.14"] == pytest.approx(float(bounds.two_token(p[0], 0.3)))
@@ -61,7 +64,8 @@ def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, the
 
 
 def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
-    table = bounds_table({"target": [Compared(Additive(0.1), 5, *(np.empty(0) for _ in range(5)))]})
+    steps = pd.DataFrame(np.full((5, 5), math.nan), columns=NAMES)
+    table = bounds_table({"target": [(Additive(0.1), steps)]})
     assert table is not None
     assert {cell for _, cells, _ in lines(table)[0][1] for cell in cells} == {"–"}
     assert (table.data["compared"] == 0).all()

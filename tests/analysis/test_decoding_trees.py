@@ -16,7 +16,6 @@ from analysis.report.sections.decoding_trees import (
     LEAST,
     bound_curves,
     marginal,
-    marginal_figure,
     predicted_curves,
     trees_figure,
     trees_table,
@@ -131,7 +130,7 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
         )
     assert curves["batch"][0].tolist() == [1, 2, 3]  # R of a fourth is not known
     bounds = bound_curves(found, 7)
-    assert {FIXED, LEAST} < set(bounds)
+    assert set(bounds) == {FIXED, LEAST}
     for k, tokens in curves.values():
         for name, (at, bound) in bounds.items():
             assert (bound[np.isin(at, k)] >= tokens - 1e-12).all(), name
@@ -140,14 +139,15 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
     assert gain == pytest.approx([0.3, 0.1])
 
 
-def test_figures_hold_what_they_draw() -> None:
-    for draw in (trees_figure, marginal_figure):
-        figure = draw([made()], STATISTICS)
-        assert figure is not None
-        assert figure.data is not None
-        assert set(figure.data["of"]) == {"measured", "predicted", "bound"}
-        assert figure.data["value"].notna().all()
-        one = made()
-        plain = Decoded(**{**vars(one), "runs": one.runs.assign(tree=None)})
-        assert draw([plain], STATISTICS) is None
+def test_the_figure_holds_what_it_draws() -> None:
+    figure = trees_figure([made()], STATISTICS)
+    assert figure is not None
+    for quantity in ("tokens", "added"):
+        drawn = figure.data[figure.data["quantity"] == quantity]
+        assert set(drawn["of"]) == {"measured", "predicted", "bound"}
+        assert drawn["value"].notna().all()
+    one = made()
+    plain = Decoded(**{**vars(one), "runs": one.runs.assign(tree=None)})
+    assert trees_figure([plain], STATISTICS) is None
+    assert trees_table([plain], STATISTICS) is None
     assert trees_table([made()], STATISTICS) is not None

@@ -12,7 +12,8 @@ import yaml
 
 from analysis.page import screen, steps
 from analysis.page.charts import charts
-from analysis.page.steps import ALPHABET, LEVELS, TargetSteps, pack_counts, pack_levels
+from analysis.page.steps import ALPHABET, LEVELS, pack_counts, pack_levels
+from analysis.report.measured import Certified, Target
 from analysis.report.records import Results
 from analysis.report.text import share_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree
@@ -26,7 +27,7 @@ def unpacked(text: str) -> np.ndarray:
     return np.array([ALPHABET.index(character) for character in text])
 
 
-def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True) -> TargetSteps:
+def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True) -> Target:
     """Four answers of ten steps; the certificates of answer n are near n / 10 nats."""
     rng = np.random.default_rng(0)
     prompts = np.repeat(np.arange(4), SIZE // 4)
@@ -37,20 +38,24 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
     draft = pd.DataFrame(
         {"kl": rng.exponential(0.1, SIZE), "token": tokens + 1, "q": top[:, 1]}
     ).assign(p_draft=top[:, 2])
-    return TargetSteps(
+    return Target(
         "target",
-        {rule: base * (1 + at) for at, rule in enumerate(rules)},
+        [certified(rule, base * (1 + at)) for at, rule in enumerate(rules)],
         PromptBootstrap(prompts, 30, 0.9, 0),
         tokens,
         np.arange(SIZE * 6, dtype=np.int32).reshape(SIZE, 6),
         top,
-        [(f"id-{at}", f"prompt {at}") for at in range(4)],
-        {0: "<b>", 1: "word"},
-        draft if drafter else None,
-        {label: (flags, flags & (tokens % 2 == 0)) for label, flags in kept.items()}
+        [(f"id-{at}", f"prompt {at}", "made up") for at in range(4)],
+        words={0: "<b>", 1: "word"},
+        draft=draft if drafter else None,
+        judged={label: (flags, flags & (tokens % 2 == 0)) for label, flags in kept.items()}
         if drafter
         else {},
     )
+
+
+def certified(rule: Rule, lower: np.ndarray) -> Certified:
+    return Certified(rule, lower, lower)
 
 
 def test_a_step_is_certified_at_the_levels_below_its_certificate_and_at_no_other() -> None:
@@ -86,7 +91,7 @@ def test_a_large_study_embeds_as_many_rules_as_the_page_has_room_for() -> None:
     assert steps.embedded(rules, 10 * steps.MOST) == [GREEDY]  # one in any case, the first
 
 
-def test_packed_steps_are_those_of_each_rule() -> None:
+def test_packed_steps_and_resamples_are_those_of_the_target() -> None:
     target = made()
     packed = steps.packed(target, [GREEDY, Additive(0.3)])
     assert packed["lengths"] == [10] * 4
@@ -95,6 +100,9 @@ def test_packed_steps_are_those_of_each_rule() -> None:
         for name, flags in zip(("accepted", "certified"), target.judged[rule.label], strict=True):
             assert np.array_equal(unpacked(packed[name][at]), flags)
     assert steps.packed(made(drafter=False), [GREEDY])["accepted"] == [None]
+    shared = steps.resamples([target, target])  # of as many prompts: one seed gives them
+    assert list(shared["weights"]) == ["4"]
+    assert np.array_equal(unpacked(shared["weights"]["4"]), target.bootstrap.weights.ravel())
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 3])
@@ -105,13 +113,6 @@ def test_certified_and_rejected_decisions_are_counted(wrong: int) -> None:
     sure = sure.copy()
     sure[at] = True
     assert steps.contradictions(replace(target, judged={"greedy": (kept, sure)})) == wrong
-
-
-def test_targets_of_as_many_prompts_share_their_resamples() -> None:
-    target = made()
-    shared = steps.resamples([target, target])
-    assert list(shared["weights"]) == ["4"]
-    assert np.array_equal(unpacked(shared["weights"]["4"]), target.bootstrap.weights.ravel())
 
 
 def test_curves_are_shares_of_steps_above_each_level_within_their_band() -> None:
@@ -144,7 +145,7 @@ def test_answers_are_shown_from_the_least_accepted_to_the_most() -> None:
     assert [one["id"] for one in found["answers"]] == [f"id-{at}" for at in range(4)]
     assert "mean certificate" in found["chosen_by"]
     assert "d" not in found["answers"][0]["steps"][0]
-    endless = replace(made(), lower={GREEDY: np.full(SIZE, np.inf)})
+    endless = replace(made(), certificates=[certified(GREEDY, np.full(SIZE, np.inf))])
     found = steps.answers(endless, [GREEDY])
     assert found["answers"][0]["steps"][0]["r"] == [None]  # nothing is rejected
 
@@ -204,10 +205,10 @@ def test_without_a_drafter_the_strictest_setting_that_certifies_enough_is_named(
     share: float, says: str
 ) -> None:
     lower = np.where(np.arange(SIZE) < share * SIZE, 0.5, 0.05)
-    found = {GREEDY: np.full(SIZE, 0.05), Additive(0.2): lower}
+    found = [certified(GREEDY, np.full(SIZE, 0.05)), certified(Additive(0.2), lower)]
     if share >= 0.95:
-        found[Additive(0.5)] = np.full(SIZE, 0.5)
-    facts = screen.facts_of_target(replace(made(drafter=False), lower=found))
+        found.append(certified(Additive(0.5), np.full(SIZE, 0.5)))
+    facts = screen.facts_of_target(replace(made(drafter=False), certificates=found))
     assert facts[0]["value"] == "0 %"
     assert facts[-1]["value"].startswith(says)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,6 @@ from analysis.report.sections.published_matched import (
     compare,
     nearest_temperature,
     numbers_table,
-    verdict,
     verdict_table,
 )
 from analysis.rules import Multiplicative, Rule, StrictGreedy
@@ -53,7 +53,7 @@ def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -
         ["own"],
         {rule.label: rule for rule in values},
         {
-            "top": top_statistics("own", np.tile(p0, PROMPTS)[:, None], (1,), bootstrap),
+            "top": top_statistics("own", {1: np.tile(p0, PROMPTS)}, bootstrap),
             "certificates": pd.concat(
                 [certificate_statistics("own", r, v, v, bootstrap) for r, v in whole.items()]
             ),
@@ -100,7 +100,7 @@ def test_what_the_paper_prints_is_inside_its_own_interval(match: Match) -> None:
 
 
 @pytest.mark.parametrize(("shift", "outside"), [(0.0004, False), (0.0006, True)])
-def test_the_rounding_of_print_is_no_difference(match: Match, shift: float, outside: bool) -> None:
+def test_the_rounding_of_print_is_no_difference(shift: float, outside: bool) -> None:
     """All prompts are alike, so that intervals have no width: half a digit remains."""
     values = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2)) + shift
     p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
@@ -109,24 +109,14 @@ def test_the_rounding_of_print_is_no_difference(match: Match, shift: float, outs
     greedy = table[table["table"] == "2"]
     assert (greedy["outside"] == outside).all()
     np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
-    told = verdict(match, table)
-    assert told.startswith(
-        "own at temperature 0.45 beside Qwen3-1.7B: p0 matches in mean, median, "
-    )
-    assert ("every certificate of Table 2 agrees" in told) != outside
-    assert ("although p0 matches, 4 of 4 numbers of Table 2 differ" in told) == outside
-    assert ("Strict greedy: mean 0.439 against 0.438" in told) == outside
 
 
-def test_no_verdict_on_certificates_where_p0_matches_nowhere(match: Match) -> None:
-    values = {StrictGreedy(): np.full(EACH, 0.1)}
-    table = compare(match.results, [match])
-    flat = measured(values, np.full(EACH, 0.5), list(published.EPS))
-    off = Match("own", PAPER, 1.0, 0.3, 0.3, 1.0, flat)
-    told = verdict(off, compare(flat, [off]))
-    assert "p0 matches nowhere (mean 0.500 against 0.845, " in told
-    assert "certificates can't be expected to. 0.3 is an end of distributions.temp" in told
-    assert "is an end" not in verdict(match, table)
+@pytest.mark.parametrize(("at", "end"), [(0.3, True), (0.45, False), (1.0, True)])
+def test_an_end_of_the_stored_temperatures_is_named(match: Match, at: float, end: bool) -> None:
+    found = replace(match, temperature=at)
+    notes = verdict_table(compare(match.results, [found]), [found]).notes
+    said = f"own beside {PAPER}: {at:g} is an end of distributions.temperatures"
+    assert [note.startswith(said) for note in notes] == [True] * end
 
 
 def test_tables_show_ours_matched_published_and_difference(match: Match) -> None:

@@ -203,7 +203,7 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert (part.timed, timed.timed) == (False, True)
     assert not any(b"speedup" in text or b"seconds" in text
                    for name, text in contents.items() if name.endswith(".csv"))  # fmt: skip
-    [(_, rows)] = lines(_tables(timed)["accuracy_finished"])
+    [(_, rows)] = lines(_tables(timed)["accuracy_speed"])
     assert [cells[-2] for _, cells, _ in rows].count("–") == 4  # of rules that relax: one
 
 

@@ -23,7 +23,6 @@ from pipeline.errors import PipelineError
 from pipeline.gguf_models import convert, source
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.paths import CONF
-from pipeline.stages.report.setups import named
 from pipeline.store import identity
 from pipeline.store.durable import file_digest
 from tests.pipeline import tiny, tiny_gguf
@@ -380,15 +379,3 @@ def test_real_model() -> None:
     ids = torch.tensor([tokenizer.encode("The capital of France is")])
     with torch.inference_mode():
         assert tokenizer.decode(model.module(input_ids=ids).logits[0, -1].argmax()) == " Paris"
-
-
-def test_the_report_names_the_file_and_its_licence(tmp_path: Path) -> None:
-    path = written(tmp_path / "tiny.gguf")
-    identity_ = source.identity(str(path), "k")
-    assert identity_ is not None
-    told = {**(source.origin(str(path)) or {}), "package": "some==1.0", "model": "owner/name"}
-    assert named(identity_, told) == (
-        f"tiny.gguf, SHA-256 {file_digest(path)[:12]}, made from owner/name, "
-        "from the package some==1.0, licence mit"
-    )
-    assert named(identity_, None).startswith("GGUF file, SHA-256")

@@ -1,4 +1,4 @@
-"""Figures of the section on a drafter, and its table of what is best."""
+"""Figures of the section on a drafter."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from matplotlib.ticker import LogLocator
 
 from ...acceptance.frontier import COSTS
 from ...rules import Mars, StrictGreedy
-from ...statistics.trajectories import CENSORED
-from ..notes import AT_LEAST, few_notes
 from ..published import TABLE2
-from ..records import Column, Figure, Results, Row, Table, across, select
+from ..records import Figure, Results, Row, select, worded
 from ..style import (
     BLACK,
     FAMILY_COLOURS,
@@ -31,10 +29,10 @@ from ..style import (
     legend,
     logarithmic,
     percent,
+    reach,
     rule_colour,
     styled,
 )
-from ..text import number_text, share_text
 
 GREEDY = StrictGreedy().label
 MARKERS = "osD^vP*Xh"
@@ -86,17 +84,7 @@ def rules_figure(results: Results) -> Figure:
         for target in results.targets
         for rule in every
     ]
-    return Figure(
-        "acceptance_rules",
-        "Certified and accepted, rule by rule",
-        "How much of what is accepted was guaranteed?",
-        "Share of steps that each rule accepts, and that its certificate promised "
-        "to accept for certain, by the lower ends where certificates are intervals. The distance "
-        "between them is what the certificate, which holds for every drafter of this KL, cannot "
-        "know of this one. Bars: intervals over prompts. The CSV file has the other rules.",
-        pd.DataFrame(rows),
-        drawing,
-    )
+    return Figure(**worded("acceptance_rules"), data=pd.DataFrame(rows), drawing=drawing)
 
 
 @styled
@@ -118,16 +106,8 @@ def divergence_figure(
     )
     for axis in axes:
         axis.set_xlabel("of accepted steps")
-    return Figure(
-        "divergences",
-        "Coverage by other divergences, drawn",
-        "Which accepted steps do certificates in other divergences promise?",
-        "Accepted steps that certificates promised to accept, by the divergence they bound and by "
-        "the union of all, from the lower ends where certificates are intervals; bars are "
-        "intervals over prompts.",
-        select(frame, rule=rules),
-        drawing,
-    )
+    data = select(frame, rule=rules)
+    return Figure(**worded("divergences_figure"), data=data, drawing=drawing)
 
 
 def _dots(
@@ -159,7 +139,7 @@ def _dots(
             axis.errorbar(
                 value,
                 at + APART * (place - (len(kinds) - 1) / 2),
-                xerr=np.nan_to_num(np.stack([value - low, high - value]).clip(min=0)),
+                xerr=reach(value, low, high),
                 fmt="|" if kind == last else DOTS[place % len(DOTS)],
                 color=BLACK if kind == last else LINES[place % len(LINES)][0],
                 markersize=6 if kind == last else 3,
@@ -177,43 +157,6 @@ def _dots(
     return drawing, axes
 
 
-def frontier_table(results: Results) -> Table:
-    """Gain and cost of presets and rules, each as a share of the best at its cost."""
-    frame, names = results["frontier"], results.names
-    listing = select(results["listing"], group="preset")
-    presets = dict(zip(listing["rule"], listing["name"], strict=True))
-
-    def tokens(row: Row) -> str:
-        return ("≥ " if row["cut"] > CENSORED else "") + number_text(row["tokens"])
-
-    columns = [Column("tokens", tokens, "", {"cost": COSTS[0]})]
-    for cost, (heading, _) in COSTS_SHOWN.items():
-        columns.append(Column(heading, partial(number_text, digits=3), where={"cost": cost}))
-        columns.append(Column("of the best", share_text, "share", {"cost": cost}))
-    others = [rule for rule in dict.fromkeys(frame["rule"]) if rule and rule not in presets]
-    return Table(
-        name="frontier",
-        title="Gain and cost beside the best",
-        question="Which rules are worth their cost?",
-        caption=f"What rules and presets gain with {results.drafter}, and what they give up. "
-        "Lengths are tokens per verification call, of drafts of unlimited length (per_call). "
-        f"{AT_LEAST} Nats given up: log p(x₀) − log p(y) of the emitted y, mean over steps; "
-        "p given up: p(x₀) − p(y). Of the best: accepted steps, as a share of the most that any "
-        "rule accepts of these drafts at the same cost. Multiplicative rules are best for nats, "
-        "additive ones for probability, whatever a rule knows.",
-        data=frame,
-        row="rule",
-        columns=across(results.targets, columns),
-        stub="Rule",
-        order={
-            "Engine presets": {rule: f"{names[rule]}, {name}" for rule, name in presets.items()},
-            "Rules": {rule: names[rule] for rule in others},
-        },
-        names=names,
-        notes=few_notes(frame["prompts"]),
-    )
-
-
 @styled
 def frontier_figure(results: Results) -> Figure:
     """Draw rules and presets on both planes, below the curve of the best rule."""
@@ -227,16 +170,7 @@ def frontier_figure(results: Results) -> Figure:
             axis.set_xlabel(COSTS_SHOWN[cost][1])
         row[0].set_ylabel("tokens a call (log scale)")
     legend(drawing, axes[:, 0], 3)
-    return Figure(
-        "frontier",
-        "Gain and cost, drawn",
-        "Which rules are worth their cost?",
-        "Tokens a call against what they give up. Grey lines: the most that any rule can gain of "
-        "these drafts, by multiplicative rules above and additive ones below. Points: the study's "
-        "rules. Bars: intervals over prompts, of presets.",
-        frame,
-        drawing,
-    )
+    return Figure(**worded("frontier_figure"), data=frame, drawing=drawing)
 
 
 def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
@@ -259,8 +193,8 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
             axis.errorbar(
                 one["value"],
                 one["tokens"],
-                xerr=[[one["value"] - one["ci_low"]], [one["ci_high"] - one["value"]]],
-                yerr=[[one["tokens"] - one["tokens_low"]], [one["tokens_high"] - one["tokens"]]],
+                xerr=reach([one["value"]], [one["ci_low"]], [one["ci_high"]]),
+                yerr=reach([one["tokens"]], [one["tokens_low"]], [one["tokens_high"]]),
                 fmt=marker,
                 color=BLACK,
                 markersize=4,

@@ -1,13 +1,16 @@
 """Certificates beside the closed forms that the paper gives for each rule, and how exact they are.
 
-A closed form is compared over the steps whose certificate is exact and finite.
+A closed form is compared over the steps whose certificate is exact and finite. The steps of a rule
+are a frame with a row a step: `certificate`, NaN unless it is exact and finite; `active_size`, |A|;
+`p0`, the probability of the argmax; `b`, that of the first rejected token (of rank m + 1 for a
+tree), NaN where it is not stored; `theta`, the rule's threshold on probabilities, NaN for strict
+greedy and trees.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,7 @@ from ...rules import (
 )
 from ...topk import Floats
 from ..measured import Panels
-from ..records import Column, Table, across, together
+from ..records import Column, Table, across, together, worded
 from ..text import UNDEFINED, digits_text, share_text
 
 CLOSED = (
@@ -49,29 +52,7 @@ COLUMNS = {  # of table bounds: heading, and the heading above
     "Ceiling": "from above",
 }
 Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Steps of one target at which one rule's certificate is exact and finite.
-
-    Attributes:
-        rule: one that `has_closed_form`.
-        total: number of all steps of the target.
-        certificate: (N,) nats.
-        active_size: (N,) |A|.
-        p0: (N,) probability of the argmax.
-        b: (N,) probability of the first rejected token; of rank m + 1 for a tree.
-        theta: (N,) the rule's threshold on probabilities, NaN for strict greedy and trees.
-    """
-
-    rule: Rule
-    total: int
-    certificate: Floats
-    active_size: Floats
-    p0: Floats
-    b: Floats
-    theta: Floats
+RuleSteps = tuple[Rule, pd.DataFrame]
 
 
 def has_closed_form(rule: Rule) -> bool:
@@ -82,21 +63,24 @@ def has_closed_form(rule: Rule) -> bool:
     return not rule.own and isinstance(rule, CLOSED)
 
 
-def closed_forms(steps: Compared) -> list[Form]:
-    """Return every closed form of `bounds` that applies to the rule, (N,) each.
+def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
+    """Return every closed form of `bounds` that applies to a rule, (N,) each.
 
     The first bound from below is the value form of Lemma 4.5 (a tree has none), the next one the
     rule's own theorem or corollary; the first ones from above are those that the table prints.
     """
-    rule, p0, b = steps.rule, steps.p0, steps.b
+    active_size, p0, b, theta = (
+        steps[name].to_numpy() for name in ("active_size", "p0", "b", "theta")
+    )
+    own = _own_forms(rule, p0, b, theta)
     if isinstance(rule, Tree):
-        return _own_forms(steps)
+        return own
     forms: list[Form] = [
         ("lemma 4.5", "lower", bounds.two_token(p0, b)),
-        *_own_forms(steps),
+        *own,
         ("lemma 4.5 polynomial", "lower", bounds.two_token_polynomial(p0, b)),
         ("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b)),
-        ("theorem 4.6", "upper", bounds.ceiling(steps.active_size)),
+        ("theorem 4.6", "upper", bounds.ceiling(active_size)),
         ("log 2", "upper", np.full_like(p0, rule.ceiling)),
     ]
     if rule == StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
@@ -105,10 +89,9 @@ def closed_forms(steps: Compared) -> list[Form]:
     return forms
 
 
-def _own_forms(steps: Compared) -> list[Form]:
-    """Return what the paper says of this rule in particular."""
-    p0, b = steps.p0, steps.b
-    match steps.rule:
+def _own_forms(rule: Rule, p0: Floats, b: Floats, theta: Floats) -> list[Form]:
+    """Return the closed forms of this rule in particular."""
+    match rule:
         case Tree(m=m):
             return [
                 ("theorem 5.2", "lower", bounds.tree_lower(p0 - b, m)),
@@ -123,7 +106,7 @@ def _own_forms(steps: Compared) -> list[Form]:
             ]
         case Additive(t=t):
             whole = np.full_like(p0, t)
-            threshold = bounds.two_token(p0, np.minimum(steps.theta, p0))
+            threshold = bounds.two_token(p0, np.minimum(theta, p0))
             return [
                 ("theorem 4.11", "lower", bounds.g(whole)),
                 ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole)),
@@ -135,73 +118,55 @@ def _own_forms(steps: Compared) -> list[Form]:
                 ("theorem 4.13", "lower", bounds.multiplicative_lower(p0, alpha)),
                 ("theorem 4.13 series", "asymptotic", series),
             ]
-    name = "corollary 4.15" if isinstance(steps.rule, Typical) else "corollary 4.14"
+    name = "corollary 4.15" if isinstance(rule, Typical) else "corollary 4.14"
     # above p0 the argmax is kept, and nothing is promised; a limit on ranks may reject a
     # token above the threshold, whose level is b then
-    theta = np.minimum(np.maximum(steps.theta, b), p0)
+    theta = np.minimum(np.maximum(theta, b), p0)
     return [
         (name, "lower", bounds.two_token(p0, theta)),
         (f"{name} polynomial", "lower", bounds.two_token_polynomial(p0, theta)),
     ]
 
 
-def bounds_table(targets: Mapping[str, Sequence[Compared]]) -> Table | None:
+def bounds_table(targets: Mapping[str, Sequence[RuleSteps]]) -> Table | None:
     """Compare exact certificates with the closed forms; None where no rule has one.
 
     Args:
-        targets: what is compared, by printed name of the target and in the order of the rules.
+        targets: the rules that have a closed form and their steps, by printed name of the target.
     """
-    found = {target: [_bound_rows(item) for item in items] for target, items in targets.items()}
+    found = {target: [_bound_rows(*item) for item in items] for target, items in targets.items()}
     if not any(found.values()):
         return None
-    data = together({target: pd.concat(frames) for target, frames in found.items() if frames})
     shown = {target: pd.DataFrame(map(_printed, frames)) for target, frames in found.items()}
     return Table(
-        name="bounds",
-        title="Certificates and their bounds",
-        question="How near do the paper's closed forms come to the exact certificates?",
-        caption="Exact certificates R beside closed forms: medians in nats over the steps whose "
-        "certificate is exact and finite and whose first rejected token is stored. From below: "
-        "G, the value form of Lemma 4.5 (p₀ and the first rejected probability b), and the "
-        "rule's own closed form: Theorems 4.9, 4.11, 4.13, Corollaries 4.14, 4.15, Theorem 5.2. "
-        "R/G and R/Form are the least ratios over these steps; 1 is tight, and none is below. "
-        "From above: log(1+p₀-b) - b log(p₀/b), for trees log(1+m p₀); (2/k) log 2 for k active "
-        "tokens (Theorem 4.6); the ceiling log 2 or log(m+1), which is asymptotic: approached as "
-        "p₀ goes to 1, never reached.",
-        data=data,
+        **worded("bounds"),
+        data=together({target: pd.concat(frames) for target, frames in found.items() if frames}),
         shown=together(shown),
         row="rule",
         section="target",
         stub="Criterion",
         columns=[Column(name, digits_text, name, above=above) for name, above in COLUMNS.items()],
-        names={item.rule.label: item.rule.title for items in targets.values() for item in items},
-        notes=[
-            "The CSV file has further bounds: the polynomials of the closed forms, Proposition "
-            "4.8, the threshold form of Lemma 4.5, the upper half of Lemma A.1 for strict greedy. "
-            "It has the share of steps compared, and the expansions of Theorem 4.13 for α near 1 "
-            "and of Theorem 5.2 for small margins. These are asymptotic, no bounds: for m > 5 the "
-            "first term of the latter exceeds the bound. The column ratio is the least of "
-            "R/value, or of value/R for kind upper, over steps where both are above 0."
-        ],
+        names={rule.label: rule.title for items in targets.values() for rule, _ in items},
     )
 
 
-def _bound_rows(steps: Compared) -> pd.DataFrame:
-    r = steps.certificate
+def _bound_rows(rule: Rule, steps: pd.DataFrame) -> pd.DataFrame:
+    compared = steps.dropna(subset=["certificate", "b"])
+    r = compared["certificate"].to_numpy()
     rows = []
-    for name, kind, values in closed_forms(steps):
+    for name, kind, values in closed_forms(rule, compared):
         above, below = (values, r) if kind == "upper" else (r, values)
         usable = (below > 0) & (above > 0)
         rows.append(
             {
-                "rule": steps.rule.label,
+                "rule": rule.label,
                 "bound": name,
                 "kind": kind,
                 "median": median(values),
                 "certificate": median(r),
                 "ratio": float(np.min(above[usable] / below[usable])) if any(usable) else math.nan,
-                "compared": len(r) / steps.total,
-                "steps": steps.total,
+                "compared": len(r) / len(steps),
+                "steps": len(steps),
             }
         )
     return pd.DataFrame(rows)
@@ -257,17 +222,10 @@ def determined_table(panels: Panels) -> Table:
         Column("Open", lambda share: share_text(share) if share > 0 else UNDEFINED, "unbounded"),
     ]
     return Table(
-        name="determined",
-        title="What the stored tokens determine",
-        question="How far do the stored tokens determine the certificates?",
-        caption="Determined: share of steps whose "
-        "certificate is exact. Empty: share at which nothing is rejected for certain, R = +∞. "
-        "Widest: of the intervals with two finite ends, the widest, in nats. Open: share of steps "
-        "whose upper end is +∞ and whose lower end is not, as everything may be accepted there.",
+        **worded("determined"),
         data=pd.DataFrame(rows),
         row="rule",
         stub="Criterion",
         columns=across(panels, columns),
         names={item.rule.label: item.rule.title for items in panels.values() for item in items},
-        notes=[f"{UNDEFINED}: there is no such interval."],
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,9 @@ from ...rules import Rule
 from ...statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
 from ...statistics.run_lengths import censored_ends, run_lengths
 from ...statistics.trajectories import LENGTH, Trajectories
-from ..notes import AT_LEAST, few_notes
-from ..records import Column, Row, Table
+from ..measured import Certified
+from ..notes import few_notes
+from ..records import Column, Row, Table, worded
 from ..text import certificate_text, digits_text, range_text, run_text, share_text
 
 ALL = "all prompts"
@@ -31,64 +31,54 @@ COLUMNS = {  # of the table: the statistic, and its heading
 }
 
 
-@dataclass(frozen=True)
-class CategorySteps:
-    """The N steps of one target, and the category of each of its P prompts.
-
-    Attributes:
-        target: printed name.
-        categories: (P,) of each prompt, in the order of the steps.
-        rule: whose certificates are told.
-        lower, upper: (N,) ends of its certificates in nats.
-        means: (N,) numbers of which the mean is told, by statistic: p0, a probability; repeated,
-            flags of `inside_repeats`; with a drafter kl, in nats, and accepted, flags.
-    """
-
-    target: str
-    categories: Sequence[str]
-    rule: Rule
-    lower: Floats
-    upper: Floats
-    means: Mapping[str, Floats | Flags] = field(default_factory=dict)
-
-
 def category_statistics(
-    steps: CategorySteps, eps: float, whole: PromptBootstrap, seed: int
+    categories: Sequence[str],
+    certified: Certified,
+    means: Mapping[str, Floats | Flags],
+    eps: float,
+    whole: PromptBootstrap,
+    seed: int,
 ) -> pd.DataFrame:
     """Return the statistics of each category, in the order of their names, and of all prompts.
 
     Args:
-        steps: of one target.
+        categories: (P,) of each prompt, in the order of the N steps of a target.
+        certified: of the steps.
+        means: (N,) numbers of which the mean is shown, by statistic: p0, a probability; repeated,
+            flags of `inside_repeats`; with a drafter kl, in nats, and accepted, flags.
         eps: level in nats of the statistics certified and per_call.
         whole: the prompts of the steps; its resamples are those of all prompts.
         seed: of the resamples of a category's own prompts, as many.
 
     Returns:
-        One row a category and statistic: target, category, statistic, value, optimistic, ci_low,
-        ci_high, cut and cut_optimistic (of per_call: share of its calls that trajectories' ends
-        cut, else 0), steps, prompts, few_prompts.
+        One row a category and statistic: category, statistic, value, optimistic, ci_low, ci_high,
+        cut and cut_optimistic (of per_call: share of its calls that trajectories' ends cut, else
+        0), steps, prompts, few_prompts.
     """
-    of_step = np.asarray(steps.categories, dtype=object)[whole.prompts]
+    of_step = np.asarray(categories, dtype=object)[whole.prompts]
     frames = []
-    for category in [*sorted(set(steps.categories)), ALL]:
-        if category == ALL:
-            chosen, bootstrap = np.ones(len(of_step), dtype=bool), whole
-        else:
+    for category in [*sorted(set(categories)), ALL]:
+        chosen, bootstrap = np.ones(len(of_step), dtype=bool), whole
+        if category != ALL:
             chosen = of_step == category
             prompts = np.unique(whole.prompts[chosen], return_inverse=True)[1]
             bootstrap = PromptBootstrap(prompts, len(whole.weights), whole.confidence, seed)
-        frame = pd.DataFrame(_statistics(steps, chosen, eps, bootstrap))
-        frame.insert(0, "target", steps.target)
-        frame.insert(1, "category", category)
+        part = Certified(certified.rule, certified.lower[chosen], certified.upper[chosen])
+        mine = {name: values[chosen] for name, values in means.items()}
+        frame = pd.DataFrame(_statistics(part, mine, eps, bootstrap))
+        frame.insert(0, "category", category)
         frames.append(frame.assign(steps=int(chosen.sum()), **bootstrap.counted))
     return pd.concat(frames, ignore_index=True)
 
 
 def _statistics(
-    steps: CategorySteps, chosen: Flags, eps: float, bootstrap: PromptBootstrap
+    certified: Certified,
+    means: Mapping[str, Floats | Flags],
+    eps: float,
+    bootstrap: PromptBootstrap,
 ) -> list[dict[str, Any]]:
     """Return a row for each statistic of some of the steps."""
-    lower, upper = steps.lower[chosen], steps.upper[chosen]
+    lower, upper = certified.lower, certified.upper
 
     def mean(name: str, least: Any, most: Any) -> dict[str, Any]:
         (value, draws), (optimistic, best) = (
@@ -98,8 +88,8 @@ def _statistics(
         ends = {"value": value, "optimistic": optimistic}
         return {"statistic": name, **ends, "ci_low": float(low), "ci_high": float(high)}
 
-    rows = [mean(name, values[chosen], values[chosen]) for name, values in steps.means.items()]
-    found = summarise(lower, upper, steps.rule.ceiling, bootstrap)
+    rows = [mean(name, values, values) for name, values in means.items()]
+    found = summarise(lower, upper, certified.rule.ceiling, bootstrap)
     rows += [{"statistic": name, **of} for name, of in found.items() if name in COLUMNS]
     rows.append(mean("certified", lower > eps, upper > eps))
     starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
@@ -117,21 +107,8 @@ def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
     text = partial(_text, rule)
     columns = [Column(COLUMNS[name], text, "", {"statistic": name}) for name in shown]
     counts = [Column(name, str, name, {"statistic": shown[0]}) for name in ("prompts", "steps")]
-    drafter = (
-        " KL: mean KL(p‖q) of the drafter in nats; accepted: steps whose most probable drafted "
-        "token is the target's."
-        if "kl" in shown
-        else ""
-    )
     return Table(
-        name="categories",
-        title="By category",
-        question="Which kinds of prompts tolerate less of a drafter?",
-        caption="Decoding steps by the category of their prompt. p0: mean probability of the most "
-        f"probable token. R: certificate of {rule.title} in nats; certified: steps with R > "
-        f"{eps:g}; tokens a call: certifiable run length there, per_call. repeated: steps inside a "
-        f"repeated {LENGTH}-gram, whose last {LENGTH} tokens occurred before in the same answer."
-        f"{drafter} Intervals over the category's prompts are in the CSV file. {AT_LEAST}",
+        **worded("categories", rule=rule.title, eps=eps, length=LENGTH),
         data=data,
         row="category",
         section="target",

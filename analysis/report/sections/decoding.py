@@ -19,10 +19,10 @@ from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...statistics.bootstrap import Floats, few
 from ..notes import few_notes
-from ..records import Column, Figure, Part, Table
+from ..records import Column, Figure, Part, Table, by_method, worded
 from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
 from ..text import UNDEFINED, digits_text, number_text, share_text
-from .decoding_trees import Statistics, marginal_figure, of_targets, trees_figure, trees_table
+from .decoding_trees import Statistics, of_targets, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 RATIO, PROBABILITY_RATIO = "logit ratio z₁/z₀", "probability ratio p₁/p₀"
@@ -42,7 +42,6 @@ def decoding_part(
         rates_table(decoded),
         trees_table(decoded, statistics),
         trees_figure(decoded, statistics),
-        marginal_figure(decoded, statistics),
         ratios_figure(decoded),
     ]
     return Part(title, shown, says)
@@ -66,47 +65,27 @@ def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Tabl
         .assign(prompts=one.prompts, few_prompts=few(one.prompts))
         for one in decoded
     ]
+    columns = [
+        *SETTING,
+        Column("a", RATE, "rate"),
+        Column("drafted", number_text, "drafted_per_call"),
+        Column("τ", number_text, "tokens_per_call"),
+        Column(
+            "closed form",
+            lambda value, gamma: number_text(value if gamma else math.nan),
+            ("closed_form", "draft_length"),
+        ),
+        Column("agreement", share_text, "agreement"),
+        Column("given up", digits_text, "given_up"),
+        Column("length", number_text, "length_ratio"),
+        Column("cut", share_text, "cut"),
+        Column("calls", RATE, "calls_finished"),
+    ]
     return Table(
-        name="decoding_acceptance",
-        title="What is accepted, and what is given up",
-        question="How many tokens does each method emit a call, and how do its answers change?",
-        caption="Acceptance rate a: accepted over tested tokens, pooled (tokens behind a rejection "
-        "and bonus tokens are never tested). τ: tokens emitted by a target call; drafted: tokens a "
-        "call drafts, below γ near the limit of an answer and where look-up finds less. Closed "
-        "form: the mean over calls of (1 − aⁿ⁺¹)/(1 − a), what τ would be were tests independent, "
-        "n the drafted tokens before one that ends the answer. Agreement: share of positions with "
-        "the token of autoregressive decoding. Given up: log-likelihood of a token under the "
-        "target that the answers lose, in nats. Length: tokens over those of the target alone. "
-        "Cut: answers that their limit ended. Calls: of the target for a finished answer, those of "
-        "cut answers included.",
+        **worded("decoding_acceptance", confidence=f"{100 * statistics[1]:g} %"),
+        **by_method(columns),
         data=of_targets(decoded, frames),
-        row="method",
-        section="target",
-        stub="Method",
-        columns=[
-            *SETTING,
-            Column("a", RATE, "rate"),
-            Column("drafted", number_text, "drafted_per_call"),
-            Column("τ", number_text, "tokens_per_call"),
-            Column(
-                "closed form",
-                lambda value, gamma: number_text(value if gamma else math.nan),
-                ("closed_form", "draft_length"),
-            ),
-            Column("agreement", share_text, "agreement"),
-            Column("given up", digits_text, "given_up"),
-            Column("length", number_text, "length_ratio"),
-            Column("cut", share_text, "cut"),
-            Column("calls", RATE, "calls_finished"),
-        ],
-        notes=[
-            f"The CSV file has {100 * statistics[1]:g} % intervals over prompts of a, τ, length, "
-            "cut and calls.",
-            "Above temperature 0 two answers of the same law need not agree; agreement and given "
-            "up then show noise as well. Races are compared with the target alone that chooses by "
-            "the same race, and agree with it token for token, near-ties of the logits aside.",
-            *few_notes(one.prompts for one in decoded),
-        ],
+        notes=few_notes(one.prompts for one in decoded),
     )
 
 
@@ -120,25 +99,17 @@ def partings_table(decoded: Sequence[Decoded]) -> Table | None:
     shown = of_targets(decoded, counts)
     if shown.empty:
         return None
+    columns = [
+        SETTING[0],
+        Column("answers", str, "answers"),
+        Column("differ", "{:.0f}".format, "size"),
+        Column("largest gap", number_text, "max"),
+    ]
     return Table(
-        name="decoding_partings",
-        title="Where strict greedy parts from the target alone",
-        question="Does strict greedy verification give the target's own answers?",
-        caption="Answers that differ from those of the target alone, and the largest difference of "
-        "the target's two largest logits at the first token that differs. Passes over several "
-        "tokens round differently than passes over one: where two logits are nearly equal either "
-        "may come first. A large difference would be a fault. The CSV file has every such answer.",
+        **worded("decoding_partings"),
+        **by_method(columns),
         data=of_targets(decoded, frames),
         shown=shown,
-        row="method",
-        section="target",
-        stub="Method",
-        columns=[
-            SETTING[0],
-            Column("answers", str, "answers"),
-            Column("differ", "{:.0f}".format, "size"),
-            Column("largest gap", number_text, "max"),
-        ],
     )
 
 
@@ -153,17 +124,8 @@ def rates_table(decoded: Sequence[Decoded]) -> Table:
         Column(str(place), share_text, "rate", {"place": place}, above="place in the draft")
         for place in sorted(data["place"].unique())
     ]
-    return Table(
-        name="decoding_rates",
-        title="Acceptance by place in the draft",
-        question="How often is the token at each place of a draft accepted?",
-        caption="Accepted among the tokens tested there. The CSV file has their numbers.",
-        data=data,
-        row=("method", "run"),
-        section="target",
-        stub="Method",
-        columns=[*SETTING, *places],
-    )
+    layout = by_method([*SETTING, *places]) | {"row": ("method", "run")}
+    return Table(**worded("decoding_rates"), **layout, data=data)
 
 
 @styled
@@ -187,16 +149,9 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
     legend(drawing, axes[:, 0], 3)
     columns = ["target", "of", "from", "to", "steps", "q25", "median", "q75", *DRAFTED]
     return Figure(
-        "decoding_ratios",
-        "Logit ratio and probability ratio",
-        "What does MARS' test of logits say of probabilities, and what is drafted there?",
-        "The two most probable tokens at every step of the greedy answers. Above: median and "
-        "quartiles of the probability ratio, by the logit ratio; dashed: the threshold "
-        f"{THRESHOLD:g}. Below: where the logit ratio exceeds it, MARS accepts the argmax and the "
-        f"second token; what the drafter proposes there. Numbers: steps; bins of fewer than "
-        f"{FEWEST} are left out.",
-        pd.concat(frames, ignore_index=True)[columns],
-        drawing,
+        **worded("decoding_ratios", threshold=THRESHOLD, fewest=FEWEST),
+        data=pd.concat(frames, ignore_index=True)[columns],
+        drawing=drawing,
     )
 
 

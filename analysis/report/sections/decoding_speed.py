@@ -13,24 +13,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 
-import numpy as np
 import pandas as pd
 
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
 from ...statistics.bootstrap import few
 from ..notes import few_notes
-from ..records import Column, Figure, Part, Table
-from ..style import GREY, LINES, POINTS, grid, legend, percent, styled
+from ..records import Column, Figure, Part, Table, by_method, worded
+from ..style import GREY, LINES, POINTS, grid, legend, percent, reach, styled
 from ..text import UNDEFINED, number_text, share_text
 from .decoding import RATE, SETTING, length_text
 from .decoding_trees import of_targets
 
-WALL_CLOCK = (
-    "Wall-clock time of batch size 1 on one machine; every method decoded the same "
-    "prompts in turn with its baseline. Speedup: the baseline's seconds a token over "
-    "the method's, the pass over the prompt included."
-)
 Speeds = Sequence[pd.DataFrame]
 
 
@@ -79,17 +73,11 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
             Column("τ", number_text, "tau", {"source": source}, source),
         )
     ]
+    layout = by_method([*SETTING, *columns]) | {"row": ("method", "run")}
     return Table(
-        name="decoding_comparison",
-        title="Methods compared",
-        question="How much faster is each method, by source of the prompts?",
-        caption=f"Speedup and tokens a target call (τ). {WALL_CLOCK} Brackets: interval over "
-        "prompts.",
+        **worded("decoding_comparison"),
+        **layout,
         data=pd.concat(frames, ignore_index=True),
-        row=("method", "run"),
-        section="target",
-        stub="Method",
-        columns=[*SETTING, *columns],
         notes=few_notes(one.prompts for one in decoded),
     )
 
@@ -111,50 +99,28 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         best = predicted.draft_lengths(one, table).set_index(["method", "temperature"])
         lengths = best["predicted"].rename("best_length")
         frames.append(table.join(lengths, on=["method", "temperature"]))
-    return Table(
-        name="decoding_speed",
-        title="Throughput, latency, costs, memory",
-        question="What does a reader of the answers see, and where does the time of a call go?",
-        caption="Spec-Bench: the ratio of mean tokens a second over prompts, as Spec-Bench reports "
-        "it; the other speedups are ratios of totals. First: median time to the first token. Then "
-        "the time of a token after it, and how many times as fast as the baseline that is, with "
-        "its interval over prompts. Finished: seconds of a finished answer over the baseline's, "
-        "those of cut answers included. A call: drafting; the target's pass that verifies; the "
-        "law, the roll-back and the rest, means. ρ = c_q/c_p, what a drafted token costs over what "
-        "a token costs the target alone, pass and choice; verify/c_p: pass and law. Predicted: "
-        "of drafts by the model, over answers as long and with the same passes over the prompt, "
-        "from the acceptance of each place of a draft and the measured costs of calls. Best γ: the "
-        "draft length up to the longest tried with the largest prediction, where several were "
-        "tried; 0: drafting does not pay. MiB: memory needed beside the target, the "
-        "drafter's weights and, on CUDA, the difference of the measured peaks, elsewhere its "
-        f"cache. {WALL_CLOCK} The CSV file has the gaps between tokens.",
-        data=of_targets(decoded, frames),
-        row="method",
-        section="target",
-        stub="Method",
-        columns=[
-            *SETTING,
-            Column("tokens/s", partial(number_text, digits=1), "tokens_per_second"),
-            Column("Spec-Bench", _times, "spec_bench_speedup"),
-            Column("first", _milliseconds, "first_token", above="milliseconds"),
-            Column("a token", _milliseconds, "tpot", above="milliseconds"),
-            Column("speedup", _times, ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")),
-            Column(
-                "finished",
-                _times,
-                ("seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"),
-            ),
-            *(
-                Column(name, _milliseconds, f"c_{name}", above="a call, milliseconds")
-                for name in ("draft", "verify", "other")
-            ),
-            Column("ρ", RATE, "rho"),
-            Column("verify/c_p", number_text, "verify_ratio"),
-            Column("predicted", _times, "predicted", above="speedup"),
-            Column("best γ", partial(number_text, digits=0), "best_length"),
-            Column("MiB", lambda value: number_text(value / 2**20, 1), "memory"),
-        ],
-    )
+    columns = [
+        *SETTING,
+        Column("tokens/s", partial(number_text, digits=1), "tokens_per_second"),
+        Column("Spec-Bench", _times, "spec_bench_speedup"),
+        Column("first", _milliseconds, "first_token", above="milliseconds"),
+        Column("a token", _milliseconds, "tpot", above="milliseconds"),
+        Column("speedup", _times, ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")),
+        Column(
+            "finished", _times, ("seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high")
+        ),
+        *(
+            Column(name, _milliseconds, f"c_{name}", above="a call, milliseconds")
+            for name in ("draft", "verify", "other")
+        ),
+        Column("ρ", RATE, "rho"),
+        Column("verify/c_p", number_text, "verify_ratio"),
+        Column("predicted", _times, "predicted", above="speedup"),
+        Column("best γ", partial(number_text, digits=0), "best_length"),
+        Column("MiB", lambda value: number_text(value / 2**20, 1), "memory"),
+    ]
+    data = of_targets(decoded, frames)
+    return Table(**worded("decoding_speed"), **by_method(columns), data=data)
 
 
 def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
@@ -177,10 +143,7 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | Non
     }
     of = {"τ": "tokens_per_call"}
     return Table(
-        name="decoding_temperature",
-        title="Temperature and draft length",
-        question="What do temperature and draft length do to speed and agreement?",
-        caption=WALL_CLOCK,
+        **worded("decoding_temperature"),
         data=data,
         shown=data.sort_values("draft_length", kind="stable"),
         row="draft_length",
@@ -208,16 +171,7 @@ def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
         frames.append(found.assign(method=longest["method"], temperature=longest["temperature"]))
     method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
     return Table(
-        name="decoding_batches",
-        title="Where drafting stops to pay, by batch size",
-        question="Up to which batch size does drafting pay?",
-        caption="In a batch one pass verifies the drafts of all texts. c(n): the target's pass "
-        "over n tokens of each text, behind a prompt of 64, the least of a few; ρ: the drafter's "
-        "pass over one token of each, over c(1). Break-even: the least acceptance rate at which "
-        f"any draft length below {most} pays, and the one that needs it. Beside it the measured a "
-        f"of {method}, and the draft length and speedup that it predicts; {UNDEFINED}: drafting "
-        "does not pay. Predicted from passes alone: choosing tokens, roll-back, and texts of a "
-        f"batch that wait for each other are not in it. {WALL_CLOCK}",
+        **worded("decoding_batches", most=most, method=method),
         data=of_targets(decoded, frames),
         row="batch",
         section="target",
@@ -258,7 +212,8 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         for (colour, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):
             drawn = {**POINTS, "color": colour, "linestyle": style, "label": f"γ = {gamma}"}
             above.plot(group["theta"], group["agreement"], **drawn)
-            below.errorbar(group["theta"], group["speedup"], _reach(group), **drawn, elinewidth=0.7)
+            ends = reach(group["speedup"], group["ci_low"], group["ci_high"])
+            below.errorbar(group["theta"], group["speedup"], ends, **drawn, elinewidth=0.7)
         percent(above, "y")
         below.axhline(1, color=GREY, linewidth=0.8, zorder=0)
         below.set_xlabel("threshold θ of the logit ratio")
@@ -266,18 +221,5 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
     axes[1, 0].set_ylabel("speedup")
     legend(drawing, axes[0], 4)
     shown = ["target", "draft_length", "theta", "agreement", "speedup", "ci_low", "ci_high"]
-    return Figure(
-        "decoding_thresholds",
-        "The threshold of MARS",
-        "What does a smaller threshold gain, and what does it change?",
-        "Agreement with the baseline's tokens (above) and speedup (below, with its interval over "
-        "prompts) over the threshold: a smaller one accepts more.",
-        of_targets(decoded, sweeps)[shown],
-        drawing,
-    )
-
-
-def _reach(group: pd.DataFrame) -> np.ndarray:
-    """Return how far the interval of a speedup reaches below and above it, (2, rows)."""
-    ends = [group["speedup"] - group["ci_low"], group["ci_high"] - group["speedup"]]
-    return np.stack(ends).clip(min=0)
+    data = of_targets(decoded, sweeps)[shown]
+    return Figure(**worded("decoding_thresholds"), data=data, drawing=drawing)

@@ -1,13 +1,10 @@
-"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper.
-
-Every function returns a `Figure`, or None where the study has none of its rules.
-"""
+"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,19 +16,19 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
 from ..measured import Certified, Panels, survival_band
-from ..records import Figure
+from ..records import Figure, worded
 from ..style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, rule_colour, styled
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy, wherever it is the reference: wide and below, as other curves run along it
 REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
 GRID_POINTS = 600
-QUESTION = "How many steps tolerate how much drafter error?"
-BAND = (
-    "Shaded: pointwise interval over prompts; of certificates known as intervals, from the lower "
-    "ends to the upper ends."
-)
-Bootstraps = Mapping[str, PromptBootstrap]  # by target
+SHOWN: Mapping[str, type[Rule]] = {  # beside strict greedy, the reference
+    "figure2": StrictGreedy,
+    "figure3": Additive,
+    "figure4": Multiplicative,
+    "figure5": Tree,
+}
 
 
 @styled
@@ -56,90 +53,33 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         frames.append(pd.DataFrame(drawn).assign(mean=mean, median=median))
     for axis in axes[::2]:
         axis.set_ylabel("steps")
-    return Figure(
-        "figure1",
-        "Figure 1: probability of the most probable token",
-        "How sure is the target of its next token?",
-        "Distribution of the probability of the most probable target token over decoding steps.",
-        pd.concat(frames, ignore_index=True),
-        drawing,
-    )
-
-
-def figure2(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
-    """Draw the share of steps whose strict greedy certificate exceeds eps."""
-    return _survival_figure(
-        "figure2",
-        "Figure 2: strict greedy certificates",
-        "Share of steps whose strict greedy certificate exceeds ε. It ends at log 2, the "
-        "ceiling of single-token criteria (Theorem 4.6), which very certain steps approach.",
-        panels,
-        bootstraps,
-        lambda rule: rule == StrictGreedy(),
-    )
-
-
-def figure3(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
-    """Compare additive certificates across t."""
-    return _survival_figure(
-        "figure3",
-        "Figure 3: additive certificates over t",
-        "Additive relaxed certificates across t. A curve that stays above zero beyond "
-        "log 2 counts the steps whose rejection region is empty, which accept every drafter.",
-        panels,
-        bootstraps,
-        lambda rule: type(rule) is Additive,
-    )
-
-
-def figure4(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
-    """Compare multiplicative certificates across alpha."""
-    return _survival_figure(
-        "figure4",
-        "Figure 4: multiplicative certificates over α",
-        "Multiplicative relaxed certificates across α.",
-        panels,
-        bootstraps,
-        lambda rule: type(rule) is Multiplicative,
-    )
-
-
-def figure5(panels: Panels, bootstraps: Bootstraps) -> Figure | None:
-    """Compare tree certificates across m."""
-    greedy = any(item.rule == StrictGreedy() for items in panels.values() for item in items)
-    return _survival_figure(
-        "figure5",
-        "Figure 5: tree certificates over m",
-        f"Tree certificates across m{', with strict greedy' if greedy else ''}. Dashed: the "
-        "ceilings log(m+1) (Theorem 5.3), reached only in the limit"
-        f"{', and log 2' if greedy else ''}.",
-        panels,
-        bootstraps,
-        lambda rule: type(rule) is Tree,
-    )
+    return Figure(**worded("figure1"), data=pd.concat(frames, ignore_index=True), drawing=drawing)
 
 
 @styled
-def _survival_figure(
-    name: str,
-    title: str,
-    caption: str,
-    panels: Panels,
-    bootstraps: Bootstraps,
-    of_family: Callable[[Rule], bool],
+def survival_figure(
+    name: str, panels: Panels, bootstraps: Mapping[str, PromptBootstrap]
 ) -> Figure | None:
-    """Draw the survival curves of strict greedy, the reference, and of all rules of one family.
+    """Draw the share of steps whose certificate exceeds eps: Figures 2 to 5.
 
     The numbers drawn: target, rule, eps, and the share of steps whose certificate exceeds eps, by
     lower ends (share) and by upper ends (optimistic), with the interval over prompts, from the
     lower ends to the upper ends.
+
+    Args:
+        name: of the figure, which decides on the family of rules.
+        panels: certificates of every target.
+        bootstraps: of every target.
+
+    Returns:
+        The figure; None where the study has no rule of the family.
     """
     chosen = {
-        target: [item for item in items if item.rule == StrictGreedy() or of_family(item.rule)]
+        target: [item for item in items if type(item.rule) in (StrictGreedy, SHOWN[name])]
         for target, items in panels.items()
     }
     rules = [item.rule for items in chosen.values() for item in items]
-    if not any(map(of_family, rules)):
+    if SHOWN[name] not in map(type, rules):
         return None
     limit = 1.06 * max(rule.ceiling for rule in rules)
     columns = 4 if len(panels) > 1 else 2  # of the legend
@@ -159,7 +99,7 @@ def _survival_figure(
     legend(drawing, axes[:1], columns)
     data = pd.concat(frames, ignore_index=True)
     data = data[["target", "rule", "eps", "share", "optimistic", "ci_low", "ci_high"]]
-    return Figure(name, title, QUESTION, f"{caption} {BAND}", data, drawing)
+    return Figure(**worded(name), data=data, drawing=drawing)
 
 
 def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list[Axes]]:

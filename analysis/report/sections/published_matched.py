@@ -10,22 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from ...rules import Rule, TopMAdditive
+from ...rules import Rule
 from ...statistics.bootstrap import Floats, point_statistics
-from .. import published
 from ..notes import few_notes
-from ..published import CAP, EPS, STATISTICS
-from ..records import Column, Part, Results, Table, across, select
+from ..published import CAP, P5_RULES, PAPERS, RUNS, STATISTICS, TABLE2, printed, printed_rows
+from ..records import Column, Part, Results, Table, across, select, worded
 from ..text import digits_text, number_text, range_text, run_text
 
-PAPERS = tuple(published.TOP_PROBABILITY)
-RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*published.TABLE2, *published.P5_RULES]))
-RUNS = "5 and 6"  # tables of one layout, one a model of the paper
+RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
 DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # that a table of the paper prints
 DIFFERS = "≠"
 OPENING = (
@@ -41,7 +36,7 @@ class Match:
 
     Attributes:
         target: its printed name.
-        paper: the model's, a key of the tables in `published`.
+        paper: the model's, one of `published.PAPERS`.
         own: temperature of the study's certificates.
         temperature: the nearest one.
         least, most: the temperatures that were looked at reach so far.
@@ -65,18 +60,18 @@ def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
 
     Args:
         p0: by temperature, the (N,) probability of the most probable token.
-        paper: a key of `published.TOP_PROBABILITY`.
+        paper: one of `published.PAPERS`.
 
     Example:
+        >>> import numpy as np
         >>> at = {0.5: np.array([0.3, 0.9, 1.0]), 1.0: np.array([0.1, 0.4, 0.8])}
         >>> nearest_temperature(at, "Qwen3-1.7B")
         0.5
     """
-    wanted = np.array(published.TOP_PROBABILITY[paper][1])
 
     def distance(temperature: float) -> float:
         found = point_statistics(p0[temperature])
-        return float(np.linalg.norm(np.array([found[name] for name in STATISTICS]) - wanted))
+        return math.hypot(*(found[name] - printed(paper, 1, name) for name in STATISTICS))
 
     return min(p0, key=distance)
 
@@ -92,26 +87,23 @@ def compare(ours: Results, matches: Sequence[Match]) -> pd.DataFrame:
         whether the published number, up to its rounding, lies outside the interval over prompts.
         Empty regions stand as the ceiling of their rule, run lengths above the paper's cap as it.
     """
-    rules = [rule for rule in RULES if rule in ours.certified]
     frames = []
     for match in matches:
         found = _measured(match.results, match.target).rename(
             columns={"value": "matched", "optimistic": "matched_optimistic"}
         )
         own = _measured(ours, match.target)[["row", "statistic", "value", "optimistic"]]
-        frame = _printed(match.paper, rules).merge(found, on=["row", "statistic"])
+        frame = _published(match.paper, ours.certified).merge(found, on=["row", "statistic"])
         frame = frame.merge(own, on=["row", "statistic"], how="left")
         frames.append(frame.assign(target=match.target, temperature=match.temperature))
     data = pd.concat(frames, ignore_index=True)
     for name in ("value", "optimistic", "matched", "matched_optimistic", "ci_low", "ci_high"):
         data[name] = data[name].clip(upper=data["ceiling"])
-    printed, half = (
-        data["published"],
-        data["table"].map({t: 0.5 * 10**-d for t, d in DIGITS.items()}),
-    )
-    below = (data["matched_optimistic"] - printed).clip(upper=0)
-    above = (data["matched"] - printed).clip(lower=0)
-    within = (data["ci_low"] - half <= printed) & (printed <= data["ci_high"] + half)
+    theirs = data["published"]
+    half = data["table"].map({table: 0.5 * 10**-digits for table, digits in DIGITS.items()})
+    below = (data["matched_optimistic"] - theirs).clip(upper=0)
+    above = (data["matched"] - theirs).clip(lower=0)
+    within = (data["ci_low"] - half <= theirs) & (theirs <= data["ci_high"] + half)
     known = (data["ci_low"] + data["ci_high"]).notna()
     data = data.assign(difference=below.where(below < 0, above), outside=known & ~within)
     first = ["target", "paper", "table", "row", "name", "statistic", "value", "optimistic"]
@@ -119,24 +111,8 @@ def compare(ours: Results, matches: Sequence[Match]) -> pd.DataFrame:
     return data[[*first, *then, "difference", "outside"]]
 
 
-def _printed(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
+def _published(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
     """Return what the paper prints of one of its models, of some rules, table by table."""
-    rows: list[tuple[str, Any, Any, float]] = [
-        ("1", k, *pair)
-        for k, cells in published.TOP_PROBABILITY[paper].items()
-        for pair in zip(STATISTICS, cells, strict=True)
-    ]
-    for table, known, columns in (
-        ("2", published.CERTIFICATES[paper], STATISTICS),
-        ("3", {rule: (value,) for rule, value in published.P5[paper].items()}, ("p5",)),
-        (RUNS, published.RUN_LENGTHS[paper], EPS),
-    ):
-        rows += [
-            ("4" if table == "3" and isinstance(rule, TopMAdditive) else table, rule, *pair)
-            for rule in (known if table == "3" else rules)
-            if rule in rules and rule in known
-            for pair in zip(columns, known[rule], strict=True)
-        ]
     return pd.DataFrame(
         [
             {
@@ -148,7 +124,8 @@ def _printed(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
                 "published": min(value, CAP),
                 "ceiling": CAP if table == RUNS else row.ceiling if isinstance(row, Rule) else 1.0,
             }
-            for table, row, statistic, value in rows
+            for table, row, statistic, value in printed_rows(paper)
+            if row in rules or not isinstance(row, Rule)
         ]
     )
 
@@ -173,77 +150,37 @@ def published_part(compared: pd.DataFrame, matches: Sequence[Match]) -> Part:
 
 
 def verdict_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
-    """Count, for each table of the paper, the published numbers outside our intervals.
-
-    Its notes say in words whether p0 matches, and which certificates of Table 2 differ.
-    """
+    """Count, for each table of the paper, the published numbers outside our intervals."""
     rows, notes = [], []
     for match in matches:
         mine = select(compared, target=match.target, paper=match.paper)
         parts = {"p0": select(mine, table="1", row="1")}
         parts |= {table: select(mine, table=table) for table in DIGITS}
-        counts = {name: _outside(part) for name, part in parts.items()}
+        counts = {
+            name: f"{int(part['outside'].sum())} of {len(part)}" if len(part) else ""
+            for name, part in parts.items()
+        }
+        pair = f"{match.target} beside {match.paper}"
         row = {"target": match.target, "paper": match.paper, "temperature": match.temperature}
-        rows.append({"pair": f"{match.target} beside {match.paper}", **row, **counts})
-        notes.append(verdict(match, mine))
+        rows.append({"pair": pair, **row, **counts})
+        if match.least < match.most and match.temperature in (match.least, match.most):
+            notes.append(
+                f"{pair}: {match.temperature:g} is an end of distributions.temperatures: one "
+                "beyond may be nearer."
+            )
+    outside = "outside, of all"
     return Table(
-        name="published_verdict",
-        title="Beside the published",
-        question="How many of the paper's numbers lie outside our intervals?",
-        caption="Of the paper's printed numbers those outside our bootstrap intervals over "
-        "prompts, at the temperature at which p0, the probability of the most probable token, is "
-        "nearest to the paper's Table 1. Certificates depend on the distributions alone: where p0 "
-        "matches and they do not, the distributions differ below p0, or the computations differ.",
+        **worded("published_verdict"),
         data=pd.DataFrame(rows),
         row="pair",
         stub="Pair",
         columns=[
             Column("temperature", "{:g}".format, "temperature"),
-            Column("p0", str, "p0", above="outside, of all"),
-            *(Column(_named(table), str, table, above="outside, of all") for table in DIGITS),
+            Column("p0", str, "p0", above=outside),
+            *(Column(_named(table), str, table, above=outside) for table in DIGITS),
         ],
         notes=notes,
     )
-
-
-def verdict(match: Match, compared: pd.DataFrame) -> str:
-    """Say in words whether p0 of a match agrees, and which certificates do not.
-
-    Args:
-        match: a target beside a model of the paper.
-        compared: the rows of `compare` for it.
-    """
-    p0 = select(compared, table="1", row="1")
-    off = p0[p0["outside"]]
-    if off.empty:
-        opening = "p0 matches in mean, median, p5 and p25"
-    elif len(off) == len(p0):
-        opening = f"p0 matches nowhere ({_listed(off)})"
-    else:
-        same = ", ".join(p0.loc[~p0["outside"], "statistic"])
-        opening = f"p0 matches in {same}, not in {_listed(off)}"
-    certificates = select(compared, table="2")
-    differing = certificates[certificates["outside"]]
-    if len(off) == len(p0):
-        told = "certificates can't be expected to"
-    elif certificates.empty:
-        told = "no rule of Table 2 is in this study"
-    elif differing.empty:
-        told = "every certificate of Table 2 agrees within its interval"
-    else:
-        named = "; ".join(
-            f"{name}: {_listed(part)}" for name, part in differing.groupby("name", sort=False)
-        )
-        although = "although p0 matches" if off.empty else "beside that"
-        told = (
-            f"{although}, {len(differing)} of {len(certificates)} numbers of Table 2 differ by "
-            f"more than the interval over prompts (ours against the paper's). {named}"
-        )
-    said = f"{match.target} at temperature {match.temperature:g} beside {match.paper}: {opening}"
-    if match.least == match.most or match.least < match.temperature < match.most:
-        return f"{said}; {told}."
-    end = "is an end of distributions.temperatures: one beyond may be nearer."
-    return f"{said}; {told}. {match.temperature:g} {end}"
 
 
 def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
@@ -267,25 +204,17 @@ def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
         Column("published", _printed_text, ("table", "published")),
         Column("difference", _difference, ("table", "difference", "outside")),
     ]
-    columns = [
-        Column("ours", _number, ("table", "value", "optimistic"), {"paper": PAPERS[0]}),
-        *across(PAPERS, columns, key="paper"),
-    ]
     return Table(
-        name="published",
-        title="The paper's tables beside the published",
-        question="How far is each printed number of the paper from ours?",
-        caption="Ours: as certified in this study. Matched: the same steps at that of the stored "
-        "temperatures (distributions.temperatures, and 1) at which mean, median, p5 and p25 of p0, "
-        "the probability of the most probable token, are nearest to the paper's Table 1, with "
-        "bootstrap intervals over prompts; the answers stay as they were decoded. Difference: "
-        f"matched less published; {DIFFERS}: the published number lies outside the interval.",
+        **worded("published"),
         data=compared,
         shown=compared.assign(heading=headings, line=lines),
         row="line",
         section="heading",
         stub="Row",
-        columns=columns,
+        columns=[
+            Column("ours", _number, ("table", "value", "optimistic"), {"paper": PAPERS[0]}),
+            *across(PAPERS, columns, key="paper"),
+        ],
         notes=few_notes(
             prompts for match in matches for prompts in match.results["top"]["prompts"]
         ),
@@ -294,10 +223,6 @@ def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
 
 def _named(table: str) -> str:
     return f"Tables {table}" if table == RUNS else f"Table {table}"
-
-
-def _outside(part: pd.DataFrame) -> str:
-    return f"{int(part['outside'].sum())} of {len(part)}" if len(part) else ""
 
 
 def _number(table: str, value: float, optimistic: float) -> str:
@@ -320,11 +245,3 @@ def _printed_text(table: str, value: float) -> str:
 def _difference(table: str, difference: float, outside: bool) -> str:
     text = f"{difference:+z.{DIGITS[table]}f}".replace("-", "−")
     return f"{text} {DIFFERS}" if outside else text
-
-
-def _listed(rows: pd.DataFrame) -> str:
-    return ", ".join(
-        f"{row['statistic']} {_number(row['table'], row['matched'], row['matched_optimistic'])} "
-        f"against {_printed_text(row['table'], row['published'])}"
-        for row in rows.to_dict("records")
-    )

@@ -69,7 +69,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=17,
+    version=18,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

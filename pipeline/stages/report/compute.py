@@ -9,25 +9,24 @@ clock.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from copy import copy
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any
+
+import pandas as pd
 
 from analysis.decoding.answers import accuracy
+from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.report.escape import markdown
-from analysis.report.published import CERTIFICATES
-from analysis.report.records import Part, Results, Table
+from analysis.report.measured import Target
+from analysis.report.records import Figure, Part, Results, Table, together
 from analysis.report.render import files, macros, names
 from analysis.report.sections.acceptance import acceptance_part
 from analysis.report.sections.accuracy import accuracy_parts
 from analysis.report.sections.bounds import bounds_table, determined_table
-from analysis.report.sections.categories import CategorySteps, category_statistics, category_table
+from analysis.report.sections.categories import category_statistics, category_table
 from analysis.report.sections.certificates import (
-    COMPARED_AT,
+    compared_level,
     estimator_table,
     run_length_table,
     table1,
@@ -38,23 +37,21 @@ from analysis.report.sections.certificates import (
 )
 from analysis.report.sections.decoding import decoding_part
 from analysis.report.sections.decoding_speed import speed_part
-from analysis.report.sections.paper_figures import figure1, figure2, figure3, figure4, figure5
+from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published_matched import compare, published_part
 from analysis.rules import StrictGreedy
 from pipeline.execution.children import processes
 from pipeline.execution.progress import progress_bar
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
-    Target,
+    Upstream,
     comparisons,
-    joined,
     matches_of,
+    of_targets,
     read_results,
-    read_targets,
+    read_target,
 )
 from pipeline.stages.report.page.build import page_files
-from pipeline.stages.report.page.bundle import Bundle
-from pipeline.stages.report.page.read import read_steps_shown
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.decoded import read_answered, read_decoded, thetas
 from pipeline.store.node import Node
@@ -73,65 +70,47 @@ the numbers drawn (CSV). Files in timings/ depend on the machine and the moment:
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
-    study = str(node.config["study"])
+    config, study = node.config, str(node.config["study"])
+    sources = of_targets(node, upstream)
+    targets = [read_target(node, at, mine) for at, mine in enumerate(sources)]
+    results = read_results(node, targets, sources)
+    decoded = [
+        read_decoded(target.label, config["drafter"], mine["decoding"][0])
+        for target, mine in zip(targets, sources, strict=True)
+        if "decoding" in mine
+    ]
+    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
+    speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
+    parts, begun = [], []
     count = min(MOST_DRAWERS, os.cpu_count() or 1)
-    with processes(count, f"report {study}") as pool:
+    with processes(count, f"report {study}") as pool:  # figures are drawn while numbers are made
         for _ in range(count):
             pool.submit(import_module, files.__module__)
-        _write(node, upstream, pending, Drawing(pool, study, node.config.get("note")))
-
-
-def _write(
-    node: Node, upstream: dict[str, list[Artifact]], pending: Pending, drawing: Drawing
-) -> None:
-    bundle, config = Bundle(), node.config  # another process makes the bundle meanwhile
-    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
-    targets = read_targets(node, upstream)
-    results = read_results(node, targets, upstream)
-    drawing.begin(certificates_part(targets, results))
-    pairs = results if "acceptance" in results else None
-    if results.drafter:
-        sampling = upstream["distributions"][0].record["config"]
-        sampled = "logged" in results or results.facts["sampled"] is not None
-        drawing.begin(acceptance_part(results, [] if sampled else [setups.left_out(sampling)]))
-    decoded = [
-        read_decoded(label, config["drafter"], artifact)
-        for label, artifact in zip(results.targets, upstream.get("decoding", []), strict=False)
-    ]
-    speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
-    if decoded:
-        title, found = f"How it decodes with {config['drafter']}", upstream["decoding"]
-        timed = [*setups.decoding_setup(decoded, found), *setups.warning(decoded, speeds)]
-        drawing.begin(decoding_part(title, decoded, statistics, setups.extent(decoded, found)))
-        drawing.begin(speed_part(title, decoded, speeds, timed))
-    if "accuracy" in upstream:
-        for part in answer_parts(node, upstream["accuracy"]):
-            drawing.begin(part)
-    if (categories := categories_table(node, targets, upstream)) is not None:
-        drawing.begin(Part("By category of the prompts", [categories]))
-    matches = [match for target in targets for match in matches_of(target, results.certified)]
-    beside = compare(results, matches)
-    published = published_part(beside, matches)
-    drawing.begin(published)
-    parts = drawing.parts
-    contents = {
-        "index.md": "\n".join([index(drawing.study, parts), *map(listing, parts)]),
-        "numbers.tex": macros(results),
-    }
-    made = {name: text.encode() for name, text in contents.items()} | drawing.finish()
+        for part in parts_of(node, sources, targets, results, decoded, speeds):
+            parts.append(part)
+            begun += [
+                (part, item, pool.submit(files, item) if isinstance(item, Figure) else None)
+                for item in part.shown
+            ]
+        made = {"index.md": index(study, parts).encode(), "numbers.tex": macros(results).encode()}
+        with progress_bar(len(begun), "table or figure", f"report {study}") as bar:
+            for part, item, drawn in begun:
+                note = config.get("note", "")
+                found = files(item, note) if drawn is None else drawn.result()
+                made |= {f"{part.place}{path}": content for path, content in found}
+                bar.update()
     made |= page_files(
         node,
         upstream,
-        [*read_steps_shown(node, targets, upstream, drafted=pairs is not None)],
-        pairs,
+        targets,
+        results,
         [*zip(decoded, speeds, strict=True)],
         parts,
+        setups.introduction(results.targets, config),
         {
-            "introduction": setups.introduction(results.targets, config),
-            "setups": setups.all_setups(targets, results, upstream),
-            "published": published.shown[0] if set(results.targets) & set(CERTIFICATES) else None,
+            target.label: setups.setup(target, mine)
+            for target, mine in zip(targets, sources, strict=True)
         },
-        bundle,
     )
     for name, content_of in made.items():
         path = pending.directory / name
@@ -144,55 +123,89 @@ def _write(
     }
 
 
-def certificates_part(targets: Sequence[Target], results: Results) -> Part:
+def parts_of(
+    node: Node,
+    sources: Sequence[Upstream],
+    targets: Sequence[Target],
+    results: Results,
+    decoded: Sequence[Decoded],
+    speeds: Sequence[pd.DataFrame],
+) -> Iterator[Part]:
+    """Yield the parts of a report, in their order."""
+    config = node.config
+    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
+    yield certificates_part(targets, results, sources)
+    if results.drafter:
+        sampling = sources[0]["distributions"][0].record["config"]
+        sampled = "logged" in results or results.facts["sampled"] is not None
+        yield acceptance_part(results, [] if sampled else [setups.sampling_left_out(sampling)])
+    if decoded:
+        found = [mine["decoding"][0] for mine in sources]
+        title = f"How it decodes with {config['drafter']}"
+        yield decoding_part(title, decoded, statistics, setups.extent(decoded, found))
+        said = [*setups.machines(decoded, found), *setups.warning(decoded, speeds)]
+        yield speed_part(title, decoded, speeds, said)
+    if "accuracy" in sources[0]:
+        yield from answer_parts(node, [mine["accuracy"][0] for mine in sources])
+    if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
+        yield Part("By category of the prompts", [categories_table(node, targets, results)])
+    matches = [
+        match
+        for target, mine in zip(targets, sources, strict=True)
+        for match in matches_of(target, mine)
+    ]
+    yield published_part(compare(results, matches), matches)
+
+
+def certificates_part(
+    targets: Sequence[Target], results: Results, sources: Sequence[Upstream]
+) -> Part:
     """Return the part on the certificates, with everything that it shows in the paper's order."""
     panels = {target.label: target.certificates for target in targets}
     bootstraps = {target.label: target.bootstrap for target in targets}
+    compared = {
+        target.label: comparisons(target, mine)
+        for target, mine in zip(targets, sources, strict=True)
+    }
     runs = [run_length_table(results, at) for at in range(len(targets))]
+    drawn = [survival_figure(f"figure{number}", panels, bootstraps) for number in (2, 3, 4, 5)]
     shown = [
         table1(results),
-        figure1({target.label: target.top[:, 0] for target in targets}),
+        figure1({target.label: target.top[1] for target in targets}),
         table2(results),
-        figure2(panels, bootstraps),
+        drawn[0],
         table3(results),
-        figure3(panels, bootstraps),
-        figure4(panels, bootstraps),
+        *drawn[1:3],
         table4(results),
-        figure5(panels, bootstraps),
+        drawn[3],
         *runs[:2],
         estimator_table(results),
         table7(results),
         determined_table(panels),
-        bounds_table({target.label: comparisons(target) for target in targets}),
+        bounds_table(compared),
         *runs[2:],
     ]
     return Part("Certificates", shown)
 
 
-def categories_table(
-    node: Node, targets: Sequence[Target], upstream: Mapping[str, list[Artifact]]
-) -> Table | None:
-    """Return the table by category of the prompts; None where all are of one."""
-    if all(len(set(target.categories)) == 1 for target in targets):
-        return None
+def categories_table(node: Node, targets: Sequence[Target], results: Results) -> Table:
+    """Return the table by category of the prompts."""
     items = targets[0].certificates
     rule = next((item.rule for item in items if item.rule == StrictGreedy()), items[0].rule)
-    levels = targets[0].runs["eps"].unique().tolist()
-    eps = min(levels, key=lambda level: abs(level - COMPARED_AT))
-    frames = []
-    for at, target in enumerate(targets):
+    eps = compared_level(results["runs"]["eps"])
+    frames = {}
+    for target in targets:
         certified = next(item for item in target.certificates if item.rule == rule)
-        means: dict[str, Any] = {"p0": target.top[:, 0], "repeated": target.repeated}
-        if "drafts" in upstream:
-            drafts = upstream["drafts"][at].read(columns=["kl", "draft_rank"])
-            means["kl"] = drafts["kl"].to_numpy()
-            means["accepted"] = drafts["draft_rank"].to_numpy() == 1
-        steps = CategorySteps(
-            target.label, target.categories, rule, certified.lower, certified.upper, means
-        )
+        means = {"p0": target.top[1], "repeated": target.repeated}
+        if target.draft is not None:
+            means["kl"] = target.draft["kl"].to_numpy()
+            means["accepted"] = target.draft["rank"].to_numpy() == 1
+        categories = [category for *_, category in target.prompts]
         seed = node.config["statistics_seed"]
-        frames.append(category_statistics(steps, eps, target.bootstrap, seed))
-    return category_table(joined(frames), rule, eps)
+        frames[target.label] = category_statistics(
+            categories, certified, means, eps, target.bootstrap, seed
+        )
+    return category_table(together(frames), rule, eps)
 
 
 def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
@@ -206,52 +219,12 @@ def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
     return accuracy_parts(config["drafter"], answered, tables, margin, confidence)
 
 
-class Drawing:
-    """The files of all tables and figures, made by other processes while numbers are computed."""
-
-    def __init__(self, pool: ProcessPoolExecutor, study: str, note: str | None) -> None:
-        """Draw with the processes of `pool`; `study` is the printed name.
-
-        `note` is said at the end of every caption.
-        """
-        self._note = note
-        self.study = study
-        self.parts: list[Part] = []
-        self._pool = pool
-        self._begun: list[tuple[str, Future[list[tuple[str, bytes]]]]] = []
-
-    def begin(self, part: Part) -> None:
-        """Begin the files of a part."""
-        if self._note is not None:
-            part = replace(part, shown=[_noted(one, self._note) for one in part.shown])
-        self.parts.append(part)
-        for item in part.shown:
-            if isinstance(item, Table):  # quick, and its formats can't leave the process
-                made: Future[list[tuple[str, bytes]]] = Future()
-                made.set_result(files(item))
-            else:
-                made = self._pool.submit(files, item)
-            self._begun.append((part.place, made))
-
-    def finish(self) -> dict[str, bytes]:
-        """Return the files, by path in the report."""
-        found: dict[str, bytes] = {}
-        with progress_bar(len(self._begun), "table or figure", f"report {self.study}") as bar:
-            for place, made in self._begun:
-                found |= {f"{place}{path}": content for path, content in made.result()}
-                bar.update()
-        return found
-
-
-def index(study: str, parts: list[Part]) -> str:
-    """Return the beginning of the list of files, in Markdown."""
-    timed = any(part.place == "timings/" for part in parts)
-    tables = (
-        " and [tables that were timed](timings/tables.html) are among them"
-        if timed
-        else (" is one of them")
-    )
-    return INDEX.format(study=markdown(study), tables=tables)
+def index(study: str, parts: Sequence[Part]) -> str:
+    """Return the list of files, in Markdown."""
+    timed = any(part.timed for part in parts)
+    tables = " and [tables that were timed](timings/tables.html) are among them"
+    text = INDEX.format(study=markdown(study), tables=tables if timed else " is one of them")
+    return "\n".join([text, *map(listing, parts)])
 
 
 def listing(part: Part) -> str:
@@ -264,10 +237,3 @@ def listing(part: Part) -> str:
         for item in part.shown
     ]
     return "\n".join([f"## {markdown(part.title)}", "", *lines, ""])
-
-
-def _noted(item: Any, note: str) -> Any:
-    """Return a table or figure with a sentence at the end of its caption."""
-    found = copy(item)
-    object.__setattr__(found, "caption", f"{item.caption} {note}")
-    return found

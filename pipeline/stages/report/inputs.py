@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ import pandas as pd
 
 from analysis.certificates.certify import certify
 from analysis.page.steps import CANDIDATES
-from analysis.report.measured import Certified, certificate_statistics, top_statistics
-from analysis.report.published import EPS, TABLE2
+from analysis.report.measured import Certified, Target, certificate_statistics, top_statistics
+from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import Results, together
-from analysis.report.sections.bounds import Compared, has_closed_form
-from analysis.report.sections.published_matched import PAPERS, RULES, Match, nearest_temperature
+from analysis.report.sections.bounds import RuleSteps, has_closed_form
+from analysis.report.sections.published_matched import RULES, Match, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree, build
 from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
@@ -33,129 +32,103 @@ PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "frontier": "frontier",
 }
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
+DRAFT = {  # of stage drafts, and their names in `Target.draft`
+    "kl": "kl",
+    "draft_token_id": "token",
+    "draft_rank": "rank",
+    "draft_top_surprisal": "q",
+    "draft_log_prob": "p_draft",
+}
+Upstream = Mapping[str, Sequence[Artifact]]  # by stage
 
 
-@dataclass(frozen=True)
-class Target:
-    """One target's artifacts, and their columns that the report needs.
-
-    Attributes:
-        sources: the artifacts of `certificates`.
-        top: (N, R) probability of the top `ranks` tokens of each step.
-        candidates: (N, C) the most probable tokens of each step.
-        probabilities: (N, C) theirs.
-        undefined: steps at which the test of a rule, by its label, means nothing.
-        categories: (P,) of each prompt: its category, or the source where it has none.
-        repeated: (N,) whether each step lies inside a repeated passage of its answer.
-        lengths: (P,) steps of each prompt.
-    """
-
-    label: str
-    prompts: Artifact
-    dump: Artifact
-    temperature: float  # of the certified distribution
-    certificates: list[Certified]
-    sources: list[Artifact]
-    runs: pd.DataFrame
-    bootstrap: PromptBootstrap
-    ranks: tuple[int, ...]
-    top: Floats
-    candidates: np.ndarray
-    probabilities: Floats
-    undefined: dict[str, int]  # steps at which the test of a rule, by label, means nothing
-    categories: list[str]
-    repeated: Flags
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(P,) number of steps of each prompt."""
-        return self.bootstrap.steps
-
-
-def read_targets(node: Node, upstream: Mapping[str, list[Artifact]]) -> list[Target]:
-    """Read the artifacts of every target; upstream lists follow the targets."""
-    labels = node.config["targets"]
-    rules = [build(mapping) for mapping in node.config["rules"]]
+def of_targets(node: Node, upstream: Upstream) -> list[Upstream]:
+    """Return the artifacts of each target; upstream lists follow the targets."""
+    count = len(node.config["targets"])
     return [
-        read_target(
-            node,
-            label,
-            rules,
-            {
-                name: artifacts[
-                    at * len(artifacts) // len(labels) : (at + 1) * len(artifacts) // len(labels)
-                ]
-                for name, artifacts in upstream.items()
-            },
-        )
-        for at, label in enumerate(labels)
+        {
+            name: artifacts[at * len(artifacts) // count : (at + 1) * len(artifacts) // count]
+            for name, artifacts in upstream.items()
+        }
+        for at in range(count)
     ]
 
 
-def read_target(
-    node: Node, label: str, rules: list[Rule], upstream: Mapping[str, list[Artifact]]
-) -> Target:
-    """Read the artifacts of one target."""
-    (prompts,), (source,) = upstream["prompts"], upstream["distributions"]
-    ranks = tuple(k for k in RANKS if k <= source.record["facts"]["k"])
+def read_target(node: Node, at: int, sources: Upstream) -> Target:
+    """Read the target number `at` from its artifacts."""
+    (prompts,), (dump,) = sources["prompts"], sources["distributions"]
+    rules = [build(mapping) for mapping in node.config["rules"]]
+    ranks = [k for k in RANKS if k <= dump.record["facts"]["k"]]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
-    positions, top, candidates, probabilities = [], [], [], []
-    temperature = upstream["certificates"][0].record["config"]["temperature"]
-    for steps, dist in distributions.chunks(source, temperature):
-        positions.append(steps.column("position").to_numpy())
+    top, candidates, probabilities = [], [], []
+    for _, dist in distributions.chunks(dump, temperature_of(sources)):
         top.append(top_probability(dist, ranks))
         candidates.append(dist.ids[:, :CANDIDATES])
         probabilities.append(dist.probs[:, :CANDIDATES])
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
-    trajectories = Trajectories.from_positions(np.concatenate(positions))
     certificates = []
-    for rule, artifact in zip(rules, upstream["certificates"], strict=True):
+    for rule, artifact in zip(rules, sources["certificates"], strict=True):
         table = artifact.read(columns=["lower", "upper"])
         certificates.append(Certified(rule, table["lower"].to_numpy(), table["upper"].to_numpy()))
-    bootstrap = PromptBootstrap(
-        trajectories.prompts,
-        node.config["resamples"],
-        node.config["confidence"],
-        node.config["statistics_seed"],
-    )
+    steps = dump.read(columns=["prompt_id", "position", "token_id"])
+    tokens = steps["token_id"].to_numpy()
+    trajectories = Trajectories.from_positions(steps["position"].to_numpy())
+    config = node.config
+    settings = config["resamples"], config["confidence"], config["statistics_seed"]
+    known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
+    asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
+    draft, judged = None, {}
+    if "acceptance" in sources and "logged" not in sources["acceptance"][0].record["config"]:
+        table = sources["drafts"][0].read(columns=list(DRAFT)).to_pandas().rename(columns=DRAFT)
+        draft = table.assign(q=np.exp(-table["q"]), p_draft=np.exp(table["p_draft"]))
+        judged = read_judged(sources["acceptance"][0])
+    shown = np.concatenate(candidates)
+    ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
     return Target(
-        label,
-        prompts,
-        source,
-        temperature,
+        config["targets"][at],
         certificates,
-        upstream["certificates"],
-        upstream["run_lengths"][0].read().to_pandas(),
-        bootstrap,
-        ranks,
-        np.concatenate(top),
-        np.concatenate(candidates),
+        PromptBootstrap(trajectories.prompts, *settings),
+        tokens,
+        shown,
         np.concatenate(probabilities),
+        list(asked.reset_index().itertuples(index=False, name=None)),
+        dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
+        inside_repeats(tokens, trajectories.prompts),
         undefined,
-        *answers(prompts, source, trajectories),
+        distributions.words(
+            node.upstream["distributions"][at],
+            dump,
+            None if draft is None else sources["drafts"][0],
+            np.unique(np.concatenate(ids)).tolist(),
+        ),
+        draft,
+        judged,
     )
 
 
-def answers(
-    prompts: Artifact, source: Artifact, trajectories: Trajectories
-) -> tuple[list[str], Flags]:
-    """Return the (P,) category of each prompt, and which (N,) steps repeat their answer."""
-    named = prompts.read(columns=["prompt_id", "source"]).to_pydict()
-    category = dict(zip(named["prompt_id"], named["source"], strict=True))
-    table = source.read(columns=["prompt_id", "token_id"])
-    first = table["prompt_id"].take(trajectories.starts).to_pylist()
-    repeated = inside_repeats(table["token_id"].to_numpy(), trajectories.prompts)
-    return [category[name] for name in first], repeated
+def temperature_of(sources: Upstream) -> float:
+    """Return the temperature of the certified distribution."""
+    return float(sources["certificates"][0].record["config"]["temperature"])
 
 
-def read_results(
-    node: Node, targets: Sequence[Target], upstream: Mapping[str, list[Artifact]]
-) -> Results:
+def read_judged(acceptance: Artifact) -> dict[str, tuple[Flags, Flags]]:
+    """Return the (N,) steps that each rule, by label, accepted, and those it certified."""
+    table = acceptance.read(columns=["rule", "accepted", "certified"])
+    column = table["rule"].combine_chunks().dictionary_encode()
+    at = column.indices.to_numpy()
+    flags = [table[name].to_numpy() for name in ("accepted", "certified")]
+    return {
+        label: (flags[0][at == place], flags[1][at == place])
+        for place, label in enumerate(column.dictionary.to_pylist())
+    }
+
+
+def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstream]) -> Results:
     """Compute the statistics of every target, and read those of a drafter where there is one."""
     frames = {
-        "top": joined([top_statistics(t.label, t.top, t.ranks, t.bootstrap) for t in targets]),
+        "top": joined([top_statistics(t.label, t.top, t.bootstrap) for t in targets]),
         "certificates": joined(
             [
                 certificate_statistics(
@@ -170,20 +143,20 @@ def read_results(
                 for item in t.certificates
             ]
         ),
-        "runs": together({t.label: t.runs for t in targets}),
     }
+
+    def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
+        pairs = zip(targets, sources, strict=True)
+        return together({t.label: mine[stage][0].read(name).to_pandas() for t, mine in pairs})
+
+    frames["runs"] = of_stage("run_lengths")
     rules = {item.rule.label: item.rule for item in targets[0].certificates}
-    found = upstream.get("acceptance", [])
     facts: dict[str, Any] = {}
-
-    def of_targets(name: str) -> pd.DataFrame:
-        pairs = zip(targets, found, strict=True)
-        return together({t.label: artifact.read(name).to_pandas() for t, artifact in pairs})
-
+    found = sources[0].get("acceptance")
     if found and "logged" in found[0].record["config"]:
-        frames["logged"] = of_targets("statistics")
+        frames["logged"] = of_stage("acceptance", "statistics")
     elif found:
-        frames |= {name: of_targets(file) for name, file in PAIR_FRAMES.items()}
+        frames |= {name: of_stage("acceptance", file) for name, file in PAIR_FRAMES.items()}
         frames["listing"] = found[0].read("listing").to_pandas()
         facts["sampled"] = found[0].record["facts"]["sampled_temperature"]
         rules |= {rule.label: rule for rule in rules_of(found[0])}
@@ -204,70 +177,41 @@ def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def comparisons(target: Target) -> list[Compared]:
-    """Read the steps of a target at which each rule's certificate is exact and finite.
+def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
+    """Read the steps that a rule's certificates and closed forms are compared over, by rule.
 
     An engine's log has none: its log-probabilities are rounded.
     """
-    if "log_prob_error" in target.dump.record["facts"]:
-        return []
+    (dump,) = sources["distributions"]
     chosen = [
         (item, artifact)
-        for item, artifact in zip(target.certificates, target.sources, strict=True)
+        for item, artifact in zip(target.certificates, sources["certificates"], strict=True)
         if has_closed_form(item.rule)
     ]
-    if not chosen:
+    if not chosen or "log_prob_error" in dump.record["facts"]:
         return []
-    rules = [item.rule for item, _ in chosen]
-    rejected = [first_rejected_probability(item.rule, artifact) for item, artifact in chosen]
-    p0, b, theta = first_probabilities(target, rules, rejected)
-    compared = []
-    for at, (item, artifact) in enumerate(chosen):
-        active = artifact.read(columns=["active_size"])["active_size"].to_numpy()
-        rows = (item.lower == item.upper) & np.isfinite(item.upper) & ~np.isnan(b[at])
-        compared.append(
-            Compared(
-                item.rule,
-                len(rows),
-                item.lower[rows],
-                active[rows].astype(np.float64),
-                p0[rows],
-                b[at][rows],
-                theta[at][rows],
-            )
-        )
-    return compared
-
-
-def first_rejected_probability(rule: Rule, certificates: Artifact) -> np.ndarray:
-    """Return the (N,) ranks, from 0, of the tokens whose tie is a rejection; -1 if unknown."""
-    column = certificates.read(columns=["accepted_count"])["accepted_count"]
-    if isinstance(rule, Tree):
-        return np.full(len(column), rule.m)
-    return np.asarray(column.fill_null(-1).to_numpy())
-
-
-def first_probabilities(
-    target: Target, rules: Sequence[Rule], rejected: Sequence[np.ndarray]
-) -> tuple[Floats, Floats, Floats]:
-    """Return p0 (N,), and for R rules (R, N) first rejected probabilities and thresholds.
-
-    A probability that is not stored is NaN, and so is the threshold of a rule that has none.
-    """
+    frames = []
+    for item, artifact in chosen:
+        table = artifact.read(columns=["active_size", "accepted_count"]).to_pandas()
+        known = (item.lower == item.upper) & np.isfinite(item.upper)
+        # the token whose tie is a rejection, by its rank from 0; -1 where it is unknown
+        first = table["accepted_count"].fillna(-1).to_numpy(dtype=np.intp)
+        if isinstance(item.rule, Tree):
+            first = np.full(len(table), item.rule.m)
+        frames.append(table.assign(certificate=np.where(known, item.lower, np.nan), first=first))
     p0, b, theta = [], [], []
     begun = 0
-    for _, dist in distributions.chunks(target.dump, target.temperature):
+    for _, dist in distributions.chunks(dump, temperature_of(sources)):
         steps = slice(begun, begun + len(dist))
         begun = steps.stop
         p0.append(dist.top_probability)
-        b.append([probability(dist, ranks[steps]) for ranks in rejected])
-        theta.append([threshold(dist, rule) for rule in rules])
-    shape = (len(rules), begun)
-    return (
-        np.concatenate(p0),
-        np.concatenate(b, axis=1).reshape(shape),
-        np.concatenate(theta, axis=1).reshape(shape),
-    )
+        b.append([probability(dist, frame["first"].to_numpy()[steps]) for frame in frames])
+        theta.append([threshold(dist, item.rule) for item, _ in chosen])
+    columns = zip(np.concatenate(b, axis=1), np.concatenate(theta, axis=1), strict=True)
+    return [
+        (item.rule, frame.assign(p0=np.concatenate(p0), b=rejected, theta=least))
+        for (item, _), frame, (rejected, least) in zip(chosen, frames, columns, strict=True)
+    ]
 
 
 def probability(dist: TopK, ranks: np.ndarray) -> Floats:
@@ -283,40 +227,38 @@ def threshold(dist: TopK, rule: Rule) -> Floats:
     return np.full(len(dist), np.nan) if cut is None else cut.threshold(dist)
 
 
-def matches_of(target: Target, rules: Sequence[Rule]) -> list[Match]:
+def matches_of(target: Target, sources: Upstream) -> list[Match]:
     """Match a target with each model of the paper, by the temperatures that are stored."""
+    (dump,) = sources["distributions"]
     p0 = {
-        temperature: distributions.read_top_probabilities(target.dump, temperature)
-        for temperature in distributions.stored_temperatures(target.dump)
+        temperature: distributions.read_top_probabilities(dump, temperature)
+        for temperature in distributions.stored_temperatures(dump)
     }
     nearest = {paper: nearest_temperature(p0, paper) for paper in PAPERS}
-    known = {
-        temperature: measure_at(target, temperature, [rule for rule in RULES if rule in rules])
-        for temperature in sorted(set(nearest.values()))
-    }
+    known = {at: measure_at(target, dump, at) for at in sorted(set(nearest.values()))}
+    own = temperature_of(sources)
     return [
-        Match(target.label, paper, target.temperature, at, min(p0), max(p0), known[at])
+        Match(target.label, paper, own, at, min(p0), max(p0), known[at])
         for paper, at in nearest.items()
     ]
 
 
-def measure_at(target: Target, temperature: float, rules: Sequence[Rule]) -> Results:
+def measure_at(target: Target, dump: Artifact, temperature: float) -> Results:
     """Certify a target's stored distributions at one of their temperatures.
 
-    Args:
-        target: whose steps, prompts and resamples are taken.
-        temperature: a stored one.
-        rules: those the paper has numbers of; run lengths are estimated for those of Table 2.
+    The rules are those that the paper has numbers of; run lengths are of those of Table 2.
     """
+    rules = [rule for rule in RULES if rule in target.lower]
+    ranks = list(target.top)
     top, lower, upper = [], [], []
-    for _, dist in distributions.chunks(target.dump, temperature):
-        top.append(top_probability(dist, target.ranks))
+    for _, dist in distributions.chunks(dump, temperature):
+        top.append(top_probability(dist, ranks))
         if rules:
             found = certify(dist, rules)
             lower.append(found.lower)
             upper.append(found.upper)
     label, bootstrap = target.label, target.bootstrap
-    trajectories = Trajectories(np.append(0, np.cumsum(target.lengths)[:-1]), bootstrap.prompts)
+    trajectories = Trajectories(np.append(0, np.cumsum(bootstrap.steps)[:-1]), bootstrap.prompts)
     certificates, runs = [], []
     for at, rule in enumerate(rules):
         low, high = (np.concatenate([part[:, at] for part in parts]) for parts in (lower, upper))
@@ -328,7 +270,9 @@ def measure_at(target: Target, temperature: float, rules: Sequence[Rule]) -> Res
         [label],
         {rule.label: rule for rule in rules},
         {
-            "top": top_statistics(label, np.concatenate(top), target.ranks, bootstrap),
+            "top": top_statistics(
+                label, dict(zip(ranks, np.concatenate(top).T.copy(), strict=True)), bootstrap
+            ),
             "certificates": joined(certificates),
             "runs": joined(runs),
         },

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,15 +20,16 @@ from analysis.acceptance.verdict import Advice, advise
 from analysis.decoding.metrics import Decoded
 from analysis.page import screen, steps
 from analysis.page.charts import charts
-from analysis.page.steps import TargetSteps
+from analysis.report.measured import Target
 from analysis.report.notes import shared_notes
+from analysis.report.published import PAPERS
 from analysis.report.records import Part, Results, Table
-from analysis.report.render import html_table, notes
+from analysis.report.render import PUBLISHED, lines, spans
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.formats.engine_settings import ENGINES, setting_values
-from pipeline.stages.report.page.bundle import Bundle
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import verdict, verdict_lines
+from pipeline.store.durable import put
 from pipeline.store.node import VERDICT, Node
 
 WEB = Path(__file__).parent / "web"
@@ -37,12 +41,12 @@ MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy
 def page_files(
     node: Node,
     upstream: Mapping[str, list[Artifact]],
-    targets: Sequence[TargetSteps],
-    pairs: Results | None,
+    targets: Sequence[Target],
+    results: Results,
     timed: Sequence[tuple[Decoded, pd.DataFrame]],
     parts: Sequence[Part],
-    told: Mapping[str, Any],
-    bundle: Bundle,
+    introduction: Sequence[str],
+    setups: Mapping[str, Mapping[str, str]],
 ) -> dict[str, bytes]:
     """Return the page, one file that needs no other and no network, and what stands beside it.
 
@@ -52,26 +56,26 @@ def page_files(
         node: of the report.
         upstream: artifacts by stage.
         targets: the steps of each.
-        pairs: what was measured of the drafter; None without one, or where both were only logged.
+        results: what was measured.
         timed: what was decoded and its speeds, target by target; empty where nothing was.
-        parts: all tables and figures by part.
-        told: `introduction`, paragraphs; `setups`, facts by part and target; `published`, the table
-            beside the paper's numbers where it belongs on the page, else None.
-        bundle: the script of the charts.
+        parts: all tables and figures by part, those beside the published last.
+        introduction: paragraphs.
+        setups: how the numbers of each target were made.
     """
-    advice = verdicts_of(node, upstream, [target.label for target in targets], timed)
+    study, note = node.config["study"], node.config.get("note")
+    advice = verdicts_of(node, upstream, results.targets, timed)
     rules = steps.embedded(list(targets[0].lower), sum(len(one.tokens) for one in targets))
-    drafter = None if pairs is None else pairs.drafter
+    pairs = results if "acceptance" in results else None  # step by step, not of two logs
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["whole"] = whole
     css = (WEB / "page.css").read_text(encoding="utf-8")
+    environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
+    environment.globals |= {"study": study, "note": note, "css": css}
     shown = {
-        "study": node.config["study"],
-        "drafter": drafter,
-        "note": node.config.get("note"),
-        "targets": [target.label for target in targets],
+        "drafter": None if pairs is None else pairs.drafter,
+        "targets": results.targets,
         "advice": advice,
         "facts": [
             screen.facts_of_target(target)
@@ -85,39 +89,49 @@ def page_files(
         "contradictions": [steps.contradictions(target) for target in targets],
         "timed": bool(timed),
         "parts": parts,
-        **told,
+        "introduction": introduction,
+        "setups": setups,
+        "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
+        "published": parts[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
     }
     data = data_of(targets, pairs, rules) | {"flags": flags(upstream, rules)}
     timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed]}
     text = environment.get_template("page.html").render(
         page=shown,
-        published="" if told["published"] is None else html_table(told["published"]),
-        css=css,
         data=packed(data),
         timings=packed(timings),
-        bundle=packed(bundle.read()),
+        bundle=packed(bundle()),
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
-    beside = {
-        f"{place}tables.html": environment.get_template("tables.html").render(
-            study=node.config["study"], css=css, **tables_of(mine)
-        )
-        for place in ("", "timings/")
-        if (mine := [part for part in parts if part.place == place])
-    }
-    found = {"index.html": text, VERDICT: verdict_lines(advice), **beside}
+    found = {"index.html": text, VERDICT: verdict_lines(advice)}
+    for place in ("", "timings/"):
+        if mine := [part for part in parts if part.place == place]:
+            tables = [item for part in mine for item in part.shown if isinstance(item, Table)]
+            found[f"{place}tables.html"] = environment.get_template("tables.html").render(
+                parts=mine, shared=shared_notes(tables)
+            )
     return {name: content.encode() for name, content in found.items()}
 
 
-def tables_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what a page of all tables and figures of some parts shows."""
-    tables = [item for part in parts for item in part.shown if isinstance(item, Table)]
-    return {
-        "parts": parts,
-        "shared": shared_notes(tables),
-        "tables": {table: html_table(table) for table in tables},
-        "notes": {table: notes(table) for table in tables},
-    }
+def bundle() -> str:
+    """Return Vega, Vega-Lite and vega-embed as one script, safe inside an element of HTML.
+
+    vl-convert puts them together, which takes four seconds. They depend on its version only, so
+    they are kept beside this module's compiled code.
+    """
+    file = Path(__file__).parent / "__pycache__" / f"vega-{version('vl-convert-python')}.js"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    import vl_convert
+
+    script = str(vl_convert.javascript_bundle())
+    script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    with suppress(OSError):  # what can't be kept is made again
+        file.parent.mkdir(exist_ok=True)
+        beside = file.with_suffix(f".{os.getpid()}.tmp")
+        beside.write_text(script, encoding="utf-8")
+        put(beside, file)
+    return script
 
 
 def whole(text: str) -> str:
@@ -156,7 +170,7 @@ def packed(data: Any) -> str:
 
 
 def data_of(
-    targets: Sequence[TargetSteps], pairs: Results | None, rules: Sequence[Rule]
+    targets: Sequence[Target], pairs: Results | None, rules: Sequence[Rule]
 ) -> dict[str, Any]:
     """Return what the scripts read; the clock decides nothing here."""
     return {
