@@ -5,11 +5,10 @@ First a line for every check, with status 1 at the end when one failed:
 - decoding a batch and each prompt alone emits the same tokens, in float32 and bfloat16, and padding
   gives no NaN;
 - the statistics agree with the CPU's;
-- memory that runs out halves one shard;
 - the decoding loop with a chain and with a tree emits the tokens of the target alone.
 
 Then speeds: the paper's shapes with random weights (nothing is downloaded), 500 prompts, 128 steps,
-by the stage's own code; seconds are wall-clock, with writing the file.
+by the stage's own code; seconds are wall-clock, without writing files.
 
 ``--reduced`` runs it all with small shapes, on the CPU too, where what needs CUDA is left out.
 """
@@ -18,11 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,15 +31,12 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
-from pipeline.execution.shard_plan import Plan, at_most
-from pipeline.execution.shards import compute_unfinished, join, out_of_memory
+from pipeline.execution.shards import out_of_memory
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
+from pipeline.models.forced import Found
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import tempered_statistics
-from pipeline.stages.distributions.compute import Decoder
-from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
-from pipeline.store import columns
-from pipeline.store.artifacts import Pending
+from pipeline.stages.distributions.decode import decode_batch
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
@@ -59,7 +53,7 @@ REDUCED: dict[str, Any] = {
     "vocab_size": 2048, "head_dim": 32, "num_key_value_heads": 2, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-GREEDY = Sampling(0.0, 1.0, 0, 0)
+GREEDY = {"k": 256, "temperatures": [], "temperature": 0.0, "seed": 0}
 STEPS = 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 PARTINGS = {"float32": 0.0, "bfloat16": 0.02}  # a step: a close argmax may change with padding
@@ -92,12 +86,11 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
     return model, random_prompts(16, 300, model.vocab_size)
 
 
-def decoded(model: LanguageModel, prompts: Prompts) -> DecodedBatch:
-    """Decode greedily."""
-    decoding, watch = Decoding(STEPS, 64, [0.5], GREEDY), Stopwatch(model.device)
-    out = decode_batch(model, prompts, decoding, watch, lambda _: None)
-    watch.seconds()
-    return out.to_host()
+def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> Found:
+    """Decode greedily; return all that is stored, on the host."""
+    watch = Stopwatch(model.device)
+    out = decode_batch(model, prompts, GREEDY | {"steps": steps}, watch, lambda _: None)
+    return {name: tensor.cpu() for name, tensor in out.items()}
 
 
 def parting_share(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -112,15 +105,15 @@ def same_tokens(device: torch.device, dtype: str) -> str:
     model, prompts = small(device, dtype)
     together = decoded(model, prompts)
     alone = [decoded(model, {name: ids}) for name, ids in prompts.items()]
-    tokens = torch.cat([one.token_id for one in alone])
-    share = parting_share(tokens, together.token_id)
-    assert together.statistics.entropy.isfinite().all(), "an entropy is not finite"
+    tokens = torch.cat([one["token_id"] for one in alone])
+    share = parting_share(tokens, together["token_id"])
+    assert together["entropy"].isfinite().all(), "an entropy is not finite"
     assert share <= PARTINGS[dtype], f"texts part at {share:.2%} of the steps"
     # logits are comparable as long as the texts are the same
-    same = (tokens == together.token_id).cumprod(1).bool()
+    same = (tokens == together["token_id"]).cumprod(1).bool()
     same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1)
-    sums = torch.cat([one.statistics.logsumexp for one in alone])
-    apart = (sums - together.statistics.logsumexp).abs()[same].max().item()
+    sums = torch.cat([one["logsumexp"] for one in alone])
+    apart = (sums - together["logsumexp"]).abs()[same].max().item()
     assert apart <= TOLERANCE[dtype], f"log-sum-exps are {apart:.3g} apart"
     return f"steps at which texts part from those alone: {share:.2%}; apart {apart:.2g}"
 
@@ -136,42 +129,6 @@ def statistics_agree(device: torch.device) -> str:
     worst = max((a - b.cpu()).abs().max().item() for a, b in pairs)
     assert worst <= 1e-10, f"statistics are {worst:.3g} apart"
     return f"{worst:.2g} apart"
-
-
-def dumped(decoder: Any, prompts: Prompts, batch: int, decoding: Decoding, label: str) -> Plan:
-    """Decode prompts by the stage's own shards, up to the joined data.parquet; return the plan."""
-    model = decoder.model
-    with tempfile.TemporaryDirectory() as folder:
-        pending = Pending(Path(folder), "distributions")
-        plan = Plan.open(pending, {name: len(ids) for name, ids in prompts.items()}, at_most(batch))
-        compute_unfinished(
-            plan, decoder.compute, steps=decoding.steps, label=label, device=model.device
-        )
-        k = min(decoding.k, model.vocab_size)
-        join(plan, list(prompts), pending, columns.schema("distributions", k=k))
-        assert pending.rows["data"] == len(prompts) * decoding.steps
-    return plan
-
-
-def memory_runs_out(device: torch.device) -> str:
-    """Check that a shard that does not fit is halved, and no other."""
-    model, prompts = small(device, "bfloat16")
-    decoding = Decoding(STEPS, 64, [], GREEDY)
-    decoder = Decoder(model, prompts, decoding)
-    real, tried = decoder.compute, list[int]()
-
-    def compute(shard: Any, path: Path, progress: Any) -> Any:
-        tried.append(len(shard.prompts))
-        if len(tried) == 1 and device.type == "cuda":
-            torch.empty(1 << 50, dtype=torch.uint8, device=device)  # really runs out
-        elif len(tried) == 1:
-            raise MemoryError
-        return real(shard, path, progress)
-
-    decoder.compute = compute  # type: ignore[method-assign]
-    dumped(decoder, prompts, 8, decoding, "small")
-    assert tried == [8, 4, 4, 8], f"shards of {tried} were tried"
-    return f"shards of {tried} prompts"
 
 
 def loop_emits_the_target(device: torch.device) -> str:
@@ -194,7 +151,6 @@ CHECKS: dict[str, Callable[[torch.device], str]] = {
     "tokens, float32": partial(same_tokens, dtype="float32"),
     "tokens, bfloat16": partial(same_tokens, dtype="bfloat16"),
     "statistics": statistics_agree,
-    "memory runs out": memory_runs_out,
     "decoding": loop_emits_the_target,
 }
 
@@ -220,26 +176,27 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
     machine = describe_device(device) | {"torch": torch.__version__}
     print(json.dumps(machine | {"prompts": count, "steps": steps}))
-    decoding = Decoding(steps, 256, [], GREEDY)
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", device, label)
         prompts = random_prompts(count, longest, model.vocab_size)
-        decoder = Decoder(model, prompts, decoding)
-        dumped(decoder, dict(list(prompts.items())[:8]), 8, decoding, label)  # to warm up
+        by_length = sorted(prompts, key=lambda name: -len(prompts[name]))
+        decoded(model, {name: prompts[name] for name in by_length[-8:]}, steps)  # to warm up
         for batch in batches:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             begun = time.perf_counter()
             try:
-                plan = dumped(decoder, prompts, batch, decoding, label)
+                for at in range(0, count, batch):
+                    decoded(
+                        model, {name: prompts[name] for name in by_length[at : at + batch]}, steps
+                    )
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
                 print(f"{label}: batch {batch} does not fit", flush=True)
                 continue
             rate = count * steps / (time.perf_counter() - begun)
-            yield {"target": label, "batch": max(len(shard.prompts) for shard in plan.shards),
-                   "tokens_per_second": round(rate),
+            yield {"target": label, "batch": batch, "tokens_per_second": round(rate),
                    "peak_GiB": round(peak_memory(device) / 2**30, 1)}  # fmt: skip
 
 

@@ -71,6 +71,23 @@ def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
+def table(values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
+    """Return the table of a schema from its columns by name."""
+    import pyarrow as pa
+
+    arrays = [array(values[field.name], field.type) for field in schema]
+    return pa.table(arrays, schema=schema)
+
+
+def steps_of(prompt: str, values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
+    """Return the table of the n steps of a prompt from its other columns (n, ...) by name."""
+    import numpy as np
+
+    n = len(values["token_id"])
+    place = {"prompt_id": np.full(n, prompt, dtype=object), "position": np.arange(n)}
+    return table({**values, **place}, schema)
+
+
 def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Return a column without nulls: (N,) numbers or flags, or (N, K) of lists of one length."""
     import pyarrow as pa

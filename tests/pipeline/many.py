@@ -96,8 +96,6 @@ class Mortal:
 
 def open_mortal_decoder(node: Node, upstream: Upstream) -> Mortal:
     """The worker of stage distributions."""
-    from pipeline.stages.distributions.compute import NodeDecoder
-    from pipeline.store.distributions import read_token_ids
+    from pipeline.stages.distributions.compute import Decoder
 
-    worker = NodeDecoder(node, read_token_ids(upstream["prompts"][0]))
-    return Mortal(worker, Path(node.settings["execution"]["dies"]))
+    return Mortal(Decoder(node, upstream), Path(node.settings["execution"]["dies"]))

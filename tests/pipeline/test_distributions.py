@@ -20,7 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.models import load as models
 from pipeline.models.logit_statistics import logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
-from pipeline.stages.distributions.decode import Sampling, choose, uniforms
+from pipeline.stages.distributions.decode import choose, uniforms
 from pipeline.store import distributions as stored
 from pipeline.store.artifacts import Artifact
 from tests.pipeline import tiny
@@ -156,7 +156,7 @@ def test_sampled_frequencies() -> None:
         order = np.argsort(-p)
         p[order[kept:]] = 0  # top_p 0.8 at 1.3: 0.507 + 0.235 < 0.8 <= with the third
         rows = logits.expand(n, -1)
-        tokens = choose(rows, rows.argmax(1), Sampling(temperature, top_p, nucleus, 0), uniform)
+        tokens = choose(rows, uniform, temperature, top_p, nucleus)
         counts = np.bincount(tokens.numpy(), minlength=6)
         assert counts[p == 0].sum() == 0
         assert stats.chisquare(counts[p > 0], n * p[p > 0] / p.sum()).pvalue > 0.01
@@ -198,7 +198,7 @@ def test_joined_but_unpublished_run_is_not_decoded_again(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(distributions, "distribution_facts", lambda *_: 1 / 0)
+        patch.setattr(distributions, "throughput", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             dump(model, source, tmp_path)
     monkeypatch.setattr(distributions, "decode_batch", None)

@@ -17,7 +17,6 @@ import torch
 
 from analysis.acceptance import divergences
 from pipeline.errors import PipelineError
-from pipeline.execution.stopwatch import Stopwatch
 from pipeline.execution.threads import in_threads
 from pipeline.models import vocabulary
 from pipeline.models.forced import Batch, Found
@@ -63,7 +62,7 @@ def plain(model: LanguageModel, name: str, rows: int = VOCAB) -> np.ndarray:
 
 def run(both: ComparedPair) -> Found:
     batch = Batch.make(list(PROMPTS.values()), list(ANSWERS.values()), torch.device("cpu"))
-    return teacher_force(both, batch, Stopwatch(torch.device("cpu")), lambda steps: None)
+    return teacher_force(both, batch, lambda steps: None)
 
 
 @pytest.mark.parametrize("block", [1 << 20, 3 * VOCAB])  # all at once, a position at a time

@@ -6,12 +6,11 @@ joined in the order of the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 
 from pipeline.errors import PipelineError
@@ -20,8 +19,9 @@ from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
-from pipeline.models.load import LanguageModel, load_model, skeleton
-from pipeline.stages.distributions.decode import DecodedBatch, Decoding, Sampling, decode_batch
+from pipeline.models.forced import Found
+from pipeline.models.load import load_model, skeleton
+from pipeline.stages.distributions.decode import decode_batch
 from pipeline.stages.distributions.score import score_batch, served_answers, tell_drift
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
@@ -46,7 +46,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     model.check_context(max(lengths.values()) + (0 if served else steps), "distributions.steps")
     for name, ids in prompts.items():
         model.check_tokens([*ids, *answers.get(name, ())], f"prompt {name}")
-    with open_workers(open_scorer if served else open_decoder, node, upstream) as workers:
+    with open_workers(Decoder, node, upstream) as workers:
         plan = Plan.open(pending, lengths, workers.cut)
         workers.compute_unfinished(plan, steps=steps, label=node.settings["label"])
         pending.facts |= workers.facts(plan)
@@ -61,107 +61,73 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         pending.facts["drift"] = tell_drift(node, source, pending)
 
 
-def decoding_of(config: Mapping[str, Any]) -> Decoding:
-    """Return what a node's configuration asks for."""
-    sampling = Sampling(*(config[name] for name in ("temperature", "top_p", "top_k", "seed")))
-    return Decoding(config["steps"], config["k"], config["temperatures"], sampling)
-
-
 class Decoder:
-    """A model that decodes one shard after the other."""
+    """The model of a node; see `pipeline.execution.workers.Worker`.
 
-    def __init__(
-        self, model: LanguageModel, prompts: Mapping[str, list[int]], decoding: Decoding
-    ) -> None:
-        """Decode shards of `prompts`."""
-        self.device = model.device
-        self.model = model
-        self._prompts, self._decoding = prompts, decoding
+    It decodes prompts, or reads them with the answers that an engine served.
+    """
 
-    def compute(
-        self, shard: Shard, path: Path, progress: Callable[[int], object]
-    ) -> Callable[[], ShardMeasured]:
-        """Decode a shard; its transfer and writing are left for later."""
-        watch = Stopwatch(self.device)
-        batch = {name: self._prompts[name] for name in shard.prompts}
-        out = self._run(batch, watch, progress)
-        return partial(write_shard, self.model.label, batch, out, watch, path)
-
-    def _run(
-        self, batch: dict[str, list[int]], watch: Stopwatch, progress: Callable[[int], object]
-    ) -> DecodedBatch:
-        return decode_batch(self.model, batch, self._decoding, watch, progress)
-
-
-class NodeDecoder(Decoder):
-    """The model of a node; see `pipeline.execution.workers.Worker`."""
-
-    def __init__(self, node: Node, prompts: Mapping[str, list[int]]) -> None:
-        """Load it."""
-        model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
-        super().__init__(model, prompts, decoding_of(node.config))
-        self._node = node
+    def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
+        """Load it, and the prompts."""
+        source = upstream["prompts"][0]
+        self.model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
+        self.device = self.model.device
+        self._node, self._prompts = node, read_token_ids(source)
+        self._answers = served_answers(node, source) if "served" in node.config else None
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
         return at_most(self._node.settings["batch"] or BATCH[self.device.type])(lengths)
 
+    def compute(
+        self, shard: Shard, path: Path, progress: Callable[[int], object]
+    ) -> Callable[[], ShardMeasured]:
+        """Decode or read a shard; its transfer and writing are left for later."""
+        watch = Stopwatch(self.device)
+        batch = {name: self._prompts[name] for name in shard.prompts}
+        asked = self._node.config
+        if self._answers is None:
+            out = decode_batch(self.model, batch, asked, watch, progress)
+        else:
+            answers = [self._answers[name] for name in batch]
+            out = score_batch(self.model, list(batch.values()), answers, asked, watch, progress)
+        return partial(write_shard, self.model.label, shard.prompts, out, watch, path)
+
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return what the record says of the model, the run and its throughput."""
-        return distribution_facts(self._node, self.model, measured)
-
-
-def open_decoder(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> NodeDecoder:
-    """Load the model of a node, and the prompts that it decodes."""
-    return NodeDecoder(node, read_token_ids(upstream["prompts"][0]))
-
-
-class Scorer(NodeDecoder):
-    """The model of a node, which reads prompts with the answers that an engine served."""
-
-    def __init__(self, node: Node, source: Artifact) -> None:
-        """Load it."""
-        super().__init__(node, read_token_ids(source))
-        self._answers = served_answers(node, source)
-
-    def _run(
-        self, batch: dict[str, list[int]], watch: Stopwatch, progress: Callable[[int], object]
-    ) -> DecodedBatch:
-        answers = [self._answers[name] for name in batch]
-        return score_batch(
-            self.model, list(batch.values()), answers, self._decoding, watch, progress
-        )
-
-
-def open_scorer(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> Scorer:
-    """Load the model of a node, and the prompts and answers that it reads."""
-    return Scorer(node, upstream["prompts"][0])
+        model, config, settings = self.model, self._node.config, self._node.settings
+        return {
+            "model": model.label,
+            "revision": settings["revision"],
+            "commit": config["model"].get("commit"),
+            "origin": origin(settings["path"]),
+            "vocab_size": model.vocab_size,
+            "k": min(config["k"], model.vocab_size),
+            "dtype": config["model"]["dtype"],
+            "logits_dtype": config["model"]["head_dtype"],
+            "attention": config["model"]["attention"],
+            "sampling": {name: config[name] for name in ("temperature", "top_p", "top_k", "seed")},
+            "temperatures": config["temperatures"],
+            "eos": list(model.eos),
+            **describe_device(model.device),
+            "peak_memory_bytes": peak_memory(model.device),
+            **throughput(measured),
+        }
 
 
 def write_shard(
-    label: str, prompts: dict[str, list[int]], out: DecodedBatch, watch: Stopwatch, path: Path
+    label: str, prompts: Sequence[str], out: Found, watch: Stopwatch, path: Path
 ) -> dict[str, Any]:
-    """Transfer, check and write a decoded shard; return what was measured."""
-    names = list(prompts)
-    seconds = watch.seconds()  # waits for the device
-    host = Stopwatch(torch.device("cpu"))
-    with host("transfer"):
-        out = out.to_host()
-    check_finite_steps(label, names, out)
-    with host("write"):
-        schema = columns.schema("distributions", k=out.statistics.top_ids.shape[2])
-        write_groups(path, decoded_tables(names, out, schema), schema)
-    return {"seconds": seconds | host.seconds(), "rows": int(out.lengths.sum())}
-
-
-def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> None:
-    """Check the stored steps.
+    """Transfer, check and write a decoded shard; return what was measured.
 
     Raises:
         PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
     """
-    inside = torch.arange(out.token_id.shape[1]) < out.lengths[:, None]
-    broken = (inside & ~out.statistics.entropy.isfinite()).nonzero()
+    seconds = watch.seconds()  # waits for the device
+    out = {name: tensor.cpu() for name, tensor in out.items()}
+    lengths = out.pop("lengths")
+    inside = torch.arange(out["token_id"].shape[1]) < lengths[:, None]
+    broken = (inside & ~out["entropy"].isfinite()).nonzero()
     if len(broken):
         row, step = broken[0].tolist()
         raise PipelineError(
@@ -169,42 +135,10 @@ def check_finite_steps(label: str, prompts: list[str], out: DecodedBatch) -> Non
             f"({len(broken)} steps of this batch): try dtype: float32 or attention: eager for "
             "this model, and check its weights"
         )
-
-
-def decoded_tables(prompts: list[str], out: DecodedBatch, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of each prompt."""
-    values = {"token_id": out.token_id} | out.statistics._asdict()
-    values |= {f"tempered_{name}": column for name, column in out.tempered._asdict().items()}
-    for row, prompt in enumerate(prompts):
-        n = int(out.lengths[row])
-        arrays = {
-            name: columns.array(tensor[row, :n].numpy(), schema.field(name).type)
-            for name, tensor in values.items()
-        }
-        arrays["prompt_id"] = pa.repeat(prompt, n)
-        arrays["position"] = pa.array(range(n), pa.int32())
-        yield pa.table([arrays[name] for name in schema.names], schema=schema)
-
-
-def distribution_facts(
-    node: Node, model: LanguageModel, measured: Sequence[ShardMeasured]
-) -> dict[str, Any]:
-    """Return what the record says of the model, the run and its throughput."""
-    config = node.config
-    return {
-        "model": model.label,
-        "revision": node.settings["revision"],
-        "commit": config["model"].get("commit"),
-        "origin": origin(node.settings["path"]),
-        "vocab_size": model.vocab_size,
-        "k": min(config["k"], model.vocab_size),
-        "dtype": config["model"]["dtype"],
-        "logits_dtype": config["model"]["head_dtype"],
-        "attention": config["model"]["attention"],
-        "sampling": {name: config[name] for name in ("temperature", "top_p", "top_k", "seed")},
-        "temperatures": config["temperatures"],
-        "eos": list(model.eos),
-        **describe_device(model.device),
-        "peak_memory_bytes": peak_memory(model.device),
-        **throughput(measured),
-    }
+    schema = columns.schema("distributions", k=out["top_ids"].shape[2])
+    tables = (
+        columns.steps_of(prompt, {name: t[row, :n].numpy() for name, t in out.items()}, schema)
+        for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
+    )
+    write_groups(path, tables, schema)
+    return {"seconds": seconds, "rows": int(lengths.sum())}

@@ -70,5 +70,4 @@ def table_of(log: EngineLog, vocab_size: int) -> pa.Table:
         "entropy": np.full(rows, np.nan),
         **dict.fromkeys(columns.TEMPERED, np.empty((rows, 0))),
     }
-    arrays = [columns.array(found[name], schema.field(name).type) for name in schema.names]
-    return pa.table(arrays, schema=schema)
+    return columns.table(found, schema)

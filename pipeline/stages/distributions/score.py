@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.execution.threads import in_threads
 from pipeline.models.forced import HELD, Batch, Found, joined
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.logit_statistics import LogitStatistics, Tempered, tempered_statistics
 from pipeline.models.passes import Texts
-from pipeline.stages.distributions.decode import DecodedBatch, Decoding
+from pipeline.stages.distributions.decode import stored_statistics
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import numbers
 from pipeline.store.node import Node
@@ -50,43 +49,34 @@ def score_batch(
     model: LanguageModel,
     prompts: list[list[int]],
     answers: list[list[int]],
-    decoding: Decoding,
+    asked: Mapping[str, Any],
     watch: Stopwatch,
     progress: Callable[[int], object],
-) -> DecodedBatch:
-    """Return the distributions along given answers, in one teacher-forced pass of blocks."""
+) -> Found:
+    """Return what `decode_batch` returns, of given answers: one teacher-forced pass of blocks."""
     batch = Batch.make(prompts, answers, model.device)
     texts = Texts(model, batch.ids.shape[1], padding=batch.padding)
-    k, parts = min(decoding.k, model.vocab_size), []
+    k, parts = min(asked["k"], model.vocab_size), []
+
+    def statistics(logits: torch.Tensor) -> Found:
+        found = joined(
+            in_threads(
+                lambda rows: stored_statistics(logits[rows], k, asked["temperatures"]),
+                len(logits),
+                logits.device,
+            )
+        )
+        return {name: tensor.unflatten(0, (len(answers), -1)) for name, tensor in found.items()}
+
     for begin, end, steps in batch.blocks(HELD[model.device.type], model.vocab_size):
         with watch("decode" if steps else "prefill"):
             logits = texts.read(batch.ids[:, begin:end], max(steps, 1))
         if steps:
             with watch("statistics"):
-                found = _statistics(logits.flatten(0, 1), k, [1.0, *decoding.temperatures])
-                parts.append(
-                    {name: t.unflatten(0, (len(answers), -1)) for name, t in found.items()}
-                )
+                parts.append(statistics(logits.flatten(0, 1)))
             progress(steps * len(answers))
-    whole = joined(parts, dim=1)
-    whole["top_ids"] = whole["top_ids"].int()
-    return DecodedBatch(
-        token_id=batch.ids[:, batch.width :].int(),
-        statistics=LogitStatistics(*(whole[name] for name in LogitStatistics._fields)),
-        tempered=Tempered(*(whole[f"tempered_{name}"] for name in Tempered._fields)),
-        lengths=batch.lengths,
-    )
-
-
-def _statistics(logits: torch.Tensor, k: int, temperatures: Sequence[float]) -> Found:
-    """Return the statistics of logits (N, V), by column."""
-
-    def of(rows: slice) -> Found:
-        found, tempered = tempered_statistics(logits[rows], k, temperatures)
-        others = {f"tempered_{name}": column for name, column in tempered._asdict().items()}
-        return found._asdict() | others
-
-    return joined(in_threads(of, len(logits), logits.device))
+    own = {"token_id": batch.ids[:, batch.width :].int(), "lengths": batch.lengths}
+    return joined(parts, dim=1) | own
 
 
 def tell_drift(node: Node, source: Artifact, pending: Pending) -> dict[str, Any]:

@@ -80,18 +80,28 @@ def nodes(request: Request) -> list[Node]:
     config, drafter = request.config, request.config.drafter
     if drafter is None:
         return []
-    if config.distributions.source == "logs":
-        return [_logged(request, distributions) for distributions in request.nodes["distributions"]]
-    if drafter.head is None and request.asked & {"drafts", "decoding", "accuracy"}:
+    logged = config.distributions.source == "logs"
+    if not logged and drafter.head is None and request.asked & {"drafts", "decoding", "accuracy"}:
         for key, target in config.targets.items():
             check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
-    if drafter.head is not None and "drafts" in request.asked and _wanted(request):
-        check_depths(drafter.head.depths, config.prompts.min_tokens)
+    if not logged and drafter.head is not None and "drafts" in request.asked and _wanted(request):
+        depths, shortest = drafter.head.depths, config.prompts.min_tokens
+        if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
+            raise PipelineError(
+                f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
+                f"draft of that depth follows at least {depths + 1} tokens"
+            )
     return [
         Node(
             STAGE.name,
             distributions.label,
             {
+                "log": log_slice("drafter", drafter.path, config, request.identities),
+                "vocab_size": config.distributions.log.vocab_size,
+                "k": config.distributions.k,
+            }
+            if logged
+            else {
                 "target": distributions.config["model"],
                 "drafter": drafter_slice(drafter, request.identities),
                 "temperature": config.certificates.temperature,
@@ -112,41 +122,6 @@ def _wanted(request: Request) -> bool:
         return True
     methods = build_methods(asked.methods, asked.draft_length, measured=True)
     return any(method.needs_drafts for method in methods)
-
-
-def _logged(request: Request, distributions: Node) -> Node:
-    """The log of a drafter beside that of a target."""
-    drafter = request.config.drafter
-    assert drafter is not None
-    return Node(
-        STAGE.name,
-        distributions.label,
-        {
-            "log": log_slice("drafter", drafter.path, request.config, request.identities),
-            "vocab_size": request.config.distributions.log.vocab_size,
-            "k": request.config.distributions.k,
-        },
-        {"prompts": distributions.upstream["prompts"], "distributions": (distributions,)},
-        settings={
-            "target": distributions.settings,
-            "drafter": run_settings(request.config, drafter),
-        },
-    )
-
-
-def check_depths(depths: int, min_tokens: int) -> None:
-    """Check that a draft of every depth can begin within the shortest prompt.
-
-    What is drafted first follows two tokens: one with a hidden state, and one that is read with it.
-
-    Raises:
-        PipelineError: it can't.
-    """
-    if min_tokens <= depths:
-        raise PipelineError(
-            f"prompts.min_tokens={min_tokens} is too small for drafter.head.depths={depths}: a "
-            f"draft of that depth follows at least {depths + 1} tokens"
-        )
 
 
 STAGE = Stage(

@@ -6,7 +6,6 @@ the same p. How far it is from the p that the text was decoded with is reported 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
+from pipeline.execution.stopwatch import describe_device, peak_memory
 from pipeline.execution.workers import open_workers
-from pipeline.models.forced import Batch, Found
+from pipeline.models.forced import Batch
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
@@ -65,11 +64,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         ),
     )
     write_tokens(tokenizer, answers, pending)
-    print(
-        "{}: {seconds_per_thousand_steps:.3g} s a thousand steps (their decoding took "
-        "{generation_seconds_per_thousand_steps:.3g} s)".format(label, **pending.facts),
-        flush=True,
-    )
 
 
 class Comparer:
@@ -81,26 +75,34 @@ class Comparer:
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
         """
+        self._node, distributions, label = node, upstream["distributions"][0], pair_label(node)
         tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
-        self._tokens = 1 + max(tokenizer.get_vocab().values())
-        self._node, self._distributions = node, upstream["distributions"][0]
         self._prompts = read_token_ids(upstream["prompts"][0])
-        self._answers = read_answers(self._distributions, ["token_id", "top_ids", "top_logits"])
-        self._pair = load_compared_pair(node, self._tokens, self._distributions)
-        self.device = self._pair.target.device
-        self._check_answers()
-
-    def _check_answers(self) -> None:
-        pair, answers = self._pair, self._answers
-        longest = max(len(self._prompts[name]) + len(answer) for name, answer in answers.items())
-        for model in (pair.target, pair.drafter):
+        self._answers = read_answers(distributions, ["token_id", "top_ids", "top_logits"])
+        target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
+        tokens = 1 + max(tokenizer.get_vocab().values())
+        rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, label)
+        self._pair = ComparedPair(
+            target,
+            drafter,
+            rows,
+            min(distributions.record["facts"]["k"], rows),
+            min(DRAFT_K, rows),
+            node.config["temperature"],
+            LOGITS_HELD,
+            depths_of(node),
+            sampled_temperature(distributions.record["config"]),
+        )
+        self.device = target.device
+        longest = max(len(self._prompts[name]) + len(one) for name, one in self._answers.items())
+        for model in (target, drafter):
             if isinstance(model, LanguageModel):
                 model.check_context(longest, "distributions.steps")
-        largest = max(max(answer["token_id"].to_pylist()) for answer in answers.values())
-        if largest >= pair.rows:
+        largest = max(max(answer["token_id"].to_pylist()) for answer in self._answers.values())
+        if largest >= rows:
             raise PipelineError(
-                f"{pair_label(self._node)}: the target emitted token {largest}, beyond the "
-                f"{pair.rows} rows that both models have: take another drafter"
+                f"{label}: the target emitted token {largest}, beyond the {rows} rows that both "
+                "models have: take another drafter"
             )
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
@@ -114,25 +116,41 @@ class Comparer:
         return compare_shard(self._pair, prompts, answers, path, progress)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
-        """Return what the record says of the pair, the run, its drift and its cost."""
-        return pair_facts(self._node, self._pair, measured, self._distributions, self._tokens)
-
-
-def load_compared_pair(node: Node, tokens: int, distributions: Artifact) -> ComparedPair:
-    """Load both models and decide over which rows they are compared."""
-    target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
-    return ComparedPair(
-        target,
-        drafter,
-        rows,
-        min(distributions.record["facts"]["k"], rows),
-        min(DRAFT_K, rows),
-        node.config["temperature"],
-        LOGITS_HELD,
-        depths_of(node),
-        sampled_temperature(distributions.record["config"]),
-    )
+        """Return what the record says of the pair, the run and its drift."""
+        pair, config = self._pair, self._node.config
+        of_target, of_drafter = (
+            {
+                "model": model.label,
+                "commit": mine.get("commit"),
+                "dtype": mine["dtype"],
+                "logits_dtype": mine["head_dtype"],
+                "vocab_size": model.vocab_size,
+            }
+            for model, mine in ((pair.target, config["target"]), (pair.drafter, config["drafter"]))
+        )
+        if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
+            of_drafter |= {name: of_target[name] for name in ("dtype", "logits_dtype")}
+            of_drafter["head"] = config["drafter"]["head"]
+        left_out = zip(*(shard["left_out"] for shard in measured), strict=True)
+        target_out, draft_out = map(max, left_out)
+        steps = sum(shard["rows"] for shard in measured)
+        return {
+            "target": of_target,
+            "drafter": of_drafter,
+            "vocab_size": pair.rows,
+            "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
+            "k": pair.k,
+            "temperature": pair.temperature,
+            "sampled_temperature": pair.sampled,
+            "drift": {
+                "max_logit_difference": max(shard["max_logit_difference"] for shard in measured),
+                "changed_argmax": sum(shard["changed_argmax"] for shard in measured),
+                "steps": steps,
+            },
+            **describe_device(pair.target.device),
+            "steps": steps,
+            "peak_memory_bytes": peak_memory(pair.target.device),
+        }
 
 
 def depths_of(node: Node) -> int:
@@ -170,133 +188,57 @@ def compare_shard(
     path: Path,
     progress: Callable[[int], object],
 ) -> dict[str, Any]:
-    """Compute and write one shard; return what was measured."""
-    watch = Stopwatch(pair.target.device)
-    tokens = [answer["token_id"].to_pylist() for answer in answers.values()]
-    batch = Batch.make(list(prompts.values()), tokens, pair.target.device)
-    found = teacher_force(pair, batch, watch, progress)
-    inside = torch.arange(max(map(len, tokens)), device=batch.ids.device) < batch.lengths[:, None]
-    left_out = torch.where(inside[..., None], found.pop("left_out"), 0).amax((0, 1))
-    with watch("write"):
-        drifts: list[dict[str, Any]] = []
-        schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k, depths=pair.depths)
-        write_groups(path, forced_tables(found, pair, answers, drifts, schema), schema)
-    return {
-        "seconds": watch.seconds(),
-        "rows": sum(map(len, answers.values())),
-        "changed_argmax": sum(drift["changed_argmax"] for drift in drifts),
-        "max_logit_difference": max(drift["max_logit_difference"] for drift in drifts),
-        "left_out": left_out.tolist(),
-    }
-
-
-def forced_tables(
-    found: Found,
-    pair: ComparedPair,
-    answers: dict[str, pa.Table],
-    drifts: list[dict[str, Any]],
-    schema: pa.Schema,
-) -> Iterator[pa.Table]:
-    """Yield the rows of each prompt; appends the drift of each to `drifts`.
+    """Compute and write one shard; return what was measured.
 
     Raises:
         PipelineError: an entropy is NaN, as a logit was NaN or infinite.
     """
-    values = {name: t.cpu() for name, t in found.items() if name in schema.names}
-    for row, (prompt, answer) in enumerate(answers.items()):
-        n = len(answer)
-        rows = {name: t[row, :n].numpy() for name, t in values.items()}
-        broken = np.flatnonzero(~np.isfinite(rows["entropy"] + rows["draft_entropy"]))
-        if len(broken):
-            raise PipelineError(
-                f"{pair.target.label} and {pair.drafter.label}: NaN or infinite logits for prompt "
-                f"{prompt} at step {broken[0]}: try dtype: float32 or attention: eager for both "
-                "models, and check their weights"
-            )
-        drifts.append(drift(answer, rows["top_ids"], rows["top_logits"]))
-        arrays = {
-            "prompt_id": pa.repeat(prompt, n),
-            "position": pa.array(range(n), pa.int32()),
-            "token_id": answer["token_id"],
-        }
-        arrays |= {
-            name: columns.array(part, schema.field(name).type) for name, part in rows.items()
-        }
-        yield pa.table([arrays[name] for name in schema.names], schema=schema)
+    tokens = [answer["token_id"].to_pylist() for answer in answers.values()]
+    batch = Batch.make(list(prompts.values()), tokens, pair.target.device)
+    found = {name: one.cpu() for name, one in teacher_force(pair, batch, progress).items()}
+    inside = torch.arange(max(map(len, tokens))) < batch.lengths.cpu()[:, None]
+    left_out = torch.where(inside[..., None], found.pop("left_out"), 0).amax((0, 1))
+    drifts: list[tuple[int, float]] = []
+    schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k, depths=pair.depths)
+
+    def tables() -> Iterator[pa.Table]:
+        for row, (prompt, answer) in enumerate(answers.items()):
+            rows = {name: one[row, : len(answer)].numpy() for name, one in found.items()}
+            broken = np.flatnonzero(~np.isfinite(rows["entropy"] + rows["draft_entropy"]))
+            if len(broken):
+                raise PipelineError(
+                    f"{pair.target.label} and {pair.drafter.label}: NaN or infinite logits for "
+                    f"prompt {prompt} at step {broken[0]}: try dtype: float32 or attention: eager "
+                    "for both models, and check their weights"
+                )
+            drifts.append(drift(answer, rows["top_ids"], rows["top_logits"]))
+            rows["token_id"] = answer["token_id"].to_numpy()
+            yield columns.steps_of(prompt, rows, schema)
+
+    write_groups(path, tables(), schema)
+    changed, differences = zip(*drifts, strict=True)
+    return {
+        "rows": sum(map(len, tokens)),
+        "changed_argmax": sum(changed),
+        "max_logit_difference": max(differences),
+        "left_out": left_out.tolist(),
+    }
 
 
-def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
-    """Compare the (n, K) top logits of this pass with those stored when the text was decoded."""
-    stored = [
-        answer[name].combine_chunks().flatten().to_numpy().reshape(len(answer), -1)
-        for name in ("top_ids", "top_logits")
-    ]
-    differences = [0.0]
-    for old_ids, old, new_ids, new in zip(*stored, ids, logits, strict=True):
-        _, left, right = np.intersect1d(old_ids, new_ids, assume_unique=True, return_indices=True)
+def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[int, float]:
+    """Compare the (n, K) top logits of this pass with those stored when the text was decoded.
+
+    Returns:
+        At how many steps the argmax is another, and the largest difference of a token's logits.
+    """
+    old_ids, old_logits = (columns.numbers(answer[name]) for name in ("top_ids", "top_logits"))
+    largest = 0.0
+    for *both, old, new in zip(old_ids, ids, old_logits, logits, strict=True):
+        _, left, right = np.intersect1d(*both, assume_unique=True, return_indices=True)
         old, new = old[left], new[right]
         same = old == new  # masked tokens as well
-        differences.append(float(np.abs(old[~same] - new[~same]).max(initial=0)))
-    return {
-        "changed_argmax": int(np.sum(stored[0][:, 0] != ids[:, 0])),
-        "max_logit_difference": max(differences),
-    }
-
-
-def pair_facts(
-    node: Node,
-    pair: ComparedPair,
-    measured: Sequence[ShardMeasured],
-    distributions: Artifact,
-    tokens: int,
-) -> dict[str, Any]:
-    """Return what the record says of the pair, the run, its drift and its cost."""
-    seconds: Counter[str] = Counter()
-    for shard in measured:
-        seconds.update(shard["seconds"])
-
-    def each(name: str) -> list[Any]:
-        return [shard[name] for shard in measured]
-
-    def of_model(model: LanguageModel | HiddenDrafter, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "model": model.label,
-            "commit": config.get("commit"),
-            "dtype": config["dtype"],
-            "logits_dtype": config["head_dtype"],
-            "vocab_size": model.vocab_size,
-        }
-
-    of_drafter = of_model(pair.drafter, node.config["drafter"])
-    if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
-        of_target = of_model(pair.target, node.config["target"])
-        of_drafter |= {name: of_target[name] for name in ("dtype", "logits_dtype")}
-        of_drafter["head"] = node.config["drafter"]["head"]
-    steps = sum(each("rows"))
-    target_out, draft_out = (max(column) for column in zip(*each("left_out"), strict=True))
-    return {
-        "target": of_model(pair.target, node.config["target"]),
-        "drafter": of_drafter,
-        "vocab_size": pair.rows,
-        "tokenizer_tokens": tokens,
-        "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
-        "k": pair.k,
-        "temperature": pair.temperature,
-        "sampled_temperature": pair.sampled,
-        "drift": {
-            "max_logit_difference": max(each("max_logit_difference")),
-            "changed_argmax": sum(each("changed_argmax")),
-            "steps": steps,
-        },
-        **describe_device(pair.target.device),
-        "steps": steps,
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
-        "seconds_per_thousand_steps": round(1000 * sum(seconds.values()) / steps, 4),
-        "generation_seconds_per_thousand_steps": round(
-            1000 / distributions.record["facts"]["tokens_per_second"], 4
-        ),
-        "peak_memory_bytes": peak_memory(pair.target.device),
-    }
+        largest = max(largest, float(np.abs(old[~same] - new[~same]).max(initial=0)))
+    return int(np.sum(old_ids[:, 0] != ids[:, 0])), largest
 
 
 def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], pending: Pending) -> None:

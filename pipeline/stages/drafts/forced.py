@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.execution.stopwatch import Stopwatch
 from pipeline.execution.threads import in_threads
 from pipeline.models.forced import Batch, Found, joined
 from pipeline.models.heads.feature_head import GivenText
@@ -35,9 +34,7 @@ class ComparedPair:
 
 
 @torch.inference_mode()
-def teacher_force(
-    pair: ComparedPair, batch: Batch, watch: Stopwatch, progress: Callable[[int], object]
-) -> Found:
+def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
     """Run both models over `batch` and return what is known of each step, (B, n, ...).
 
     The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
@@ -49,34 +46,27 @@ def teacher_force(
     layers = drafter.layers if isinstance(drafter, HiddenDrafter) else ()
     target = Texts(pair.target, columns, layers, padding=batch.padding)
     own = None if head else Texts(drafter, columns, padding=batch.padding)
-
-    def drafted(begin: int, end: int, keep: int) -> list[Tensor]:
-        """Return logits (B, keep, V), or what the projection makes them of, by depth."""
-        ids = batch.ids[:, begin:end]
-        if own is not None:
-            return [own.read(ids, keep)]
-        assert head is not None
-        assert isinstance(drafter, HiddenDrafter)
-        assert target.hidden is not None
-        real = batch.mask[:, begin:end].bool()
-        outputs = head.read(drafter.embed(ids), target.hidden, batch.positions[:, begin:end], real)
-        return [output[:, -keep:] for output in outputs]
-
     parts = []
     for begin, end, steps in batch.blocks(
         pair.block, max(pair.target.vocab_size, drafter.vocab_size)
     ):
-        with watch("models"):
-            logits = target.read(batch.ids[:, begin:end], max(steps, 1))
-            drafts = drafted(begin, end, max(steps, 1))
+        ids, keep = batch.ids[:, begin:end], max(steps, 1)
+        logits = target.read(ids, keep)
+        if own is not None:
+            drafts = [own.read(ids, keep)]
+        else:
+            assert isinstance(drafter, HiddenDrafter)
+            assert head is not None
+            assert target.hidden is not None
+            at, real = batch.positions[:, begin:end], batch.mask[:, begin:end].bool()
+            drafts = head.read(drafter.embed(ids), target.hidden, at, real)
         if not steps:
             continue
-        with watch("comparison"):
-            drafts = [draft.flatten(0, 1) for draft in drafts]
-            if isinstance(drafter, HiddenDrafter):
-                drafts = [drafter.logits(draft) for draft in drafts]
-            found = _measure(pair, logits.flatten(0, 1), drafts)
-            parts.append({name: tensor.unflatten(0, (size, -1)) for name, tensor in found.items()})
+        drafts = [draft[:, -keep:].flatten(0, 1) for draft in drafts]
+        if isinstance(drafter, HiddenDrafter):
+            drafts = [drafter.logits(draft) for draft in drafts]
+        found = _measure(pair, logits.flatten(0, 1), drafts)
+        parts.append({name: tensor.unflatten(0, (size, -1)) for name, tensor in found.items()})
         progress(size * steps)
     return joined(parts, dim=1)
 

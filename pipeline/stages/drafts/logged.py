@@ -116,5 +116,4 @@ def table_of(pairs: Pairs, logs: Sequence[EngineLog], vocab_size: int) -> pa.Tab
         "draft_prob_high": pair.draft_prob.high,
         "argmax_rank": pair.argmax_rank,
     }
-    arrays = [columns.array(found[name], schema.field(name).type) for name in schema.names]
-    return pa.table(arrays, schema=schema)
+    return columns.table(found, schema)

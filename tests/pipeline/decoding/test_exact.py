@@ -33,7 +33,7 @@ from pipeline.decoding.verifiers import (
     TreeSampling,
     Verifier,
 )
-from pipeline.stages.distributions.decode import Sampling, choose
+from pipeline.stages.distributions.decode import choose
 from tests.analysis.exact import Fork, outcomes
 from tests.pipeline.decoding.enumeration import (
     ForkedDraft,
@@ -228,7 +228,7 @@ def test_tokens_are_cut_as_stage_distributions_cuts_them(kept: tuple[float, int]
     likely = tempered.softmax(1) > 0.01
     seen = torch.zeros_like(left)
     for u in torch.linspace(0, 1, 301, dtype=torch.float64)[:-1]:
-        drawn = choose(logits, logits.argmax(1), Sampling(0.7, *kept, seed=0), u.expand(20))
+        drawn = choose(logits, u.expand(20), 0.7, *kept)
         seen.scatter_(1, drawn[:, None], True)
     assert not (seen & ~left).any()
     assert not (likely & ~seen).any()

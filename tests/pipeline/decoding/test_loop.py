@@ -33,7 +33,6 @@ from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
 from pipeline.execution import stopwatch
-from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Text
@@ -81,7 +80,7 @@ def test_the_history_is_the_walk_over_the_indicators_of_stage_drafts(
     answers = [plain_greedy(target, prompt) for prompt in PROMPTS]
     batch = Batch.make(PROMPTS, answers, CPU)
     pair = ComparedPair(target, drafter, V, 4, 4, 1.0, 1 << 20)
-    rank = teacher_force(pair, batch, Stopwatch(CPU), lambda _: None)["draft_rank"]
+    rank = teacher_force(pair, batch, lambda _: None)["draft_rank"]
     calls = []
     for row, prompt in enumerate(PROMPTS):
         answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
