@@ -13,8 +13,6 @@ import ast
 import hashlib
 import importlib.util
 import inspect
-import json
-import platform
 import random
 import sysconfig
 import warnings
@@ -46,18 +44,13 @@ QUESTIONS = (
 SIGNATURE = "\n\nIts signature is:\n\n```python\n{signature}\n```"
 
 
-@dataclass(frozen=True)
-class Document:
-    """One exchange: a question about a documented object and its docstring as the answer."""
+Document = tuple[str, str]  # a question about a documented object, and its docstring
 
-    question: str
-    answer: str
 
-    @property
-    def is_validation(self) -> bool:
-        """Whether the hash of the answer puts the document into the validation part."""
-        digest = hashlib.sha256(self.answer.encode()).digest()
-        return int.from_bytes(digest[:4], "big") % VALIDATION_SHARE == 0
+def is_validation(document: Document) -> bool:
+    """Whether the hash of the answer puts a document into the validation part."""
+    digest = hashlib.sha256(document[1].encode()).digest()
+    return int.from_bytes(digest[:4], "big") % VALIDATION_SHARE == 0
 
 
 def package_directories(packages: list[str]) -> list[tuple[str, Path]]:
@@ -89,8 +82,8 @@ def read_corpus(packages: list[str], seed: int) -> list[Document]:
                 continue
             module = ".".join([package, *relative.with_suffix("").parts]).strip(".")
             for document in _documents(path, module.removesuffix(".__init__")):
-                if document.answer not in seen:
-                    seen.add(document.answer)
+                if document[1] not in seen:
+                    seen.add(document[1])
                     documents.append(document)
     random.Random(seed).shuffle(documents)
     return documents
@@ -112,7 +105,7 @@ def _walk(node: ast.AST, name: str) -> Iterator[Document]:
         text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
         if len(text) >= MIN_CHARACTERS:
             answer = text[:MAX_CHARACTERS].encode("utf-8", "ignore").decode()
-            yield Document(_question(node, name, kinds.get(type(node), "function")), answer)
+            yield _question(node, name, kinds.get(type(node), "function")), answer
     for child in ast.iter_child_nodes(node):
         child_name = getattr(child, "name", None)
         yield from _walk(child, f"{name}.{child_name}" if isinstance(child_name, str) else name)
@@ -149,32 +142,21 @@ def prepare_data(
     directory: Path, packages: list[str], vocab_size: int, seed: int
 ) -> tuple[Tokens, Tokens]:
     """Return the training and validation streams, building them when they are missing."""
-    if not (directory / "corpus.json").exists():
-        _build(directory, packages, vocab_size, seed)
-    return tuple(  # type: ignore[return-value]
-        Tokens(np.load(directory / f"{part}-ids.npy"), np.load(directory / f"{part}-answer.npy"))
-        for part in ("training", "validation")
-    )
-
-
-def _build(directory: Path, packages: list[str], vocab_size: int, seed: int) -> None:
-    documents = read_corpus(packages, seed)
-    training = [document for document in documents if not document.is_validation]
-    validation = [document for document in documents if document.is_validation]
-    tokenizer = train_tokenizer(training, vocab_size)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    facts: dict[str, object] = {
-        "packages": packages,
-        "seed": seed,
-        "vocab_size": vocab_size,
-        "python": platform.python_version(),
-    }
-    for name, part in (("training", training), ("validation", validation)):
-        tokens = encode_documents(tokenizer, part)
-        np.save(directory / f"{name}-ids.npy", tokens.ids)
-        np.save(directory / f"{name}-answer.npy", tokens.in_answer)
-        facts[name] = {"documents": len(part), "tokens": len(tokens.ids)}
-    (directory / "corpus.json").write_text(json.dumps(facts, indent=1) + "\n")
+    files = {name: directory / f"{name}.npz" for name in ("training", "validation")}
+    if not files["validation"].exists():  # written last
+        documents = read_corpus(packages, seed)
+        training = [document for document in documents if not is_validation(document)]
+        tokenizer = train_tokenizer(training, vocab_size)
+        tokenizer.save(str(directory / "tokenizer.json"))
+        validation = [document for document in documents if is_validation(document)]
+        for path, part in zip(files.values(), (training, validation), strict=True):
+            tokens = encode_documents(tokenizer, part)
+            print(f"{path.stem}: {len(part)} documents, {len(tokens.ids)} tokens", flush=True)
+            beside = path.with_suffix(".partial.npz")
+            np.savez(beside, ids=tokens.ids, in_answer=tokens.in_answer)
+            beside.replace(path)
+    training_, validation_ = (Tokens(**np.load(path)) for path in files.values())
+    return training_, validation_
 
 
 def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
@@ -189,15 +171,15 @@ def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(
-        (f"{document.question}\n{document.answer}" for document in documents), trainer
+        (f"{question}\n{answer}" for question, answer in documents), trainer
     )
     return tokenizer
 
 
 def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> Tokens:
     """Encode every document as a chat and join them."""
-    questions = [f"{START}user\n{d.question}{END}\n{START}assistant\n" for d in documents]
-    answers = [f"{d.answer}{END}" for d in documents]
+    questions = [f"{START}user\n{question}{END}\n{START}assistant\n" for question, _ in documents]
+    answers = [f"{answer}{END}" for _, answer in documents]
     ids: list[np.ndarray] = []
     in_answer: list[np.ndarray] = []
     newline = tokenizer.encode("\n").ids

@@ -40,11 +40,6 @@ class Example:
     answer_at: int
     hidden: Tensor = NONE
 
-    @property
-    def answer_tokens(self) -> int:
-        """How many tokens the answer has."""
-        return len(self.tokens) - self.answer_at
-
 
 def shards(directories: Iterable[Path]) -> list[Path]:
     """Return the shards in `directories`, one of each name, in order of their names."""
@@ -73,7 +68,9 @@ def batches(order: Iterable[int], lengths: Sequence[int], most: int) -> Iterator
         yield batch
 
 
-def extract(model: Any, layers: Sequence[int], examples: Sequence[Example], path: Path) -> int:
+def extract(
+    model: Any, layers: Sequence[int], examples: Sequence[Example], path: Path, bfloat16: bool
+) -> int:
     """Write the hidden states of the conversations of a shard; return how many tokens they have.
 
     Args:
@@ -81,6 +78,7 @@ def extract(model: Any, layers: Sequence[int], examples: Sequence[Example], path
         layers: how many of its layers have been passed; all of them means after the final norm.
         examples: the conversations.
         path: a safetensors file with hidden (N, layers, d) of all tokens, one after the other.
+        bfloat16: whether products are rounded so, for processors that multiply it themselves.
 
     Raises:
         PipelineError: float16 can't hold one.
@@ -91,7 +89,8 @@ def extract(model: Any, layers: Sequence[int], examples: Sequence[Example], path
         sorted(range(len(lengths)), key=lengths.__getitem__), lengths, BATCH_TOKENS
     ):
         ids = nn.utils.rnn.pad_sequence([examples[i].tokens for i in batch], batch_first=True)
-        with torch.inference_mode():  # what is padded comes last and is seen by nothing
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            # what is padded comes last and is seen by nothing
             out = model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
         for hidden, i in zip(hidden_states(out, layers).half(), batch, strict=True):
             found[i] = hidden[: lengths[i]]
@@ -121,28 +120,3 @@ def with_hidden(examples: Sequence[Example], layers: Sequence[int], path: Path) 
         )
     pieces = zip(examples, hidden.split(lengths), strict=True)
     return [Example(one.tokens, one.answer_at, piece) for one, piece in pieces]
-
-
-class RoundedLinear(nn.Module):
-    """A linear map in bfloat16, from float32 to float32."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        """Round the weights of `linear`, which has no bias."""
-        super().__init__()
-        assert linear.bias is None
-        self.weight: Tensor = nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x (..., n)."""
-        return nn.functional.linear(x.bfloat16(), self.weight).float()
-
-
-def round_products(module: nn.Module) -> None:
-    """Let all linear maps of `module` compute in bfloat16.
-
-    Where the processor multiplies it itself, a batch is about 1.5 times as fast. Generated text is
-    then that of a model whose weights are rounded once more, which is good to train on.
-    """
-    for name, inner in list(module.named_modules()):
-        if isinstance(inner, nn.Linear):
-            module.set_submodule(name, RoundedLinear(inner))

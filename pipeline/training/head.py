@@ -81,8 +81,8 @@ def train_head(
         vocabulary: of the target and of drafts.
         examples: to train on.
         held_out: what is reported on.
-        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others, patience,
-            checkpoint_seconds, seed; see conf/drafter_training.yaml.
+        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others,
+            checkpoint_seconds, seed, bfloat16; see conf/drafter_training.yaml.
         directory: of the checkpoint and the log.
 
     Raises:
@@ -106,7 +106,6 @@ def train_head(
         of | {"conversations": len(examples)},
         checkpoint_seconds=recipe.checkpoint_seconds,
         best=BEST,
-        patience=recipe.patience,
     )
     return head
 

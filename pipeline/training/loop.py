@@ -1,11 +1,10 @@
-"""The training loop: every step of a plan once, checkpoints, a log, the best weights kept.
+"""The training loop: every step of a plan once, checkpoints, the best weights kept.
 
 A run that was stopped goes on from its checkpoint and ends with the same weights.
 """
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,7 +57,6 @@ def train_steps(
     *,
     checkpoint_seconds: float,
     best: str | None = None,
-    patience: int = REPORTS,
 ) -> nn.Module:
     """Train `model` to the last step, and return it in evaluation mode.
 
@@ -69,12 +67,11 @@ def train_steps(
         loss: of a step.
         schedule: the share of the peak rates at a step.
         report: what is measured on held-out text, by name.
-        directory: of the checkpoint and log.csv.
+        directory: of the checkpoint.
         of: what decides the result: a checkpoint of a run with other values is refused.
         checkpoint_seconds: between two checkpoints.
         best: which of the reported values decides whose weights are returned, the largest; None
             takes the last weights.
-        patience: after so many reports in a row that are not the best, training stops.
 
     Raises:
         PipelineError: the checkpoint is of another run.
@@ -85,8 +82,6 @@ def train_steps(
     state = _load(checkpoint, of, model, optimizers)
     saved = time.monotonic()
     for step in range(state["step"], steps):
-        if state["worse"] >= patience:
-            break
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * schedule(step)
         value = loss(step)
@@ -101,15 +96,12 @@ def train_steps(
         last = step + 1 == steps
         if last or (step + 1) % every == 0:
             found = report()
-            _log(directory / "log.csv", {"step": step + 1, "loss": state["loss"], **found})
             shown = ", ".join(f"{name} {number:.3f}" for name, number in found.items())
             print(f"step {step + 1}/{steps}: loss {state['loss']:.3f}, {shown}", flush=True)
-            if best is not None:
-                state["worse"] += 1
-                if state["best"] is None or found[best] > state["best"][0]:
-                    weights = {name: value.clone() for name, value in model.state_dict().items()}
-                    state["best"], state["worse"] = (found[best], weights), 0
-        if last or state["worse"] >= patience or time.monotonic() - saved > checkpoint_seconds:
+            if best is not None and (state["best"] is None or found[best] > state["best"][0]):
+                weights = {name: value.clone() for name, value in model.state_dict().items()}
+                state["best"] = found[best], weights
+        if last or time.monotonic() - saved > checkpoint_seconds:
             _save(checkpoint, state, of, model, optimizers)
             saved = time.monotonic()
     if state["best"] is not None:
@@ -121,7 +113,7 @@ def _load(
     path: Path, of: Mapping[str, Any], model: nn.Module, optimizers: Optimizers
 ) -> dict[str, Any]:
     if not path.exists():
-        return {"step": 0, "loss": None, "best": None, "worse": 0}
+        return {"step": 0, "loss": None, "best": None}
     read = torch.load(path, weights_only=True)
     made_of = read.pop("of")
     if changed := sorted(n for n in of.keys() | made_of if of.get(n) != made_of.get(n)):
@@ -146,12 +138,3 @@ def _save(
     kept = {"model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers]}
     torch.save({"of": dict(of), **kept, **state}, beside)
     beside.replace(path)
-
-
-def _log(path: Path, row: Mapping[str, float]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow({name: f"{value:.6g}" for name, value in row.items()})

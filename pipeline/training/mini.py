@@ -1,15 +1,13 @@
 """Make the embedded models: ``python -m pipeline.training.mini [NAME ...]`` (``make mini-models``).
 
 Corpus, tokenizer and checkpoints stay in outputs/mini_models/; an interrupted run goes on
-where it was. When all models of the recipe are trained, tokenizer, weights (bfloat16) and
-model card are written to assets/mini/.
+where it was. When all models of the recipe are trained, tokenizer and weights (bfloat16) are
+written to assets/mini/.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from importlib.metadata import PackageNotFoundError, metadata, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +22,6 @@ from pipeline.paths import ASSETS, CONF, OUTPUTS
 from pipeline.training import loop
 from pipeline.training.corpus import CHAT_TEMPLATE, END, END_OF_TEXT, Tokens, prepare_data
 
-MODEL_CARD = """# Model card: the embedded models
-
-Three small language models with the Qwen3 architecture and one tokenizer, made by
-`make mini-models` from the recipe `conf/mini_models.yaml`, so that the whole study runs
-without a download. They imitate documentation; what they say is not to be relied on.
-
-| model | hidden | layers | heads (kv) | parameters | steps | validation loss (nats a token) |
-|---|---|---|---|---|---|---|
-{rows}
-
-- Weights: safetensors, bfloat16; the losses above are of the stored weights, computed in float32
-  over the answer tokens of {windows} held-out windows of {context} tokens.
-- Drafter: distilled from `large` (forward KL on the corpus). Its argmax equals that of `large` on
-  {agreement:.1%} of the held-out answer tokens.
-- Tokenizer: byte-level BPE, {vocab_size} tokens, trained on the training part; ChatML template.
-- Data: the docstrings of the standard library of Python {python} and of the packages below,
-  read from their installed source, formatted as one question and one answer, exact duplicates
-  removed: {documents} documents and {tokens} tokens for training; one document in fifty, chosen by
-  the hash of its text, is held out.
-- Training: windows of {context} tokens, {batch} a step, Muon and Adam, bfloat16 autocast on a CPU,
-  seeds in the recipe. It resumes from checkpoints; another machine gives other low bits.
-
-## Corpus: packages, versions, licences
-
-The docstrings keep the licences of their packages; the models are given under the project's own.
-
-| package | version | licence |
-|---|---|---|
-| Python standard library | {python} | PSF-2.0 |
-{licences}
-"""
-
 
 def main(names: list[str]) -> None:
     """Train the named models (all when none is named), then export what is complete."""
@@ -68,15 +34,12 @@ def main(names: list[str]) -> None:
     data = prepare_data(directory, list(recipe.packages), recipe.vocab_size, recipe.seed)
     trained: dict[str, nn.Module] = {}
     for name in names or recipe.models:
-        teacher_name = recipe.models[name].teacher
-        teacher = None
-        if teacher_name is not None:
-            teacher = trained.get(teacher_name) or train_model(
-                recipe, teacher_name, data, directory
-            )
-        trained[name] = train_model(recipe, name, data, directory, teacher)
+        teacher = recipe.models[name].teacher
+        for one in (teacher, name):
+            if one is not None and one not in trained:
+                trained[one] = train_model(recipe, one, data, directory, trained.get(teacher))
     if len(trained) == len(recipe.models):
-        export(recipe, trained, data, directory, ASSETS / "mini")
+        export(recipe, trained, data[1], directory, ASSETS / "mini")
 
 
 def train_model(
@@ -163,58 +126,23 @@ def _batch(training: Tokens, step: int, seed: int, recipe: Any) -> np.ndarray:
 
 
 def export(
-    recipe: Any, models: dict[str, nn.Module], data: tuple[Tokens, Tokens], work: Path, place: Path
+    recipe: Any, models: dict[str, nn.Module], validation: Tokens, work: Path, place: Path
 ) -> None:
-    """Write `place`/<model>/ and the card `place`/README.md."""
-    validation = data[1]
-    rows, stored = [], {}
+    """Write `place`/<model>/, and print what the card `place`/README.md tells of them.
+
+    That is the loss of the stored weights, rounded and computed in float32, and how often the
+    drafter has the argmax of `large`.
+    """
     for name, model in models.items():
         model = model.to(torch.bfloat16)
         save_model(model, work / "tokenizer.json", place / name, CHAT_TEMPLATE, END, END_OF_TEXT)
-        stored[name] = model.float()  # as it is computed with: rounded weights, float32
-        loss, _ = held_out([stored[name]], validation, recipe.context, recipe.validation_windows)
+        model.float()
+        loss, _ = held_out([model], validation, recipe.context, recipe.validation_windows)
         count = sum(weight.numel() for weight in model.parameters())
-        shape = recipe.models[name]
-        rows.append(
-            f"| {name} | {shape.hidden_size} | {shape.layers} | {shape.heads} "
-            f"({shape.kv_heads}) | {count:,} | {shape.steps} | {loss:.3f} |"
-        )
-    pair = [stored["large"], stored["drafter"]]
-    facts = json.loads((work / "corpus.json").read_text())
-    card = MODEL_CARD.format(
-        rows="\n".join(rows),
-        windows=recipe.validation_windows,
-        context=recipe.context,
-        batch=recipe.batch,
-        vocab_size=recipe.vocab_size,
-        agreement=held_out(pair, validation, recipe.context, recipe.validation_windows)[1],
-        python=facts["python"],
-        documents=f"{facts['training']['documents']:,}",
-        tokens=f"{facts['training']['tokens']:,}",
-        licences="\n".join(licence_row(package) for package in facts["packages"]),
-    )
-    (place / "README.md").write_text(card)
-    print(card)
-
-
-def licence_row(package: str) -> str:
-    """Return the table row of an import name: distribution, version, licence."""
-    names = packages_distributions().get(package, [package])
-    try:
-        found = metadata(names[0]).json
-    except PackageNotFoundError:
-        return f"| {package} | | |"
-    classifiers = [
-        name.split(" :: ")[-1]
-        for name in found.get("classifier", [])
-        if name.startswith("License ::")
-    ]
-    text = (
-        found.get("license_expression")
-        or ", ".join(classifiers)
-        or str(found.get("license", "")).split("\n")[0]
-    )
-    return f"| {found['name']} | {found['version']} | {text} |"
+        print(f"{name}: {count:,} parameters, validation loss {loss:.3f}")
+    pair = [models["large"], models["drafter"]]
+    agreement = held_out(pair, validation, recipe.context, recipe.validation_windows)[1]
+    print(f"agreement of drafter and large: {agreement:.1%}")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ Overrides of conf/drafter_training.yaml are given as KEY=VALUE.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,13 @@ import pyarrow.parquet as pq
 import torch
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
+from transformers import GenerationConfig
 
 from pipeline.console import command
 from pipeline.errors import PipelineError
+from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.paths import ASSETS, CONF, OUTPUTS
-from pipeline.training.conversations import Conversation, Sampler, Turns, converse
-from pipeline.training.features import round_products
-from pipeline.training.questions import Novelty, beginnings
 
 SCHEMA = pa.schema(
     [
@@ -41,6 +40,8 @@ SCHEMA = pa.schema(
         ("beginning", pa.string()),  # what the question was given to begin with
     ]
 )
+Turns = tuple[list[int], list[int]]  # the template's tokens before a question, and after its end
+Row = tuple[list[int], int, float, str]  # as in SCHEMA
 
 
 def main(overrides: list[str]) -> None:
@@ -79,13 +80,9 @@ def alone(recipe: Any, name: str) -> Iterator[Path]:
 def write_text(recipe: Any, directory: Path) -> None:
     """Write the shards of `recipe` that are missing in `directory`, one after another."""
     settings = recipe.generate
-    model, tokenizer = load_target(recipe)
+    model, tokenizer = load_target(recipe, "bfloat16" if recipe.bfloat16 else "float32")
     novelty = Novelty(study_prompts(), settings.ngram_of_study, settings.ngram, settings.repeated)
-    turns = turns_of(tokenizer, settings)
-    openings, topics = (
-        (ASSETS / "smollm2" / f"training_{name}.txt").read_text().splitlines()
-        for name in ("openings", "topics")
-    )
+    turns = turns_of(tokenizer)
     begun, tokens = time.monotonic(), 0
     for number in range(settings.shards):
         path = directory / f"shard-{number:05d}.parquet"
@@ -93,85 +90,103 @@ def write_text(recipe: Any, directory: Path) -> None:
             for question in questions_in(path, tokenizer, turns):
                 novelty.refusal(question)
             continue
-        rng = np.random.default_rng([recipe.seed, number])
-        begin = list(islice(beginnings(openings, topics, settings.unprompted, rng), settings.batch))
-        rows, why = write_conversations(path, begin, rng, recipe, model, tokenizer, turns, novelty)
-        tokens += sum(len(row.tokens) - (row.answer_at or 0) for row in rows)
+        rows, why = conversations(number, recipe, model, tokenizer, turns, novelty)
+        beside = path.with_suffix(".partial")
+        columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
+        pq.write_table(pa.table(columns, schema=SCHEMA), beside, compression="zstd")
+        beside.replace(path)
+        tokens += sum(len(row[0]) - row[1] for row in rows)
         rate = tokens / (time.monotonic() - begun)
         print(f"{path.name}: {len(rows)} conversations, {dict(why)} dropped, "
               f"{tokens} answer tokens, {rate:.0f} a second", flush=True)  # fmt: skip
 
 
-def load_target(recipe: Any) -> tuple[LanguageModel, Any]:
+def load_target(recipe: Any, dtype: str) -> tuple[LanguageModel, Any]:
     """Return the target and its tokenizer."""
     path = OmegaConf.load(CONF / "target" / f"{recipe.target}.yaml").path
     settings = {"path": path, "revision": None, "label": recipe.target, "device": "cpu"}
-    config = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
+    config = {"dtype": dtype, "head_dtype": "float32", "attention": "sdpa"}
     model = load_model(config, settings | {"threads": recipe.threads}, "target")
-    if recipe.generate.bfloat16:
-        round_products(model.module)
     return model, load_tokenizer(path, None, "target")
 
 
-def turns_of(tokenizer: Any, settings: Any) -> Turns:
-    """Return what the chat template writes around a question and its answer."""
+def turns_of(tokenizer: Any) -> Turns:
+    """Return what the chat template writes around a question, without the token that ends it."""
     mark = "QUESTION"
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
     )
-    before, after = text.split(mark)
-    between = tokenizer.encode(after, add_special_tokens=False)
-    assert between[0] == tokenizer.eos_token_id
-    return Turns(
-        tokenizer.encode(before, add_special_tokens=False),
-        between[1:],
-        tokenizer.eos_token_id,
-        settings.max_question,
-        settings.max_answer,
-        Sampler(**settings.question),
-    )
+    before, after = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark))
+    assert after[0] == tokenizer.eos_token_id
+    return before, after[1:]
 
 
-def write_conversations(
-    path: Path,
-    texts: list[str],
-    rng: np.random.Generator,
-    recipe: Any,
-    model: LanguageModel,
-    tokenizer: Any,
-    turns: Turns,
-    novelty: Novelty,
-) -> tuple[list[Conversation], Counter[str]]:
-    """Write one conversation for each beginning; return those kept and why others were dropped."""
-    settings = recipe.generate
-    greedy, sampled = Sampler(0.0, 1.0), Sampler(**settings.answer)
-    rows = converse(
-        model,
-        [tokenizer.encode(text, add_special_tokens=False) for text in texts],
-        [sampled if rng.random() < settings.sampled else greedy for _ in texts],
-        turns,
-        lambda tokens: novelty.refusal(tokenizer.decode(tokens)),
-        torch.Generator().manual_seed(int(rng.integers(2**62))),
-    )
-    kept = [(row, text) for row, text in zip(rows, texts, strict=True) if row.dropped is None]
-    columns = [
-        [row.tokens for row, _ in kept],
-        [row.answer_at for row, _ in kept],
-        [row.answer.temperature for row, _ in kept],
-        [text for _, text in kept],
-    ]
-    beside = path.with_suffix(".partial")
-    pq.write_table(pa.table(columns, schema=SCHEMA), beside, compression="zstd")
-    beside.replace(path)
-    return [row for row, _ in kept], Counter(row.dropped for row in rows if row.dropped)
+def conversations(
+    number: int, recipe: Any, model: LanguageModel, tokenizer: Any, turns: Turns, novelty: Novelty
+) -> tuple[list[Row], Counter[str]]:
+    """Return the conversations of a shard, and why others were dropped."""
+    settings, end = recipe.generate, tokenizer.eos_token_id
+    rng = np.random.default_rng([recipe.seed, number])
+    torch.manual_seed(int(rng.integers(2**62)))
+    before, between = turns
+    texts = beginnings(settings.unprompted, settings.batch, rng)
+    begins = [[*before, *tokenizer.encode(text, add_special_tokens=False)] for text in texts]
+    said = written(model, begins, settings.max_question, settings.question, end)
+    prompts, why = {}, Counter[str]()
+    for text, begin, tokens in zip(texts, begins, said, strict=True):
+        asked = [*begin, *tokens]
+        question = tokenizer.decode(asked[len(before) : -1])
+        refusal = novelty.refusal(question) if tokens[-1] == end else "too long"
+        if refusal is None:
+            prompts[question] = ([*asked, *between], text)
+        else:
+            why[refusal] += 1
+    rows: list[Row] = []
+    sampled = {question for question in prompts if rng.random() < settings.sampled}
+    for questions, how in (
+        (prompts.keys() - sampled, {"temperature": 0.0}),
+        (sampled, settings.answer),
+    ):
+        some = [one for question, one in prompts.items() if question in questions]
+        answers = written(model, [ids for ids, _ in some], settings.max_answer, how, end)
+        rows += [
+            ([*ids, *answer], len(ids), how["temperature"], text)
+            for (ids, text), answer in zip(some, answers, strict=True)
+        ]
+    return rows, why
+
+
+@torch.inference_mode()
+def written(
+    model: LanguageModel, prompts: Sequence[list[int]], most: int, how: Mapping[str, Any], end: int
+) -> list[list[int]]:
+    """Return what a model writes after each prompt, up to and with the token `end`.
+
+    Args:
+        model: the target.
+        prompts: tokens; none may be empty.
+        most: tokens of each text at most.
+        how: temperature, 0 is greedy, and top_p.
+        end: the token that ends a text.
+    """
+    if not prompts:
+        return []
+    batch = Batch.make(prompts, [[]] * len(prompts), model.device)
+    chosen = {"do_sample": False}
+    if how["temperature"] > 0:
+        chosen = {"do_sample": True, "top_k": 0, **how}
+    config = GenerationConfig(max_new_tokens=most, eos_token_id=end, pad_token_id=end, **chosen)
+    out = model.module.generate(batch.ids, attention_mask=batch.mask, generation_config=config)
+    texts = out[:, batch.width :].tolist()
+    return [text[: text.index(end) + 1] if end in text else text for text in texts]
 
 
 def questions_in(path: Path, tokenizer: Any, turns: Turns) -> Iterator[str]:
     """Yield the questions of a shard."""
+    before, between = turns
     table = pq.read_table(path, columns=["token_ids", "answer_at"]).to_pydict()
     for tokens, at in zip(table["token_ids"], table["answer_at"], strict=True):
-        end = at - len(turns.between) - 1
-        yield tokenizer.decode(tokens[len(turns.before) : end])
+        yield tokenizer.decode(tokens[len(before) : at - len(between) - 1])
 
 
 def study_prompts() -> list[str]:
@@ -179,6 +194,64 @@ def study_prompts() -> list[str]:
     path = ASSETS / "smollm2" / "prompts.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line)["prompt"] for line in lines]
+
+
+def beginnings(unprompted: float, count: int, rng: np.random.Generator) -> list[str]:
+    """Return beginnings of questions: how one may ask, {} being what about.
+
+    The share `unprompted` is empty.
+    """
+    openings, topics = (
+        (ASSETS / "smollm2" / f"training_{name}.txt").read_text().splitlines()
+        for name in ("openings", "topics")
+    )
+    return [
+        ""
+        if rng.random() < unprompted
+        else openings[rng.integers(len(openings))].replace("{}", topics[rng.integers(len(topics))])
+        for _ in range(count)
+    ]
+
+
+class Novelty:
+    """Knows the questions so far by their n-grams of words; case and punctuation don't count."""
+
+    def __init__(self, study: Iterable[str], n_study: int, n: int, repeated: float) -> None:
+        """Keep apart from the prompts `study`.
+
+        Args:
+            study: the texts of which no question may share an n-gram of `n_study` words.
+            n_study: the words of those n-grams; a shorter text counts as one n-gram.
+            n: the words of the n-grams compared between questions.
+            repeated: the share of its n-grams that a question may have in common with earlier ones.
+        """
+        self._n_study, self._n, self._repeated = n_study, n, repeated
+        self._study = {gram for text in study for gram in ngrams(text, n_study)}
+        self._seen: set[int] = set()
+
+    def refusal(self, text: str) -> str | None:
+        """Return why `text` is no new question, or None and remember it."""
+        if not ngrams(text, 1):
+            return "empty"
+        if ngrams(text, self._n_study) & self._study:
+            return "in the study"
+        grams = ngrams(text, self._n)
+        if len(grams & self._seen) > self._repeated * len(grams):
+            return "repeated"
+        self._seen |= grams
+        return None
+
+
+def ngrams(text: str, n: int) -> set[int]:
+    """Return the hashes of the n-grams of words of `text`; all its words where it has fewer.
+
+    Example:
+        >>> len(ngrams("One fish, two fish; one fish!", 2))
+        4
+    """
+    words = re.findall(r"\w+", text.lower())
+    spans = range(max(len(words) - n, 0) + 1) if words else ()
+    return {hash(tuple(words[at : at + n])) for at in spans}
 
 
 if __name__ == "__main__":
