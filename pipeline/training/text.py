@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 import torch
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
-from transformers import GenerationConfig
 
 from pipeline.console import command
 from pipeline.errors import PipelineError
@@ -175,8 +174,15 @@ def written(
     chosen = {"do_sample": False}
     if how["temperature"] > 0:
         chosen = {"do_sample": True, "top_k": 0, **how}
-    config = GenerationConfig(max_new_tokens=most, eos_token_id=end, pad_token_id=end, **chosen)
-    out = model.module.generate(batch.ids, attention_mask=batch.mask, generation_config=config)
+    out = model.module.generate(
+        batch.ids,
+        attention_mask=batch.mask,
+        max_new_tokens=most,
+        eos_token_id=end,
+        pad_token_id=end,
+        repetition_penalty=1.0,  # a model's own generation_config.json may say otherwise
+        **chosen,
+    )
     texts = out[:, batch.width :].tolist()
     return [text[: text.index(end) + 1] if end in text else text for text in texts]
 
