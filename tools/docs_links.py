@@ -1,6 +1,7 @@
 """A hook of mkdocs: what a page links outside of docs/ is named in the site, and not linked.
 
-On a code host these links lead to files of the repository, which the site does not hold.
+On a code host these links lead to files of the repository, which the site does not hold. A comment
+``<!-- README: HEADING -->`` becomes that section of README.md.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+SECTION = re.compile(r"<!-- README: (.+?) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -21,4 +23,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         inside = (docs / place / match[2]).resolve().is_relative_to(docs.resolve())
         return match[0] if inside else match[1]
 
-    return LINK.sub(text, markdown)
+    readme = (docs.parent / "README.md").read_text(encoding="utf-8")
+
+    def section(match: re.Match[str]) -> str:
+        heading = f"## {match[1]}\n"
+        return heading + readme.split(heading)[1].split("\n## ")[0]
+
+    return LINK.sub(text, SECTION.sub(section, markdown))
