@@ -6,12 +6,14 @@ import ast
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
 from pipeline.tasks import constraints
-from pipeline.tasks.items import Item
 from pipeline.tasks.sandbox import passes
+
+Item = Mapping[str, Any]  # a row of a task, as `items.check_item` allows it
 
 UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 UNITS += " fifteen sixteen seventeen eighteen nineteen"

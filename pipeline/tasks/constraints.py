@@ -1,4 +1,4 @@
-"""Constraints on a text that a program can check: "max_words 20", "lower_case", "list_items 5".
+"""Constraints on a text that a program can check: "max_words 20", "lower_case".
 
 A constraint is a name and, for most, an argument. None holds for an empty text.
 """
@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 
 Check = Callable[[str, str], bool]  # of a stripped text that is not empty, and the argument
-ITEM = re.compile(r"\s*(?:[-*•]|\d+[.)])\s+\S")
 
 
 def words_of(text: str) -> list[str]:
@@ -95,9 +94,6 @@ NUMBERS: dict[str, Check] = {  # whose argument is a number
     "sentences": lambda text, n: sentence_count(text) == int(n),
     "max_sentences": lambda text, n: 0 < sentence_count(text) <= int(n),
     "lines": lambda text, n: len(full_lines(text)) == int(n),
-    "list_items": lambda text, n: (
-        sum(bool(ITEM.match(line)) for line in full_lines(text)) == int(n)
-    ),
     "numbered": numbered_lines,
     "comma_items": lambda text, n: [bool(words_of(x)) for x in text.split(",")] == [True] * int(n),
 }
@@ -113,12 +109,13 @@ TEXTS: dict[str, Check] = {  # whose argument is a text
     "count": occurs_times,
     "marked": marked,
 }
-ENDING = ("count", "marked")  # of these, whose argument ends with a number
+WITH_NUMBER = ("count", "marked")  # of these, whose argument ends with a number
 ALONE: dict[str, Check] = {  # without an argument
     "lower_case": lambda text, _: cased(text, text.lower()),
     "upper_case": lambda text, _: cased(text, text.upper()),
     "quoted": lambda text, _: re.search(r"[\"“][^\"”]*\w[^\"”]*[\"”]", text) is not None,
 }
+CHECKS = NUMBERS | TEXTS | ALONE
 
 
 def parse(constraint: str) -> tuple[Check, str]:
@@ -128,17 +125,15 @@ def parse(constraint: str) -> tuple[Check, str]:
         ValueError: there is no such constraint, or its argument is wrong.
     """
     name, _, argument = constraint.partition(" ")
-    check = (NUMBERS | TEXTS | ALONE).get(name)
-    if check is None:
-        known = ", ".join([*NUMBERS, *TEXTS, *ALONE])
-        raise ValueError(f"constraint {name} is not known: give one of {known}")
-    last = argument.rpartition(" ")[2] if name in ENDING else argument
-    if (name in NUMBERS or name in ENDING) and not last.isdecimal():
+    if name not in CHECKS:
+        raise ValueError(f"constraint {name} is not known: give one of {', '.join(CHECKS)}")
+    last = argument.rpartition(" ")[2] if name in WITH_NUMBER else argument
+    if name in (*NUMBERS, *WITH_NUMBER) and not last.isdecimal():
         raise ValueError(f"constraint {constraint}: {last!r} is no number")
     if bool(argument) == (name in ALONE):
         takes = "no argument" if name in ALONE else "an argument"
         raise ValueError(f"constraint {constraint}: {name} takes {takes}")
-    return check, argument
+    return CHECKS[name], argument
 
 
 def holds(constraint: str, text: str) -> bool:

@@ -65,7 +65,7 @@ def _problem(name: str, include: str | None, known: str, foreign_code: bool) -> 
     entry = _entry(named, include)
     if entry is None:
         where = f"accuracy.include={include} and " if include else ""
-        return f"{none}: {where}version {_version()} have none"
+        return f"{none}: {where}version {version('lm_eval')} have none"
     config, kind = entry.cfg or {}, entry.kind.name
     if kind not in ("TASK", "PY_TASK"):
         return f"is a {kind.lower()} of tasks: name the tasks one by one"
@@ -127,7 +127,7 @@ def documents_identity(name: str, include: str | None, items: int | None) -> dic
     ]
     return {
         "name": name,
-        "harness": _version(),
+        "harness": version("lm_eval"),
         "task": fingerprint([text, code]),
         "documents": hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest(),
     }
@@ -167,18 +167,14 @@ def chat_text(
     )
 
 
-def text_tokens(tokenizer: Any, text: str, *, special: bool | None = None) -> list[int]:
-    """Return the tokens of a text.
+def text_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text that a chat template wrote, or of plain text.
 
-    Args:
-        tokenizer: a tokenizer of transformers.
-        text: what a chat template wrote, or plain text.
-        special: whether tokens that begin a text are added; None: where there is no chat template,
-            which writes those that it wants, and the text has none.
+    Tokens that begin a text are added where there is no chat template, which writes those that it
+    wants, and the text has none.
     """
     bos = tokenizer.bos_token
-    if special is None:
-        special = tokenizer.chat_template is None and not (bos and text.startswith(bos))
+    special = tokenizer.chat_template is None and not (bos and text.startswith(bos))
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
@@ -213,10 +209,6 @@ def is_right(name: str, include: str | None, request: Any, text: str) -> bool:
             "answers can be paired"
         )
     return bool(value)
-
-
-def _version() -> str:
-    return version("lm_eval")
 
 
 def _entry(task: str, include: str | None) -> Any:

@@ -1,24 +1,29 @@
-"""The items of a task: a JSON Lines file with a prompt, a kind and what is expected in each row.
+"""The tasks: their items, each a row of a JSON Lines file, and the questions that models read.
 
-The files of the project are in assets/tasks; assets/tasks/README.md says what the kinds mean.
+The files of the project are in assets/tasks; assets/tasks/README.md says what the kinds mean. Tasks
+of lm-evaluation-harness give questions as well (`pipeline.tasks.harness`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ROOT
-from pipeline.tasks import constraints
+from pipeline.store.durable import file_digest
+from pipeline.tasks import constraints, harness
+from pipeline.tasks.checks import SCORES, Item, score
 from pipeline.tasks.sandbox import parse_test
 
 FOLDER = ROOT / "assets" / "tasks"
-KINDS = ("answer", "number", "copy", "constraints", "python")  # of which an answer is scored
 KEYS = {"id", "kind", "prompt", "expected", "wrong", "max_tokens"}
-Item = Mapping[str, Any]  # a row with these keys, as `check_item` allows it
 
 
 def our_tasks() -> list[str]:
@@ -91,8 +96,8 @@ def check_item(row: Any) -> None:
         texts = isinstance(row[name], list) and all(isinstance(x, str) for x in row[name])
         if not texts or not all(x.strip() for x in row[name]):
             raise ValueError(f"{name} is a list of texts that are not empty")
-    if row["kind"] not in KINDS:
-        raise ValueError(f"kind={row['kind']} is not allowed: give one of {', '.join(KINDS)}")
+    if row["kind"] not in SCORES:
+        raise ValueError(f"kind={row['kind']} is not allowed: give one of {', '.join(SCORES)}")
     if not row["expected"] or (row["kind"] in ("number", "copy") and len(row["expected"]) > 1):
         raise ValueError(f"expected={row['expected']} is not what kind {row['kind']} takes")
     if type(row["max_tokens"]) is not int or row["max_tokens"] < 3:
@@ -104,3 +109,128 @@ def check_item(row: Any) -> None:
     }
     for text in row["expected"]:
         parsers.get(row["kind"], str)(text)
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item as the models read it.
+
+    Attributes:
+        task: its name.
+        item_id: unique within the task.
+        token_ids: of the prompt.
+        max_tokens: the most tokens of an answer.
+        said: what of a decoded text is the answer.
+        right: whether an answer is right.
+        runs_code: whether that runs code in the sandbox.
+    """
+
+    task: str
+    item_id: str
+    token_ids: list[int]
+    max_tokens: int
+    said: Callable[[str], str]
+    right: Callable[[str], bool]
+    runs_code: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name of the question, unique among all tasks; its sampling noise depends on it."""
+        return f"{self.task}/{self.item_id}"
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a prompt of the decoding loop."""
+        return {"prompt_id": self.key, "token_ids": self.token_ids}
+
+
+def task_identity(name: str, include: str | None, items: int | None) -> dict[str, Any]:
+    """Return what determines a task: its name and its content.
+
+    Raises:
+        PipelineError: there is no such task.
+    """
+    if is_ours_or_file(name):
+        path = task_file(name)
+        return {"name": path.stem, "content": file_digest(path)}
+    return harness.documents_identity(name, include, items)
+
+
+def check_tasks(names: Sequence[str], include: str | None, *, foreign_code: bool) -> None:
+    """Check the items of tasks, and that code of foreign tasks is allowed to run.
+
+    Raises:
+        PipelineError: there is no such task, one is wrong, two have one name, or a foreign task
+            runs code.
+    """
+    files = [Path(name) if not is_ours_or_file(name) else task_file(name) for name in names]
+    stems = [path.stem for path in files]
+    if len(set(stems)) < len(stems):
+        raise PipelineError(f"accuracy.tasks: two of {', '.join(stems)} have the same name")
+    for name, path in zip(names, files, strict=True):
+        if not is_ours_or_file(name):
+            known = ", ".join(our_tasks())
+            harness.check_task(name, include, known, foreign_code=foreign_code)
+            continue
+        code = any(item["kind"] == "python" for item in read_items(path))
+        foreign = path.resolve().parent != FOLDER.resolve()
+        if code and foreign and not foreign_code:
+            raise PipelineError(
+                f"accuracy.tasks: {path} runs code that a model wrote, against tests that are not "
+                "the project's: read them, then give accuracy.foreign_code=true"
+            )
+
+
+def questions(
+    config: Mapping[str, Any], sources: Sequence[str], include: str | None, tokenizer: Any
+) -> list[Question]:
+    """Return the questions, one of each task in turn.
+
+    Args:
+        config: tasks (with their names), items, template, enable_thinking.
+        sources: of each task, as `accuracy.tasks` names it.
+        include: a folder with tasks of the harness.
+        tokenizer: the target's.
+    """
+    tasks = [
+        _of_file(task["name"], task_file(source), config, tokenizer)
+        if is_ours_or_file(source)
+        else _of_harness(source, include, config, tokenizer)
+        for task, source in zip(config["tasks"], sources, strict=True)
+    ]
+    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+
+
+def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -> list[Question]:
+    thinking = config["enable_thinking"]
+    return [
+        Question(
+            task,
+            item["id"],
+            encode(tokenizer, [item["prompt"]], config["template"], enable_thinking=thinking),
+            item["max_tokens"],
+            str,
+            partial(score, item),
+            item["kind"] == "python",
+        )
+        for item in read_items(path)[: config["items"]]
+    ]
+
+
+def _of_harness(
+    name: str, include: str | None, config: Mapping[str, Any], tokenizer: Any
+) -> list[Question]:
+    chat = partial(harness.chat_text, tokenizer, enable_thinking=config["enable_thinking"])
+    asked = harness.requests(
+        harness.load_task(name, include),
+        config["items"],
+        chat if config["template"] == "chat" else None,
+    )
+    found = []
+    for one in asked:
+        text, given = one.args
+        limit = int(given.get("max_gen_toks", harness.LONGEST_ANSWER))
+        ids = harness.text_tokens(tokenizer, text)
+        said = partial(harness.before_stop, until=given.get("until"))
+        right = partial(harness.is_right, name, include, one)
+        found.append(Question(name, str(one.doc_id), ids, limit, said, right))
+    return found

@@ -23,11 +23,11 @@ def nodes(request: Request) -> list[Node]:
     """The tasks answered by each target with the drafter; none without a drafter, or of logs.
 
     Raises:
-        PipelineError: there is no such task, or a method is not defined.
+        PipelineError: there is no such task, an item is wrong, code is to run that is not allowed,
+            or a method is not defined.
     """
     from pipeline.plan.methods import build_methods
-    from pipeline.tasks.items import is_ours_or_file
-    from pipeline.tasks.questions import task_identity
+    from pipeline.tasks.items import check_tasks, is_ours_or_file, task_identity
 
     config, asked = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
@@ -35,6 +35,8 @@ def nodes(request: Request) -> list[Node]:
     wanted = request.asked & {"accuracy", "report"}
     if not wanted and not all(map(is_ours_or_file, asked.tasks)):
         return []  # documents of the harness come from the hub: not for a stage without answers
+    if STAGE.name in request.asked:
+        check_tasks(asked.tasks, asked.include, foreign_code=asked.foreign_code)
     methods = build_methods(asked.methods, key="accuracy.methods")
     tasks = [task_identity(name, asked.include, asked.items) for name in asked.tasks]
     return [
@@ -64,20 +66,6 @@ def nodes(request: Request) -> list[Node]:
         )
         for drafts in request.nodes["drafts"]
     ]
-
-
-def check(request: Request) -> None:
-    """Check the items of the tasks, and that code of foreign tasks is allowed to run.
-
-    Raises:
-        PipelineError: a row of a task is wrong, or a foreign task runs code.
-    """
-    if STAGE.name not in request.asked:
-        return
-    from pipeline.tasks.questions import check_tasks
-
-    asked = request.config.accuracy
-    check_tasks(asked.tasks, asked.include, foreign_code=asked.foreign_code)
 
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
@@ -140,7 +128,6 @@ STAGE = Stage(
     },
     nodes=nodes,
     module=f"{__name__}.compute",
-    check=check,
     summary=summary,
     printed=True,
 )

@@ -37,7 +37,7 @@ from pipeline.stages.accuracy import STAGE, STORED
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
 from pipeline.tasks import sandbox
-from pipeline.tasks.questions import Question, questions
+from pipeline.tasks.items import Question, questions
 
 Both = Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]  # logits of both models along an answer
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.tasks.checks import score
-from pipeline.tasks.items import FOLDER, Item, read_items, task_file
+from pipeline.tasks.checks import Item, score
+from pipeline.tasks.items import FOLDER, read_items, task_file
 
 RIGHT = json.loads(Path(__file__).with_name("right.json").read_text())
 TASKS = {path.stem: read_items(path) for path in sorted(FOLDER.glob("*.jsonl"))}
