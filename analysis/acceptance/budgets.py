@@ -18,12 +18,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from ..beyond.budget import certified_tokens, rejections
+from ..beyond.budget import certified_tokens
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
-
-ROUNDING = 1e-9  # relative, of a sum of KLs
 
 
 def budget_of_drafter(
@@ -59,36 +57,28 @@ def budget_of_drafter(
         ("budget", "tokens"): sizes / (ends + spent(inner)),
         ("realised", "tokens"): sizes / (ends + counted(~verdict.accepted & ~last)),
     }
-    rows = []
-    for (kind, name), draws in found.items():
-        low, high = bootstrap.interval(draws[1:])
-        row = {"kind": kind, "eps": eps, "statistic": name, "value": float(draws[0])}
-        rows.append(row | {"ci_low": float(low), "ci_high": float(high)})
+    rows = [
+        (kind, name, float(draws[0]), *map(float, bootstrap.interval(draws[1:])))
+        for (kind, name), draws in found.items()
+    ]
     if draft_length is not None:
-        for kind, tokens, limits in _limited(steps, verdict, eps, bootstrap, draft_length):
-            row = {"kind": kind, "eps": eps, "statistic": f"tokens_{draft_length}", "value": tokens}
-            rows.append(row | {"ci_low": limits[0], "ci_high": limits[1]})
-    return pd.DataFrame(rows).assign(rule=verdict.rule.label)
+        rows += _limited(steps, verdict, eps, bootstrap, draft_length)
+    columns = ["kind", "statistic", "value", "ci_low", "ci_high"]
+    return pd.DataFrame(rows, columns=columns).assign(eps=eps, rule=verdict.rule.label)
 
 
 def _limited(
     steps: Steps, verdict: Verdict, eps: float, bootstrap: PromptBootstrap, draft_length: int
-) -> Iterator[tuple[str, float, tuple[float, float]]]:
-    """Yield kind, tokens a call and their interval, with drafts of a limited length."""
-    certain = ~_reached(verdict.lower, eps)
+) -> Iterator[tuple[str, str, float, float, float]]:
+    """Yield kind, statistic, tokens a call and their interval, with drafts of a limited length."""
+    name, certain = f"tokens_{draft_length}", ~_reached(verdict.lower, eps)
     for kind, flags in (("uniform", certain), ("realised", verdict.accepted)):
         calls = calls_made(flags[:, None], steps.trajectories, draft_length)[:, 0]
         low, high = bootstrap.interval(bootstrap.sums(bootstrap.steps) / bootstrap.sums(calls))
-        yield kind, float(len(steps) / calls.sum()), (float(low), float(high))
+        yield kind, name, float(len(steps) / calls.sum()), float(low), float(high)
     ends = _ends(steps.trajectories)
     value = certified_tokens(verdict.lower, ends, eps, draft_length)
-    yield "budget", value, (math.nan, math.nan)
-
-
-def exceeds_budget(steps: Steps, verdict: Verdict) -> bool:
-    """Whether a drafter is rejected more often than any drafter of its mean KL can be: never."""
-    mean = float(steps.kl.mean()) * (1.0 + ROUNDING)
-    return bool(np.sum(~verdict.accepted) > rejections(verdict.lower * (1.0 - ROUNDING), mean))
+    yield "budget", name, value, math.nan, math.nan
 
 
 def resampled_rejections(

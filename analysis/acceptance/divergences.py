@@ -115,24 +115,21 @@ def kl(log_p: Floats, log_q: Floats) -> Floats:
     return np.asarray(terms.sum(axis=1))
 
 
-def kl_rounding(divergence: Floats) -> Floats:
-    """Return how far the computed KL may lie from that of the exact p and q of the same logits.
-
-    A relative error e of every ratio p/q moves the sum by at most e * sum p |log(p/q)|, which is
-    at most e (KL + sqrt(2 KL)) (Pinsker). It vanishes with the KL itself.
-    """
-    return RATIO_ROUNDING * (divergence + np.sqrt(2 * divergence))
-
-
 def rounding(divergence: str, distance: Floats) -> Floats:
-    """Return the same of any of kl, reverse_kl, hellinger and tv.
+    """Return how far a computed divergence may lie from that of the exact p and q of its logits.
 
-    It is at most e TV <= e sqrt(2 H) for the squared Hellinger distance H, and e for total
-    variation, which does not vanish with it: only a distance of exactly 0 has none.
+    A relative error e of every ratio p/q moves KL and reverse KL by at most e * sum p |log(p/q)|,
+    which is at most e (KL + sqrt(2 KL)) (Pinsker), and the squared Hellinger distance H by
+    e TV <= e sqrt(2 H). Both vanish with the divergence. It moves total variation by at most e,
+    which does not: only a distance of exactly 0 has none.
+
+    Args:
+        divergence: kl, reverse_kl, hellinger or tv.
+        distance: (N,) as computed.
     """
     if divergence == "tv":
         return RATIO_ROUNDING * np.sign(distance)
-    return kl_rounding(distance)
+    return RATIO_ROUNDING * (distance + np.sqrt(2 * distance))
 
 
 def total_variation(log_p: Floats, log_q: Floats) -> Floats:

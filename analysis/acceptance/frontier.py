@@ -59,7 +59,8 @@ def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstr
     low, high = bootstrap.interval(tokens[1:])
     found = {"tokens": tokens[0], "tokens_low": low, "tokens_high": high, "cut": cut}
     frames = []
-    for name, cost in zip(COSTS, _costs(steps), strict=True):
+    nats = np.maximum(-steps.target.top_surprisal - steps.draft_log_prob, 0.0)
+    for name, cost in zip(COSTS, (nats, np.maximum(steps.given_up, 0.0)), strict=True):
         each = np.where(free, np.inf, cost)  # of what no rule has to accept
         spent = summed(np.where(accepted & ~free[:, None], cost[:, None], 0.0))
         most = [
@@ -85,9 +86,3 @@ def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstr
         curve["dial"] = np.exp(-strict) if name == "nats" else strict
         frames.append(pd.DataFrame({"rule": "", "cost": name, **curve}))
     return pd.concat(frames, ignore_index=True)
-
-
-def _costs(steps: Steps) -> tuple[Floats, Floats]:
-    """Return nats and probability that each drafted token gives up, (N,) each."""
-    nats = np.maximum(-steps.target.top_surprisal - steps.draft_log_prob, 0.0)
-    return nats, np.maximum(steps.target.top_probability - np.exp(steps.draft_log_prob), 0.0)

@@ -103,7 +103,7 @@ def judge(
     """Apply `rules` to all steps.
 
     KL = R does not guarantee acceptance, and both are known up to rounding only: a step counts
-    as certified when KL + kl_rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding.
+    as certified when KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding.
     Where nothing is rejected every step is certified, also at an infinite KL.
 
     Args:

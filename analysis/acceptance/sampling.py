@@ -22,7 +22,7 @@ from ..certificates.certify import certify
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK
-from .divergences import kl_rounding
+from .divergences import rounding
 
 SPECULATIVE, ARGMAX = "speculative sampling", "argmax drafted, speculative sampling"
 SAMPLED = "sampled draft, "  # before the label of a rule
@@ -50,7 +50,7 @@ def violations(target: TopK, kl: Floats, measured: Mapping[str, Floats]) -> dict
         kl: (N,) of the drafter.
         measured: (N,) acceptance by law.
     """
-    found = certified_acceptance(target, kl + kl_rounding(kl))
+    found = certified_acceptance(target, kl + rounding("kl", kl))
     return {law: int(np.sum(measured[law] < found[law] - ROUNDING)) for law in found}
 
 
@@ -96,7 +96,7 @@ def sampling_statistics(
         *((law, "measured", values) for law, values in measured.items()),
         *(
             (law, kind, values)
-            for kind, eps in (("step", kl + kl_rounding(kl)), ("uniform", mean))
+            for kind, eps in (("step", kl + rounding("kl", kl)), ("uniform", mean))
             for law, values in certified_acceptance(target, eps, costs).items()
         ),
         (SPECULATIVE, "budget", probability.lossless_mean(target, mean)),

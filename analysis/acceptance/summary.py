@@ -7,6 +7,7 @@ certain and at the other one, which differ only then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from ..statistics.run_lengths import run_lengths
 from ..statistics.trajectories import Trajectories
 from .realised import Steps, Verdict
 
-Row = dict[str, str | float]
+Row = dict[str, Any]
 Weights = Floats | Flags
 UNION = "union"  # of divergences: the steps that at least one of them certifies
 LENGTH_COLUMNS = ["value", "optimistic", "ci_low", "ci_high", "cut", "cut_optimistic"]
@@ -39,19 +40,19 @@ def rule_statistics(
     """
     accepted, certified = verdict.accepted, verdict.certified
     departs = accepted & (steps.draft_rank > 1) & verdict.rule.judges_tokens
-    everywhere = np.ones(len(steps), dtype=bool)
-    empty, possibly_empty = np.isinf(verdict.lower), np.isinf(verdict.upper)
+    empty = np.isinf(verdict.lower), np.isinf(verdict.upper)
     rows = [
-        share_row("acceptance", accepted, everywhere, bootstrap),
-        between_row("certified", certified, verdict.certifiable, everywhere, bootstrap),
-        between_row("coverage", certified, verdict.certifiable & accepted, accepted, bootstrap),
-        share_row("departure", departs, everywhere, bootstrap),
-        share_row("given_up", np.where(departs, steps.given_up, 0.0), everywhere, bootstrap),
-        between_row("empty", empty, possibly_empty, everywhere, bootstrap),
-        share_row("inexact", verdict.lower < verdict.upper, everywhere, bootstrap),
+        share_row("acceptance", bootstrap, accepted),
+        share_row("certified", bootstrap, certified, verdict.certifiable),
+        share_row("coverage", bootstrap, certified, verdict.certifiable & accepted, accepted),
+        share_row("departure", bootstrap, departs),
+        share_row("given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
+        share_row("empty", bootstrap, *empty),
+        share_row("inexact", bootstrap, verdict.lower < verdict.upper),
+        _quantile(
+            "slack_median", bootstrap, steps.slack(verdict.lower), steps.slack(verdict.upper)
+        ),
     ]
-    slack = _quantiles(steps.slack(verdict.lower), steps.slack(verdict.upper), [0.5], bootstrap)
-    rows.append(_row("slack_median", *(column[0] for column in slack)))
     for kind, sure, maybe in (
         ("realised", accepted, accepted),
         ("certified", certified, verdict.certifiable),
@@ -108,10 +109,10 @@ def stochastic_statistics(
     ):
         calls = 1 - accepted
         calls[ends] += accepted[ends]
-        every, cut = np.ones(len(tv)), accepted[ends].sum() / calls.sum()
-        length = share_row("realised_per_call", every, calls, bootstrap)
+        cut = accepted[ends].sum() / calls.sum()
+        length = share_row("realised_per_call", bootstrap, np.ones(len(tv)), below=calls)
         rows = [
-            share_row("acceptance", accepted, every, bootstrap),
+            share_row("acceptance", bootstrap, accepted),
             length | {"cut": cut, "cut_optimistic": cut},
         ]
         frame = pd.DataFrame(rows)
@@ -135,21 +136,15 @@ def depth_statistics(
         Rows with depth and those of `rule_statistics`: acceptance and certified of each rule;
         kl_median (nats) and finite (share of steps with a finite KL), of no rule.
     """
-    everywhere = np.ones(len(steps), dtype=bool)
-    ends = _quantiles(steps.kl, steps.kl, [0.5], bootstrap)
-    median = _row("kl_median", *(column[0] for column in ends))
-    rows: list[Row] = [
-        {"rule": "", **median},
-        {"rule": "", **share_row("finite", np.isfinite(steps.kl), everywhere, bootstrap)},
+    rows = [
+        ("", _quantile("kl_median", bootstrap, steps.kl)),
+        ("", share_row("finite", bootstrap, np.isfinite(steps.kl))),
     ]
     for one in verdicts:
-        rule = one.rule.label
-        shares = (
-            share_row("acceptance", one.accepted, everywhere, bootstrap),
-            between_row("certified", one.certified, one.certifiable, everywhere, bootstrap),
-        )
-        rows += [{"rule": rule, **share} for share in shares]
-    return pd.DataFrame(rows).assign(depth=depth)
+        certified = share_row("certified", bootstrap, one.certified, one.certifiable)
+        rows.append((one.rule.label, share_row("acceptance", bootstrap, one.accepted)))
+        rows.append((one.rule.label, certified))
+    return pd.DataFrame([{"rule": rule, **row} for rule, row in rows]).assign(depth=depth)
 
 
 def coverage(found: Mapping[str, Verdict], bootstrap: PromptBootstrap) -> pd.DataFrame:
@@ -168,7 +163,7 @@ def coverage(found: Mapping[str, Verdict], bootstrap: PromptBootstrap) -> pd.Dat
         lower ends of certificates, optimistic the upper ones.
     """
     verdicts = list(found.values())
-    accepted, everywhere = verdicts[0].accepted, np.ones(len(verdicts[0].accepted), dtype=bool)
+    accepted = verdicts[0].accepted
     ends = {name: (one.certified, one.certifiable) for name, one in found.items()}
     ends[UNION] = (
         np.any([one.certified for one in verdicts], axis=0),
@@ -178,8 +173,8 @@ def coverage(found: Mapping[str, Verdict], bootstrap: PromptBootstrap) -> pd.Dat
         {"rule": verdicts[0].rule.label, "divergence": name, **row}
         for name, (sure, maybe) in ends.items()
         for row in (
-            between_row("certified", sure, maybe, everywhere, bootstrap),
-            between_row("coverage", sure, maybe & accepted, accepted, bootstrap),
+            share_row("certified", bootstrap, sure, maybe),
+            share_row("coverage", bootstrap, sure, maybe & accepted, accepted),
         )
     ]
     return pd.DataFrame(rows)
@@ -190,11 +185,10 @@ def finite_shares(distances: Mapping[str, Floats], bootstrap: PromptBootstrap) -
 
     A drafter with a reduced vocabulary has an infinite KL(p || q) wherever p has other tokens.
     """
-    rows: list[Row] = []
-    for name, values in distances.items():
-        everywhere = np.ones(len(values), dtype=bool)
-        row = share_row("finite", np.isfinite(values), everywhere, bootstrap)
-        rows.append({"rule": "", "divergence": name, **row})
+    rows = [
+        {"rule": "", "divergence": name, **share_row("finite", bootstrap, np.isfinite(values))}
+        for name, values in distances.items()
+    ]
     return pd.DataFrame(rows)
 
 
@@ -216,12 +210,11 @@ def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBoots
         and `ci_high` of optimistic; +inf where so many regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
-    negated = _quantiles(-upper, -lower, [share], bootstrap)
-    optimistic, value, high, low = (-column[0] for column in negated)
-    return _row("kl_needed", value, optimistic, low, high)
+    row = _quantile("kl_needed", bootstrap, -upper, -lower, share)
+    return _row("kl_needed", -row["optimistic"], -row["value"], -row["ci_high"], -row["ci_low"])
 
 
-def _row(statistic: str, value: float, optimistic: float, low: float, high: float) -> Row:
+def _row(statistic: str, value: Any, optimistic: Any, low: Any, high: Any) -> Row:
     return {
         "statistic": statistic,
         "value": float(value),
@@ -231,33 +224,49 @@ def _row(statistic: str, value: float, optimistic: float, low: float, high: floa
     }
 
 
-def share_row(name: str, above: Weights, below: Weights, bootstrap: PromptBootstrap) -> Row:
-    """Return the ratio of two sums over all steps, with its interval over prompts."""
-    over = np.bincount(bootstrap.prompts, weights=above)
-    under = np.bincount(bootstrap.prompts, weights=below)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        value = over.sum() / under.sum()
-        low, high = bootstrap.interval(bootstrap.sums(over) / bootstrap.sums(under))
-    return _row(name, value, value, float(low), float(high))
-
-
-def between_row(
-    name: str, sure: Flags, maybe: Flags, below: Flags, bootstrap: PromptBootstrap
+def share_row(
+    name: str,
+    bootstrap: PromptBootstrap,
+    sure: Weights,
+    maybe: Weights | None = None,
+    below: Weights | None = None,
 ) -> Row:
-    """Return the share of certified steps, from both ends of the certificates."""
-    lower = share_row(name, sure, below, bootstrap)
-    upper = lower if np.array_equal(sure, maybe) else share_row(name, maybe, below, bootstrap)
-    return lower | {"optimistic": upper["value"], "ci_high": upper["ci_high"]}
+    """Return the ratio of two sums over all steps, with its interval over prompts.
+
+    Args:
+        name: of the statistic.
+        bootstrap: over prompts.
+        sure: (N,) what is summed up, by the lower ends of the certificates.
+        maybe: (N,) the same by their upper ends; None where both are equal.
+        below: (N,) what it is divided by; None is the number of steps.
+    """
+
+    def ratio(above: Weights) -> tuple[Any, Any, Any]:
+        over = np.bincount(bootstrap.prompts, weights=above)
+        under = bootstrap.steps if below is None else np.bincount(bootstrap.prompts, weights=below)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            draws = bootstrap.sums(over) / bootstrap.sums(under)
+            return over.sum() / under.sum(), *bootstrap.interval(draws)
+
+    value, low, high = ratio(sure)
+    optimistic = value
+    if maybe is not None and not np.array_equal(sure, maybe):
+        optimistic, _, high = ratio(maybe)
+    return _row(name, value, optimistic, low, high)
 
 
-def _quantiles(
-    lower: Floats, upper: Floats, levels: Sequence[float], bootstrap: PromptBootstrap
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return value, optimistic, ci_low, ci_high of values known as intervals, a number a level."""
-    value, draws = bootstrap.quantiles(lower, levels)
+def _quantile(
+    name: str,
+    bootstrap: PromptBootstrap,
+    lower: Floats,
+    upper: Floats | None = None,
+    level: float = 0.5,
+) -> Row:
+    """Return a quantile of (N,) values, known as intervals if `upper` is given."""
+    (value,), draws = bootstrap.quantiles(lower, [level])
     low, high = bootstrap.interval(draws)
     optimistic = value
-    if not np.array_equal(lower, upper):
-        optimistic, draws = bootstrap.quantiles(upper, levels)
+    if upper is not None and not np.array_equal(lower, upper):
+        (optimistic,), draws = bootstrap.quantiles(upper, [level])
         high = bootstrap.interval(draws)[1]
-    return value, optimistic, low, high
+    return _row(name, value, optimistic, low[0], high[0])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.acceptance.budgets import budget_of_drafter, exceeds_budget, resampled_rejections
+from analysis.acceptance.budgets import budget_of_drafter, resampled_rejections
 from analysis.acceptance.realised import Steps, judge
 from analysis.beyond.budget import certified_tokens, rejections
 from analysis.rules import Additive, StrictGreedy, Tree
@@ -63,7 +63,8 @@ def test_the_drafters_own_numbers(rule: object) -> None:
         assert kinds[0] <= min(kinds[1:]) + 1e-12
     assert (frame["ci_low"] <= frame["value"]).all()
     assert (frame["value"] <= frame["ci_high"]).all()
-    assert not exceeds_budget(drafted, verdict)
+    # soundness of every step implies that of their mean
+    assert np.sum(~verdict.accepted) <= rejections(verdict.lower, mean * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -98,12 +99,3 @@ def test_an_infinite_mean_leaves_what_can_never_be_rejected() -> None:
     strict = judge(endless, [StrictGreedy()])[0]
     value = budget_of_drafter(endless, strict, bootstrap).set_index(["kind", "statistic"])["value"]
     assert value["budget", "acceptance"] == value["uniform", "acceptance"] == 0.0
-
-
-def test_a_budget_that_is_exceeded_is_seen() -> None:
-    drafted = steps()
-    verdict = judge(drafted, [StrictGreedy()])[0]
-    none = replace(verdict, accepted=np.zeros(len(drafted), dtype=bool))
-    assert exceeds_budget(drafted, none)
-    far = replace(drafted, kl=np.full(len(drafted), 10.0))
-    assert not exceeds_budget(far, none)

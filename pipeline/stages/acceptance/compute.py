@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance.budgets import budget_of_drafter, exceeds_budget
+from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
@@ -80,7 +80,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         "breakdown": breakdown.assign(**bootstrap.counted),
         "levels": pd.concat(
             [
-                _budgets(steps, chosen, bootstrap, config["draft_length"]),
+                *(budget_of_drafter(steps, x, bootstrap, config["draft_length"]) for x in chosen),
                 _sampling(drafts, table, steps, [one.rule for one in chosen], bootstrap),
             ]
         ).assign(**bootstrap.counted),
@@ -161,28 +161,6 @@ def _by_depth(
         check_sound(found, deep, table["prompt_id"], settings)
         frames.append(depth_statistics(depth, deep, found, bootstrap))
     return pd.concat(frames).assign(divergence="") if frames else pd.DataFrame()
-
-
-def _budgets(
-    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap, draft_length: int
-) -> pd.DataFrame:
-    """Return what the drafter's mean KL certifies of each rule.
-
-    With drafts of any length, and of at most `draft_length` tokens.
-
-    Raises:
-        PipelineError: the drafter is rejected more often than its mean KL allows.
-    """
-    frames = []
-    for verdict in verdicts:
-        if exceeds_budget(steps, verdict):
-            raise PipelineError(
-                f"rule {verdict.rule.label}: {int(np.sum(~verdict.accepted))} steps are rejected, "
-                f"more than a mean KL of {float(steps.kl.mean())!r} can reject, which cannot be. "
-                "Please report it"
-            )
-        frames.append(budget_of_drafter(steps, verdict, bootstrap, draft_length))
-    return pd.concat(frames)
 
 
 def _sampling(
