@@ -7,7 +7,7 @@ of the same temperature and noise, prompt by prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,33 @@ class Decoded:
         """How many prompts every run decoded."""
         return int(self.data["prompt_id"].nunique())
 
+    def bootstrap(self, resamples: int, confidence: float, seed: int) -> PromptBootstrap:
+        """Return resamples of the prompts."""
+        return PromptBootstrap(np.arange(self.prompts), resamples, confidence, seed)
+
+    def by_prompt(self, table: pd.DataFrame, *columns: str) -> Iterator[Floats]:
+        """Yield each column of a table, summed up by prompt and run: (P, R), 0 without a row."""
+        sums = table.groupby(["prompt_id", "run"])[list(columns)].sum()
+        keys = sorted(self.data["prompt_id"].unique()), range(len(self.runs))
+        every = sums.reindex(pd.MultiIndex.from_product(keys), fill_value=0)
+        for name in columns:
+            yield every[name].to_numpy(np.float64).reshape(-1, len(self.runs))
+
+
+def ratios(
+    above: Floats, below: Floats, bootstrap: PromptBootstrap
+) -> tuple[Floats, Floats, Floats]:
+    """Return the ratios of sums over prompts, and their intervals' ends, (R,) each.
+
+    Args:
+        above: (P, R).
+        below: (P, R); where its sum is 0 the ratio is NaN.
+        bootstrap: over prompts.
+    """
+    with np.errstate(invalid="ignore"):
+        low, high = bootstrap.interval(bootstrap.sums(above) / bootstrap.sums(below))
+        return above.sum(0) / below.sum(0), low, high
+
 
 def acceptance(decoded: Decoded) -> pd.DataFrame:
     """Return acceptance and quality of every run; nothing here depends on the clock.
@@ -113,7 +140,9 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
     table["log_likelihood"] = totals["log_likelihood"] / totals["n_tokens"]
     alone = [decoded.baseline(run) for run in range(len(table))]
-    table["agreement"] = agreement(decoded.data, alone)
+    tokens, share = decoded.by_prompt(decoded.data, "n_tokens", "agreement")
+    positions = np.maximum(tokens, tokens[:, alone])  # of the longer of two answers
+    table["agreement"] = (share * positions).sum(0) / positions.sum(0)
     table["given_up"] = table["log_likelihood"].to_numpy()[alone] - table["log_likelihood"]
     return table
 
@@ -137,21 +166,6 @@ def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
     return sums["emitted"] / sums["calls"]
 
 
-def agreement(data: pd.DataFrame, alone: Sequence[int]) -> Floats:
-    """Return the (R,) shares of positions, of all answers, with the token of the baseline.
-
-    Args:
-        data: one row an answer; its agreement is over the longer of the two answers.
-        alone: the baseline of each run.
-    """
-    prompts = sorted(data["prompt_id"].unique())
-    lengths, share = (
-        by_prompt(data, name, prompts, len(alone)) for name in ("n_tokens", "agreement")
-    )
-    positions = np.maximum(lengths, lengths[:, alone])
-    return np.asarray((share * positions).sum(0) / positions.sum(0))
-
-
 def acceptance_intervals(
     decoded: Decoded, resamples: int, confidence: float, seed: int
 ) -> pd.DataFrame:
@@ -167,20 +181,12 @@ def acceptance_intervals(
         One row a run: rate_ci_low, rate_ci_high, tokens_per_call_ci_low,
         tokens_per_call_ci_high; NaN where nothing was tested.
     """
-    prompts, runs = sorted(decoded.data["prompt_id"].unique()), len(decoded.runs)
-    calls = decoded.calls.assign(calls=1).groupby(["prompt_id", "run"], as_index=False).sum()
-    bootstrap = PromptBootstrap(np.arange(len(prompts)), resamples, confidence, seed)
+    bootstrap = decoded.bootstrap(resamples, confidence, seed)
+    calls = decoded.calls.assign(calls=1)
     columns = {}
-    for name, above, below in (
-        ("rate", "accepted", "tested"),
-        ("tokens_per_call", "emitted", "calls"),
-    ):
-        over, under = (
-            bootstrap.sums(np.nan_to_num(by_prompt(calls, column, prompts, runs)))
-            for column in (above, below)
-        )
-        draws = np.divide(over, under, out=np.full_like(over, np.nan), where=under > 0)
-        columns[f"{name}_ci_low"], columns[f"{name}_ci_high"] = bootstrap.interval(draws)
+    for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
+        _, low, high = ratios(*decoded.by_prompt(calls, *of), bootstrap)
+        columns |= {f"{name}_ci_low": low, f"{name}_ci_high": high}
     return pd.DataFrame(columns)
 
 
@@ -191,7 +197,7 @@ def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int
     rows = decoded.data[[*keys, "n_tokens", "ended"]].merge(counted, on=keys, how="left")
     rows = rows.merge(decoded.answers[[*keys, "seconds"]], on=keys).fillna({"calls": 0})
     by_run = [rows[rows["run"] == run].sort_values("prompt_id") for run in range(len(decoded.runs))]
-    bootstrap = PromptBootstrap(np.arange(decoded.prompts), resamples, confidence, seed)
+    bootstrap = decoded.bootstrap(resamples, confidence, seed)
     return pd.DataFrame(
         [
             finished(mine, by_run[decoded.baseline(run)], bootstrap)
@@ -255,9 +261,3 @@ def greedy_runs(decoded: Decoded) -> list[int]:
     runs = decoded.runs
     strict = (runs["rule"] == "greedy") & (runs["temperature"] == 0) & (runs["drafter"] != "none")
     return np.flatnonzero(strict).tolist()
-
-
-def by_prompt(table: pd.DataFrame, column: str, prompts: Sequence[str], runs: int) -> Floats:
-    """Return a column of a table with one row a prompt and run as (prompts, runs)."""
-    wide = table.pivot(index="prompt_id", columns="run", values=column)
-    return np.asarray(wide.reindex(index=list(prompts), columns=range(runs)), dtype=np.float64)

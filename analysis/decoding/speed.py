@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..statistics.bootstrap import PromptBootstrap, few
+from ..statistics.bootstrap import few
 from .finished import CLOCKED_ANSWERS
-from .metrics import Decoded, acceptance, by_prompt, finished_runs
+from .metrics import Decoded, acceptance, finished_runs
 from .predicted import predictions
 from .speed_laws import break_even, optimal_draft_length
 
@@ -97,13 +95,7 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
     return float(weights + decoded.size["drafter"]["cache_per_token"] * longest)
 
 
-def speedups(
-    decoded: Decoded,
-    resamples: int,
-    confidence: float,
-    seed: int,
-    prompts: Sequence[str] | None = None,
-) -> pd.DataFrame:
+def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
     """Return seconds a token and the speedup of every run, with its interval over prompts.
 
     The speedup is the baseline's seconds a token over the method's, all answers together; a
@@ -113,47 +105,33 @@ def speedups(
 
     `spec_bench_speedup` is the ratio that Spec-Bench reports: the mean over prompts of tokens a
     second, over that of the baseline.
-
-    Args:
-        decoded: answers and their seconds.
-        resamples: of the bootstrap.
-        confidence: of the interval.
-        seed: of the bootstrap.
-        prompts: which prompts count; None is all.
     """
-    keep = sorted(decoded.data["prompt_id"].unique()) if prompts is None else list(prompts)
-    count = len(decoded.runs)
-    bootstrap = PromptBootstrap(np.arange(len(keep)), resamples, confidence, seed)
-    alone = [decoded.baseline(run) for run in range(count)]
-    later = decoded.answers["seconds"] - decoded.answers["first_seconds"]
-    answers = decoded.answers.assign(later=later)
-    data = decoded.data.assign(later=decoded.data["n_tokens"] - 1)
+    bootstrap, answers = decoded.bootstrap(resamples, confidence, seed), decoded.answers
+    alone = [decoded.baseline(run) for run in range(len(decoded.runs))]
+    spent = answers.assign(after=answers["seconds"] - answers["first_seconds"])
+    seconds, seconds_after = decoded.by_prompt(spent, "seconds", "after")
+    (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
 
-    def measured(of_answers: str, of_data: str) -> tuple[Floats, Floats, Floats, Floats]:
+    def measured(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Return seconds a token and the speedup, with its ends, of every run."""
-        seconds = by_prompt(answers, of_answers, keep, count)
-        tokens = by_prompt(data, of_data, keep, count)
         with np.errstate(invalid="ignore", divide="ignore"):
-            drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, runs)
+            drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
             cost = seconds.sum(0) / tokens.sum(0)
             low, high = bootstrap.interval(drawn[:, alone] / drawn)
             return cost, cost[alone] / cost, low, high
 
-    cost, *speedup = measured("seconds", "n_tokens")
-    seconds, tokens = (by_prompt(table, name, keep, count) for table, name in
-                       ((answers, "seconds"), (data, "n_tokens")))  # fmt: skip
+    cost, *speedup = measured(seconds, tokens)
+    after = measured(seconds_after, tokens - 1)
     rates = (tokens / seconds).mean(0)
-    after, *after_speedup = measured("later", "later")
     names = ("speedup", "ci_low", "ci_high")
-    later_names = ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")
+    names_after = ("tpot", "tpot_speedup", "tpot_ci_low", "tpot_ci_high")
     return pd.DataFrame(
         {
             "per_token": cost,
             "tokens_per_second": 1 / cost,
             "spec_bench_speedup": rates / rates[alone],
             **dict(zip(names, speedup, strict=True)),
-            "tpot": after,
-            **dict(zip(later_names, after_speedup, strict=True)),
+            **dict(zip(names_after, after, strict=True)),
         }
     )
 

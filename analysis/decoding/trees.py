@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from ..rules import StrictGreedy, Tree
-from ..statistics.bootstrap import PromptBootstrap
 from ..trees.acceptance import measured_rates
 from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
-from .metrics import Decoded, by_prompt
+from .metrics import Decoded, ratios
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
 LAWS = {"speculative": GSS, "races": ERSS}
@@ -51,27 +50,13 @@ def tree_runs(one: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         _predicted(shape_of(one, run), by_group[group])
         for run, group in zip(table["run"], table["group"], strict=True)
     ]
-    whole = whole_calls(one, table)
-    prompts = sorted(one.data["prompt_id"].unique())
-    sums = whole.groupby(["prompt_id", "run"], as_index=False)[["emitted", "calls"]].sum()
-    emitted, calls = (
-        np.nan_to_num(by_prompt(sums, name, prompts, len(one.runs))[:, table["run"]])
-        for name in ("emitted", "calls")
-    )
-    bootstrap = PromptBootstrap(np.arange(len(prompts)), resamples, confidence, seed)
-    over, under = bootstrap.sums(emitted), bootstrap.sums(calls)
-    draws = np.divide(over, under, out=np.full_like(over, np.nan), where=under > 0)
-    table["calls"] = calls.sum(0).astype(int)
-    with np.errstate(invalid="ignore"):
-        table["tokens_per_call"] = emitted.sum(0) / calls.sum(0)
-    table["ci_low"], table["ci_high"] = bootstrap.interval(draws)
-    return table
-
-
-def whole_calls(one: Decoded, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the calls that drafted all the nodes of their run's shape."""
     nodes = one.calls["run"].map(table.set_index("run")["nodes"])
-    return one.calls[one.calls["drafted"] == nodes].assign(calls=1)
+    whole = one.calls[one.calls["drafted"] == nodes].assign(calls=1)
+    emitted, calls = (sums[:, table["run"]] for sums in one.by_prompt(whole, "emitted", "calls"))
+    table["calls"] = calls.sum(0).astype(int)
+    found = ratios(emitted, calls, one.bootstrap(resamples, confidence, seed))
+    table["tokens_per_call"], table["ci_low"], table["ci_high"] = found
+    return table
 
 
 def rates(one: Decoded, table: pd.DataFrame, group: str) -> Floats:

@@ -145,15 +145,12 @@ def test_places_are_counted() -> None:
 
 
 def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
-    data = pd.DataFrame(
-        {
-            "prompt_id": ["a", "b", "a", "b"],
-            "run": [0, 0, 1, 1],
-            "n_tokens": [10, 4, 2, 8],
-            "agreement": [1.0, 1.0, 2 / 10, 4 / 8],
-        }
+    one = made()
+    data = one.data.assign(
+        n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
     )
-    assert decoding.agreement(data, [0, 0]).tolist() == pytest.approx([1.0, 6 / 18])
+    found = decoding.acceptance(replace(one, data=data))["agreement"]
+    assert found.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
 
 
 def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
@@ -84,12 +85,15 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
 
 def _of_source(one: Decoded, source: str) -> pd.DataFrame:
     """Return speedup and τ of every run on the prompts of a source; NaN without one."""
-    prompts = list(one.data.loc[one.data["source"] == source, "prompt_id"].unique())
-    if not prompts:
+    prompts = one.data.loc[one.data["source"] == source, "prompt_id"].unique()
+    if not len(prompts):
         return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=one.runs.index)
-    calls = one.calls[one.calls["prompt_id"].isin(prompts)].groupby("run")["emitted"]
-    found = speed.speedups(one, 1, 0.5, 0, prompts)[["speedup"]]
-    return found.assign(tau=calls.mean(), ci_low=math.nan, ci_high=math.nan)
+    data, answers, calls = (
+        table[table["prompt_id"].isin(prompts)] for table in (one.data, one.answers, one.calls)
+    )
+    found = speed.speedups(replace(one, data=data, answers=answers), 1, 0.5, 0)[["speedup"]]
+    tau = calls.groupby("run")["emitted"].mean()
+    return found.assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
 
 
 def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
