@@ -1,9 +1,7 @@
 """The speed that acceptance and costs predict, over the answers that were measured.
 
-Three things made predictions too high: they left out the passes over the prompt, which drafting
-does not make faster; took a verification for as cheap as one token; and took the acceptance of the
-first token of a draft, along longer answers, for that of all. Here answers are as long as those
-measured, with their prompts' passes, measured costs of calls, and the acceptance of each place.
+Answers are as long as those measured, with the passes over their prompts, which drafting does not
+make faster, the measured costs of calls, and the acceptance at each place of a draft.
 """
 
 from __future__ import annotations
@@ -15,28 +13,24 @@ import numpy as np
 import pandas as pd
 
 from .metrics import Decoded, position_rates
-from .speed_laws import answer_seconds
+from .speed_laws import answer_seconds, least_rate
 
 LEAST_PRECISION = 1e-4  # of an acceptance rate
-LENGTH_COLUMNS = [
-    *("method", "temperature", "rate"),
-    *("predicted", "predicted_speedup", "found", "found_speedup", "tried"),
-]
+LENGTH_COLUMNS = ["method", "temperature", "predicted", "predicted_speedup", "tried"]
 
 
 def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
-    """Return, for methods that drafted chains of several lengths, the best predicted and found.
+    """Return, for methods that drafted chains of several lengths, the best predicted.
 
     Predicted as in `predictions` among 0 (the target alone) to the longest one tried, from what the
-    longest drafts showed; found among 0 and those tried.
+    longest drafts showed.
 
     Args:
         decoded: calls and their seconds.
         speeds: its table of `speed`.
 
     Returns:
-        method, temperature, rate (of all their drafts), predicted, predicted_speedup, found,
-        found_speedup, tried.
+        method, temperature, predicted, predicted_speedup, tried.
     """
     rows: list[dict[str, Any]] = []
     for (method, temperature), group in _chains(decoded, speeds):
@@ -45,18 +39,14 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
         tried = group.sort_values("draft_length")
         of_answers = _Answers(decoded, int(tried.index[-1]), call_costs(decoded, group))
         gains = [1.0, *(of_answers.speedup(of_answers.rates[:g]) for g in of_answers.lengths)]
-        lengths, speedups = [0, *tried["draft_length"]], [1.0, *tried["speedup"]]
-        best, found = int(np.argmax(gains)), int(np.argmax(speedups))
+        best = int(np.argmax(gains))
         rows.append(
             {
                 "method": method,
                 "temperature": temperature,
-                "rate": group["accepted"].sum() / group["tested"].sum(),
                 "predicted": best,
                 "predicted_speedup": gains[best],
-                "found": int(lengths[found]),
-                "found_speedup": float(speedups[found]),
-                "tried": ", ".join(map(str, lengths[1:])),
+                "tried": ", ".join(map(str, tried["draft_length"])),
             }
         )
     return pd.DataFrame(rows, columns=LENGTH_COLUMNS)
@@ -125,11 +115,7 @@ class _Answers:
         """Return the acceptance at which drafts of this length are as fast as none, or NaN."""
         if self.speedup([1.0] * gamma) < 1:
             return np.nan
-        low, high = 0.0, 1.0
-        while high - low > LEAST_PRECISION:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.speedup([middle] * gamma) < 1 else (low, middle)
-        return high
+        return least_rate(lambda a: self.speedup([a] * gamma) >= 1, LEAST_PRECISION)
 
 
 def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:

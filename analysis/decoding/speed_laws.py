@@ -13,7 +13,7 @@ pass: the same holds with the costs of the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,63 +97,40 @@ def optimal_draft_length(a: float, costs: Sequence[float]) -> tuple[int, float]:
     return best, float(speedups[best])
 
 
-def least_acceptance(costs: Sequence[float], gamma: int) -> float:
-    """Return the least acceptance rate at which drafts of gamma tokens are no slower than none.
-
-    Args:
-        costs: seconds of a call with 0, 1, 2, ... drafted tokens; of 0, the target alone.
-        gamma: from 1, below len(costs).
-
-    Returns:
-        In [0, 1]; NaN where drafts of this length do not pay even if all of them are accepted.
-
-    Raises:
-        ValueError: gamma is out of range, or a cost is not above 0.
-
-    Example:
-        >>> least_acceptance([1.0, 1.25], 1)  # 1 + a = 1.25
-        0.25
-        >>> least_acceptance([1.0, 2.5], 1)
-        nan
-    """
-    if not 1 <= gamma < len(costs):
-        raise ValueError(f"gamma={gamma} is not allowed: give 1 to {len(costs) - 1}")
-    if not min(costs) > 0:
-        raise ValueError(f"costs={list(costs)} are not allowed: give numbers above 0")
-    wanted = costs[gamma] / costs[0]
-    if wanted > gamma + 1:
-        return math.nan
-    if wanted <= 1:
-        return 0.0
-    if gamma == 1:
-        return wanted - 1
-    low, high = 0.0, 1.0
-    while high - low > PRECISION:
-        middle = (low + high) / 2
-        if tokens_per_call(middle, gamma) < wanted:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 def break_even(costs: Sequence[float]) -> tuple[int, float]:
     """Return the draft length that needs the least acceptance to pay, and this acceptance.
 
     Args:
-        costs: as of `least_acceptance`.
+        costs: seconds of a call with 0, 1, 2, ... drafted tokens, above 0; of 0, the target alone.
 
     Returns:
-        0 and NaN where no length pays. Of equal ones the shortest.
+        A length below len(costs), of equal ones the shortest, and the least acceptance rate at
+        which its drafts are no slower than none; 0 and NaN where no length pays even if all of its
+        tokens are accepted.
 
     Example:
         >>> gamma, a = break_even([1.0, 1.4, 1.5])  # 1 + a + a^2 = 1.5
         >>> gamma, round(a, 4)
         (2, 0.366)
     """
-    found = [least_acceptance(costs, gamma) for gamma in range(1, len(costs))]
-    paying = [(a, gamma) for gamma, a in enumerate(found, start=1) if not math.isnan(a)]
-    if not paying:
-        return 0, math.nan
-    a, gamma = min(paying)
+
+    def least(gamma: int) -> float:
+        return least_rate(lambda a: tokens_per_call(a, gamma) >= costs[gamma] / costs[0], PRECISION)
+
+    paying = [gamma for gamma in range(1, len(costs)) if costs[gamma] / costs[0] <= gamma + 1]
+    a, gamma = min(((least(gamma), gamma) for gamma in paying), default=(math.nan, 0))
     return gamma, a
+
+
+def least_rate(pays: Callable[[float], bool], precision: float) -> float:
+    """Return the least acceptance rate that pays, by halving; 1 pays, and all above one that does.
+
+    It is 0 where 0 pays.
+    """
+    low, high = 0.0, 1.0
+    if pays(low):
+        return low
+    while high - low > precision:
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high

@@ -178,11 +178,12 @@ def spec_infer(depth: int = 8) -> Topology:
     return expansion([1, 1, 3, *[1] * max(0, depth - 3)][:depth])
 
 
-def reach_probabilities(tree: Topology, rates: Sequence[float] | Floats) -> Floats:
-    """Return the probability (n,) that each node is accepted, in the zero-order prediction.
+def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> float:
+    """Return the expected tokens of a target call: the accepted ones, and the one after them.
 
-    It takes every level to accept child i with the same probability R(i), whatever came before:
-    the product of R over the sibling indices of the path (Section 4 of arXiv 2504.15475).
+    Equation (2) of arXiv 2504.15475 with one token more, in the zero-order prediction: every level
+    accepts child i with the same probability R(i), whatever came before, so a node is accepted with
+    the product of R over the sibling indices of its path. Correlated acceptance emits more or less.
 
     Args:
         tree: n nodes.
@@ -190,6 +191,10 @@ def reach_probabilities(tree: Topology, rates: Sequence[float] | Floats) -> Floa
 
     Raises:
         ValueError: a node has a sibling index above J.
+
+    Example:
+        >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
+        3.69
     """
     widest = max(tree.siblings, default=0)
     if widest > len(rates):
@@ -197,20 +202,7 @@ def reach_probabilities(tree: Topology, rates: Sequence[float] | Floats) -> Floa
             f"rates has {len(rates)} values, the tree a node with sibling index {widest}: give "
             "the acceptance of every index that the tree has"
         )
-    found = np.ones(len(tree) + 1)  # the last entry is the root
+    accepted = np.ones(len(tree) + 1)  # the last entry is the root
     for node, (parent, index) in enumerate(zip(tree.parents, tree.siblings, strict=True)):
-        found[node] = found[parent] * rates[index - 1]
-    return found[:-1]
-
-
-def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> float:
-    """Return the expected tokens of a target call: the accepted ones, and the one after them.
-
-    Equation (2) of arXiv 2504.15475 with one token more, in the zero-order prediction: see
-    `reach_probabilities` for arguments and errors. Correlated acceptance emits more or less.
-
-    Example:
-        >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
-        3.69
-    """
-    return 1.0 + float(reach_probabilities(tree, rates).sum())
+        accepted[node] = accepted[parent] * rates[index - 1]
+    return 1.0 + float(accepted[:-1].sum())

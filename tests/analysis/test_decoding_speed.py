@@ -47,7 +47,6 @@ def test_speed_costs_and_predictions() -> None:
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["memory"].iloc[1] == 100 + 2 * 16
     best = predicted.draft_lengths(made(), table)
-    assert best["found"].tolist() == [3]
     assert best["tried"].tolist() == ["2, 3"]
     assert predicted.draft_lengths(made(), table[::-1])["tried"].tolist() == ["2, 3"]
 
@@ -98,14 +97,10 @@ def test_the_best_draft_length_is_from_measured_costs_and_may_be_none() -> None:
     costs = predicted.call_costs(made_up, table[1:])
     assert costs == pytest.approx([0.010, 0.012, 0.014, 0.015])
     best = predicted.draft_lengths(made_up, table).iloc[0]
-    assert best["rate"] == pytest.approx(7 / 10)  # 3 of 5 and 4 of 5 tested tokens
     # the longest drafts, by place: 2 of 2, then 1 of 2, then 1 of 1
     gains = [1.0, *(simulated([1.0, 0.5, 1.0][:gamma], costs) for gamma in (1, 2, 3))]
     assert gains[best["predicted"]] == pytest.approx(max(gains), rel=0.01)
     assert best["predicted_speedup"] == pytest.approx(max(gains), rel=0.01)
-    slow = table.assign(speedup=[1.0, 0.99, 1.0])  # not above the target alone
-    assert predicted.draft_lengths(made_up, slow)["found"].tolist() == [0]
-    assert predicted.draft_lengths(made_up, slow)["found_speedup"].tolist() == [1.0]
 
 
 def simulated(rates: list[float], costs: list[float]) -> float:

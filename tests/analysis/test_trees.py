@@ -14,14 +14,13 @@ from analysis.trees.optimal import best_trees, optimal, optimal_by_cost
 from analysis.trees.topology import (
     Topology,
     batch,
-    reach_probabilities,
     sequence,
     spec_infer,
     symmetric,
     tree_tokens_per_call,
 )
 
-from .test_tree_laws import every_tree
+from .test_laws import every_tree
 
 RISING = np.array([0.1, 0.45, 0.2, 0.15])  # a second child that is accepted more often
 FALLING = np.array([0.5, 0.2, 0.1, 0.05])
@@ -79,9 +78,9 @@ def test_expected_tokens_are_those_of_a_simulated_tree() -> None:
     reached = np.ones((len(tree) + 1, len(index)), dtype=bool)
     for node, parent in enumerate(tree.parents):
         reached[node] = reached[parent] & (index[:, tree.depths[node] - 1] == tree.siblings[node])
-    np.testing.assert_allclose(  # five standard errors
-        reached[:-1].mean(1), reach_probabilities(tree, FALLING), atol=0.006
-    )
+    tokens = reached.sum(axis=0)  # the root, which is always reached, stands for the last token
+    error = 5 * tokens.std() / math.sqrt(len(tokens))
+    assert tree_tokens_per_call(tree, FALLING) == pytest.approx(tokens.mean(), abs=error)
 
 
 @pytest.mark.parametrize("falling", [True, False])
