@@ -37,7 +37,7 @@ class Answered:
             exact, whether it gives the baseline's answers token by token; rule, its acceptance
             rule or None; the index is the run.
         data: one row an item and run: task, item_id, run, answer, correct, n_tokens,
-            log_likelihood, departures, certified, common_prefix, gap, calls, emitted, ...
+            log_likelihood, departures, common_prefix, gap, calls, emitted, ...
         seconds: task, item_id, run, seconds.
     """
 
@@ -67,9 +67,8 @@ def accuracy(
         whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's;
         changed, the share of answers that differ from the baseline's in a token; given_up, the
         baseline's log-likelihood of a token less this one's, nats; departures, the share of tokens
-        that are not the target's first choice; certified, the share of those that the run's
-        certificates cover, NaN without; tokens_per_call with its interval over items; speedup, the
-        baseline's seconds a token over this run's; and what `finished` returns.
+        that are not the target's first choice; tokens_per_call with its interval over items;
+        speedup, the baseline's seconds a token over this run's; and what `finished` returns.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
     tasks = [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]
@@ -122,7 +121,6 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
         "changed": float(changed.mean()),
         "given_up": float(of_token[1] - of_token[0]),
         "departures": float(mine["departures"].sum() / tokens[0]),
-        "certified": float(mine["certified"].sum(min_count=1) / tokens[0]),
         "speedup": float(pace[1] / pace[0]),
     }
 

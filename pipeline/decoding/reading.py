@@ -1,17 +1,13 @@
-"""Both models read an answer again, in one pass each: likelihoods, divergences, certificates."""
+"""Both models read an answer again, in one pass each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.acceptance.divergences import compare_logits
-from analysis.acceptance.realised import Steps
-from analysis.topk import TopK
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -59,17 +55,3 @@ def log_likelihood(logits: Tensor, answer: Sequence[int]) -> float:
     exact = logits.double()
     chosen = torch.tensor(answer, device=logits.device)[:, None]
     return float((exact.gather(1, chosen)[:, 0] - exact.logsumexp(1)).sum())
-
-
-def compared_steps(target: Tensor, drafts: Tensor, stored: int) -> Steps:
-    """Return the logits (n, V) of both models at n steps as those of one answer, so many stored."""
-    logits, others = (one.double().cpu().numpy() for one in (target, drafts))
-    found = compare_logits(logits, others)
-    return Steps(
-        TopK.from_logits(logits, k=min(stored, logits.shape[1])),
-        np.arange(len(logits), dtype=np.int32),
-        found.kl,
-        found.draft_rank.astype(np.int32),
-        found.draft_log_prob,
-        found.argmax_rank.astype(np.int32),
-    )

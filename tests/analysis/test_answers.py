@@ -58,7 +58,6 @@ def answered() -> Answered:
                     "log_likelihood": -4.0 - changed,
                     "ended": at < 3,
                     "departures": 5 * changed,
-                    "certified": 6.0 if run else math.nan,
                     "common_prefix": 2 if changed else 10,
                     "gap": 0.5 if changed else math.nan,
                     "calls": 9 if run == 0 else 3,
@@ -85,8 +84,6 @@ def test_counts_by_task_and_of_all() -> None:
     assert relaxed["given_up"] == pytest.approx(3 / 40)
     assert relaxed["cut"] == 0.25
     assert relaxed["departures"] == pytest.approx(15 / 40)
-    assert relaxed["certified"] == pytest.approx(0.6)
-    assert math.isnan(row(table, "a", 0)["certified"])
     assert relaxed["tokens_per_call"] == 3.0
     assert relaxed["speedup"] == pytest.approx(3.0)
     assert row(table, ALL, 2)["right"] == 2

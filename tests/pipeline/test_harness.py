@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ]
     tokenizer = load_tokenizer(str(paths[0]), None, "test")
     methods = with_baselines(build_methods(METHODS))
-    pair = DecodingPair(loaded[0], loaded[1], methods, 0, 0, 2, {})
+    pair = DecodingPair(loaded[0], loaded[1], methods, 0, 0, 2)
     return pair, tokenizer, lambda run: harness.decoding_model(pair, pair.runs[run], tokenizer)
 
 

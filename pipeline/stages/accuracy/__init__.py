@@ -15,7 +15,6 @@ from pipeline.store.node import Node
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
-STORED = 256  # of the target's tokens: where they do not decide, a certificate is an interval
 RUN: Columns = {"task": "string", "item_id": "string", "run": "int32"}  # run: index in facts
 
 
@@ -93,7 +92,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=3,
+    version=4,
     upstream=(),
     columns={
         "data": RUN
@@ -108,13 +107,8 @@ STAGE = Stage(
             "n_tokens": "int32",
             "ended": "bool",  # by the model, not by the limit
             "log_likelihood": "float64",  # of the answer under the target at temperature 1
-            # both models read the answer again
+            # the target reads the answer again
             "departures": "int32",  # tokens that are not the target's first choice at their place
-            "conceded": "float64",  # log-probability of these choices less the tokens', nats
-            "kl": "float64",  # mean of KL(p||q) along the answer, nats
-            # by the certificates of the run's rule; null without one, and above temperature 0
-            "certified": "int32",  # steps of the answer whose KL lies below the certificate
-            "certificate": "float64",  # mean along the answer, the rule's ceiling for +inf, nats
             "common_prefix": "int32",  # tokens before the first that differs from the baseline's
             "gap": "float64",  # of the target's two largest logits there; null where none differs
             "calls": "int32",  # of the target, after the prompt's

@@ -1,8 +1,8 @@
 """Lets every method answer the items of tasks, beside the target alone, and scores the answers.
 
 A shard is one item: all methods answer it one after the other, so what is compared was asked in
-the same minute. The items of the tasks take turns. Both models read every answer again: what it
-departs from the target's choices, and what of it was certified.
+the same minute. The items of the tasks take turns. The target reads every answer again: its
+likelihood, and where it departs from the target's choices.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from analysis.acceptance.realised import Steps, judge
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
@@ -27,19 +26,17 @@ from pipeline.decoding.pair import (
     or_reason,
     run_facts,
 )
-from pipeline.decoding.reading import compared, compared_steps, log_likelihood, read_both
+from pipeline.decoding.reading import compared, log_likelihood, read_again
 from pipeline.execution.shard_plan import Plan, Shard, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.load import pair_tokenizer
-from pipeline.plan.method import Method, baseline
-from pipeline.stages.accuracy import STAGE, STORED
+from pipeline.plan.method import baseline
+from pipeline.stages.accuracy import STAGE
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
 from pipeline.tasks import sandbox
 from pipeline.tasks.items import Question, questions
-
-Both = Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]  # logits of both models along an answer
 
 
 def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -99,32 +96,26 @@ def answer(
     check_fits(replace(pair, steps=limit), one.row())
     answers = [decode_timed(pair, method, one.row(), limit)[0] for method in pair.runs]
 
-    @cache
-    def both(tokens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        return read_both(pair.target, pair.drafter, one.token_ids, tokens)
-
-    known: dict[tuple[int, ...], tuple[Steps, dict[str, Any]]] = {}
+    known: dict[tuple[int, ...], tuple[list[float], dict[str, Any]]] = {}
     rows: dict[str, list[dict[str, Any]]] = {"data": [], "timings/runs": []}
     for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(found.tokens)
         if tokens not in known:
             said = one.said(text(found.tokens))
-            steps, counted = counted_steps(*both(tokens), found.tokens)
+            gaps, counted = counted_steps(read_again(pair.target, one.token_ids, tokens), tokens)
             scored = {"answer": said, "correct": one.right(said), "ended": found.ended}
-            known[tokens] = steps, scored | counted
-        steps, counted = known[tokens]
+            known[tokens] = gaps, scored | counted
         alone = answers[pair.runs.index(baseline(method))]
         key = {"task": one.task, "item_id": one.item_id, "run": run}
         rows["data"].append(
             key
-            | counted
+            | known[tokens][1]
             | {
                 "method": method.name,
                 "drafter": method.drafter,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
-                **certified(method, steps),
-                **parting(both, found, alone),
+                **parting(found.tokens, alone.tokens, known[tuple(alone.tokens)][0]),
                 **totals(found),
             }
         )
@@ -132,40 +123,24 @@ def answer(
     return rows
 
 
-def counted_steps(
-    logits: Tensor, drafts: Tensor, answer: list[int]
-) -> tuple[Steps, dict[str, Any]]:
-    """Return both models at the steps of an answer, and what does not depend on a rule."""
+def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], dict[str, Any]]:
+    """Return the gaps between the target's two largest logits (n, V), and what an answer counts."""
     exact = logits.double()
-    below = exact.amax(1) - exact.gather(1, logits.new_tensor(answer).long()[:, None])[:, 0]
-    steps = compared_steps(logits, drafts, STORED)
-    return steps, {
-        "token_ids": answer,
+    first, second = exact.topk(2, dim=1).values.T
+    chosen = exact.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
+    return (first - second).tolist(), {
+        "token_ids": list(answer),
         "n_tokens": len(answer),
         "log_likelihood": log_likelihood(logits, answer),
-        "departures": int((below > 0).sum()),
-        "conceded": float(below.sum()),
-        "kl": float(np.mean(steps.kl)),
+        "departures": int((chosen < first).sum()),
     }
 
 
-def certified(method: Method, steps: Steps) -> dict[str, Any]:
-    """Return how many steps the method's rule certifies, and its mean certificate."""
-    if method.rule is None or not method.uses_model or method.temperature > 0:
-        return {"certified": None, "certificate": None}
-    verdict = judge(steps, [method.rule])[0]
-    capped = np.minimum(verdict.lower, method.rule.ceiling)
-    return {"certified": int(verdict.certified.sum()), "certificate": float(capped.mean())}
-
-
-def parting(both: Both, found: Answer, alone: Answer) -> dict[str, Any]:
+def parting(answer: list[int], alone: list[int], gaps: list[float]) -> dict[str, Any]:
     """Return where an answer parts from the baseline's, and how near a tie the target was there."""
-    prefix = compared(found.tokens, alone.tokens)["common_prefix"]
-    if found.tokens == alone.tokens:
-        return {"common_prefix": prefix, "gap": None}
-    at = min(prefix, len(alone.tokens) - 1)  # one answer may be the beginning of the other
-    first, second = both(tuple(alone.tokens))[0][at].double().topk(2).values.tolist()
-    return {"common_prefix": prefix, "gap": first - second}
+    prefix = compared(answer, alone)["common_prefix"]
+    at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
+    return {"common_prefix": prefix, "gap": None if answer == alone else gaps[at]}
 
 
 def totals(found: Answer) -> dict[str, int]:
