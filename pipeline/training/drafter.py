@@ -79,7 +79,8 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
     if settings.start is None:
         head.initial(made, target.module.model.norm.weight)
     else:
-        read_weights(made, Path(settings.start))
+        start = read_weights(Path(settings.start))
+        made.load_state_dict({name: start[name] for name in made.state_dict()})
     projection = target.module.get_output_embeddings().weight
     vocabulary = head.Vocabulary(
         target.module.get_input_embeddings().weight,

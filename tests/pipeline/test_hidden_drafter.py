@@ -47,7 +47,7 @@ def drafted_plainly(model: HiddenDrafter, text: list[int], count: int) -> list[i
     tokens = list(text)
     for _ in range(count):
         entries = Text(model, len(tokens))
-        tokens.append(int(entries.read(torch.tensor(tokens[1:]), 1, fused).argmax()))
+        tokens.append(int(entries.extend(torch.tensor(tokens[1:]), None, fused, 1).argmax()))
         assert entries.hidden is not None
         fused = torch.cat([fused, entries.hidden[-1:]])
     return tokens[len(text) :]

@@ -127,7 +127,7 @@ def _published(folder: Path, config: Mapping[str, Any], of_speculators: bool) ->
     )
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return all weights by the names of EAGLE's own layout."""
     if (folder / WEIGHTS).is_file():
         read = load_file(folder / WEIGHTS)
@@ -143,8 +143,10 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: str) -> None:
-    """Check that a head can draft for `target`.
+def check_head(
+    files: HeadFiles, target: LanguageModel, vocabulary: str, key: str
+) -> dict[str, Tensor]:
+    """Check that a head can draft for `target`, and return its weights.
 
     Args:
         files: of the head.
@@ -158,33 +160,31 @@ def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: st
     """
     config = target.module.config.get_text_config()
     other = "take a drafter that was trained for this target"
-    if files.width != config.hidden_size:
-        raise PipelineError(
-            f"{key}: the head reads hidden states of {files.width} numbers, {target.label} has "
-            f"{config.hidden_size}: {other}"
-        )
-    layers = files.layers_of(target)
-    if max(layers) > config.num_hidden_layers or min(layers) < 0:
-        most = f"{max(layers)}" if files.layers else "2, L/2 and L - 3 of L"
-        raise PipelineError(
-            f"{key}: the head reads hidden states after {most} layers, {target.label} has "
-            f"{config.num_hidden_layers}: {other}"
-        )
-    rows = files.shape.get("vocab_size")
-    if files.rows is not None and rows != config.vocab_size:
-        raise PipelineError(
-            f"{key}: the head is for a vocabulary of {rows} tokens, {target.label} has "
-            f"{config.vocab_size}: {other}"
-        )
+    layers, depth = files.layers_of(target), config.num_hidden_layers
+    rows, ours = files.shape.get("vocab_size"), files.rows is None
+    most = max(layers) if files.layers else "2, L/2 and L - 3 of L"
+    for fits, what, has in (
+        (files.width == config.hidden_size, f"reads hidden states of {files.width} numbers",
+         config.hidden_size),
+        (0 <= min(layers) <= max(layers) <= depth, f"reads hidden states after {most} layers",
+         depth),
+        (ours or rows == config.vocab_size, f"is for a vocabulary of {rows} tokens",
+         config.vocab_size),
+    ):  # fmt: skip
+        if not fits:
+            raise PipelineError(f"{key}: the head {what}, {target.label} has {has}: {other}")
     try:
         with torch.device("meta"):
             head = files.empty(len(layers))
-        weights = _weights(files.folder)
+        weights = read_weights(files.folder)
     except Exception as error:  # libraries raise many kinds; all mean the same to a user
-        raise _unreadable(files, key, error) from error
+        raise PipelineError(
+            f"{key}.path={files.folder}: its weights can't be read: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
-    if files.rows is None:
+    if ours:
         shapes.pop(OFFSETS, None)
     else:
         d = files.shape["hidden_size"]
@@ -197,61 +197,45 @@ def check_head(files: HeadFiles, target: LanguageModel, vocabulary: str, key: st
             expected[TARGETS] = [rows]
     wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
     if wrong:
-        again = "export the head again" if files.rows is None else other
+        again = "export the head again" if ours else other
         raise PipelineError(
             f"{key}.path={files.folder}: {len(wrong)} weights are missing, unknown or not of the "
             f"shape in config.json ({', '.join(wrong[:3])}): {again}"
         )
-    if files.rows is not None or vocabulary == "reduced":
-        _check_vocabulary(files, weights, target, vocabulary, key)
+    if ours and vocabulary == "reduced" and OFFSETS not in weights:
+        raise PipelineError(
+            f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({OFFSETS}): give full"
+        )
+    if OFFSETS in weights and (not ours or vocabulary == "reduced"):
+        _check_drafted(weights, target, f"{key}.path={files.folder}")
+    if not ours and vocabulary == "full" and files.rows != rows:
+        raise PipelineError(
+            f"{key}.head.vocabulary=full: the head projects on {files.rows} of {rows} tokens: "
+            "give reduced"
+        )
+    return weights
 
 
-def _check_vocabulary(
-    files: HeadFiles, weights: Mapping[str, Tensor], target: LanguageModel, asked: str, key: str
-) -> None:
-    offsets, ours = weights.get(OFFSETS), files.rows is None
-    if offsets is None:
-        if ours:
-            raise PipelineError(
-                f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({OFFSETS}): give "
-                "full"
-            )
-        return  # its projection has a row for every token
-    if offsets.dtype.is_floating_point or offsets.ndim != 1:
+def _check_drafted(weights: Mapping[str, Tensor], target: LanguageModel, where: str) -> None:
+    offsets, marked = weights[OFFSETS], weights.get(TARGETS)
+    named = offsets.ndim == 1 and len(offsets) > 0 and not offsets.dtype.is_floating_point
+    if named:
+        ids = drafted_ids(offsets)
+        named = bool(ids.min() >= 0 and ids.max() < target.vocab_size and (ids.diff() > 0).all())
+    if not named:
         raise PipelineError(
-            f"{key}.path={files.folder}: {OFFSETS} holds {str(offsets.dtype)[6:]} of shape "
-            f"{tuple(offsets.shape)}, a list of integers is expected: its files are damaged"
+            f"{where}: {OFFSETS} does not name increasing ids below {target.vocab_size}, which "
+            f"{target.label} has: its files are damaged"
         )
-    ids, rows = drafted_ids(offsets), target.module.config.get_text_config().vocab_size
-    if not len(ids) or ids.min() < 0 or ids.max() >= target.vocab_size or (ids.diff() < 1).any():
-        raise PipelineError(
-            f"{key}.head.vocabulary=reduced: {OFFSETS} in {files.folder} does not name increasing "
-            f"ids below {target.vocab_size}, which {target.label} has: "
-            + ("give full" if ours else "its files are damaged")
-        )
-    marked = weights.get(TARGETS)
     if marked is not None and not torch.equal(marked.nonzero()[:, 0], ids):
         raise PipelineError(
-            f"{key}.path={files.folder}: {TARGETS} marks other tokens than {OFFSETS} names: its "
-            "files are damaged"
-        )
-    if asked == "full" and len(ids) < rows:
-        raise PipelineError(
-            f"{key}.head.vocabulary=full: the head projects on {len(ids)} of {rows} tokens: give "
-            "reduced"
+            f"{where}: {TARGETS} marks other tokens than {OFFSETS} names: its files are damaged"
         )
 
 
 def drafted_ids(offsets: Tensor) -> Tensor:
     """Return the ids (n,) of tokens from how far each is from its index."""
     return torch.arange(len(offsets)) + offsets
-
-
-def _unreadable(files: HeadFiles, key: str, error: Exception) -> PipelineError:
-    return PipelineError(
-        f"{key}.path={files.folder}: its weights can't be read: {type(error).__name__}: "
-        f"{first_line(error)}"
-    )
 
 
 def load_head(
@@ -269,34 +253,24 @@ def load_head(
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
     files = read_head(settings["path"], config.get("commit"), key)
-    vocabulary, layers, label = (
-        config["head"]["vocabulary"],
-        files.layers_of(target),
-        settings["label"],
-    )
-    check_head(files, target, vocabulary, key)
-    head = files.empty(len(layers))
-    try:
-        beside = read_weights(head, files.folder)
-    except Exception as error:  # as above
-        raise _unreadable(files, key, error) from error
-    broken = [
-        name
-        for name, weight in (dict(head.named_parameters()) | beside).items()
-        if not weight.isfinite().all()
-    ]
+    vocabulary, label = config["head"]["vocabulary"], settings["label"]
+    weights = check_head(files, target, vocabulary, key)
+    broken = [name for name, weight in weights.items() if not weight.isfinite().all()]
     if broken:
         raise PipelineError(f"{key}: {label} has NaN or infinite weights ({broken[0]})")
+    layers = files.layers_of(target)
+    head = files.empty(len(layers))
+    head.load_state_dict({name: weights[name] for name in head.state_dict()})
     device, dtype = target.device, target.module.dtype
     drafted = embedding = None
-    if OFFSETS in beside and (files.rows is not None or vocabulary == "reduced"):
-        drafted = drafted_ids(beside[OFFSETS]).to(device)
+    if OFFSETS in weights and (files.rows is not None or vocabulary == "reduced"):
+        drafted = drafted_ids(weights[OFFSETS]).to(device)
     if files.rows is None:
         projection = projection_of(target, drafted)
     else:
-        projection = like_target(target, linear_of(beside[PROJECTION].to(device, dtype), None))
-    if EMBEDDING in beside:
-        embedding = nn.Embedding.from_pretrained(beside[EMBEDDING].to(device, dtype))
+        projection = like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None))
+    if EMBEDDING in weights:
+        embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
     parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
     use_few_rows(parts, halves=True)
     size = target.vocab_size
@@ -307,15 +281,6 @@ def load_head(
             "finite and too large, or of another target. Fetch or export the head again"
         )
     return made
-
-
-def read_weights(head: FeatureHead, folder: Path) -> dict[str, Tensor]:
-    """Read the weights of `head`; return what stands beside them: projection, embedding, d2t."""
-    weights = _weights(folder)
-    names = (PROJECTION, EMBEDDING, OFFSETS, TARGETS)
-    beside = {name: weights.pop(name) for name in names if name in weights}
-    head.load_state_dict(weights)
-    return beside
 
 
 def save_head(
