@@ -1,87 +1,222 @@
-"""The best law for a sampled draft: the largest acceptance at a mean KL from the target.
+"""The best law for a sampled draft: the largest acceptance at a divergence from the target.
 
 A draft x ~ q is kept, or another token is emitted instead; r is the law of what is emitted. At most
 
     sum_i min(q_i, r_i)
 
 of the drafts are kept, by speculative sampling with r as the target: keep x with probability
-min(1, r_x / q_x), else draw from (r - q)+. Under KL(r || p) <= D this is largest at
+min(1, r_x / q_x), else draw from (r - q)+. Under D_f(r || p) = sum_i p_i f(r_i / p_i) <= D this is
+largest at
 
-    r = clip(q, c2 p, c1 p),    c2 <= 1 <= c1,    sum_i r_i = 1
+    r = clip(q, c2 p, c1 p),    c2 <= 1 <= c1,    sum_i r_i = 1,
 
-(docs/method.md has the proof, for other divergences as well). The family has one parameter. For a
-mean KL over steps the ratio c1 / c2 is the same at every step: it is the price of a nat. A ratio of
-1 is lossless speculative sampling; at a large one every draft is accepted that p can emit.
+for every strictly convex, differentiable f (docs/method.md has the proof). One family of one
+parameter: c1 = 1 is lossless speculative sampling, c1 = max q / p accepts every draft.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..topk import Floats
+from .probability import coin_kl
 
+DIALS = ("c1", "ratio", "divergence")
 HALVINGS = 50
 SUM_ERROR = 1e-4  # of p and q, which may come from half precision; both are normalised
 
 
-def clip_law(p: ArrayLike, q: ArrayLike, ratio: float) -> tuple[Floats, float, float]:
+@dataclass(frozen=True)
+class Generator:
+    """f of D_f(r || p), f(1) = f'(1) = 0, and its slope at infinity, the cost of r where p = 0."""
+
+    f: Callable[[Floats], Floats]
+    slope: float = math.inf
+
+
+def _log(u: Floats) -> Floats:
+    with np.errstate(divide="ignore"):
+        return np.log(u)
+
+
+FAMILIES = {
+    "kl": Generator(lambda u: np.where(u > 0, u * _log(np.where(u > 0, u, 1.0)), 0.0) - u + 1.0),
+    "reverse_kl": Generator(lambda u: u - 1.0 - _log(u), 1.0),
+    "chi2": Generator(lambda u: (u - 1.0) ** 2),
+    "hellinger": Generator(lambda u: 0.5 * (1.0 - np.sqrt(u)) ** 2, 0.5),
+    "tv": Generator(lambda u: 0.5 * np.abs(u - 1.0), 0.5),
+}
+
+
+def divergence_of(r: ArrayLike, p: ArrayLike, name: str = "kl") -> float:
+    """Return D_f(r || p) of what is emitted from the target, (V,) each.
+
+    kl: KL(r || p), reverse_kl: KL(p || r), chi2: sum (r - p)^2 / p, hellinger: 1 - sum sqrt(p r),
+    tv: half the sum of |r - p|. Nats where there is a logarithm; infinite where it is.
+
+    Example:
+        >>> round(divergence_of([0.5, 0.5], [0.25, 0.75]), 6)
+        0.143841
+    """
+    family = _family(name)
+    r, p = np.asarray(r, dtype=np.float64), np.asarray(p, dtype=np.float64)
+    inside = p > 0
+    outside = float(r[~inside].sum())
+    terms = p[inside] * family.f(r[inside] / p[inside])
+    return float(terms.sum()) + (family.slope * outside if outside > 0 else 0.0)
+
+
+def clip_law(
+    p: ArrayLike, q: ArrayLike, dial: str, value: float, divergence: str = "kl"
+) -> tuple[Floats, float, float]:
     """Return the law r = clip(q, c2 p, c1 p) of one step, and c1 and c2.
 
     Verify the draft by speculative sampling with r in the place of p: its acceptance is the sum of
-    min(q, r), its residual (r - q)+. O(V log V): p and q are sorted by q / p once, and with
-    s = q / p the sum of r is, by sums over the first tokens,
-
-        c2 p(s < c2) + q(c2 <= s <= c1) + c1 p(s > c1),
-
-    which grows with c2 at a fixed ratio.
+    min(q, r), its residual (r - q)+. O(V log V): p and q are sorted by q / p once.
 
     Args:
         p: (V,) target.
-        q: (V,) draft. A token with p = 0 is never emitted.
-        ratio: c1 / c2, a finite number of at least 1.
+        q: (V,) draft.
+        dial: what `value` is: c1; the ratio c1 / c2; or divergence, the most that D_f(r || p) may
+            be. For a mean budget over steps the same ratio at every step is best for kl; the same
+            D is not.
+        value: c1 >= 1, ratio >= 1 or divergence >= 0; infinite accepts every draft.
+        divergence: kl, reverse_kl, chi2, hellinger or tv, as `divergence_of` defines them; of the
+            third dial.
 
     Returns:
-        r (V,), c1, c2.
+        r (V,), c1, c2. A token with p = 0 is emitted by no c1 p; only where all others are accepted
+        and the divergence still allows it (tv, hellinger, reverse_kl), a share of its q is.
 
     Raises:
-        ValueError: the ratio is out of range, or p or q is no distribution.
+        ValueError: a dial or divergence is not known, the value is out of range, or p or q is no
+            distribution.
 
     Example:
         >>> p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
-        >>> clip_law(p, q, 3.0)[0].round(4).tolist()
-        [0.3571, 0.2143, 0.4286]
-        >>> clip_law(p, q, 1.0)[0].tolist()
+        >>> clip_law(p, q, "c1", 2.0)[0].round(3).tolist()
+        [0.375, 0.225, 0.4]
+        >>> clip_law(p, q, "divergence", 0.0)[0].tolist()
         [0.5, 0.3, 0.2]
     """
-    if not 1.0 <= ratio < math.inf:
-        raise ValueError(f"ratio={ratio!r} is not allowed: give a number of at least 1")
-    p, q = _distribution("p", p), _distribution("q", q)
-    s = np.divide(q, p, out=np.full_like(p, np.inf), where=p > 0)
-    order = np.argsort(s)
-    s, sum_p, sum_q = s[order], _sums(p[order]), _sums(q[order])
+    family = _family(divergence)
+    least = 0.0 if dial == "divergence" else 1.0
+    if dial not in DIALS:
+        raise ValueError(f"dial={dial!r} is not allowed: give {', '.join(DIALS)}")
+    if not value >= least:
+        raise ValueError(f"{dial}={value!r} is not allowed: give a number of at least {least:g}")
+    steps = _Sorted(_distribution("p", p), _distribution("q", q))
+    if dial == "c1":
+        return steps.at(math.log(value) if value < math.exp(steps.edge) else steps.edge)
+    if dial == "ratio":
+        return steps.at(steps.at_ratio(value))
+    spent = steps.spending(family)
+    return steps.at(steps.last(lambda *law: spent(*law) <= value) if value > 0 else 0.0)
 
-    def ends(c2: float) -> tuple[float, float]:
-        """Return the mass of q that is kept as it is, and what is a multiple of c2 of p."""
-        low, high = np.searchsorted(s, [c2, ratio * c2])
-        return sum_q[high] - sum_q[low], sum_p[low] + ratio * (sum_p[-1] - sum_p[high])
 
-    low, high = 1.0 / ratio, 1.0
-    for _ in range(HALVINGS):
-        middle = math.sqrt(low * high)
-        kept, scaled = ends(middle)
-        low, high = (low, middle) if kept + middle * scaled >= 1.0 else (middle, high)
-    kept, scaled = ends(high)
-    c2 = (
-        min(max((1.0 - kept) / scaled, low), high) if scaled > 0 else high
-    )  # without their rounding
-    return np.minimum(np.maximum(q, c2 * p), ratio * c2 * p), float(ratio * c2), float(c2)
+class _Sorted:
+    """One step, its tokens by increasing q / p, and sums over the first of them.
+
+    A law is named by one number x: up to log max q / p it is log c1; beyond, it is more by the
+    share of q that is emitted where p = 0.
+    """
+
+    def __init__(self, p: Floats, q: Floats) -> None:
+        self.p, self.q = p, q
+        outside = p == 0.0
+        if outside.any():
+            ratio = np.divide(q, p, out=np.where(q > 0, np.inf, 1.0), where=~outside)
+        else:
+            ratio = q / p
+        order = np.argsort(ratio)
+        self.s, p, q = ratio[order], p[order], q[order]
+        self.sum_p, self.sum_q = _sums(p), _sums(q)
+        self.finite = int(np.searchsorted(self.s, np.inf))  # tokens that p has as well
+        self.outside = float(q[self.finite :].sum())  # of q, where p = 0
+        self.edge = math.log(max(1.0, float(self.s[self.finite - 1])))
+        self.end = self.edge + (1.0 if self.outside > 0 else 0.0)
+
+    def scales(self, x: float) -> tuple[float, float, float]:
+        """Return c1, the c2 with which r sums to one, and the share where p = 0."""
+        share = min(max(x - self.edge, 0.0), 1.0)
+        c1 = math.exp(min(x, self.edge))
+        removed = self.removed(c1, share)
+        low, high = 0, self.finite  # the tokens below c2: s P - Q <= removed for those before
+        while low < high:
+            middle = (low + high) // 2
+            added = self.s[middle] * self.sum_p[middle] - self.sum_q[middle]
+            low, high = (middle + 1, high) if added <= removed else (low, middle)
+        mass = self.sum_p[low]
+        c2 = (removed + self.sum_q[low]) / mass if removed > 0 and mass > 0 else self.s[0]
+        return c1, min(1.0, float(c2)), share
+
+    def removed(self, c1: float, share: float) -> float:
+        """Return the mass of q that is not accepted."""
+        k = int(np.searchsorted(self.s[: self.finite], c1, side="right"))
+        above = self.sum_q[self.finite] - self.sum_q[k], self.sum_p[-1] - self.sum_p[k]
+        return float(max(0.0, above[0] - c1 * above[1]) + (1.0 - share) * self.outside)
+
+    def last(self, allowed: Callable[[float, float, float], bool]) -> float:
+        """Return the largest x of an allowed law; those below it are allowed."""
+        low, high = 0.0, self.end
+        if allowed(*self.scales(high)):
+            return high
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            if not low < middle < high:
+                break
+            low, high = (middle, high) if allowed(*self.scales(middle)) else (low, middle)
+        return low
+
+    def at_ratio(self, ratio: float) -> float:
+        """Return the x of the law whose c1 / c2 is this; a finite ratio leaves p = 0 out."""
+        if ratio == math.inf:
+            return self.end
+        return min(self.edge, self.last(lambda c1, c2, _: c1 <= ratio * c2))
+
+    def spending(self, family: Generator) -> Callable[[float, float, float], float]:
+        """Return what computes D_f(r || p) of a law from c1, c2 and the share where p = 0."""
+        finite = self.s[: self.finite]
+        terms = np.diff(self.sum_p)[: self.finite] * family.f(finite)
+        terms = _sums(np.where(terms < np.inf, terms, 0.0))  # infinite at q = 0: below every c2 > 0
+
+        def spent(c1: float, c2: float, share: float) -> float:
+            low, high = np.searchsorted(finite, [c2, c1], side="right")
+            f2, f1 = family.f(np.array([c2, c1]))
+            total = (self.sum_p[-1] - self.sum_p[high]) * f1 + terms[high] - terms[low]
+            total += self.sum_p[low] * f2 if low else 0.0
+            beyond = share * self.outside
+            return float(total + (family.slope * beyond if beyond > 0 else 0.0))
+
+        return spent
+
+    def at(self, x: float) -> tuple[Floats, float, float]:
+        """Return r and its scales."""
+        c1, c2, share = self.scales(x)
+        if x >= self.end:
+            return self.q, math.inf if self.outside > 0 else c1, c2
+        r = np.minimum(np.maximum(self.q, c2 * self.p), c1 * self.p)
+        if share > 0:
+            r[self.p == 0] = share * self.q[self.p == 0]
+        return r, c1, c2
 
 
 def _sums(values: Floats) -> Floats:
-    return np.append(0.0, np.cumsum(values))
+    sums = np.empty(len(values) + 1)
+    sums[0] = 0.0
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _family(name: str) -> Generator:
+    if name not in FAMILIES:
+        raise ValueError(f"divergence={name!r} is not allowed: give {', '.join(FAMILIES)}")
+    return FAMILIES[name]
 
 
 def _distribution(name: str, values: ArrayLike) -> Floats:
@@ -90,3 +225,50 @@ def _distribution(name: str, values: ArrayLike) -> Floats:
     if not abs(total - 1.0) <= SUM_ERROR or array.min() < 0:
         raise ValueError(f"{name} is no distribution of one step: give (V,) numbers of sum 1")
     return array / total
+
+
+def mean_curve(
+    pairs: Iterable[tuple[Floats, Floats]], ratios: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Return mean KL(r || p) and mean acceptance over steps at each ratio c1 / c2, (R,) each.
+
+    No laws of these steps accept more at this mean: the ratio is the price of a nat, the same at
+    every step (log c1 - log c2 = f'(c1) - f'(c2) for kl).
+
+    Args:
+        pairs: p and q of each step, (V,) each.
+        ratios: of at least 1.
+    """
+    sums, count = np.zeros((2, len(ratios))), 0
+    for p, q in pairs:
+        steps, count = _Sorted(p, q), count + 1
+        spent = steps.spending(FAMILIES["kl"])
+        for at, ratio in enumerate(ratios):
+            law = steps.scales(steps.at_ratio(ratio))
+            sums[:, at] += spent(*law), 1.0 - steps.removed(law[0], 0.0)
+    return sums[0] / count, sums[1] / count
+
+
+def argmax_law(p: ArrayLike, divergence: float) -> Floats:
+    """Return a* = sup{a : kl(a || p(x)) <= D}: the most with which an argmax draft is accepted.
+
+    The draft x is not drawn: q is one at it. Then r(x) = a*, the others in proportion to p, is the
+    law of largest acceptance with KL(r || p) <= D, kl the divergence of coins. What Cactus takes,
+    p + sqrt(2 D p (1 - p)), is its second order.
+
+    Args:
+        p: p(x), in [0, 1].
+        divergence: D, nats, at least 0.
+
+    Example:
+        >>> argmax_law([0.2, 0.9, 1.0], 0.1).round(4).tolist()
+        [0.3952, 0.9991, 1.0]
+    """
+    p = np.asarray(p, dtype=np.float64)
+    low, high = p.copy(), np.ones_like(p)
+    fits = coin_kl(high, p) <= divergence
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        inside = coin_kl(middle, p) <= divergence
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.where(fits, 1.0, low)

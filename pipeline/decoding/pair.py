@@ -168,9 +168,9 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
         return drawn, Match(drawn)
     if method.sampling == BLOCK:
         return FreshInversion(t, noise, kept), BlockVerification(t, noise, kept)
-    if method.ratio is not None:
+    if method.budget is not None:
         drawn = Inversion(t, noise, DRAFT, kept)
-        return drawn, BudgetSampling(t, noise, method.ratio, kept)
+        return drawn, BudgetSampling(t, noise, method.budget, kept)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
     if t > 0:

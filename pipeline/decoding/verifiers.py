@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from analysis.beyond.clip import clip_law
+from analysis.beyond.clip import FAMILIES, clip_law
 from analysis.decoding import laws
 from analysis.decoding.laws import NOTHING
 from analysis.rules import Drafted, Prefix, Rule, best_path
@@ -178,24 +178,30 @@ class SpeculativeSampling:
 
 
 class BudgetSampling:
-    """Speculative sampling of the law that accepts most at a mean KL from the target.
+    """Speculative sampling of the law that accepts most at a divergence from the target.
 
     What is emitted at a drafted position has the law r = clip(q, c2 p, c1 p).
     """
 
     def __init__(
-        self, temperature: float, noise: Noise, ratio: float, kept: Truncation = NOT_CUT
+        self,
+        temperature: float,
+        noise: Noise,
+        budget: tuple[str, float],
+        kept: Truncation = NOT_CUT,
     ) -> None:
-        """Sample at `temperature`; `ratio` is c1 / c2."""
+        """Sample at `temperature`; `budget` is c1 or ratio, or a divergence, and its value."""
         self._target = Inversion(temperature, noise, TOKEN, kept)
-        self._uniforms, self._ratio = noise.uniforms, ratio
+        name, value = budget
+        dial = ("divergence", value, name) if name in FAMILIES else (name, value)
+        self._uniforms, self._dial = noise.uniforms, dial
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Test drafted tokens one after the other."""
         q = draft_law(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clip_law(p[at], q_at, self._ratio)
+            r, _, _ = clip_law(p[at], q_at, *self._dial)
             if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
                 weights = laws.residual(r, q_at)
                 break

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from analysis import rules
+from analysis.beyond.clip import FAMILIES
 from analysis.fields import check, from_mapping, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees.topology import Growth, Topology
@@ -29,6 +30,11 @@ SAMPLINGS = {
     BUDGET: "budget sampling",
 }
 MEASURES = ("max_q", "entropy")
+BUDGETS = {  # keys of sampling: budget, one of them: the least value, and what the value is
+    "c1": (1.0, "how much more than under the target a token may be emitted"),
+    "ratio": (1.0, "c1 / c2, where c2 is how much less"),
+    **dict.fromkeys(FAMILIES, (0.0, "the most that D(r || p) of a step may be")),
+}
 DRAFTING = ("drafting", "threshold")  # keys of an entry
 
 
@@ -71,7 +77,7 @@ class Method:
         sampling: speculative, races or block, None for a rule alone; of a baseline, how the
             target chooses: races by the race of the drafting methods, None otherwise.
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
-        ratio: c1 / c2 of sampling: budget, see `analysis.beyond.clip`.
+        budget: a key of BUDGETS and its value, of sampling: budget.
         model_length: those of the model where look-up finds nothing; None is draft_length.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
@@ -97,9 +103,7 @@ class Method:
     model_length: int | None = ranged(
         "an integer of at least 1", lambda value: value is None or value >= 1, default=None
     )
-    ratio: float | None = ranged(
-        "a number of at least 1", lambda value: value is None or value >= 1, default=None
-    )
+    budget: tuple[str, float] | None = None
 
     @property
     def topology(self) -> Topology | Growth | None:
@@ -137,8 +141,8 @@ class Method:
     def _parts(self) -> list[str]:
         """What is printed behind the law: the drafter, and how it drafts."""
         found = [DRAFTERS.get(self.drafter, "")]
-        if self.ratio is not None:
-            found.append(f"ratio={self.ratio:g}")
+        if self.budget is not None:
+            found.append("{}={:g}".format(*self.budget))
         if self.model_length is not None:
             found.append(f"model drafts {self.model_length}")
         if self.tree is not None and not isinstance(self.rule, Tree):
@@ -161,7 +165,7 @@ class Method:
     def lossless(self) -> bool:
         """Whether the output is that of the target, or distributed like it."""
         exact = self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
-        return exact and self.ratio is None
+        return exact and self.budget is None
 
 
 def method_mapping(method: Method) -> dict[str, Any]:
@@ -176,7 +180,7 @@ def method_mapping(method: Method) -> dict[str, Any]:
         "temperature": method.temperature,
         **({} if method.model_length is None else {"model_length": method.model_length}),
         **method.truncation,
-        **({} if method.ratio is None else {"ratio": method.ratio}),
+        **dict([method.budget] if method.budget else []),
         **({} if method.rule is None else {"rule": rules.to_mapping(method.rule)}),
         **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
         **({} if method.drafting is None else {"drafting": asdict(method.drafting)}),
@@ -185,13 +189,14 @@ def method_mapping(method: Method) -> dict[str, Any]:
 
 def read_method(mapping: Mapping[str, Any]) -> Method:
     """Return the method of a mapping; other keys are left alone, null stands for none."""
-    plain = [spec.name for spec in fields(Method) if spec.name not in MADE]
+    plain = [spec.name for spec in fields(Method) if spec.name not in (*MADE, "budget")]
     made: dict[str, Any] = {
         name: None if mapping.get(name) is None else make(mapping[name])
         for name, make in MADE.items()
     }
+    budget = next(((key, mapping[key]) for key in BUDGETS if key in mapping), None)
     given = {name: mapping[name] for name in plain if name in mapping}
-    return Method(**given, **made)
+    return Method(**given, **made, budget=budget)
 
 
 def baseline(method: Method) -> Method:

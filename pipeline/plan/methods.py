@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_t
 from pipeline.plan.method import (
     BLOCK,
     BUDGET,
+    BUDGETS,
     DRAFTING,
     SAMPLINGS,
     SPECULATIVE,
@@ -163,10 +165,11 @@ def _build(entry: dict[str, Any], where: str) -> Method:
     of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in own}
     of_tree = {key: entry[key] for key in entry if key in KEYS and "tree" in entry}
     stops = {key: entry[key] for key in entry if key in DRAFTING and "drafting" in entry}
-    apart = {*of_rule, *of_tree, *stops}
+    of_budget = {key: entry[key] for key in entry if key in BUDGETS and "sampling" in entry}
+    apart = {*of_rule, *of_tree, *stops, *of_budget}
     plain = {key: value for key, value in entry.items() if key not in apart}
     try:
-        check_keys(plain, (*OWN, "ratio"), f"{where}.", "sampling")
+        check_keys(plain, OWN, f"{where}.", "sampling")
         rule = _rule(of_rule, where) if of_rule else None
         tree = build_tree(of_tree, where) if of_tree else None
         if isinstance(rule, Tree):
@@ -197,12 +200,31 @@ def _build(entry: dict[str, Any], where: str) -> Method:
             if given.model_length > given.draft_length:
                 at_most = f"at most draft_length={given.draft_length}"
                 raise refused(f"{where}.model_length", given.model_length, at_most)
-        if (given.sampling == BUDGET) != (given.ratio is not None):
-            only = "the ratio c1 / c2 of sampling: budget, which needs it, and nothing elsewhere"
-            raise refused(f"{where}.ratio", given.ratio, only)
-        return given
+        return replace(given, budget=_budget(given.sampling, of_budget, where))
     except FieldError as error:
         raise PipelineError(str(error)) from error
+
+
+def _budget(sampling: str | None, given: dict[str, Any], where: str) -> tuple[str, float] | None:
+    """Return what sampling: budget may spend, from its one key.
+
+    Raises:
+        FieldError: there is none or more than one, it is of another sampling, or out of range.
+    """
+    if sampling != BUDGET:
+        if given:
+            only = "nothing: it is a key of sampling: budget"
+            raise refused(f"{where}.{next(iter(given))}", next(iter(given.values())), only)
+        return None
+    if len(given) != 1:
+        known = f"one of {', '.join(BUDGETS)} beside sampling: budget"
+        raise refused(f"{where}.sampling", sampling, known)
+    ((key, value),) = given.items()
+    least, meaning = BUDGETS[key]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and least <= value < math.inf):
+        raise refused(f"{where}.{key}", value, f"a number of at least {least:g}: {meaning}")
+    return key, float(value)
 
 
 def _rule(mapping: dict[str, Any], where: str) -> Rule:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.acceptance.best_laws import law_statistics
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import judge
@@ -24,6 +25,7 @@ from analysis.report.sections.acceptance import LAWS, acceptance_part
 from analysis.report.text import UNDEFINED, number_text, share_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.trees.several import several_statistics
 from tests.analysis.cases import drafted_steps, noisy
 
 RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
@@ -58,6 +60,9 @@ def measured(missing: bool = False, sampled: bool = True) -> Results:
     if sampled:
         frame = sampling_statistics(steps.target, found.kl, laws, RULES, bootstrap)
         levels.append(frame.assign(statistic="probability"))
+        p, q = (np.exp(x.astype(float) - x.max(axis=1, keepdims=True)) for x in (z, w))
+        p, q = (x / x.sum(axis=1, keepdims=True) for x in (p, q))
+        levels += [law_statistics(p, q, np.arange(80) % 2 == 0), several_statistics(p, q)]
         four = (found.tv, found.erss_acceptance, found.harmonic_mean, laws[ARGMAX])
         statistics.append(stochastic_statistics(*four, steps.trajectories, bootstrap))
     groups = [("baseline", "", StrictGreedy()), *(("criteria", "", rule) for rule in RULES)]
@@ -150,6 +155,17 @@ def test_the_frontier_prints_shares_of_the_best(full: Results) -> None:
         assert texts[at] == share_text(found.loc[cost, "share"])
     assert texts[2] == share_text(1.0)  # multiplicative rules are best for nats
     assert "Strict greedy" in {name for name, *_ in others}
+
+
+def test_laws_are_below_the_best(full: Results) -> None:
+    rows = full["levels"]
+    share = rows[rows["statistic"] == "share"].set_index("rule")["value"]
+    assert len(share) == 9
+    assert (share[:5] <= 1 + 1e-12).all()  # the last are measured by drawing: 0.01 of error
+    assert (share <= 1.01).all()
+    printed = cells(tables(full)["laws"])
+    assert printed["Cactus"][3] == share_text(share["Cactus"])
+    assert list(printed)[-1] == "ERSS, 4 drafts"
 
 
 def test_depths_are_laid_out_below_headings(full: Results) -> None:

@@ -8,64 +8,169 @@ import cvxpy
 import numpy as np
 import pytest
 
-from analysis.beyond.clip import clip_law
+from analysis.beyond import engine_laws
+from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of, mean_curve
+from analysis.beyond.probability import coin_kl
 from analysis.topk import Floats
 
-from .cases import kl
-
 P, Q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.25, 0.25, 0.4])
+NAMES = list(FAMILIES)
 
 
-def pairs(count: int, size: int = 6) -> list[tuple[Floats, Floats]]:
-    drawn = np.random.default_rng(0).dirichlet(np.full(size, 0.7), size=(count, 2)) + 1e-6
+def pairs(count: int, size: int = 6, seed: int = 0) -> list[tuple[Floats, Floats]]:
+    rng = np.random.default_rng(seed)
+    drawn = rng.dirichlet(np.full(size, 0.7), size=(count, 2)) + 1e-6
     return [tuple(row / row.sum(axis=1, keepdims=True)) for row in drawn]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("ratio", [1.3, 2.0, 5.0])
-def test_no_laws_of_several_steps_accept_more_at_their_mean_kl(ratio: float) -> None:
-    """The convex solver takes any law a step, and splits one mean KL among three steps."""
-    steps = [(P, Q), *pairs(2, size=4)]
-    found = [clip_law(p, q, ratio)[0] for p, q in steps]
-    spent = sum(kl(r, p) for r, (p, _) in zip(found, steps, strict=True))
-    accepted = sum(np.minimum(q, r).sum() for r, (_, q) in zip(found, steps, strict=True))
-    laws = [cvxpy.Variable(4) for _ in steps]
-    limits = [cvxpy.sum(r) == 1 for r in laws]
-    total = sum(cvxpy.sum(cvxpy.rel_entr(r, p)) for r, (p, _) in zip(laws, steps, strict=True))
-    goal = sum(cvxpy.sum(cvxpy.minimum(q, r)) for r, (_, q) in zip(laws, steps, strict=True))
-    problem = cvxpy.Problem(cvxpy.Maximize(goal), [*limits, total <= spent])
-    # the solver's own tolerance is 1e-8
-    assert accepted == pytest.approx(problem.solve(solver=cvxpy.CLARABEL), abs=2e-6)
+def solved(p: Floats, q: Floats, name: str, budget: float) -> float:
+    """The largest acceptance of any law within the budget, by a convex solver."""
+    r = cvxpy.Variable(len(p))
+    spent = {
+        "kl": lambda: cvxpy.sum(cvxpy.rel_entr(r, p)),
+        "reverse_kl": lambda: cvxpy.sum(cvxpy.rel_entr(p, r)),
+        "chi2": lambda: cvxpy.sum(cvxpy.multiply(1 / p, cvxpy.square(r - p))),
+        "hellinger": lambda: 1 - np.sqrt(p) @ cvxpy.sqrt(r),
+        "tv": lambda: cvxpy.norm1(r - p) / 2,
+    }[name]()
+    goal = cvxpy.Maximize(cvxpy.sum(cvxpy.minimum(q, r)))
+    problem = cvxpy.Problem(goal, [cvxpy.sum(r) == 1, r >= 0, spent <= budget])
+    return float(problem.solve(solver=cvxpy.CLARABEL))
 
 
-def test_the_law_is_what_it_is_named_for() -> None:
-    for p, q in [(P, Q), *pairs(30)]:
-        largest, least = (q / p).max(), (q / p).min()
-        r, c1, c2 = clip_law(p, q, (largest / least) ** 0.4)
-        assert r.sum() == pytest.approx(1, abs=1e-13)
-        assert c1 / c2 == pytest.approx((largest / least) ** 0.4, rel=1e-12)
-        np.testing.assert_allclose(r, np.clip(q, c2 * p, c1 * p), rtol=1e-12)
-        np.testing.assert_allclose(clip_law(p, q, 1.0)[0], p, rtol=1e-14)  # speculative sampling
-        np.testing.assert_allclose(clip_law(p, q, largest / least)[0], q, atol=1e-12)
-        assert np.minimum(clip_law(p, q, 1 + 1e-9)[0], q).sum() > np.minimum(p, q).sum()
-        np.testing.assert_allclose(clip_law(p, p, 3.0)[0], p, rtol=1e-14)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_law_accepts_more_within_the_budget(name: str) -> None:
+    for p, q in [(P, Q), *pairs(5)]:
+        for share in (0.02, 0.3, 0.8):
+            budget = share * divergence_of(q, p, name)
+            r, c1, c2 = clip_law(p, q, "divergence", budget, name)
+            assert r.sum() == pytest.approx(1, abs=1e-13)
+            assert divergence_of(r, p, name) == pytest.approx(budget, rel=1e-9)
+            np.testing.assert_allclose(r, np.clip(q, c2 * p, c1 * p), rtol=1e-12)
+            # the solver's own tolerance is 1e-8
+            assert np.minimum(q, r).sum() == pytest.approx(solved(p, q, name, budget), abs=2e-6)
+            if name == "tv":
+                tv = np.abs(p - q).sum() / 2
+                assert np.minimum(q, r).sum() == pytest.approx(1 - tv + budget, rel=1e-12)
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.5, 10.0, 1e9])
-def test_tokens_without_probability(ratio: float) -> None:
+def test_the_boundaries_are_speculative_sampling_and_the_draft() -> None:
+    for p, q in [(P, Q), *pairs(20)]:
+        most = float((q / p).max())
+        for dial, value in (("c1", 1.0), ("ratio", 1.0), ("divergence", 0.0)):
+            np.testing.assert_allclose(clip_law(p, q, dial, value)[0], p, rtol=1e-14)
+        for dial, value in (("c1", most), ("ratio", math.inf), ("divergence", 1e9)):
+            np.testing.assert_allclose(clip_law(p, q, dial, value)[0], q, rtol=1e-13)
+        # a step either side of them
+        below = clip_law(p, q, "c1", most * (1 - 1e-9))[0]
+        assert 0 < 1 - np.minimum(below, q).sum() < 1e-8
+        above = np.minimum(clip_law(p, q, "c1", 1 + 1e-9)[0], q).sum()
+        assert above > np.minimum(p, q).sum()
+
+
+@pytest.mark.parametrize(("dial", "value"), [("c1", 1.5), ("ratio", 3.0), ("divergence", 0.01)])
+def test_equal_models_accept_everything(dial: str, value: float) -> None:
+    np.testing.assert_allclose(clip_law(P, P, dial, value)[0], P, rtol=1e-15)
+
+
+def test_each_dial_holds_what_it_names() -> None:
+    for p, q in pairs(30):
+        ratio = q / p
+        r, c1, c2 = clip_law(p, q, "c1", 1 + 0.3 * (ratio.max() - 1))
+        assert c1 == pytest.approx(1 + 0.3 * (ratio.max() - 1), rel=1e-14)
+        np.testing.assert_allclose(r, np.clip(q, c2 * p, c1 * p), rtol=1e-13)
+        wanted = (ratio.max() / ratio.min()) ** 0.4
+        _, c1, c2 = clip_law(p, q, "ratio", wanted)
+        assert c1 / c2 == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_without_probability(name: str) -> None:
     p, q = np.array([0.5, 0.3, 0.2, 0.0, 0.0]), np.array([0.0, 0.3, 0.3, 0.4, 0.0])
-    r = clip_law(p, q, ratio)[0]
-    assert r.sum() == pytest.approx(1, abs=1e-13)
-    assert r[3:].tolist() == [0, 0]  # what the target never emits
-    assert np.minimum(q, r).sum() <= 0.6
+    whole = divergence_of(q, p, name)
+    last = 0.0
+    for budget in (0.0, 0.01, 0.1, 0.2, 0.3, 0.39, 0.45, 2.0):
+        r = clip_law(p, q, "divergence", budget, name)[0]
+        assert r.sum() == pytest.approx(1, abs=1e-13)
+        assert divergence_of(r, p, name) <= budget + 1e-12
+        accepted = np.minimum(q, r).sum()
+        assert accepted >= last
+        last = accepted
+        if budget >= whole:
+            assert accepted == pytest.approx(1)
+        elif name == "tv":  # of q, 0.1 is above p where p > 0, and 0.4 where p = 0
+            assert accepted == pytest.approx(0.5 + budget)
+        if name in ("kl", "chi2"):
+            assert r[3] == 0
+    assert clip_law(p, q, "c1", 1.5)[0][3] == 0
+    assert clip_law(p, q, "ratio", 1e9)[0][3] == 0
+    np.testing.assert_array_equal(clip_law(p, q, "ratio", math.inf)[0], q)
+    assert clip_law(p, q, "c1", 1.5)[0].sum() == pytest.approx(1)
+
+
+LAWS = {
+    "typical": engine_laws.typical_law,
+    "MARS": lambda p, q: engine_laws.mars_law(p, q, relaxed=True),
+    "cascade": engine_laws.cascade_law,
+    "mixture": engine_laws.mixture_law,
+    "Cactus": engine_laws.cactus_law,
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_law_of_an_engine_is_above_its_curve(law: str, name: str) -> None:
+    for p, q in pairs(40):
+        r, accepted = LAWS[law](p, q)
+        assert r.sum() == pytest.approx(1, abs=1e-13)
+        assert 0 <= accepted <= np.minimum(q, r).sum() + 1e-13
+        best = clip_law(p, q, "divergence", divergence_of(r, p, name), name)[0]
+        assert np.minimum(q, best).sum() >= np.minimum(q, r).sum() - 1e-12
+    r, accepted = LAWS[law](P, P)  # equal models lose nothing
+    np.testing.assert_allclose((*r, accepted), (*P, 1.0), rtol=1e-14)
+
+
+def test_no_laws_of_several_steps_are_above_the_curve_of_the_mean() -> None:
+    """Nor any budgets by step: the convex solver splits one mean among three steps."""
+    steps = pairs(3, size=4)
+    spent, accepted = mean_curve(steps, [1.0, 2.0, 5.0])
+    assert spent[0] == pytest.approx(0, abs=1e-14)
+    assert accepted[0] == pytest.approx(np.mean([np.minimum(p, q).sum() for p, q in steps]))
+    for kl, best in zip(spent[1:], accepted[1:], strict=True):
+        laws = [cvxpy.Variable(4) for _ in steps]
+        limits = [cvxpy.sum(r) == 1 for r in laws]
+        total = sum(cvxpy.sum(cvxpy.rel_entr(r, p)) for r, (p, _) in zip(laws, steps, strict=True))
+        goal = sum(cvxpy.sum(cvxpy.minimum(q, r)) for r, (_, q) in zip(laws, steps, strict=True))
+        problem = cvxpy.Problem(cvxpy.Maximize(goal / 3), [*limits, total <= 3 * kl])
+        assert best == pytest.approx(problem.solve(solver=cvxpy.CLARABEL), abs=1e-6)
+
+
+def test_argmax_drafts() -> None:
+    p = np.array([0.0, 1e-6, 0.2, 0.7, 1.0])
+    for budget in (0.0, 1e-6, 0.05, 0.5, 2.0, 50.0):
+        most = argmax_law(p, budget)
+        assert (coin_kl(most, p)[1:] <= budget * (1 + 1e-9) + 1e-15).all()
+        assert (most >= p).all()
+        inside = (most < 1) & (p > 0)
+        np.testing.assert_allclose(coin_kl(most, p)[inside], budget, rtol=1e-6, atol=1e-12)
+        assert most[0] == 0  # what the target never emits
+    exactly = float(coin_kl(1.0, 0.7))
+    assert argmax_law(0.7, exactly) == 1.0
+    assert argmax_law(0.7, exactly * (1 - 1e-9)) < 1.0
+    small = 1e-7  # Cactus' term is the second order
+    assert argmax_law(0.3, small) == pytest.approx(0.3 + math.sqrt(2 * small * 0.21), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((P, Q, 0.9), "ratio=0.9 is not allowed: give a number of at least 1"),
-        ((P, Q, math.nan), "ratio=nan is not allowed"),
-        ((2 * P, Q, 1.0), "p is no distribution"),
-        ((P, -Q, 1.0), "q is no distribution"),
+        ((P, Q, "c2", 1.0), "dial='c2' is not allowed: give c1, ratio, divergence"),
+        ((P, Q, "c1", 0.9), "c1=0.9 is not allowed: give a number of at least 1"),
+        ((P, Q, "divergence", -0.1), "divergence=-0.1 is not allowed: .* at least 0"),
+        ((P, Q, "ratio", math.nan), "ratio=nan is not allowed"),
+        ((P, Q, "divergence", 0.1, "js"), "divergence='js' is not allowed: give kl, reverse_kl"),
+        ((2 * P, Q, "c1", 1.0), "p is no distribution"),
+        ((P, -Q, "c1", 1.0), "q is no distribution"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple, message: str) -> None:

@@ -12,12 +12,14 @@ from functools import partial
 
 import pandas as pd
 
+from ...acceptance.best_laws import LAW
 from ...acceptance.frontier import COSTS
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from ...statistics.run_lengths import censored_ends, with_censored
 from ...statistics.trajectories import CENSORED
+from ...trees.several import DRAFTS
 from ..notes import coverage_notes, few_notes, infinite_notes
 from ..records import Column, Part, Results, Row, Table, across, by_rule, select, worded
 from ..text import length_text, number_text, range_text, share_text
@@ -87,6 +89,7 @@ def acceptance_part(results: Results, says: Sequence[str] = ()) -> Part:
             frontier_table(results),
             frontier_figure(results),
             sampling_table(results),
+            laws_table(results),
             depth_table(results, shown),
         ],
         says,
@@ -239,6 +242,32 @@ def sampling_table(results: Results) -> Table | None:
         order={"": LAWS, "A sampled draft, kept if the rule accepts it": drawn},
         notes=few_notes(frame["prompts"]),
         shown=shown,
+    )
+
+
+def laws_table(results: Results) -> Table | None:
+    """Engines' lossy tests and several drafts beside the best; None where none were sampled."""
+    frame = results.select("levels", kind=[LAW, DRAFTS]).rename(columns={"rule": "law"})
+    if frame.empty:
+        return None
+    headings = {LAW: "One draft, output changed", DRAFTS: "Several drafts, exact"}
+    columns = [
+        Column("accepted", share_text, where={"statistic": "acceptance"}),
+        Column("KL", RATE, "eps", {"statistic": "acceptance"}),
+        Column("best", share_text, where={"statistic": "best"}),
+        Column("of the best", share_text, where={"statistic": "share"}),
+    ]
+    return Table(
+        **worded("laws", drafter=results.drafter, temperature=results.facts["sampled"]),
+        data=frame,
+        row="law",
+        columns=across(results.targets, columns),
+        stub="Law",
+        order={
+            heading: {law: law for law in select(frame, kind=kind)["law"].unique()}
+            for kind, heading in headings.items()
+        },
+        notes=few_notes(frame["prompts"]),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from analysis.acceptance.best_laws import law_statistics
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge
@@ -24,16 +25,21 @@ from analysis.acceptance.summary import (
     rule_statistics,
     stochastic_statistics,
 )
-from analysis.rules import Rule, StrictGreedy
+from analysis.rules import Mars, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
+from analysis.trees.acceptance import aligned
+from analysis.trees.several import several_statistics
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import DRAFTED, read_steps
 from pipeline.store.node import Node
+from pipeline.store.siblings import stored_pair
 
+MARS = Mars(0.9)  # whose law is held against the best
+LAW_STEPS = 256  # of the text, at which laws are
 SAMPLED_COLUMNS = (  # what stochastic_statistics takes
     "sampled_tv",
     "sampled_erss_acceptance",
@@ -82,6 +88,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             [
                 *(budget_of_drafter(steps, x, bootstrap, config["draft_length"]) for x in chosen),
                 _sampling(drafts, table, steps, [one.rule for one in chosen], bootstrap),
+                _laws(drafts, steps),
             ]
         ).assign(**bootstrap.counted),
         "frontier": frontier(steps, chosen, bootstrap).assign(**bootstrap.counted),
@@ -196,6 +203,19 @@ def _sampling(
             )
     frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
     return frame.assign(statistic="probability")
+
+
+def _laws(drafts: Artifact, steps: Steps) -> pd.DataFrame:
+    """Return engines' laws and several drafts beside the best; none where nothing was sampled."""
+    temperature = drafts.record["facts"]["sampled_temperature"]
+    if temperature is None:
+        return pd.DataFrame()
+    rows, target, draft = stored_pair(drafts, LAW_STEPS, temperature)
+    assert steps.target.logits is not None
+    z1, z2 = steps.target.logits[rows, :2].T.astype(np.float64)
+    p, q = aligned(target, draft, steps.target.vocab_size)
+    laws = law_statistics(p, q, (z1 > 0) & (z2 > MARS.theta * z1))
+    return pd.concat([laws, several_statistics(p, q)])
 
 
 def check_sound(

@@ -51,7 +51,7 @@ WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shap
     "truncated": lambda n: (
         *(Inversion(0.8, n, DRAFT, CUT), SpeculativeSampling(0.8, n, None, CUT), None),
     ),
-    "budget": lambda n: (Inversion(0.8, n, DRAFT), BudgetSampling(0.8, n, 1.5), None),
+    "budget": lambda n: (Inversion(0.8, n, DRAFT), BudgetSampling(0.8, n, ("kl", 0.1)), None),
     "blocks": lambda n: (FreshInversion(0.8, n), BlockVerification(0.8, n), None),
     "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
     "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.beyond.clip import clip_law
+from analysis.beyond.clip import clip_law, divergence_of
 from pipeline.decoding.choices import Noise
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
@@ -28,11 +28,18 @@ from tests.pipeline.decoding.enumeration import (
 )
 from tests.pipeline.decoding.pair import CPU, Markov
 
-RATIOS = [1.0, 1.5, 4.0]
+BUDGETS = [("c1", 1.25), ("ratio", 1.5), ("kl", 0.02), ("tv", 0.1), ("reverse_kl", 0.05)]
+
+
+def best(p: np.ndarray, q: np.ndarray, budget: tuple[str, float]) -> np.ndarray:
+    """The law of what is emitted at a drafted position."""
+    name, value = budget
+    dial = (name, value) if name in ("c1", "ratio") else ("divergence", value, name)
+    return clip_law(p, q, *dial)[0]
 
 
 def expected(
-    target: Fractions, smaller: Fractions, ratio: float, depth: int, limit: int
+    target: Fractions, smaller: Fractions, budget: tuple[str, float], depth: int, limit: int
 ) -> Counter[Any]:
     """The law of answers and of what each call accepts, from r alone."""
     law: Counter[Any] = Counter()
@@ -52,7 +59,7 @@ def expected(
             for token in np.flatnonzero(p):
                 call((*tokens, int(token)), (*accepted, at), weight * p[token])
             return
-        r, _, _ = clip_law(p, q, ratio)
+        r = best(p, q, budget)
         kept, corrected = np.minimum(r, q), np.maximum(r - q, 0)
         for token in range(len(p)):
             if kept[token] > 0:
@@ -65,9 +72,9 @@ def expected(
     return law
 
 
-@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_is_emitted_has_the_best_law(ratio: float, size: int) -> None:
+def test_what_is_emitted_has_the_best_law(budget: tuple[str, float], size: int) -> None:
     for seed in range(3):
         target, smaller = pair(seed, size)
         for depth in (1, 2):
@@ -75,26 +82,34 @@ def test_what_is_emitted_has_the_best_law(ratio: float, size: int) -> None:
             def run(fork: Fork, models: Any = (target, smaller), depth: int = depth) -> Any:
                 noise: Any = ForkedNoise(fork)
                 source = ModelDrafter(models[1], ForkedDraft(noise))  # type: ignore[arg-type]
-                verifier = BudgetSampling(1.0, noise, ratio)
+                verifier = BudgetSampling(1.0, noise, budget)
                 answer = decode(models[0], source, verifier, [0], depth, 3)
                 return tuple(answer.tokens), tuple(call.accepted for call in answer.calls)
 
-            law, wanted = outcomes(run), expected(target, smaller, ratio, depth, 3)
+            law, wanted = outcomes(run), expected(target, smaller, budget, depth, 3)
             for key in {*law, *wanted}:
                 assert float(law[key]) == pytest.approx(wanted[key], abs=1e-9), key
         for first in range(size):  # the second token is drafted, whatever follows
             p, q = target.p[first], smaller.p[first]
-            (r, _, _), before = clip_law(p, q, ratio), target.p[0, first]
+            r, before = best(p, q, budget), target.p[0, first]
             found = np.zeros(size)
             for (tokens, _), weight in law.items():
                 found[tokens[1]] += float(weight) * (tokens[0] == first)
             np.testing.assert_allclose(found, before * r, atol=1e-9)
+            name, value = budget
+            if before and name not in ("c1", "ratio"):
+                spent = divergence_of(r, p, name)
+                assert spent <= value + 1e-9
+                if p.min() > 0:  # else no law between them may spend it
+                    whole = divergence_of(q, p, name)
+                    assert spent == pytest.approx(min(value, whole), rel=1e-6)
 
 
-def test_nothing_to_spend_is_speculative_sampling() -> None:
+@pytest.mark.parametrize("budget", [("c1", 1.0), ("ratio", 1.0), ("kl", 0.0)], ids=str)
+def test_nothing_to_spend_is_speculative_sampling(budget: tuple[str, float]) -> None:
     for seed in range(3):
         models = pair(seed, 2)
-        law = sampled(models, None, 4, lambda noise: BudgetSampling(1.0, noise, 1.0))
+        law = sampled(models, None, 4, lambda noise: BudgetSampling(1.0, noise, budget))
         check_law(law, models[0], 0, 4)
         plain = sampled(models, None, 4, partial(SpeculativeSampling, 1.0))
         assert all(abs(law[key] - plain[key]) < ROUNDING for key in {*law, *plain})
@@ -105,16 +120,17 @@ def test_all_that_can_be_spent_accepts_every_draft_and_found_drafts_are_tested()
     p = table.softmax(1).numpy()
     noise = Noise(0, "a", 12, CPU, 3)
     model: Any = Markov(table)
-    verifier = BudgetSampling(1.0, noise, 1e9)
-    answer = decode(model, PromptLookup(2, CPU), verifier, [3, 5] * 3, 3, 12)
+    answer = decode(
+        model, PromptLookup(2, CPU), BudgetSampling(1.0, noise, ("c1", 1e9)), [3, 5] * 3, 3, 12
+    )
     assert all(call.accepted == call.drafted for call in answer.calls)
     assert any(call.drafted for call in answer.calls)
-    # an argmax draft: q is 1 at the token, and r has p's odds there times the ratio
+    # an argmax draft: q is 1 at the token, r has a = min(1, c1 p) there
     draft = Draft(torch.tensor([5]))
-    ratio = 1.5
-    a = ratio * p[0, 5] / (1 + (ratio - 1) * p[0, 5])
+    c1 = 1.5
+    a = min(1.0, c1 * p[0, 5])
     for uniform, accepted in ((a - 1e-9, 1), (a + 1e-9, 0)):
         noise.uniforms[:] = uniform
-        path, _, _ = BudgetSampling(1.0, noise, ratio).verify(table[[0, 5]], draft, 0)
+        path, _, _ = BudgetSampling(1.0, noise, ("c1", c1)).verify(table[[0, 5]], draft, 0)
         assert len(path) == accepted
-        assert math.isclose(clip_law(p[0], np.eye(8)[5], ratio)[0][5], a)
+        assert math.isclose(best(p[0], np.eye(8)[5], ("c1", c1))[5], a)

@@ -17,7 +17,7 @@ from pipeline.plan.slices import method_slice
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 RACED = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
 BLOCKS = RACED | {"sampling": "block"}
-BUDGETED = RACED | {"sampling": "budget", "ratio": 1.5}
+BUDGETED = RACED | {"sampling": "budget", "kl": 0.05}
 TAU = {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]}
 BY_COST = {"tree": "by_cost", "acceptance": [0.6, 0.3], "costs": [1, 1, 1, 9], "draft_cost": 0.2}
 GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
@@ -46,9 +46,11 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (BLOCKS | {"tree": "sequence"}, "sampling=block verifies chains only"),
         (BLOCKS | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (BUDGETED | {"tree": "sequence"}, "sampling=budget verifies chains only"),
-        (RACED | {"sampling": "budget"}, "ratio=None is not allowed: give the ratio"),
-        (BUDGETED | {"ratio": 0.9}, "ratio=0.9 is not allowed: give a number of at"),
-        (RACED | {"ratio": 2}, "ratio=2.0 is not allowed: give the ratio"),
+        (BUDGETED | {"c1": 2}, "sampling=budget is not allowed: give one of c1, ratio, kl"),
+        (RACED | {"sampling": "budget"}, "sampling=budget is not allowed: give one of c1, ratio"),
+        (BUDGETED | {"kl": -0.1}, r"\[0\].kl=-0.1 is not allowed: give a number of at least 0"),
+        (RACED | {"sampling": "budget", "c1": 0.9}, "c1=0.9 is not allowed: give a number of at"),
+        (RACED | {"ratio": 2}, "ratio=2 is not allowed: give nothing: it is a key of sampl"),
         (BUDGETED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (RACED | {"top_p": 0}, r"methods\[0\].top_p=0 is not allowed: give a number in \(0, 1\]"),
         (RACED | {"top_p": 1.01}, r"top_p=1.01 is not allowed"),
@@ -215,7 +217,7 @@ def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
         ("greedy (look-up first)", 3),
         ("greedy (drafting max_q threshold=0.5)", 3),
         ("block verification", 3),
-        ("budget sampling (ratio=1.5)", 3),
+        ("budget sampling (kl=0.05)", 3),
     ]
     assert [one.lossless for one in methods] == [True] * 5 + [False]
     assert method_slice(methods[0]) == method_slice(methods[2]) | {"model_length": 1}
