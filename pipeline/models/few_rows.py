@@ -52,7 +52,10 @@ THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # i
 
 
 class FewRows(nn.Linear):
-    """A linear map of float32 on the CPU; the same numbers as `nn.Linear` within rounding."""
+    """A linear map of float32 on the CPU; the same numbers as `nn.Linear` within rounding.
+
+    Its weight is not changed any more.
+    """
 
     def __init__(self, linear: nn.Linear, halves: bool = False) -> None:
         """Share the weight and bias of `linear`.
@@ -65,32 +68,19 @@ class FewRows(nn.Linear):
         nn.Module.__init__(self)
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._halves = halves
-        self._take()
-
-    def _take(self) -> None:
-        """Note what is read for few rows, and of which weight."""
-        kept = upper_halves(self.weight) if self._halves else None
+        kept = upper_halves(self.weight) if halves else None
         self._read: StoredWeights = self.weight.detach().numpy() if kept is None else kept
-        self._of = _version(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in_features) to (..., out_features)."""
         tokens = x.numel() // self.in_features
         if not FEWEST_TOKENS <= tokens <= MOST_ROWS or x.dtype != torch.float32:
             return nn.functional.linear(x, self.weight, self.bias)
-        if _version(self.weight) != self._of:  # changed in place, or another
-            self._take()
         rows = x.reshape(tokens, self.in_features).contiguous()
         out = torch.empty(tokens, self.out_features)
         multiply(self._read, rows.numpy(), out.numpy(), torch.get_num_threads())
         made = out.view(*x.shape[:-1], self.out_features)
         return made if self.bias is None else made + self.bias
-
-
-def _version(weight: Tensor) -> tuple[int, int]:
-    """Return what changes when `weight` is changed or replaced; tensors of inference are not."""
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def upper_halves(weight: Tensor) -> NDArray[np.uint16] | None:

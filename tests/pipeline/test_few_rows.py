@@ -1,4 +1,4 @@
-"""Products with few rows: those of float64 within float32 rounding, on any number of threads."""
+"""Products with few rows, and models with them: transformers' numbers within float32 rounding."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from analysis.trees.topology import Topology
+from pipeline.decoding.choices import Greedy
+from pipeline.decoding.drafters import ModelDrafter, Nothing
+from pipeline.decoding.loop import decode
+from pipeline.decoding.shapes import verification_pass
+from pipeline.decoding.verifiers import Match
 from pipeline.models import few_rows
 from pipeline.models.few_rows import MOST_ROWS, FewRows, upper_halves, use_few_rows
+from pipeline.models.forced import Batch
+from pipeline.models.load import LanguageModel, load_model, skeleton
+from pipeline.models.passes import Text, Texts
+from pipeline.paths import ROOT
+from tests.pipeline import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -47,25 +62,6 @@ def test_products(threads: int, shape: tuple[int, int], bias: bool) -> None:
         torch.testing.assert_close(fast(x).double(), exact, rtol=0, atol=2e-6)
 
 
-def test_another_dtype_is_refused_as_by_torch() -> None:
-    for dtype in (torch.float64, torch.bfloat16):
-        for made in (linear(3, 5), FewRows(linear(3, 5))):
-            with pytest.raises(RuntimeError, match="same dtype"):
-                made(torch.randn(2, 5).to(dtype))
-
-
-@pytest.mark.parametrize("halves", [False, True])
-def test_a_changed_weight_is_read_again(halves: bool) -> None:
-    plain = linear(65, 17)
-    plain.weight.copy_(plain.weight.bfloat16())
-    fast, x = FewRows(plain, halves), torch.randn(2, 17)
-    before = fast(x)
-    plain.weight.mul_(2)
-    assert fast(x).equal(2 * before)
-    plain.weight.data = torch.ones(65, 17)
-    torch.testing.assert_close(fast(x), x.sum(1, keepdim=True).expand(2, 65))
-
-
 @pytest.mark.thorough
 def test_threads_of_python_share_the_threads_of_numba() -> None:
     """In numba's own layer, where two at once end the process."""
@@ -91,36 +87,28 @@ def test_threads_of_python_share_the_threads_of_numba() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("n", range(MOST_ROWS + 2))
-def test_halves_give_the_same_bits(threads: int, n: int) -> None:
-    plain = linear(65, 17, bias=True)
+def test_halves_and_threads_give_the_same_bits() -> None:
+    plain = linear(1001, 300, bias=True)
     plain.weight.copy_(plain.weight.bfloat16())
-    fast = FewRows(plain, halves=True)
-    assert upper_halves(plain.weight) is not None
-    x = torch.randn(n, 17)
-    assert fast(x).equal(FewRows(plain)(x))
-    reads = fast._read.copy()
+    x, before = torch.randn(MOST_ROWS, 300), torch.get_num_threads()
+    found = []
+    for halves in (False, True):
+        fast = FewRows(plain, halves)
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append([fast(x[:n]) for n in range(1, MOST_ROWS + 1)])
+    torch.set_num_threads(before)
+    for first, *others in zip(*found, strict=True):
+        assert all(other.equal(first) for other in others)
     fast._read[:] = 0  # what few rows are multiplied with, and nothing else
-    if 1 <= n <= MOST_ROWS:
-        assert fast(x).equal(plain.bias.expand(n, -1))
-    fast._read[:] = reads
-    assert fast(x).equal(FewRows(plain)(x))
+    assert fast(x).equal(plain.bias.expand(MOST_ROWS, -1))
 
 
 @pytest.mark.parametrize(
-    ("number", "kept"),
-    [
-        (1.0, True),
-        (-0.0, True),
-        (float("inf"), True),
-        (2.0**-133, True),  # the least number of bfloat16 above 0
-        (2.0**-134, False),
-        (1 + 2.0**-7, True),
-        (1 + 2.0**-8, False),
-        (1 + 2.0**-23, False),
-    ],
-)
+    ("number", "kept"),  # 2^-133 is the least number of bfloat16 above 0
+    [(-0.0, True), (float("inf"), True), (2.0**-133, True), (2.0**-134, False),
+     (1 + 2.0**-7, True), (1 + 2.0**-8, False), (1 + 2.0**-23, False)],
+)  # fmt: skip
 def test_halves_are_kept_where_they_are_all(number: float, kept: bool) -> None:
     plain = linear(3, 2)
     plain.weight.fill_(1.5)
@@ -142,19 +130,6 @@ def test_shapes_and_strides() -> None:
         torch.testing.assert_close(found, plain(x), rtol=0, atol=2e-6)
 
 
-def test_bits_do_not_depend_on_threads() -> None:
-    fast = FewRows(linear(1001, 300))
-    x = torch.randn(MOST_ROWS, 300)
-    before = torch.get_num_threads()
-    found = {}
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        found[count] = [fast(x[:n]) for n in range(1, MOST_ROWS + 1)]
-    torch.set_num_threads(before)
-    for one, two in zip(found[1], found[2], strict=True):
-        assert one.equal(two)
-
-
 @pytest.mark.parametrize("n", [3, 4, MOST_ROWS, MOST_ROWS + 1])
 def test_other_numbers_are_left_to_torch(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "FEWEST_TOKENS", 4)
@@ -174,27 +149,16 @@ def test_huge_and_missing_numbers_are_not_hidden(threads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device", "machine", "trained", "least", "used"),
-    [
-        (torch.float32, "cpu", "x86_64", False, 0, True),
-        (torch.float32, "cpu", "x86_64", False, 2 * 10 * 6 * 4, True),
-        (torch.float32, "cpu", "x86_64", False, 2 * 10 * 6 * 4 + 1, False),  # a small model
-        (torch.bfloat16, "cpu", "x86_64", False, 0, False),
-        (torch.float64, "cpu", "x86_64", False, 0, False),
-        (torch.float32, "meta", "x86_64", False, 0, False),
-        (torch.float32, "cpu", "arm64", False, 0, False),
-        (torch.float32, "cpu", "x86_64", True, 0, False),
-    ],
-)
+    ("change", "used"),
+    [({}, True), ({"least": 480}, True), ({"least": 481}, False),  # a small model
+     ({"dtype": torch.bfloat16}, False), ({"device": "meta"}, False), ({"machine": "arm64"}, False),
+     ({"trained": True}, False)],
+)  # fmt: skip
 def test_where_they_are_used(
-    dtype: torch.dtype,
-    device: str,
-    machine: str,
-    trained: bool,
-    least: int,
-    used: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any], used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    given = {"dtype": torch.float32, "device": "cpu", "machine": "x86_64", "trained": False}
+    dtype, device, machine, trained, least = (given | {"least": 0} | change).values()
     monkeypatch.setattr(few_rows, "LEAST_BYTES", least)
     monkeypatch.setattr(few_rows.platform, "machine", lambda: machine)
     maps = [linear(10, 6).to(device, dtype).requires_grad_(trained) for _ in range(2)]
@@ -218,3 +182,125 @@ def test_torch_keeps_the_threads_it_was_given() -> None:
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["1", "2"]
+
+
+CLOSE = {"rtol": 0.0, "atol": 1e-4}  # of logits of about 10
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(few_rows.platform, "machine", lambda: "x86_64")
+
+
+def load(folder: Path, **changes: str) -> LanguageModel:
+    settings = {"path": str(folder), "revision": None, "label": "t", "device": "cpu", "threads": 1}
+    return load_model(tiny.MODEL | changes, settings, "k")
+
+
+@pytest.mark.usefixtures("any_size")
+@torch.inference_mode()
+def test_cached_passes_over_few_tokens(tmp_path: Path) -> None:
+    folder = tiny.write_model(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load(folder)
+    assert sum(isinstance(inner, FewRows) for inner in model.module.modules()) == 2 * 7 + 1
+    assert model.module.config._attn_implementation == few_rows.NAME
+    tied = model.module.get_output_embeddings().weight is model.module.get_input_embeddings().weight
+    assert tied
+    assert model.memory_bytes() == sum(t.nbytes for t in (*plain.parameters(), *plain.buffers()))
+    for n in (1, 2, 4, 5, 16, 17):
+        text = torch.arange(20 + n) * 7 % tiny.VOCABULARY
+        wanted = plain(input_ids=text[None], use_cache=False).logits[0, 20:]
+        sequence = Text(model, len(text))
+        sequence.read(text[:20])
+        torch.testing.assert_close(sequence.extend(text[20:]), wanted, **CLOSE)
+
+
+@pytest.mark.usefixtures("any_size")
+@torch.inference_mode()
+def test_a_tree_and_its_branches(tmp_path: Path) -> None:
+    model = load(tiny.write_model(tmp_path))
+    sequence = Text(model, 16)
+    sequence.read(torch.arange(9))
+    branches = verification_pass(Topology((-1, -1)), model.device, model.module.dtype)
+    found = sequence.extend(torch.tensor([30, 40, 50]), branches)
+    for at, branch in enumerate(([30], [30, 40], [30, 50])):
+        text = torch.tensor([*range(9), *branch])
+        wanted = model.module(input_ids=text[None], use_cache=False).logits[0, -1]
+        torch.testing.assert_close(found[at], wanted, **CLOSE)
+
+
+@pytest.mark.usefixtures("any_size")
+@torch.inference_mode()
+def test_padded_batches(tmp_path: Path) -> None:
+    """The prompts of 3, 1 and 2 tokens are read by a pass of 9 padded queries."""
+    folder = tiny.write_model(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model, prompts = load(folder), [[5, 6, 7], [8], [9, 10]]
+    model.check_trees()
+    batch = Batch.make(prompts, [[11], [12], [13]], model.device)
+    texts = Texts(model, batch.ids.shape[1], padding=batch.padding)
+    found = [texts.read(batch.ids[:, :-1])[:, -1], texts.extend(batch.ids[:, -1:])[:, -1]]
+    for row, prompt in enumerate(prompts):
+        text = torch.tensor([[*prompt, 11 + row]])
+        wanted = plain(input_ids=text, use_cache=False).logits[0, -2:]
+        torch.testing.assert_close(torch.stack([f[row] for f in found]), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(("batch", "n"), [(1, 1), (1, 2), (1, 16), (1, 17), (3, 5), (2, 9)])
+def test_attention(batch: int, n: int, added: bool) -> None:
+    """That of transformers, of 6 heads in 2 groups, with keys in a longer buffer."""
+    torch.manual_seed(n)
+    layer = torch.nn.Module()
+    layer.num_key_value_groups = 3
+    query = torch.randn(batch, n, 6, 8).transpose(1, 2)
+    key, value = (torch.randn(batch, 2, 40, 8)[:, :, : 20 + n] for _ in range(2))
+    mask = torch.ones(batch, 1, n, 20 + n, dtype=torch.bool).tril(20)
+    mask[-1, :, :, :3] = False
+    if added:
+        mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    found, none = few_rows.attend(layer, query, key, value, mask, scaling=0.3)
+    wanted = sdpa_attention_forward(layer, query, key, value, mask, scaling=0.3)[0]
+    assert none is None
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
+
+
+def test_rows_of_padding_that_see_nothing_are_finite() -> None:
+    mask = torch.zeros(1, 1, 2, 4, dtype=torch.bool)
+    states = torch.ones(1, 1, 4, 8)
+    found = few_rows.attend(torch.nn.Module(), states[:, :, :2], states, states, mask, scaling=1.0)[
+        0
+    ]
+    assert found.isfinite().all()
+
+
+@pytest.mark.usefixtures("any_size")
+def test_what_is_not_for_them(tmp_path: Path) -> None:
+    folder = tiny.write_model(tmp_path)
+    eager = load(folder, attention="eager")
+    assert eager.module.config._attn_implementation == "eager"
+    half = load(folder, dtype="bfloat16")  # the head alone is in float32
+    assert half.module.config._attn_implementation == "sdpa"
+    assert [type(m) for m in half.module.modules()].count(FewRows) == 1
+    settings = {"path": str(folder), "revision": None, "label": "t", "device": "cpu", "threads": 1}
+    bare = skeleton(tiny.MODEL, settings, "k")
+    assert not any(isinstance(inner, FewRows) for inner in bare.module.modules())
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.thorough
+@pytest.mark.parametrize("gamma", [1, 3, 7])
+def test_greedy_decoding_of_the_embedded_pair(gamma: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting changes nothing, nor do the products for few tokens."""
+    target, drafter = (load(ROOT / "assets/mini" / name) for name in ("large", "drafter"))
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 2**40)
+    plain = load(ROOT / "assets/mini/large")
+    assert not any(isinstance(inner, FewRows) for inner in plain.module.modules())
+    law, nothing = Match(Greedy()), Nothing(torch.device("cpu"))
+    for prompt in ([5, 9, 5, 9, 5], list(range(3, 40))):
+        wanted = decode(plain, nothing, law, prompt, 0, 24).tokens
+        assert decode(target, nothing, law, prompt, 0, 24).tokens == wanted
+        model = ModelDrafter(drafter, Greedy())
+        assert decode(target, model, law, prompt, gamma, 24).tokens == wanted
