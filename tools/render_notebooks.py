@@ -7,6 +7,7 @@ code host and in the site of the documentation.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -45,12 +46,14 @@ def page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, byt
     note = (
         f"*Made from [notebooks/{name}.ipynb](../../notebooks/{name}.ipynb) by `make notebooks`.*"
     )
+    text = text.replace(";\n```", "\n```")  # only a notebook needs it, to print no value
     lines = [line.rstrip() for line in text.strip().splitlines()]
     return "\n".join([*lines, "", note, ""]), dict(found["outputs"])
 
 
 def main(overrides: list[str]) -> None:
     """Render every notebook."""
+    os.environ.pop("MPLBACKEND", None)  # pictures are shown inline
     place = ROOT / "docs/notebooks"
     (place / "images").mkdir(parents=True, exist_ok=True)
     for old in (*place.glob("*.md"), *place.glob("images/*.png")):
