@@ -168,32 +168,6 @@ def test_noise_belongs_to_the_prompt_and_position() -> None:
     assert not np.intersect1d(uniforms(0, "a", 99), uniforms(1, "a", 99)).size
 
 
-def test_killed_run_is_completed(
-    model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped after the first shard: it is kept, the rest is computed, the bytes are the same."""
-    sampled = {"temperature": 1.0, "batch": 2}
-    whole, _ = dump(model, source, tmp_path / "whole", **sampled)
-    decode, calls = distributions.decode_batch, []
-
-    def stopping(*arguments: Any) -> Any:
-        calls.append(list(arguments[1]))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return decode(*arguments)
-
-    monkeypatch.setattr(distributions, "decode_batch", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        dump(model, source, tmp_path / "killed", **sampled)
-    resumed, _ = dump(model, source, tmp_path / "killed", **sampled)
-    assert calls[0] not in calls[1:]
-    assert len(calls) == 4  # three shards, one of them begun twice
-    assert resumed.record["files"]["data.parquet"] == whole.record["files"]["data.parquet"]
-    assert resumed.record["facts"]["tokens"] == whole.record["facts"]["tokens"]
-    assert sorted(p.name for p in resumed.directory.iterdir()) == [
-        "data.parquet", "record.json"]  # fmt: skip
-
-
 def test_joined_but_unpublished_run_is_not_decoded_again(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ import torch
 
 from analysis.acceptance import divergences
 from pipeline.errors import PipelineError
-from pipeline.execution.threads import in_threads
 from pipeline.models import vocabulary
 from pipeline.models.forced import Batch, Found
 from pipeline.models.heads.feature_head import GivenText
@@ -356,33 +354,6 @@ def test_depth_statistics_are_those_of_the_pair() -> None:
         torch.testing.assert_close(columns_of[:, 2], found[name], rtol=1e-12, atol=1e-14)
     assert not found["depth_kl"][:, 1].any()
     assert found["kl"].isinf().tolist() == [True] * 20 + [False] * 10
-
-
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_threads_share_rows_and_change_nothing(rows: int) -> None:
-    """With as many threads as rows, fewer and more; mode and number of threads stay."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with torch.inference_mode():
-            seen = in_threads(
-                lambda part: (part, torch.get_num_threads(), torch.is_inference_mode_enabled()),
-                rows,
-                torch.device("cpu"),
-            )
-            assert torch.get_num_threads() == 2
-        parts, threads, modes = zip(*seen, strict=True)
-        assert [i for part in parts for i in range(part.start, part.stop)] == list(range(rows))
-        assert len(parts) == min(rows, 2)
-        assert all(modes)
-        assert set(threads) == ({1} if rows > 1 else {2})
-        with ThreadPoolExecutor(1) as later:
-            assert later.submit(torch.get_num_threads).result() == 2
-        with pytest.raises(ZeroDivisionError):
-            in_threads(lambda part: part.start / part.start, rows, torch.device("cpu"))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_pair_is_compared_alike_by_one_thread_and_by_two() -> None:

@@ -6,7 +6,7 @@ its ranks and KL. Where target and drafter were logged by engines, all is known 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,9 @@ from pipeline.store.siblings import stored_pair
 
 MARS = Mars(0.9)  # whose law is held against the best
 LAW_STEPS = 256  # of the text, at which laws are
-SAMPLED_COLUMNS = (  # what stochastic_statistics takes
-    "sampled_tv",
-    "sampled_erss_acceptance",
-    "sampled_harmonic_mean",
-    "sampled_draft_prob",
+SAMPLED = (  # what is known at the temperature of the answers
+    *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
+    *("top_surprisal", "log_tail", "entropy"),
 )
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -61,39 +59,33 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 
         judge_logs(node, drafts, pending)
         return
-    steps = read_steps(drafts)
-    table = drafts.read(columns=["prompt_id", "position", *SAMPLED_COLUMNS])
-    per_step = _by_label([StrictGreedy(), *settings["rules"], *settings["presets"].values()])
-    turned = [rule for dial in settings["dials"] for rule in dial.rules]
-    rules = _by_label([*per_step.values(), *turned])
-    verdicts = {verdict.rule.label: verdict for verdict in judge(steps, list(rules.values()))}
-    check_sound(verdicts.values(), steps, table["prompt_id"], settings)
+    steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
+    asked = [StrictGreedy(), *settings["rules"], *settings["presets"].values()]
+    per_step = {rule.label: rule for rule in asked}  # each once, in order
+    turned = {rule.label: rule for dial in settings["dials"] for rule in dial.rules}
+    judged = judge(steps, list((per_step | turned).values()))
+    check_sound(judged, steps, prompts, settings)
+    chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
-    chosen = [verdicts[label] for label in per_step]
-    window = config["window"]
-    measured = [rule_statistics(steps, one, bootstrap, window) for one in verdicts.values()]
-    breakdown = pd.concat(
-        [
+    acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
+    frames = {
+        "statistics": [
+            *(rule_statistics(steps, one, bootstrap, config["window"]) for one in judged),
+            acceptances,
+        ],
+        "breakdown": [
             _by_divergence(drafts, config["divergences"], steps, chosen, settings, bootstrap),
             _by_depth(drafts, steps, chosen, settings, bootstrap),
-        ]
-    )
-    frames = {
-        "listing": rule_listing(settings),
-        "statistics": pd.concat([*measured, _stochastic(drafts, table, steps, bootstrap)]).assign(
-            **bootstrap.counted
-        ),
-        "breakdown": breakdown.assign(**bootstrap.counted),
-        "levels": pd.concat(
-            [
-                *(budget_of_drafter(steps, x, bootstrap, config["draft_length"]) for x in chosen),
-                _sampling(drafts, table, steps, [one.rule for one in chosen], bootstrap),
-                _laws(drafts, steps),
-            ]
-        ).assign(**bootstrap.counted),
-        "frontier": frontier(steps, chosen, bootstrap).assign(**bootstrap.counted),
+        ],
+        "levels": [
+            *(budget_of_drafter(steps, one, bootstrap, config["draft_length"]) for one in chosen),
+            probabilities,
+            _laws(drafts, steps),
+        ],
+        "frontier": [frontier(steps, chosen, bootstrap)],
     }
-    for name, frame in frames.items():
+    tables = {name: pd.concat(parts).assign(**bootstrap.counted) for name, parts in frames.items()}
+    for name, frame in {"listing": rule_listing(settings), **tables}.items():
         schema = columns.schema("acceptance", name)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
@@ -101,25 +93,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         for one in chosen:
             label = pa.repeat(one.rule.label, len(steps))
             own = [label, one.lower, one.upper, one.accepted, one.certified]
-            writer.write_table(pa.table([table["prompt_id"], table["position"], *own], schema))
-    pending.facts |= soundness_facts(settings, steps, list(verdicts.values()))
+            writer.write_table(pa.table([prompts, steps.position, *own], schema))
+    pending.facts |= soundness(settings, steps, judged)
     pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
-    print_soundness(pending.facts)
-
-
-def _by_label(rules: Iterable[Rule]) -> dict[str, Rule]:
-    """Return rules by label, each once, in order."""
-    return {rule.label: rule for rule in rules}
-
-
-def _stochastic(
-    drafts: Artifact, table: pa.Table, steps: Steps, bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Return the statistics of stochastic verification; none where the answers were not sampled."""
-    if drafts.record["facts"]["sampled_temperature"] is None:
-        return pd.DataFrame()
-    tv, races, harmonic, argmax = (table[name].to_numpy() for name in SAMPLED_COLUMNS)
-    return stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap)
 
 
 def _by_divergence(
@@ -154,10 +130,7 @@ def _by_depth(
 ) -> pd.DataFrame:
     """Return the statistics at each depth of a draft; none where there is one: it is the first."""
     table = drafts.read(columns=["prompt_id", *(f"depth_{name}" for name in DRAFTED)])
-    lists = {
-        name: table[f"depth_{name}"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
-        for name in DRAFTED
-    }
+    lists = {name: columns.numbers(table[f"depth_{name}"]) for name in DRAFTED}
     depths = lists["kl"].shape[1]
     frames = []
     for depth in range(1, depths + 1 if depths > 1 else 1):
@@ -170,30 +143,27 @@ def _by_depth(
     return pd.concat(frames).assign(divergence="") if frames else pd.DataFrame()
 
 
-def _sampling(
-    drafts: Artifact,
-    table: pa.Table,
-    steps: Steps,
-    rules: Sequence[Rule],
-    bootstrap: PromptBootstrap,
-) -> pd.DataFrame:
-    """Return certified probabilities beside the measured; none where no answers were sampled.
+def _sampled(
+    drafts: Artifact, steps: Steps, rules: Sequence[Rule], bootstrap: PromptBootstrap
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return how often stochastic verification accepts, and certified probabilities beside it.
+
+    Both are empty where no answers were sampled.
 
     Raises:
         PipelineError: a step accepts with a smaller probability than certified.
     """
-    temperature = drafts.record["facts"]["sampled_temperature"]
+    temperature, dist = drafts.record["facts"]["sampled_temperature"], steps.target
     if temperature is None:
-        return pd.DataFrame()
-    names = ("top_surprisal", "log_tail", "entropy", "kl")
-    own = drafts.read(columns=[f"sampled_{name}" for name in names])
-    moments = {name: own[f"sampled_{name}"].to_numpy() for name in names}
-    kl, dist = moments.pop("kl"), steps.target
+        return pd.DataFrame(), pd.DataFrame()
+    table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
+    found = {name: table[f"sampled_{name}"].to_numpy() for name in SAMPLED}
+    tv, argmax, kl = found.pop("tv"), found.pop("draft_prob"), found.pop("kl")
+    races, harmonic = found.pop("erss_acceptance"), found.pop("harmonic_mean")
     assert dist.logits is not None
     dist = TopK.from_columns(
-        dist.ids, dist.logits, **moments, vocab_size=dist.vocab_size, temperature=temperature
+        dist.ids, dist.logits, **found, vocab_size=dist.vocab_size, temperature=temperature
     )
-    tv, _, _, argmax = (table[name].to_numpy() for name in SAMPLED_COLUMNS)
     measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
     for law, count in violations(dist, kl, measured).items():
         if count:
@@ -202,7 +172,10 @@ def _sampling(
                 "say, which cannot be. Please report it"
             )
     frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
-    return frame.assign(statistic="probability")
+    return (
+        stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap),
+        frame.assign(statistic="probability"),
+    )
 
 
 def _laws(drafts: Artifact, steps: Steps) -> pd.DataFrame:
@@ -266,8 +239,8 @@ def rule_listing(settings: Any) -> pd.DataFrame:
     return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
-def soundness_facts(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return what the record says of soundness; `check_sound` has passed.
+def soundness(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return, and print, what the record says of soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
     tightest_rejected is the least KL - R of a rejected step, tightest_certified the least R - KL
@@ -277,6 +250,12 @@ def soundness_facts(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) ->
     different: dict[tuple[bytes, bytes], Verdict] = {}
     for one in verdicts:
         different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
+
+    def tightest(slack: Callable[[Verdict], Floats]) -> dict[str, Any] | None:
+        least = [(float(slack(one).min(initial=np.inf)), one.rule.label) for one in verdicts]
+        nats, rule = min(least, key=lambda pair: pair[0])
+        return {"nats": nats, "rule": rule} if np.isfinite(nats) else None
+
     found: dict[str, Any] = {
         "target": settings["target"],
         "drafter": settings["drafter"],
@@ -286,35 +265,20 @@ def soundness_facts(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) ->
         "checked": len(steps) * len(different),
         "certified": sum(int(one.certified.sum()) for one in different.values()),
         "violations": sum(len(one.violations) for one in different.values()),
+        "tightest_rejected": tightest(lambda one: -steps.slack(one.lower)[~one.accepted]),
+        "tightest_certified": tightest(lambda one: steps.slack(one.lower)[one.certified]),
+        "mean_kl": float(steps.kl.mean()),
+        "median_kl": float(np.median(steps.kl)),
     }
-    slack = [(one.rule.label, steps.slack(one.lower), one) for one in verdicts]
-    ends: Mapping[str, list[tuple[float, str]]] = {
-        "tightest_rejected": [
-            (float(-x[~one.accepted].max(initial=-np.inf)), rule) for rule, x, one in slack
-        ],
-        "tightest_certified": [
-            (float(x[one.certified].min(initial=np.inf)), rule) for rule, x, one in slack
-        ],
+    near = {
+        "KL - R among rejected steps": found["tightest_rejected"],
+        "R - KL among certified steps": found["tightest_certified"],
     }
-    for name, values in ends.items():
-        nats, rule = min(values, key=lambda pair: pair[0])
-        found[name] = {"nats": nats, "rule": rule} if np.isfinite(nats) else None
-    return found | {"mean_kl": float(steps.kl.mean()), "median_kl": float(np.median(steps.kl))}
-
-
-def print_soundness(found: dict[str, Any]) -> None:
-    """Print the count of violations and the tightest slacks."""
-    near = "".join(
-        f"; least {slack}: {found[key]['nats']:.3g} nats ({found[key]['rule']})"
-        for key, slack in (
-            ("tightest_rejected", "KL - R among rejected steps"),
-            ("tightest_certified", "R - KL among certified steps"),
-        )
-        if found[key]
-    )
     print(
-        f"{found['drafter']} for {found['target']}: {found['violations']} of "
-        f"{found['certified']} certified decisions rejected, over {found['steps']} steps and "
-        f"{found['rules']} rules that decide differently{near}",
+        "{drafter} for {target}: {violations} of {certified} certified decisions rejected, over "
+        "{steps} steps and {rules} rules that decide differently".format(**found),
+        *(f"least {of}: {one['nats']:.3g} nats ({one['rule']})" for of, one in near.items() if one),
+        sep="; ",
         flush=True,
     )
+    return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,28 +13,22 @@ import torch
 
 from analysis.rules import Additive
 from analysis.topk import TopK
-from analysis.trees.topology import Topology
 from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race
 from pipeline.decoding.drafters import (
-    LookupFirst,
     ModelDrafter,
     Nothing,
     PromptLookup,
     continuation,
     measured,
     model_drafter,
-    nothing,
     stops,
 )
 from pipeline.decoding.loop import decode
-from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
-from pipeline.execution import stopwatch
 from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
-from pipeline.models.passes import Text
 from pipeline.plan.method import Drafting
 from pipeline.stages.drafts.forced import ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import (
@@ -193,73 +186,11 @@ def test_lookup_finds_what_a_scan_from_the_end_finds() -> None:
     assert continuation(text, 9, 1) == [9]  # no more than the text has
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_what_look_up_found_is_no_path_of_the_other_drafter(found: bool) -> None:
-    told: list[Any] = []
-    other: Any = SimpleNamespace(
-        layers=(), tree=None,
-        propose=lambda *_: nothing(CPU), accept=lambda *given: told.append(given),
-    )  # fmt: skip
-    first = LookupFirst(PromptLookup(2, CPU), other)
-    first.propose([5, 6, 7, 5, 6] if found else [1, 2, 3], 2, 0)
-    first.accept(3, (0, 1), None)
-    assert told == [(3, () if found else (0, 1), None)]
-
-
 def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
     with pytest.raises(PipelineError, match="prompt is empty"):
         greedy(target, Nothing(CPU), [], 0)
     with pytest.raises(PipelineError, match="1020 tokens and an answer of 24 exceed the context"):
         greedy(target, Nothing(CPU), [5] * 1020, 0)
-
-
-@torch.inference_mode()
-def test_hidden_states_after_a_path_are_those_of_its_nodes(target: LanguageModel) -> None:
-    sequence = Text(target, 12, (1, 2))
-    sequence.read(torch.tensor(PROMPTS[0]))
-    shape = verification_pass(Topology((-1, -1, 1)), CPU, torch.float32)
-    sequence.extend(torch.tensor([9, 3, 4, 5]), shape)
-    found = sequence.hidden_after((1, 2))
-    assert sequence.hidden is not None
-    assert found is not None
-    assert found.equal(sequence.hidden[[0, 2, 3]])
-    assert Text(target, 4).hidden_after((0,)) is None
-
-
-class Event:
-    """A CUDA event of a device on which a second passes from one record to the next."""
-
-    recorded: ClassVar[list[Event]] = []
-    waited: ClassVar[list[Event]] = []
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.recorded.append(self)
-
-    def synchronize(self) -> None:
-        self.waited.append(self)
-
-    def elapsed_time(self, end: Event) -> float:
-        assert self.waited, "its time is not known before it is waited for"
-        return 1000.0 * (self.recorded.index(end) - self.recorded.index(self))
-
-
-def test_on_cuda_parts_are_timed_by_events_and_an_answer_is_waited_for_once(
-    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    real = stopwatch.mark
-    monkeypatch.setattr(loop, "mark", lambda _: real(torch.device("cuda")))
-    Event.recorded.clear()
-    Event.waited.clear()
-    answer = greedy(target, ModelDrafter(drafter, Greedy()), PROMPTS[1], 3)
-    assert Event.waited == Event.recorded[-1:]
-    seconds = [(c.draft_seconds, c.verify_seconds, c.other_seconds) for c in answer.calls]
-    assert seconds == [(1.0, 1.0, 1.0)] * len(answer.calls)
-    assert answer.first_seconds == answer.begin_seconds == 1.0
-    assert answer.seconds == len(Event.recorded) - 1 == 2 + 3 * len(answer.calls)
 
 
 def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -15,17 +14,11 @@ from analysis.decoding.laws import NOTHING, leading
 from analysis.rules import Additive, Multiplicative, Prefix, best_path
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
-from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Draft, ModelDrafter
-from pipeline.decoding.loop import decode
+from pipeline.decoding.drafters import Draft
 from pipeline.decoding.verifiers import BestPath, Relaxed
-from pipeline.errors import PipelineError
-from pipeline.models.load import LanguageModel
-from pipeline.plan.methods import build_methods
-from tests.pipeline.decoding.pair import LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
+from tests.pipeline.decoding.pair import UNEVEN, V
 
 TREES = [sequence(0), sequence(1), sequence(5), symmetric(2, 3), spec_infer(5), UNEVEN]
-ENTRY = {"drafter": "model", "rule": "prefix", "mu": 2, "draft_length": 3, "temperature": 0}
 
 
 def paths(tree: Topology) -> list[tuple[int, ...]]:
@@ -141,50 +134,3 @@ def test_a_call_takes_the_best_path_of_its_draft(cost: str, tree: Topology | Non
             assert token == int(z[path[-1] + 1 if path else 0].argmax())
             lengths.add(len(path))
     assert len(lengths) > 3
-
-
-def test_answers_lie_between_strict_greedy_and_what_is_drafted(
-    target: LanguageModel, drafter: LanguageModel
-) -> None:
-    prompt, calls, given_up = PROMPTS[1], [], []
-    for mu in (1e9, 4.0, 1.0, 1e-9):
-        answer = decode(
-            target, ModelDrafter(drafter, Greedy()), BestPath(Prefix(mu)), prompt, 4, LIMIT
-        )
-        z = logits(target, prompt + answer.tokens)[len(prompt) - 1 : -1].double()
-        cost = z.amax(1) - z[range(LIMIT), answer.tokens]
-        for call in answer.calls:
-            at = call.position + call.accepted
-            assert call.accepted >= mu * cost[call.position : at].sum() - 1e-4
-        calls.append(len(answer.calls))
-        given_up.append(float(cost.sum()))
-        if mu == 1e9:
-            assert answer.tokens == plain_greedy(target, prompt)
-    assert all(call.accepted == call.drafted for call in answer.calls)
-    assert all(a >= b for a, b in itertools.pairwise(calls))
-    assert given_up[0] < 1e-6 < given_up[-1]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"mu": 0}, "mu=0 is not allowed: give a number above 0"),
-        ({"mu": float("inf")}, "mu=inf is not allowed"),
-        ({"cost": "bits"}, "cost=bits is not allowed: give nats or probability"),
-        ({"t": 0.1}, "the key 't' is not known: prefix takes mu, cost"),
-        ({"temperature": 1.0}, "temperature=1.0 is not allowed: give 0 for a rule"),
-    ],
-)
-def test_what_is_no_prefix_rule_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(PipelineError, match=message):
-        build_methods([ENTRY | change])
-
-
-def test_a_method_of_the_prefix_rule_drafts_chains_and_trees() -> None:
-    [chain, tree] = build_methods([ENTRY, ENTRY | {"tree": "symmetric", "width": 2}])
-    assert chain.name == "prefix mu=2"
-    assert tree.name == "prefix mu=2 (symmetric, 2 wide)"
-    assert not chain.lossless
-    assert not tree.lossless
-    [priced] = build_methods([ENTRY | {"cost": "probability"}])
-    assert priced.name == "prefix mu=2 cost=probability"

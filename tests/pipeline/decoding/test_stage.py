@@ -24,7 +24,7 @@ from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.node import Node, content_digest
+from pipeline.store.node import Node
 from pipeline.store.siblings import _stored, sibling_rates
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
@@ -135,25 +135,6 @@ def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
     assert min(passes["seconds"]) > 0
 
 
-@pytest.mark.thorough
-def test_races_are_token_for_token_what_their_baseline_decodes(stage: Any) -> None:
-    pending = stage(PROMPTS, methods=[*METHODS, TREES[-1]])
-    runs, rows = pending.facts["runs"], content(pending)["data"]
-    answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in rows}
-    plain, race = (
-        next(at for at, run in enumerate(runs) if run["method"] == name and run["temperature"] == 1)
-        for name in ("autoregressive", "autoregressive (exponential races)")
-    )
-    races = [at for at, run in enumerate(runs) if run["method"].startswith("exponential races")]
-    assert len(races) == 3
-    for row in rows:
-        if row["run"] in races:
-            assert row["token_ids"] == answers[row["prompt_id"], race]
-            assert (row["agreement"], row["common_prefix"]) == (1.0, row["n_tokens"])
-    # and it is a baseline of its own: the other noise gives other answers
-    assert any(answers[prompt, plain] != answers[prompt, race] for prompt in "012")
-
-
 @pytest.mark.parametrize("stage", ["model"], indirect=True)  # a head has no context of its own
 def test_a_prompt_too_long_for_the_drafter_alone_fails_and_is_named(
     stage: Any, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
@@ -214,28 +195,6 @@ def test_likelihoods_and_drafts_are_those_of_plain_passes(
         drafts = logits(drafter, text)
     drafted = drafts[len(PROMPTS[1]) - 1 : -1].argmax(1).tolist()
     assert [row["draft_token_id"] for row in found["trajectory"]] == drafted
-
-
-def test_a_killed_stage_resumes_and_ends_with_the_same_content(
-    stage: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = content(stage(PROMPTS, "whole"))
-    real = decoding.decode_prompt
-    done: list[int] = []
-    kills = [True]
-
-    def counted(pair: Any, row: Any, turn: int) -> Any:
-        if len(done) == 2 and kills:
-            kills.pop()
-            raise KeyboardInterrupt
-        done.append(turn)
-        return real(pair, row, turn)
-
-    monkeypatch.setattr(decoding, "decode_prompt", counted)
-    with pytest.raises(KeyboardInterrupt):
-        stage(PROMPTS, "killed")
-    assert content(stage(PROMPTS, "killed")) == whole
-    assert done == [0, 1, 2]
 
 
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
@@ -387,8 +346,3 @@ def test_later_turns_that_do_not_fit_are_left_out_and_named(
         assert (answer["question_id"], answer["category"]) == (0, "s")
     said = capsys.readouterr().out
     assert "prompt 0: answers hold its first turn only: a prompt of 19 tok" in said
-
-
-def test_seconds_are_no_content() -> None:
-    digests = {content_digest({"data.parquet": "x", "timings/runs.parquet": y}) for y in "ab"}
-    assert len(digests) == 1

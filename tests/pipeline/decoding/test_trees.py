@@ -25,7 +25,7 @@ from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
 from pipeline.decoding.loop import Answer, decode, reach
-from pipeline.decoding.shapes import columns_of, inner_nodes, levels_of, verification_pass
+from pipeline.decoding.shapes import inner_nodes, verification_pass
 from pipeline.decoding.verifiers import Match
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -217,20 +217,6 @@ def check_counts(answer: Answer, tree: Topology | Growth) -> None:
     assert sum(call.emitted for call in answer.calls) == len(answer.tokens) - 1
 
 
-def test_a_wider_tree_emits_more_tokens_a_call(
-    target: LanguageModel, drafter: LanguageModel
-) -> None:
-    def per_call(tree: Topology) -> float:
-        calls = [
-            call for prompt in PROMPTS for call in greedy_on(target, drafter, tree, prompt).calls
-        ]
-        second = sum(accepted == 2 for call in calls for _, accepted in call.levels)
-        assert second > 0 or max(tree.siblings) == 1
-        return sum(call.emitted for call in calls) / len(calls)
-
-    assert per_call(symmetric(2, 3)) > per_call(sequence(3)) > 1
-
-
 @pytest.mark.parametrize("tree", [symmetric(2, 3), UNEVEN])
 def test_an_end_token_in_a_tree_ends_the_answer(
     target: LanguageModel, drafter: LanguageModel, tree: Topology
@@ -258,28 +244,6 @@ def test_the_limit_cuts_the_depth_of_a_tree_and_not_its_width(
         assert answer.calls[0].depth == min(3, limit - 2)
 
 
-@pytest.mark.parametrize("tree", [symmetric(3, 3), Growth(4, 30, 3)], ids=["fixed", "grown"])
-def test_caches_hold_the_text_after_many_calls(
-    target: LanguageModel,
-    drafter: LanguageModel,
-    tree: Topology | Growth,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept: list[tuple[bool, int, int]] = []
-    real = Text.keep
-
-    def watched(self: Text, length: int, path: Any) -> None:
-        real(self, length, path)
-        columns_ = {layer.keys.shape[2] for layer in self.cache.layers}
-        kept.append((self.model is target, length + len(path), *columns_))
-
-    monkeypatch.setattr(Text, "keep", watched)
-    greedy_on(target, drafter, tree, PROMPTS[0])
-    assert len(kept) > 6
-    for of_target, text, held in kept:
-        assert held == text if of_target else held <= text
-
-
 @pytest.mark.parametrize("tree", [symmetric(3, 2), Growth(3, 20, 2)], ids=["fixed", "grown"])
 def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
     target: LanguageModel, tree: Topology | Growth
@@ -298,35 +262,6 @@ def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
     assert first_tokens(keys, 3).tolist() == [[2, 3, 0]]
     assert first_tokens(keys, 6).tolist() == [[2, 3, 0, NOTHING, NOTHING, NOTHING]]
     assert first_tokens(keys, 1).tolist() == [[2]]
-
-
-def test_shapes_by_hand() -> None:
-    tree = expansion([2, 1])  # nodes 0, 1; 2 after 0, 3 after 1
-    assert inner_nodes(tree) == (ROOT, 0, 1)
-    assert columns_of(tree) == {0: 0, 1: 1}
-    top, second = levels_of(tree, CPU, torch.float32)
-    assert (top.width, top.children.tolist(), top.inner, top.tree) == (2, [0, 1], None, None)  # type: ignore[union-attr]
-    assert second.width == 1
-    assert second.tree is not None
-    least = torch.finfo(torch.float32).min
-    bias, positions = second.tree.after(5)
-    assert bias.tolist() == [[[[0] * 5 + [0, least], [0] * 5 + [least, 0]]]]
-    assert positions.tolist() == [[5, 5]]
-    whole = verification_pass(tree, CPU, torch.float32)
-    assert whole is not None
-    bias, positions = whole.after(1)
-    assert positions.tolist() == [[1, 2, 2, 3, 3]]
-    seen = (bias[0, 0] == 0).int().tolist()
-    assert seen == [
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0],
-        [1, 1, 1, 0, 1, 0],
-        [1, 1, 0, 1, 0, 1],
-    ]
-    assert verification_pass(sequence(4), CPU, torch.float32) is None
-    assert verification_pass(Topology(()), CPU, torch.float32) is None
-    assert levels_of(Topology(()), CPU, torch.float32) == ()
 
 
 ENDED = [[False, True, True], [True, False, True], [True, True, False]]
