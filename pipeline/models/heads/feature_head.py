@@ -126,9 +126,8 @@ class GivenText:
     def __init__(self, head: FeatureHead, depth: int) -> None:
         """Read with `head` at `depth` depths."""
         self._head, self._depth = head, depth
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self._last: list[Tensor] = []  # (B, 1, d) outputs of the last token, by depth
+        # by depth: keys, values (B, heads, tokens, width), and outputs (B, 1, d) of the last token
+        self._keys, self._values, self._last = ([torch.empty(0)] * depth for _ in range(3))
         self._seen: Tensor | None = None  # (B, tokens) entries of depth 1 that may be looked at
         self._before: tuple[Tensor, Tensor] | None = None  # hidden, real of the last token
 
@@ -161,24 +160,14 @@ class GivenText:
         features, outputs = self._head.fuse(hidden), []
         for d in range(self._depth):
             q, k, v = layer.project(embedded, features, rotation)
-            self._append(d, k, v)
+            self._keys[d] = torch.cat([self._keys[d], k], 2) if begin else k
+            self._values[d] = torch.cat([self._values[d], v], 2) if begin else v
             features = layer.finish(self._attend(q, begin, d), features)
             outputs.append(features)
-            before = features[:, :1] if begin == 0 else self._last[d]
-            if begin == 0:
-                self._last.append(features[:, -1:])
-            else:
-                self._last[d] = features[:, -1:]
+            last, self._last[d] = self._last[d], features[:, -1:]
+            before = last if begin else features[:, :1]
             features = torch.cat([before, features[:, :-1]], 1)  # of the token before
         return outputs
-
-    def _append(self, d: int, keys: Tensor, values: Tensor) -> None:
-        if len(self._keys) == d:
-            self._keys.append(keys)
-            self._values.append(values)
-        else:
-            self._keys[d] = torch.cat([self._keys[d], keys], 2)
-            self._values[d] = torch.cat([self._values[d], values], 2)
 
     def _attend(self, q: Tensor, begin: int, d: int) -> Tensor:
         """Attend from depth d + 1: to depth 1 up to its draft, to each later depth at one token."""
@@ -200,7 +189,5 @@ class GivenText:
 
 
 def _back(states: Tensor, begin: int, n: int, tokens: int) -> Tensor:
-    """Return the states (B, heads, n, d) of the entries that many tokens before `begin`, ..."""
-    missing = max(0, tokens - begin)
-    found = states[:, :, max(0, begin - tokens) : begin + n - tokens]
-    return pad(found, (0, 0, missing, 0))[:, :, -n:] if missing else found
+    """Return the states (B, heads, n, d) of n entries that many tokens before `begin` and on."""
+    return pad(states, (0, 0, tokens, 0))[:, :, begin : begin + n]
