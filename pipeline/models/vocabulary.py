@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 
-from conf.schema import Model
-from pipeline.errors import PipelineError, first_line
-from pipeline.store.identity import TOKENIZER_FILES, Identities, hub_files, local_path
+from pipeline.errors import PipelineError
 
 TOKENS_NAMED = 3  # differing tokens that are named
 
@@ -42,63 +38,6 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
             "and a rank compare probabilities of the same token: take a drafter with the "
             "target's tokenizer, or none at all: drafter=none"
         )
-
-
-def check_pair(
-    target: tuple[str, Model], drafter: tuple[str, Model], identities: Identities
-) -> None:
-    """Check, before anything is computed, that two models have the same tokens.
-
-    Equal files need no look. Of unequal ones tokenizer.json is compared; a model without one is
-    left to the stage drafts, which loads both tokenizers before any model.
-
-    Args:
-        target: configuration key and model.
-        drafter: the same of the drafter.
-        identities: of the files.
-
-    Raises:
-        PipelineError: the tokens differ, or a file can't be fetched.
-    """
-    both = [(key, model, f"{key}.path") for key, model in (target, drafter)]
-    first, second = (
-        identities.tokenizer(model.path, model.revision, key) for _, model, key in both
-    )
-    if first == second:
-        return
-    ours, theirs = (
-        read_tokens(
-            local_path(model.path)
-            or hub_files(model.path, model.revision, list(TOKENIZER_FILES), key)
-        )
-        for _, model, key in both
-    )
-    if ours is not None and theirs is not None:
-        check_same_tokens(
-            ours, theirs, " and ".join(f"{key}={model.path}" for _, model, key in both)
-        )
-
-
-def read_tokens(folder: Path) -> dict[str, int] | None:
-    """Return token to id of the tokenizer.json in `folder`, or None when there is none.
-
-    Raises:
-        PipelineError: it can't be read.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        vocab = read["model"]["vocab"]
-        if isinstance(vocab, list):  # of a unigram model: token and score, in the order of the ids
-            vocab = {token: index for index, (token, _) in enumerate(vocab)}
-        return vocab | {added["content"]: added["id"] for added in read.get("added_tokens", [])}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PipelineError(
-            f"{path} is no tokenizer that can be read: {type(error).__name__}: "
-            f"{first_line(error)}. Fetch or export it again"
-        ) from error
 
 
 def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:

@@ -1,23 +1,14 @@
-"""Choices exactly at a boundary, and tokens that only a tokenizer's added ones name."""
+"""Choices exactly at a boundary."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
-import pytest
 import torch
 
 from pipeline.decoding.choices import TOKEN, Inversion, Noise
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.verifiers import SpeculativeSampling
-from pipeline.errors import PipelineError
-from pipeline.models.vocabulary import check_pair, read_tokens
 from pipeline.stages.distributions.decode import choose
-from pipeline.store.identity import Identities
 
 CPU = torch.device("cpu")
 
@@ -48,24 +39,3 @@ def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position() 
         assert path == (0, 1, 2)
         assert token == int(alone(flat, position + 3)[0])
     assert len(np.unique(noise.uniforms[:, TOKEN])) == 41
-
-
-def test_added_tokens_count_as_tokens(tmp_path: Path) -> None:
-    read = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "<end>", "id": 1}]}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(read))
-    assert read_tokens(tmp_path) == {"a": 0, "<end>": 1}
-
-
-def test_pairs_are_compared_token_by_token_unless_their_files_are_equal(tmp_path: Path) -> None:
-    def model(name: str, vocab: dict[str, int], **other: str) -> tuple[str, Any]:
-        (tmp_path / name).mkdir()
-        text = json.dumps({"model": {"vocab": vocab}} | other)
-        (tmp_path / name / "tokenizer.json").write_text(text)
-        return name, SimpleNamespace(path=str(tmp_path / name), revision=None)
-
-    identities = Identities(tmp_path / "memo.json")
-    target = model("target", {"a": 0, "b": 1})
-    for name, other in (("equal", {}), ("rewritten", {"version": "2"})):
-        check_pair(target, model(name, {"a": 0, "b": 1}, **other), identities)
-    with pytest.raises(PipelineError, match=r"differ in 2 tokens \('a' is 0 and 1"):
-        check_pair(target, model("swapped", {"a": 1, "b": 0}), identities)

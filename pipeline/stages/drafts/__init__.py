@@ -6,7 +6,6 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
-from pipeline.models.vocabulary import check_pair
 from pipeline.plan.slices import drafter_slice, log_slice, run_settings
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Columns
@@ -74,16 +73,12 @@ def nodes(request: Request) -> list[Node]:
     """The drafter beside each target, on the target's trajectories; none without a drafter.
 
     Raises:
-        PipelineError: the stage that is asked for needs the pair, and the two have different
-            tokenizers, or prompts may be too short for the depths of a head.
+        PipelineError: prompts may be too short for the depths of a head.
     """
     config, drafter = request.config, request.config.drafter
     if drafter is None:
         return []
     logged = config.distributions.source == "logs"
-    if not logged and drafter.head is None and request.asked & {"drafts", "decoding", "accuracy"}:
-        for key, target in config.targets.items():
-            check_pair((f"targets.{key}", target), ("drafter", drafter), request.identities)
     if not logged and drafter.head is not None and "drafts" in request.asked and _wanted(request):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
