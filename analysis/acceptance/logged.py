@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from ..certificates.rounded import Box
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
 from ..topk import TopK
+from .summary import share_row
 
 Ranks = NDArray[np.int32]
 
@@ -151,27 +152,12 @@ def logged_statistics(
         acceptance of speculative sampling, at temperature 1.
     """
     of_pair = {"kl": pair.kl, "tv": pair.tv, "acceptance": (1.0 - pair.tv.high, 1.0 - pair.tv.low)}
-    return pd.DataFrame(
-        [
-            _ends(rule, name, *ends, bootstrap)
-            for rule, found in [*judged.items(), ("", of_pair)]
-            for name, ends in found.items()
-        ]
-    )
-
-
-def _ends(
-    rule: str, statistic: str, low: NDArray[Any], high: NDArray[Any], bootstrap: PromptBootstrap
-) -> dict[str, str | float]:
-    (least, first), (most, last) = (bootstrap.mean(ends.astype(np.float64)) for ends in (low, high))
-    return {
-        "rule": rule,
-        "statistic": statistic,
-        "value": least,
-        "optimistic": most,
-        "ci_low": float(bootstrap.interval(first)[0]),
-        "ci_high": float(bootstrap.interval(last)[1]),
-    }
+    rows = [
+        {"rule": rule, **share_row(name, bootstrap, *ends)}
+        for rule, found in [*judged.items(), ("", of_pair)]
+        for name, ends in found.items()
+    ]
+    return pd.DataFrame(rows)
 
 
 def _accepted(pair: LoggedPair, rule: Rule) -> tuple[Flags, Flags]:

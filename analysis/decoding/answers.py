@@ -21,7 +21,7 @@ import pandas as pd
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.paired import difference, mcnemar, proportion
-from .finished import finished
+from .finished import differing_answers, finished
 
 ALL = "all"  # the tasks together
 
@@ -159,18 +159,12 @@ def differing(answered: Answered) -> pd.DataFrame:
         to leave every answer as it is, parts at near-ties only: a pass over several tokens rounds
         otherwise than a pass over one.
     """
-    data, runs = answered.data, answered.runs
-    alone = data.assign(baseline=data["run"])[
-        ["task", "item_id", "baseline", "answer", "correct", "n_tokens"]
-    ].rename(columns={"answer": "alone", "correct": "alone_correct", "n_tokens": "alone_tokens"})
-    mine = data.assign(
-        **{name: runs[name].to_numpy()[data["run"]] for name in ("baseline", "method", "exact")}
-    )
-    pairs = mine.merge(alone, on=["task", "item_id", "baseline"], how="left")
-    parts = pairs["common_prefix"] < np.maximum(pairs["n_tokens"], pairs["alone_tokens"])
-    shown = ["task", "item_id", "method", "draft_length", "temperature", "alone_correct"]
-    shown += ["correct", "common_prefix", "gap", "alone", "answer", "exact"]
-    return pairs.loc[parts, shown].reset_index(drop=True)
+    runs, keys = answered.runs, ["task", "item_id"]
+    found = differing_answers(answered.data, runs["baseline"], keys, "answer", "correct")
+    found = found.join(runs[["method", "exact"]], on="run")
+    shown = [*keys, "method", "draft_length", "temperature", "alone_correct", "correct"]
+    shown += ["common_prefix", "gap", "alone_answer", "answer", "exact"]
+    return found[shown].rename(columns={"alone_answer": "alone"}).reset_index(drop=True)
 
 
 def families(runs: pd.DataFrame) -> pd.DataFrame:

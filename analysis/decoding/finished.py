@@ -1,4 +1,4 @@
-"""What a finished answer costs with a method, beside the target alone, paired by prompt.
+"""Answers of a method beside those of the target alone: where they differ, what finished ones cost.
 
 Tokens a second do not decide about a relaxed rule: it may lengthen answers, or keep them from
 ending before their limit. With n tokens, c target calls after the prompt's, s seconds and e answers
@@ -10,6 +10,8 @@ and the ratios (c / e) / (c0 / e0), (s / e) / (s0 / e0). Answers that the limit 
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -63,3 +65,27 @@ def finished(
             f"{name}_ci_high": float(high),
         }
     return rows
+
+
+def differing_answers(
+    data: pd.DataFrame, baselines: Sequence[int], keys: Sequence[str], *columns: str
+) -> pd.DataFrame:
+    """Return the answers that differ in a token from those of the target alone.
+
+    Args:
+        data: one row an answer: keys, run, n_tokens, common_prefix (tokens before the first that
+            differs), and the columns.
+        baselines: of each run, the run of the target alone.
+        keys: columns that name the prompt.
+        columns: that the other answer's are wanted of, too, as alone_<column>.
+
+    Returns:
+        The rows, with columns alone_n_tokens and alone_<column>.
+    """
+    known = ["n_tokens", *columns]
+    alone = data[["run", *keys, *known]].rename(columns={"run": "baseline"})
+    alone = alone.rename(columns={name: f"alone_{name}" for name in known})
+    mine = data.assign(baseline=np.asarray(baselines)[data["run"]])
+    pairs = mine.merge(alone, on=["baseline", *keys], how="left")
+    longer = pairs[["n_tokens", "alone_n_tokens"]].max(axis=1)
+    return pairs[pairs["common_prefix"] < longer]

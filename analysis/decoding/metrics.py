@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,11 +17,10 @@ from numpy.typing import NDArray
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from . import speed_laws
-from .finished import finished
+from .finished import differing_answers, finished
 
 Floats = NDArray[np.float64]
 PASSES = ["model", "batch", "tokens", "seconds"]
-PARTINGS = ["run", "method", "draft_length", "prompt_id", "position", "gap"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -232,28 +230,16 @@ def partings(decoded: Decoded) -> pd.DataFrame:
         run, method, draft_length, prompt_id, position (of the token in the answer) and gap, the
         difference of the target's two largest logits there; a row an answer that differs.
     """
-    runs, rows = decoded.runs, list[dict[str, Any]]()
-    trajectory = decoded.trajectory.set_index(["prompt_id", "position"])
-    gaps = (trajectory["z1"] - trajectory["z2"]).to_dict()
-    for run in greedy_runs(decoded):
-        answers = decoded.data[decoded.data["run"] == run]
-        alone = decoded.data[decoded.data["run"] == decoded.baseline(run)]
-        lengths = alone.set_index("prompt_id")["n_tokens"]
-        for answer in answers.to_dict("records"):
-            prompt, position = answer["prompt_id"], answer["common_prefix"]
-            if position < max(answer["n_tokens"], lengths[prompt]):
-                row = runs.iloc[run]
-                rows.append(
-                    {
-                        "run": run,
-                        "method": row["method"],
-                        "draft_length": int(row["draft_length"]),
-                        "prompt_id": prompt,
-                        "position": int(position),
-                        "gap": gaps.get((prompt, position), np.nan),
-                    }
-                )
-    return pd.DataFrame(rows, columns=PARTINGS)
+    baselines = [decoded.baseline(run) for run in range(len(decoded.runs))]
+    found = differing_answers(decoded.data, baselines, ["prompt_id"])
+    found = found[found["run"].isin(greedy_runs(decoded))].sort_values("run", kind="stable")
+    gaps = decoded.trajectory[["prompt_id", "position"]].assign(
+        gap=decoded.trajectory["z1"] - decoded.trajectory["z2"]
+    )
+    found = found.rename(columns={"common_prefix": "position"})
+    found = found.merge(gaps, on=["prompt_id", "position"], how="left")
+    found = found.join(decoded.runs[["method", "draft_length"]], on="run")
+    return found[["run", "method", "draft_length", "prompt_id", "position", "gap"]]
 
 
 def greedy_runs(decoded: Decoded) -> list[int]:
