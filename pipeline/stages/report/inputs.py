@@ -80,7 +80,7 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
     asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
     draft, judged = None, {}
-    if "acceptance" in sources and "logged" not in sources["acceptance"][0].record["config"]:
+    if sources.get("acceptance") and "logged" not in sources["acceptance"][0].record["config"]:
         table = sources["drafts"][0].read(columns=list(DRAFT)).to_pandas().rename(columns=DRAFT)
         draft = table.assign(q=np.exp(-table["q"]), p_draft=np.exp(table["p_draft"]))
         judged = read_judged(sources["acceptance"][0])
