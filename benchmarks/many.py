@@ -60,7 +60,7 @@ def main() -> None:
         print("|---|---|---|---|---|---|", flush=True)
         first = 0.0
         for count in arguments.workers:
-            asked = {"engine": "ray", "workers": count, "address": None}
+            asked = {"engine": "ray", "workers": count}
             begun = time.monotonic()
             with RayWorkers(Decoder, node, upstream, asked) as workers:
                 plan = planned(folder / f"workers-{count}", upstream, workers.cut)

@@ -31,20 +31,25 @@ ENGINES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # that sett
 MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences that stage drafts measures
 
 
-def _ranged(allowed: str, test: Callable[[Any], bool]) -> Any:
+def _ranged(allowed: str, test: Callable[[Any], bool], *, optional: bool = False) -> Any:
+    if optional:
+        may_be_null = {"allowed": f"null or {allowed}", "test": lambda v: v is None or test(v)}
+        return field(default=MISSING, metadata=may_be_null)
     return field(default=MISSING, metadata={"allowed": allowed, "test": test})
 
 
-def _one_of(*values: str) -> Any:
-    return _ranged("one of " + ", ".join(values), lambda value: value in values)
+def _one_of(*values: str, optional: bool = False) -> Any:
+    return _ranged(f"one of {', '.join(values)}", lambda v: v in values, optional=optional)
 
 
-def _at_least(low: int) -> Any:
-    return _ranged(f"an integer of at least {low}", lambda value: value >= low)
+def _at_least(low: float, kind: str = "an integer", *, optional: bool = False) -> Any:
+    return _ranged(f"{kind} of at least {low}", lambda v: v >= low, optional=optional)
 
 
-def _optional_at_least(low: int) -> Any:
-    return _ranged(f"null or an integer of at least {low}", lambda v: v is None or v >= low)
+def _different(kind: str, test: Callable[[Any], bool]) -> Any:
+    return _ranged(
+        f"a list of different {kind}", lambda v: len(v) == len(set(v)) and all(map(test, v))
+    )
 
 
 LONGEST_NAME = 100  # bytes: a file name has at most 255, a part of which is ours
@@ -66,10 +71,7 @@ A_NAME = (
 
 
 def _name(*, optional: bool = False) -> Any:
-    return _ranged(
-        f"{'null or ' if optional else ''}{A_NAME}",
-        lambda value: (optional and value is None) or is_name(value),
-    )
+    return _ranged(A_NAME, is_name, optional=optional)
 
 
 def _text(allowed: str) -> Any:
@@ -122,12 +124,10 @@ class Prompts:
 class Log:
     """What is said of the log of an engine besides its file, the path of a target."""
 
-    vocab_size: int | None = _optional_at_least(1)
+    vocab_size: int | None = _at_least(1, optional=True)
     part: str = _one_of("generated", "prompt")
     draft_part: str = _one_of("generated", "prompt")
-    error: float | None = _ranged(
-        "null or a number of at least 0", lambda value: value is None or value >= 0
-    )
+    error: float | None = _at_least(0, "a number", optional=True)
 
 
 @dataclass
@@ -144,11 +144,8 @@ class Distributions:
     log: Log = MISSING
     steps: int = _at_least(1)
     k: int = _at_least(1)
-    temperatures: list[float] = _ranged(
-        "a list of different numbers of at least 0.01",
-        lambda values: len(values) == len(set(values)) and all(v >= 0.01 for v in values),
-    )
-    temperature: float = _ranged("a number of at least 0", lambda value: value >= 0)
+    temperatures: list[float] = _different("numbers of at least 0.01", lambda v: v >= 0.01)
+    temperature: float = _at_least(0, "a number")
     top_p: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
     top_k: int = _at_least(0)
     seed: int = _at_least(0)
@@ -158,7 +155,7 @@ class Distributions:
 class Certificates:
     """Which distribution is certified, and in which divergence of target and draft."""
 
-    temperature: float = _ranged("a number of at least 0.01", lambda value: value >= 0.01)
+    temperature: float = _at_least(0.01, "a number")
     divergence: str = _text("kl, tv, hellinger, reverse_kl or renyi:a")
 
 
@@ -190,17 +187,12 @@ class Acceptance:
 class Solve:
     """What `python -m pipeline.solve` looks for."""
 
-    eps: float = _ranged("a number of at least 0", lambda value: value >= 0)
+    eps: float = _at_least(0, "a number")
     share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
-    tokens: float = _ranged("a number of at least 1", lambda value: value >= 1)
-    draft_lengths: list[int] = _ranged(
-        "a list of different integers of at least 1",
-        lambda values: len(values) == len(set(values)) and all(v >= 1 for v in values),
-    )
+    tokens: float = _at_least(1, "a number")
+    draft_lengths: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     dials: list[Any] = MISSING  # rules with the range of one parameter: [strict, relaxed]
-    engine: str | None = _ranged(
-        "null or one of " + ", ".join(ENGINES), lambda value: value is None or value in ENGINES
-    )
+    engine: str | None = _one_of(*ENGINES, optional=True)
 
 
 @dataclass
@@ -208,7 +200,7 @@ class Engine:
     """What `python -m pipeline.reconcile` reads besides its file."""
 
     since: str | None = MISSING
-    draft_length: int | None = _optional_at_least(1)
+    draft_length: int | None = _at_least(1, optional=True)
 
 
 @dataclass
@@ -219,11 +211,8 @@ class Decoding:
     steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
-    draft_length: int | None = _optional_at_least(1)
-    batches: list[int] = _ranged(
-        "a list of different integers of at least 1",
-        lambda sizes: all(size >= 1 for size in sizes) and len(sizes) == len(set(sizes)),
-    )
+    draft_length: int | None = _at_least(1, optional=True)
+    batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING
     methods: Any = MISSING
 
@@ -235,7 +224,7 @@ class Accuracy:
     tasks: list[str] = _ranged(
         "a non-empty list of different tasks", lambda names: 0 < len(names) == len(set(names))
     )
-    items: int | None = _optional_at_least(1)
+    items: int | None = _at_least(1, optional=True)
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
     margin: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
@@ -261,8 +250,8 @@ class Device:
         "auto, cpu, cuda or cuda:N",
         lambda value: re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is not None,
     )
-    threads: int | None = _optional_at_least(1)
-    batch: int | None = _optional_at_least(1)
+    threads: int | None = _at_least(1, optional=True)
+    batch: int | None = _at_least(1, optional=True)
 
 
 @dataclass
@@ -270,11 +259,7 @@ class Execution:
     """Who computes the long stages; never part of what is computed."""
 
     engine: str = _one_of("inline", "ray")
-    workers: int | None = _optional_at_least(1)
-    address: str | None = _ranged(
-        "null, auto or HOST:PORT",
-        lambda value: value is None or re.fullmatch(r"auto|[^\s/:]+:\d+", value) is not None,
-    )
+    workers: int | None = _at_least(1, optional=True)
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -24,7 +23,7 @@ from pipeline.console import TRACEBACK, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS, ROOT
 from pipeline.plan.composition import check_groups, given, name_of, quoted, report_name, settings_of
-from pipeline.plan.explain import EXPECTED_ERRORS, Problems, explain
+from pipeline.plan.explain import EXPECTED_ERRORS, explain, noted
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
 
@@ -100,7 +99,8 @@ def _swept(config: DictConfig) -> None:
     assert hydra_config.mode == RunMode.MULTIRUN
     overrides = list(hydra_config.overrides.task)
     directory = Path(hydra_config.runtime.output_dir)
-    swept = [one for one in overrides if one not in sys.argv]  # there all values of a key stand
+    given_once = {word.replace(" ", "") for word in sys.argv}  # of a swept key it has all values
+    swept = [one for one in overrides if one.replace(" ", "") not in given_once]
     print(f"point {int(hydra_config.job.num) + 1}: {', '.join(swept or overrides)}", flush=True)
     with terminal():
         try:
@@ -123,7 +123,6 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
         PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline.execution import runner
-    from pipeline.plan.stage import models_of
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -133,10 +132,8 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
     name = report_name(config) if settings.stage == "report" else ""
-    missing = runner.missing(wanted, store)
-    if any(map(models_of, missing)):
-        runner.check_models(missing)  # an error now rather than after the prompts
-    artifacts = runner.ensure(wanted, store)
+    # an error of a model comes now rather than after the prompts
+    artifacts = runner.ensure(wanted, store, runner.check_models)
     if name:
         _show_report(artifacts[0], Path(settings.outputs) / "report" / name, store)
     return artifacts, wanted
@@ -158,19 +155,22 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 beside.unlink(missing_ok=True)  # of a killed run
                 beside.symlink_to(target)
-                if place.is_dir() and not place.is_symlink():
-                    shutil.rmtree(place)  # a copy, as earlier versions made
                 beside.replace(place)
     except OSError as error:
         shown_at, note = report.directory, f" ({shown(place)}: {error.strerror})"
-    for said in (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n"):
-        print(said.partition("\n")[0])  # a line a target
+    print("\n".join(sentences(report)))
     print(f"report: {shown(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
         f"PDF): {shown(shown_at / 'index.md')}",
         flush=True,
     )
+
+
+def sentences(report: Artifact) -> list[str]:
+    """Return the verdict of a report, a sentence a target."""
+    blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
+    return [block.partition("\n")[0] for block in blocks]
 
 
 def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
@@ -183,11 +183,11 @@ def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
     from pipeline.plan.slices import build_rules
     from pipeline.store.identity import Identities
 
-    problems, rules = Problems(), []
+    problems, rules = list[str](), []
     settings = settings_of(config, problems)
     store = Store(Path(settings.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")
-    with problems():
+    with noted(problems):
         rules = build_rules(settings.criteria)
     nodes = plan(settings, rules, identities, store.has, problems)
     identities.save()

@@ -5,7 +5,6 @@ Imports nothing of weight, so that an interruption while the rest is imported is
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import signal
@@ -18,7 +17,6 @@ from types import FrameType
 
 from pipeline.errors import PipelineError
 
-DASHES = str.maketrans("–−", "--")
 TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
 
@@ -31,17 +29,16 @@ class Terminated(KeyboardInterrupt):
 def terminal(hint: str = "the same command goes on from here") -> Iterator[None]:
     """Run a command: no traceback for an interruption or a reader that has gone (``| head``).
 
-    SIGTERM (of kill, a batch system, a container that stops) interrupts as Ctrl-C does. Dashes that
-    the output can't encode are printed as hyphens, other characters as escapes. `hint` is said when
-    the command is interrupted.
+    SIGTERM (of kill, a batch system, a container that stops) interrupts as Ctrl-C does. Characters
+    that the output can't encode are printed as escapes. `hint` is said when the command is
+    interrupted.
 
     Raises:
         SystemExit: with the status of an interrupted, ended or cut-off command.
     """
-    codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="plain")
+            stream.reconfigure(errors="backslashreplace")
     # a handler of a launcher stays, and so does this one within itself
     mine = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if mine:
@@ -127,13 +124,6 @@ def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Stand in for what an output can't encode, a handler of codecs."""
-    assert isinstance(error, UnicodeEncodeError)
-    text = error.object[error.start : error.end].translate(DASHES)
-    return text.encode("ascii", "backslashreplace").decode(), error.end
 
 
 def _discard_output() -> None:

@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.plan.composition import composed
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
-from pipeline.store.columns import columns_of, numbers
+from pipeline.store.columns import columns_of
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
@@ -73,21 +73,16 @@ class Study:
         return distributions.read_distributions(artifact, self.config.certificates.temperature)
 
     def words(self, target: str) -> dict[int, str]:
-        """Return the text of every token that a target emitted or thought likely, by its id.
+        """Return the text of every token of a target, by its id.
 
         Tokens without a text are left out: those of an engine's log, or where the tokenizer is not
         at hand any more.
         """
-        import numpy as np
-
         (node,) = self._of("distributions", target)
         drafts = self._of("drafts", target)
         made = self._store.find(drafts[0]) if drafts else None
         dump = self.artifact("distributions", target)
-        ids = [self.distributions(target).ids.ravel(), numbers(dump.read(columns=["token_id"])[0])]
-        if made is not None:
-            ids.append(numbers(made.read(columns=["draft_token_id"])[0]))
-        return distributions.words(node, dump, made, np.unique(np.concatenate(ids)).tolist())
+        return distributions.words(node, dump, made, range(dump.record["facts"]["vocab_size"]))
 
     def _of(self, stage: str, target: str | None) -> list[Node]:
         if stage not in self.nodes:

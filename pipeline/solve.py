@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from analysis.rules import Rule
     from analysis.rules.build import Dial
 
-PROMISED = (0.05, 0.5)  # quantiles over prompts
 LINES = 40  # that are printed at most
 
 
@@ -96,9 +95,9 @@ def print_answer(
 ) -> None:
     """Print the verdict and what is most asked for, and write all rows to a file that is named."""
     from pipeline import sweeps
-    from pipeline.store.decoded import stored_verdicts
 
-    said = [one.sentence for one in stored_verdicts(settings, nodes, store)]
+    report = store.find(nodes["report"][0])
+    said = [] if report is None else cli.sentences(report)
     print("\n".join([*said, *[""] * bool(said)]))
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
@@ -271,33 +270,15 @@ class SolvedTarget:
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
             flags["realised"] = np.stack([verdict.accepted for verdict in verdicts], axis=1)
+        bootstrap = self._bootstrap
         for draft_length in lengths:
             for kind, each in flags.items():
                 calls = calls_made(each, self._steps, draft_length)
-                yield from self._promises(
-                    rules, calls, {"drafts": _length(draft_length), "kind": kind}
-                )
-
-    def _promises(
-        self, rules: Sequence[Rule], calls: Any, said: Mapping[str, str]
-    ) -> Iterator[SummaryRow]:
-        """Yield the rows of (P, R) calls."""
-        import numpy as np
-
-        bootstrap = self._bootstrap
-        draws = bootstrap.sums(bootstrap.steps)[:, None] / bootstrap.sums(calls)
-        low, high = bootstrap.interval(draws)
-        each = np.sort(bootstrap.steps[:, None] / calls, axis=0)
-        ranks = {q: max(1, int(np.ceil(q * len(each) - 1e-9))) for q in PROMISED}
-        for at, rule in enumerate(rules):
-            quantiles = {f"{100 * q:g} % of prompts": each[n - 1, at] for q, n in ranks.items()}
-            tokens = bootstrap.steps.sum() / calls[:, at].sum()
-            yield self._row(
-                rule.label,
-                **said,
-                **_interval("tokens", tokens, low[at], high[at]),
-                **{name: float(value) for name, value in quantiles.items()},
-            )
+                draws = bootstrap.sums(bootstrap.steps)[:, None] / bootstrap.sums(calls)
+                tokens = bootstrap.steps.sum() / calls.sum(axis=0)
+                for rule, *ends in zip(rules, tokens, *bootstrap.interval(draws), strict=True):
+                    said = {"drafts": _length(draft_length), "kind": kind}
+                    yield self._row(rule.label, **said, **_interval("tokens", *ends))
 
     def needed(self, rules: Sequence[Rule]) -> Iterator[SummaryRow]:
         """Yield a row a rule: below which divergence a drafter is certified on the wanted share."""

@@ -1,6 +1,7 @@
 """Re-hash every artifact: ``python -m pipeline.verify [OUTPUTS]`` (``make verify``).
 
-What is damaged is named and set aside; the next run that needs it makes it anew.
+What is damaged is named and set aside; the next run that needs it makes it anew. A run that goes on
+checks what an interrupted one left.
 """
 
 from __future__ import annotations
@@ -11,34 +12,10 @@ from pathlib import Path
 
 from pipeline.console import command
 from pipeline.errors import PipelineError
-from pipeline.execution.shard_plan import PLAN, Plan
 from pipeline.gguf_models.source import damaged_models
 from pipeline.paths import OUTPUTS
 from pipeline.plan.graph import STAGES
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.durable import file_digest
-
-PARTIAL = ".partial"
-
-
-def damaged_shards(partial: Path) -> list[str]:
-    """Return what is damaged of the shards that an interrupted run left.
-
-    The run that goes on discards them and computes them again.
-    """
-    try:
-        plan = Plan.load(partial / PLAN)
-    except FileNotFoundError:
-        return []  # nothing is taken from this directory
-    except ValueError as error:
-        return [f"{partial / PLAN} {error}"]
-    return [
-        f"{plan.file(shard)} differs from its checksum in {PLAN}"
-        for shard in plan.shards
-        if shard.checksum is not None
-        and plan.file(shard).is_file()
-        and file_digest(plan.file(shard)) != shard.checksum
-    ]
 
 
 def main(arguments: list[str]) -> int:
@@ -76,15 +53,11 @@ def _verify(outputs: Path) -> int:
     for place, why in models.items():
         print(f"{place} {why}: removed, the next use converts it again", file=sys.stderr)
         shutil.rmtree(place, ignore_errors=True)
-    partials = [path for path in directories if path.name.endswith(PARTIAL)]
-    shards = [problem for partial in partials for problem in damaged_shards(partial)]
-    for problem in shards:
-        print(f"{problem}: the run that goes on discards it", file=sys.stderr)
     print(
         f"{len(artifacts)} artifacts verified, {len(damaged) + failed} damaged; "
-        f"{len(partials)} unfinished, {len(shards)} of their shards and plans damaged"
+        f"{len(directories) - len(artifacts)} unfinished"
     )
-    return 1 if damaged or failed or shards or models else 0
+    return 1 if damaged or failed or models else 0
 
 
 if __name__ == "__main__":

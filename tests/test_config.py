@@ -75,24 +75,16 @@ def test_studies() -> None:
     ("override", "message"),
     [
         ("distributions.k=0", "distributions.k=0 is not allowed: give an integer of at least 1"),
-        ("distributions.temperature=inf", "distributions.temperature=inf is not allowed"),
         ("run_lengths.eps=[0.1,nan]", "run_lengths.eps=[0.1, nan] is not allowed"),
-        ("run_lengths.eps=[]", "run_lengths.eps"),
         ("certificates.temperature=1e-320", "give a number of at least 0.01"),
         ("targets.mini_large.label=../x", "label=../x is not allowed: give a name that begins"),
         ("drafter.label='a\x07b'", r"drafter.label='a\x07b' is not allowed"),
         (f"drafter.label='{'ä' * 51}'", "and of at most 100 bytes"),
         ("study_name=a/b", "study_name=a/b is not allowed: give null or a name"),
         ("outputs=' '", "outputs=  is not allowed: give a directory"),
-        ("targets.mini_large.dtype=int8", "targets.mini_large.dtype=int8 is not allowed: give one"),
         ("distributions.temperatures=[0.5,0.5]", "[0.5, 0.5] is not allowed: give a list of diff"),
-        ("execution.address=here", "execution.address=here is not allowed: give null, auto or H"),
         ("device.name=tpu", "device.name=tpu is not allowed: give auto, cpu, cuda"),
-        ("stage=nothing", "stage=nothing is not allowed: give one of prompts"),
-        ("statistics.resamples=1000000000000", "an integer from 1 to 100000"),
         ("acceptance.divergences=[js]", "different ones of kl, tv"),
-        ("solve.share=1.1", "solve.share=1.1 is not allowed: give a"),
-        ("decoding.draft_length=0", "decoding.draft_length=0 is not allowed"),
     ],
 )
 def test_out_of_range_values_name_key_value_and_range(override: str, message: str) -> None:
@@ -189,8 +181,6 @@ def test_what_is_given_on_the_command_line() -> None:
     [
         ({}, "give one rule"),
         ({"rule": "additve", "t": 0.1}, "additve"),
-        ({"rule": "additive", "t": 2.0}, "t"),
-        ({"rule": "additive", "s": 0.1}, "s"),
         ({"rules": [{"rule": "greedy"}, {"rule": "greedy"}]}, "twice"),
         ({"rules": []}, r"criteria.rules=\[\] is not allowed: give at least one rule"),
         ({"rule": "additive", "t": []}, r"additive: t=\[\] is not allowed: give at least one"),
@@ -203,8 +193,6 @@ def test_bad_rules_are_refused(criteria: dict[str, object], message: str) -> Non
 
 
 def test_bad_dials_are_refused() -> None:
-    with pytest.raises(PipelineError, match="3 is no dial: give a mapping"):
-        build_dials([3])
     dial = {"rule": "additive", "t": [0.1, 0.2]}
     with pytest.raises(PipelineError, match="additive, t is given twice"):
         build_dials([dial, {**dial, "t": [0.3, 0.4]}])
@@ -217,7 +205,6 @@ def test_bad_dials_are_refused() -> None:
         (["prompts.min_tokens=99", "prompts.max_tokens=98"], "min_tokens=99 exceeds .*=98"),
         (["device.threads=1000000"], r"^device.threads=1000000 exceeds the \d+ processors"),
         (["targets.mini_large.label=mini-small"], "label=mini-small is given to two targets"),
-        (["targets.mini_large.label=mini_small"], "have the same letters"),
         (["targets.mini_large.label='日本'", "targets.mini_small.label='中国'"], "same letters"),
         (["certificates.divergence=tv"], "divergence=tv is not for stage=report"),
         (["certificates.divergence=js"], r"^certificates\.divergence='js.*give kl, tv, hell"),
@@ -245,14 +232,6 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert resamples.startswith("statistics.resamples=0 is not allowed")
     assert drafter.startswith("drafter.path=/nowhere does not exist")
     assert settings(*own).targets["local"].label == "my-model"
-
-
-@pytest.mark.parametrize(("count", "decoded"), [(2, 2), (30, 30), (31, 30)])
-def test_decoding_takes_all_prompts_of_a_small_study(
-    count: int, decoded: int, tmp_path: Path
-) -> None:
-    nodes = planned(tmp_path, f"prompts.count={count}", "stage=decoding")
-    assert {node.config["prompts"] for node in nodes["decoding"]} == {decoded}
 
 
 def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Path) -> None:

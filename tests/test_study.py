@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from hydra import compose, initialize_config_dir
 
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, StrictGreedy, Tree
-from conf import schema
 from pipeline import cli, solve
 from pipeline.loader import Study
 from pipeline.paths import CONF
@@ -96,13 +94,6 @@ def test_certificates_of_other_divergences_are_swept(small_study: SmallStudy) ->
             wanted = certify(study.distributions(target), StrictGreedy(), divergence=name)
             np.testing.assert_array_equal(found["lower"], wanted.lower[:, 0])
             np.testing.assert_array_equal(found["upper"], wanted.upper[:, 0])
-    latest = max((small_study.outputs / "sweeps").glob("*/certificates_by_certificates.div*.csv"))
-    table = pd.read_csv(latest).set_index(["target", "certificates.divergence"])
-    assert table["divergence"].isna().sum() == 2  # of KL there is nothing to say
-    for target in ("mini-large", "mini-small"):
-        tv, kl = table.loc[(target, "tv")], table.loc[(target, "kl")]
-        assert 0 < tv["mean"] < 0.5
-        assert tv["mean"] != kl["mean"]
 
 
 def cli_prepared(overrides: list[str]) -> Any:
@@ -191,28 +182,6 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
 
 
 @pytest.mark.thorough
-def test_failed_points_of_a_sweep_are_listed_with_their_reason(
-    small_study: SmallStudy, tmp_path: Path
-) -> None:
-    done = pipeline(
-        "-m",
-        *small_study.overrides,
-        "stage=certificates",
-        "criteria=additive",
-        "criteria.t=0.07,7",
-        f"hydra.sweep.dir={tmp_path}",
-        check=False,
-    )
-    assert done.returncode != 0
-    assert re.search(r"failed: criteria\.t=7: .*t=7", done.stdout)
-    assert "Traceback" not in done.stdout + done.stderr
-    assert pd.read_csv(tmp_path / "certificates_by_criteria.t.csv")["criteria.t"].tolist() == [
-        0.07,
-        0.07,
-    ]
-
-
-@pytest.mark.thorough
 def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: SmallStudy) -> None:
     """And nothing but the report is made anew; names may hold what markup is made of."""
     names = ["T|$x$_<b>", "U#{a}&%", "D $^~`"]
@@ -238,43 +207,13 @@ def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: Sma
 
 
 def test_the_report_is_found_under_the_name_of_its_study(small_study: SmallStudy) -> None:
-    """A link, which takes the place of what is there; where none can be made, the artifact."""
+    """A link; where none can be made, the artifact."""
     place = small_study.outputs / "report/mini"
     pipeline(*small_study.overrides)
     directory = place.resolve()
-    place.unlink()
-    place.mkdir()  # a copy, as an earlier version made it
-    pipeline(*small_study.overrides)
     assert place.is_symlink()
-    assert place.resolve() == directory
     shutil.rmtree(place.parent)
     place.parent.touch()
     printed = pipeline(*small_study.overrides).stdout
     place.parent.unlink()
     assert re.search(rf"report: \S+/{directory.name}/index\.html \({place}: ", printed)
-
-
-def documented_commands() -> list[str]:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    text = "\n".join(path.read_text() for path in pages).replace("\\\n", " ")
-    found = re.findall(r"^\s*(?:\$ )?(python -m pipeline [^\n#`]*)", text, re.MULTILINE)
-    return sorted({command.strip() for command in found})
-
-
-def test_every_documented_command_parses() -> None:
-    schema.register()
-    commands = documented_commands()
-    assert len(commands) >= 5
-    for command in commands:
-        overrides = [part for part in shlex.split(command)[3:] if part not in ("-m", "--multirun")]
-        # a plugin of an extra
-        overrides = [part for part in overrides if not part.startswith("hydra/launcher=")]
-        first = []
-        for part in overrides:
-            key, _, value = part.partition("=")
-            first.append(f"{key}={value.split(',')[0]}" if "[" not in value else part)
-        searched = [part.split("=")[1] for part in first if part.startswith("--config-dir")]
-        if searched:
-            continue  # a user's own directory
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            compose("config", first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -13,26 +14,13 @@ LINE = (
 )
 
 
-class _Lines:
-    """A stream that gets a line for each state of the bar, in the place of one written over.
+class _Lines(tqdm):
+    """A bar as lines, one for each of its states."""
 
-    A bar that ends says its last state again: of lines that count the same, the first is written.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._last = ""
-
-    def write(self, text: str) -> None:
-        """Write a state of the bar; a return to the line's beginning alone is dropped."""
-        counted = text.strip().partition(",")[0]
-        if counted and counted != self._last:
-            self._last = counted
-            self._stream.write(text.strip() + "\n")
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        self._stream.flush()
+    @staticmethod
+    def status_printer(file: TextIO) -> Callable[[str], None]:
+        """Return what writes a state."""
+        return lambda text: print(text.strip(), file=file, flush=True) if text else None
 
 
 def progress_bar(total: int, unit: str, label: str) -> tqdm[Any]:
@@ -45,7 +33,7 @@ def progress_bar(total: int, unit: str, label: str) -> tqdm[Any]:
     """
     if sys.stderr.isatty():
         return tqdm(total=total, unit=unit, desc=label)
-    return tqdm(
-        total=total, unit=unit, desc=label, bar_format=LINE, file=_Lines(sys.stderr),
+    return _Lines(
+        total=total, unit=unit, desc=label, bar_format=LINE,
         delay=SECONDS, mininterval=SECONDS, miniters=1,
     )  # fmt: skip

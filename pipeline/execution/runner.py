@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +39,7 @@ ATTEMPTS = 3  # to make an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
-def check_models(nodes: Iterable[Node]) -> None:
+def check_models(nodes: Sequence[Node]) -> None:
     """Check the models that `nodes`, still to be computed, will load.
 
     Raises:
@@ -47,6 +47,8 @@ def check_models(nodes: Iterable[Node]) -> None:
             model is of a kind that can't be run; one that reads drafts can't take them back; or
             tokenizers differ.
     """
+    if not any(map(models_of, nodes)):
+        return  # without the import of torch
     from pipeline.models.devices import check_threads, choose_device
     from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
 
@@ -75,16 +77,18 @@ def _join_workers(node: Node) -> bool:
     asked = execution_of(node)
     if asked["engine"] == "inline":
         return False
-    there = connect(asked["address"]).cluster_resources()
+    there = connect().cluster_resources()
     share_out(there, asked["workers"], target_settings(node))
     return True
 
 
-def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
+def ensure(
+    nodes: Iterable[Node], store: Store, check: Callable[[list[Node]], None] = lambda _: None
+) -> list[Artifact]:
     """Bring `nodes` and what they need up to date; return their artifacts, checked, in order.
 
     What an up-to-date artifact was made from is not looked for: it may have been deleted. What is
-    found damaged is set aside and made anew.
+    found damaged is set aside and made anew. `check` is called with what will be computed, before.
 
     Raises:
         PipelineError: a stage says what is wrong, or the disk is full or loses what it is given.
@@ -96,7 +100,9 @@ def ensure(nodes: Iterable[Node], store: Store) -> list[Artifact]:
         try:
             if group := _next_group(wanted, store):
                 if not told:
-                    say_plan(wanted, store)
+                    todo = _missing(wanted, store)
+                    check(todo)
+                    _say_plan(wanted, todo, store)
                     told = True
                 damaged = _compute(group, store)
                 computed |= set() if damaged else {node.fingerprint for node in group}
@@ -137,16 +143,6 @@ def _damaged(artifacts: Iterable[Artifact | None]) -> list[DamagedError]:
     ]
 
 
-def missing(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """All nodes that must be computed for `nodes`, each once, upstream first."""
-    wanted, damages = list(nodes), Counter[Path]()
-    while True:
-        try:
-            return _missing(wanted, store)
-        except DamagedError as damage:
-            _set_aside([damage], damages, store)
-
-
 def _set_aside(damaged: list[DamagedError], damages: Counter[Path], store: Store) -> None:
     """Set what is damaged aside; give up when it was made anew several times already."""
     for damage in damaged:
@@ -181,26 +177,7 @@ def _missing(wanted: list[Node], store: Store) -> list[Node]:
 
     for node in wanted:
         visit(node)
-    if torn := _disagreed(list(order.values()), store):
-        order.clear()
-        for node in [*torn, *wanted]:
-            visit(node)
     return list(order.values())
-
-
-def _disagreed(nodes: list[Node], store: Store) -> list[Node]:
-    """What was deleted after artifacts above `nodes` had been made from two contents of it.
-
-    They can't be told apart until it is made again.
-    """
-    above = with_upstream(nodes)
-    seen: dict[str, set[str]] = {}
-    for node in above.values():
-        artifact = store.find(node)
-        for item in [] if artifact is None else artifact.record["upstream"]:
-            seen.setdefault(item["fingerprint"], set()).add(item["content"])
-    torn = [above[name] for name, contents in seen.items() if len(contents) > 1 and name in above]
-    return [node for node in torn if store.find(node) is None]
 
 
 def _lock_name(node: Node) -> str:
@@ -265,14 +242,13 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
             made.drop()
 
 
-def say_plan(nodes: Sequence[Node], store: Store) -> None:
+def _say_plan(nodes: list[Node], todo: list[Node], store: Store) -> None:
     """Say of each stage what is cached and what is to be run; not what is needed no more."""
-    todo = {node.fingerprint for node in _missing(list(nodes), store)}
-    parts = []
+    parts, names = [], {node.fingerprint for node in todo}
     for stage in STAGES:
         mine = [node for node in with_upstream(nodes).values() if node.stage == stage]
-        run = sum(node.fingerprint in todo for node in mine)
-        cached = sum(node.fingerprint not in todo and store.find(node) is not None for node in mine)
+        run = sum(node.fingerprint in names for node in mine)
+        cached = sum(node.fingerprint not in names and store.has(node) for node in mine)
         words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
         parts += [f"{stage} {' and '.join(words)}"] if words else []
     print(f"plan: {', '.join(parts)}", flush=True)

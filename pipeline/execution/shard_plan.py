@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Pending
 from pipeline.store.durable import file_digest, put, read_sealed, write_sealed
 
@@ -157,20 +156,6 @@ class Plan:
         for file in set(self.folder.iterdir()) - kept:
             file.unlink()
         return damaged
-
-    def check(self) -> None:
-        """Check every shard before it is read.
-
-        Raises:
-            PipelineError: one is not what was written in this run.
-        """
-        for shard in self.shards:
-            file = self.file(shard)
-            if not file.is_file() or file_digest(file) != shard.checksum:
-                raise PipelineError(
-                    f"{file} is not what was written a moment ago: check the disk, and run the "
-                    "same command again, which computes this shard again"
-                )
 
     def save(self) -> None:
         """Write the plan in one piece."""

@@ -34,7 +34,6 @@ from pipeline.store.node import Node
 
 DEATHS = 3  # of workers over one shard
 AT_ONCE = 2  # shards of a worker: one is written while the next is computed
-INLINE: Mapping[str, Any] = {"engine": "inline", "workers": None, "address": None}
 
 
 class Worker(Protocol):
@@ -141,7 +140,7 @@ class RayWorkers:
             PipelineError: Ray is not there, or has less than is asked for.
         """
         self._label = f"{node.stage} {node.label}"
-        self._ray = connect(asked["address"])
+        self._ray = connect()
         self._count, processors, gpus = share_out(
             self._ray.cluster_resources(), asked["workers"], target_settings(node)
         )
@@ -216,7 +215,6 @@ class RayWorkers:
                     raise too_large(label, shard)
                 else:
                     todo.extendleft(reversed(plan.halve(shard)))
-        plan.check()
 
     def _get(self, called: Any, over: str) -> Any:
         """Return the result of a call; raises what the worker raised.
@@ -263,16 +261,14 @@ def target_settings(node: Node) -> Mapping[str, Any]:
 
 def execution_of(node: Node) -> Mapping[str, Any]:
     """Return what the configuration says of the workers of a node that has models."""
-    found: Mapping[str, Any] = target_settings(node).get("execution", INLINE)
+    found: Mapping[str, Any] = target_settings(node).get("execution", {"engine": "inline"})
     return found
 
 
-def connect(address: str | None) -> Any:
+def connect() -> Any:
     """Return the module ray, connected; the same connection serves the whole process.
 
-    Args:
-        address: HOST:PORT of a cluster's head, "auto" for the one that this machine is part of, or
-            None for workers on this machine alone.
+    The cluster is that of Ray's variable RAY_ADDRESS, by default one of this machine alone.
 
     Raises:
         PipelineError: Ray is not installed, or there is no such cluster.
@@ -290,16 +286,15 @@ def connect(address: str | None) -> Any:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
-            address=address or "local",
-            include_dashboard=False if address is None else None,
+            address=os.environ.get("RAY_ADDRESS", "local"),
+            include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
         )
-    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+    except (ConnectionError, RuntimeError, ValueError) as error:
         raise PipelineError(
-            f"execution.address={address}: Ray can't be joined there ({first_line(error)}): give "
-            "HOST:PORT as `ray start --head` prints it, auto on a machine of the cluster, or null "
-            "for this machine alone"
+            f"execution.engine=ray: Ray's cluster can't be joined ({first_line(error)}): give "
+            "RAY_ADDRESS as `ray start --head` prints it, or none for this machine alone"
         ) from None
     finally:  # Ray has put a handler of its own there
         if handler is not None and current_thread() is main_thread():
@@ -328,19 +323,14 @@ def share_out(
             f"device.name={device} is not allowed with execution.engine=ray, which gives every "
             "worker a GPU of its own: give auto, cuda or cpu"
         )
-    if device == "cuda" and not gpus:
-        raise PipelineError("device.name=cuda: Ray finds no GPU; give device.name=cpu or auto")
     on_gpus = gpus > 0 and device != "cpu"
-    if on_gpus:
-        count = workers or gpus
-        if count > gpus:
-            raise PipelineError(f"execution.workers={count} exceeds the {gpus} GPUs that Ray finds")
-    else:
-        count = workers or max(1, processors // (threads or processors or 1))
+    one_each = gpus if on_gpus else processors // (threads or processors or 1)
+    count = workers or max(1, one_each)
     each = threads or max(1, processors // count)
-    if count * each > processors:
+    if count * each > processors or (on_gpus and count > gpus) or (device == "cuda" and not gpus):
         raise PipelineError(
-            f"execution.workers={count} with {each} threads each need {count * each} processors, "
-            f"and Ray finds {processors}: lower execution.workers or device.threads"
+            f"execution.workers={count} with {each} threads each and device.name={device}: Ray "
+            f"finds {processors} processors and {gpus} GPUs: lower execution.workers or "
+            "device.threads, or give device.name=auto"
         )
     return count, each, int(on_gpus)

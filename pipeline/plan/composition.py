@@ -19,7 +19,7 @@ from analysis.fields import check, nearest
 from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF
-from pipeline.plan.explain import Problems
+from pipeline.plan.explain import noted, say
 from pipeline.store.node import fingerprint
 
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
@@ -53,7 +53,7 @@ def composed(overrides: Iterable[str]) -> DictConfig:
         return compose("config", overrides)
 
 
-def settings_of(config: DictConfig, problems: Problems | None = None) -> Config:
+def settings_of(config: DictConfig, problems: list[str] | None = None) -> Config:
     """Return a composed configuration as typed settings.
 
     Raises:
@@ -64,18 +64,17 @@ def settings_of(config: DictConfig, problems: Problems | None = None) -> Config:
         raise PipelineError(f"{', '.join(missing)} must be given: for instance {missing[0]}=VALUE")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, Config)
-    found = Problems() if problems is None else problems
-    with found():
+    found = [] if problems is None else problems
+    with noted(found):
         check(settings)
-    for name in ("workers", "address"):
-        value = getattr(settings.execution, name)
-        if value is not None and settings.execution.engine == "inline":
-            found.note(
-                f"execution.{name}={value} means nothing with execution.engine=inline: give "
-                "execution.engine=ray as well"
-            )
+    workers = settings.execution.workers
+    if workers is not None and settings.execution.engine == "inline":
+        found.append(
+            f"execution.workers={workers} means nothing with execution.engine=inline: give "
+            "execution.engine=ray as well"
+        )
     if problems is None:
-        found.say()
+        say(found)
     return settings
 
 

@@ -28,33 +28,23 @@ EXPECTED_ERRORS = (
 )
 
 
-class Problems:
-    """Collects errors of a user's making, so that all are said at once."""
+@contextmanager
+def noted(problems: list[str]) -> Iterator[None]:
+    """Note an expected error of what is done inside, and go on behind it: all are said at once."""
+    try:
+        yield
+    except EXPECTED_ERRORS as error:
+        problems.append(explain(error))
 
-    def __init__(self) -> None:
-        """Begin without any."""
-        self._found: list[str] = []
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Note an expected error of what is done inside, and go on behind it."""
-        try:
-            yield
-        except EXPECTED_ERRORS as error:
-            self._found.append(explain(error))
+def say(problems: list[str]) -> None:
+    """End with what was noted, if anything was.
 
-    def note(self, problem: str) -> None:
-        """Note one."""
-        self._found.append(problem)
-
-    def say(self) -> None:
-        """End with all that was noted.
-
-        Raises:
-            PipelineError: something was; a line each.
-        """
-        if self._found:
-            raise PipelineError("\n".join(dict.fromkeys(self._found)))
+    Raises:
+        PipelineError: a line for each problem.
+    """
+    if problems:
+        raise PipelineError("\n".join(dict.fromkeys(problems)))
 
 
 def explain(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from conf import schema
 from conf.schema import Config, Model
 from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
-from pipeline.plan.explain import Problems
+from pipeline.plan.explain import noted, say
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
@@ -42,7 +42,7 @@ def plan(
     rules: list[Any],
     identities: Identities,
     made: Callable[[Node], bool] = lambda _: False,
-    problems: Problems | None = None,
+    problems: list[str] | None = None,
 ) -> dict[str, list[Node]]:
     """Return the nodes of every stage for `config`, by stage.
 
@@ -58,19 +58,19 @@ def plan(
             "targets.local.path=DIRECTORY_OR_HUB_ID"
         )
     request = Request(config, rules, identities, frozenset(_closure(config.stage)), made)
-    problems = problems or Problems()
+    problems = [] if problems is None else problems
     for stage in STAGES.values():
-        with problems():
+        with noted(problems):
             stage.check(request)
     for key, model in models_named(config).items():
-        with problems():
+        with noted(problems):
             source(model.path, key) or local_path(model.path, key)
     try:
-        with problems():
+        with noted(problems):
             for stage in STAGES.values():
                 request.nodes[stage.name] = list(stage.nodes(request))
     finally:  # what is out of range may break what is planned
-        problems.say()
+        say(problems)
     return request.nodes
 
 

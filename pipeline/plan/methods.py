@@ -79,8 +79,7 @@ def build_methods(
                 f"{key}, tree: {method.tree and method.tree.name}: the key 'acceptance' is "
                 "missing: only decoding.methods may take it from stage drafts"
             )
-        _check_tree(method)
-        _check_drafting(method)
+        _check_drafts(method)
     printed = [(method.name, method.draft_length, method.temperature) for method in methods]
     for at, (name, length, temperature) in enumerate(printed):
         if printed.index(printed[at]) < at:
@@ -100,59 +99,47 @@ def _alternatives(key: str, value: Any) -> list[Any]:
     return value
 
 
-def _check_tree(method: Method) -> None:
-    """Check that the tree of a method can be drafted and verified.
+def _check_drafts(method: Method) -> None:
+    """Check that the drafts of a method can be made so and verified.
 
     Raises:
-        PipelineError: it can't.
+        PipelineError: its tree can't be drafted or verified, or its drafter can't stop by itself.
     """
-    tree = method.tree
+    tree, rule, stops = method.tree, method.rule, method.drafting
+    chained = rule is not None and not (method.lossless or isinstance(rule, Prefix))
+    misfits: list[tuple[bool, str]] = []
+    if tree is not None:
+        drawn_nodes = tree.name == DYNAMIC and method.sampling == SPECULATIVE
+        misfits += [
+            (method.drafter != "model",
+             f"drafter={method.drafter} drafts chains only: give drafter: model"),
+            (method.sampling in (BLOCK, BUDGET),
+             f"sampling={method.sampling} verifies chains only: give speculative or races, or no "
+             "tree"),
+            (drawn_nodes, "sampling=speculative is not lossless where nodes are chosen by what was "
+             "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"),
+            (chained, f"rule={rule and rule.name} judges chains only: give rule: greedy, "
+             "rule: tree, rule: prefix or sampling"),
+        ]  # fmt: skip
+    if stops is not None:
+        misfits += [
+            (tree is not None or method.drafter == "prompt_lookup",
+             f"drafting: {stops.drafting}: a model that drafts a chain can stop: give drafter: "
+             "model or lookup_first, and no tree"),
+            (method.sampling == BLOCK, "sampling=block tests drafts of a length that is given"),
+        ]  # fmt: skip
+    where = "decoding.methods" if tree is None else f"decoding.methods, tree: {tree.name}"
+    for misfit, problem in misfits:
+        if misfit:
+            raise PipelineError(f"{where}: {problem}")
     if tree is None:
         return
-    where = f"decoding.methods, tree: {tree.name}"
-    if method.drafter != "model":
-        raise PipelineError(
-            f"{where}: drafter={method.drafter} drafts chains only: give drafter: model"
-        )
-    if method.sampling in (BLOCK, BUDGET):
-        raise PipelineError(
-            f"{where}: sampling={method.sampling} verifies chains only: give speculative or races, "
-            "or no tree"
-        )
-    if tree.name == DYNAMIC and method.sampling == SPECULATIVE:
-        raise PipelineError(
-            f"{where}: sampling=speculative is not lossless where nodes are chosen by what was "
-            "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"
-        )
-    if method.rule is not None and not (method.lossless or isinstance(method.rule, Prefix)):
-        raise PipelineError(
-            f"{where}: rule={method.rule.name} judges chains only: give rule: greedy, rule: tree, "
-            "rule: prefix or sampling"
-        )
     try:
         # where R is not known yet any will do: what is checked are sizes
         known = tree.with_rates([1.0, *[0.0] * tree.most_nodes]) if tree.needs_drafts else tree
         known.topology(method.draft_length)
     except ValueError as error:
         raise PipelineError(f"{where}: {error}") from error
-
-
-def _check_drafting(method: Method) -> None:
-    """Check that the drafter of a method can stop by its own measure.
-
-    Raises:
-        PipelineError: it can't.
-    """
-    if method.drafting is None:
-        return
-    where = f"decoding.methods, drafting: {method.drafting.drafting}"
-    if method.drafter == "prompt_lookup" or method.tree is not None:
-        raise PipelineError(
-            f"{where}: a model that drafts a chain can stop: give drafter: model or lookup_first, "
-            "and no tree"
-        )
-    if method.sampling == BLOCK:
-        raise PipelineError(f"{where}: sampling=block tests drafts of a length that is given")
 
 
 def _build(entry: dict[str, Any], where: str) -> Method:
@@ -182,24 +169,21 @@ def _build(entry: dict[str, Any], where: str) -> Method:
         parts = {"rule": rule, "tree": tree, "drafting": stopping}
         given = from_mapping(Method, {"sampling": None, **plain, **parts}, f"{where}.", "method")
         check(given, f"{where}.")
-        if rule is None:
-            fits, allowed = given.temperature > 0, "a number above 0: at 0 take rule: greedy"
-        else:
-            fits = given.temperature == 0 or rule.samples
-            allowed = "0 for a rule; above 0 only mars, speculative sampling and races are defined"
-        if not fits:
-            raise refused(f"{where}.temperature", given.temperature, allowed)
-        for name, all_in in (("top_p", 1.0), ("top_k", 0)):
-            if given.temperature == 0 and getattr(given, name) != all_in:
-                only = f"{all_in:g} at temperature 0, where nothing is drawn"
-                raise refused(f"{where}.{name}", getattr(given, name), only)
-        if given.model_length is not None:
-            if given.drafter != "lookup_first":
-                only = "nothing: it is for drafter: lookup_first, where look-up finds nothing"
-                raise refused(f"{where}.model_length", given.model_length, only)
-            if given.model_length > given.draft_length:
-                at_most = f"at most draft_length={given.draft_length}"
-                raise refused(f"{where}.model_length", given.model_length, at_most)
+        drawn, length = given.temperature > 0, given.model_length
+        nothing_drawn = "at temperature 0, where nothing is drawn"
+        for name, misfit, allowed in (
+            ("temperature", rule is None and not drawn, "a number above 0: at 0 take rule: greedy"),
+            ("temperature", rule is not None and drawn and not rule.samples,
+             "0 for a rule; above 0 only mars, speculative sampling and races are defined"),
+            ("top_p", not drawn and given.top_p != 1, f"1 {nothing_drawn}"),
+            ("top_k", not drawn and given.top_k != 0, f"0 {nothing_drawn}"),
+            ("model_length", length is not None and given.drafter != "lookup_first",
+             "nothing: it is for drafter: lookup_first, where look-up finds nothing"),
+            ("model_length", (length or 0) > given.draft_length,
+             f"at most draft_length={given.draft_length}"),
+        ):  # fmt: skip
+            if misfit:
+                raise refused(f"{where}.{name}", getattr(given, name), allowed)
         return replace(given, budget=_budget(given.sampling, of_budget, where))
     except FieldError as error:
         raise PipelineError(str(error)) from error

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
-SCHEMA_VERSION = 2  # of record.json and of the columns
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,6 @@ class Artifact:
             raise self._unreadable(path, error) from error
         if digest != self.record["files"][name]:
             raise DamagedError(self.directory, f"{path} differs from its checksum in {RECORD}")
-        if path.suffix == ".parquet":
-            try:
-                known.check_file(self.record["stage"], name.removesuffix(".parquet"), path)
-            except PipelineError as error:
-                raise DamagedError(self.directory, str(error)) from error
         self._checked.add(name)
 
     def _unreadable(self, path: Path, error: OSError) -> PipelineError:
@@ -95,20 +89,12 @@ class Artifact:
             names = sorted(self.record["files"])
         except DamagedError as error:
             return [error.reason]
-        if not self.directory.name.endswith(f"-{self.record['fingerprint'][:12]}"):
-            found.append(f"{self.directory / RECORD} is the record of another artifact")
         for name in names:
             try:
                 self._check(name)
             except DamagedError as error:
                 found.append(error.reason)
-        present = {
-            path.relative_to(self.directory).as_posix()
-            for path in self.directory.rglob("*")
-            if path.is_symlink() or not path.is_dir()
-        }
-        strangers = sorted(present - set(names) - {RECORD})
-        return found + [f"{self.directory / name} is not in {RECORD}" for name in strangers]
+        return found
 
     def read(self, name: str = "data", columns: list[str] | None = None) -> pa.Table:
         """Read a Parquet file of the artifact, its checksum and schema checked.
@@ -138,8 +124,9 @@ class Artifact:
         path = self.directory / f"{name}.parquet"
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                known.check_schema(self.record["stage"], name, file.schema_arrow, path)
                 yield file
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, PipelineError) as error:
             raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
 
 
@@ -233,8 +220,6 @@ class Store:
         artifact = self.find(node)
         if artifact is None:
             return False
-        if artifact.record["fingerprint"] != node.fingerprint:
-            raise DamagedError(artifact.directory, f"{artifact.directory / RECORD} is of another")
         used = {item["fingerprint"]: item["content"] for item in artifact.record["upstream"]}
         for above in node.upstream_nodes:
             found = self.find(above)
@@ -314,7 +299,6 @@ class Store:
             "content": content_digest(files),
             "files": files,
             "rows": pending.rows,
-            "artifact_schema": SCHEMA_VERSION,
             "facts": pending.facts,
             **environment,
         }

@@ -125,18 +125,6 @@ def schema(
     return pa.schema(fields)
 
 
-def check_file(stage: str, name: str, path: Path) -> None:
-    """Check the columns of a Parquet file; errors as of `check_schema`, or it can't be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        found = pq.read_schema(path)
-    except pa.ArrowException as error:
-        raise PipelineError(f"{path} can't be read ({error})") from error
-    check_schema(stage, name, found, path)
-
-
 def check_schema(stage: str, name: str, found: pa.Schema, path: Path) -> None:
     """Check that a file has exactly the columns and types its stage writes.
 

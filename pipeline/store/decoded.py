@@ -1,13 +1,12 @@
 """Read artifacts of the stages decoding and accuracy as the records that analysis takes.
 
-With them the verdict on every target, which the report and `pipeline.solve` print.
+With them the verdict on every target, which the report prints.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -15,11 +14,10 @@ from analysis.acceptance.verdict import Advice, advise
 from analysis.decoding.answers import ALL, Answered, accuracy, decide
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
-from analysis.decoding.speed import signs_of_load, speed
+from analysis.decoding.speed import signs_of_load
 from analysis.rules import Mars
 from pipeline.plan.method import read_method
-from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.node import Node
+from pipeline.store.artifacts import Artifact
 
 Statistics = tuple[int, float, int]  # resamples, confidence and seed of the bootstrap
 
@@ -103,31 +101,6 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
         data.drop(columns=["token_ids", "method", "drafter"]),
         artifact.read("timings/runs").to_pandas(),
     )
-
-
-def stored_verdicts(settings: Any, nodes: Mapping[str, list[Node]], store: Store) -> list[Advice]:
-    """Return the verdict on every target of a study, as far as its decoding was stored.
-
-    Args:
-        settings: the configuration.
-        nodes: of its stages.
-        store: where they lie.
-    """
-    asked, found = settings.statistics, list[Advice]()
-    statistics = asked.resamples, asked.confidence, asked.seed
-    command = f"python -m pipeline study={settings.study}"
-    for at, node in enumerate(nodes["decoding"]):
-        target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
-        decoding = store.find(node)
-        if decoding is None:
-            found.append(advise(target, drafter, None, command=command))
-            continue
-        answered = [store.find(one) for one in nodes["accuracy"][at : at + 1]]
-        decoded, answers = read_decoded(target, drafter, decoding), (*answered, None)[0]
-        speeds = speed(decoded, *statistics)
-        margin = settings.accuracy.margin
-        found.append(verdict(decoded, speeds, answers, statistics, margin, command))
-    return found
 
 
 def verdict(

@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from analysis.topk import TopK
+from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
+from analysis.trees.topology import Floats
 from pipeline.errors import PipelineError
+from pipeline.plan.method import RACES, Method
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED, numbers
 from pipeline.store.identity import hub_files, local_path
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 ROWS = 8192  # of a chunk
+STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
+CHUNK = 1 << 22  # numbers of a table of whole vocabularies
 FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
 DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # as Steps has them
@@ -151,6 +157,60 @@ def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
 def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:
     found = numbers(batch.column(name))
     return found if at is None else found[:, at]
+
+
+def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
+    """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
+    if method.temperature == 0:
+        ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
+        return greedy_rates(ranks, count)
+    steps, target, draft = stored_pair(artifact, STEPS, method.temperature)
+    target, draft = (one.truncated(method.top_p, method.top_k) for one in (target, draft))
+    size = artifact.record["facts"]["vocab_size"]
+    generator = np.random.default_rng(0)
+    sums = np.zeros(count)
+    rows = max(1, CHUNK // size)
+    for start in range(0, len(steps), rows):
+        part = slice(start, start + rows)
+        p, q = aligned(target.rows(part), draft.rows(part), size)
+        times = generator.exponential(size=p.shape)
+        found = drawn_rates(p, q, times, count, method.sampling == RACES)
+        sums[: len(found)] += found
+    return sums / len(steps)
+
+
+def stored_pair(
+    artifact: Artifact, most: int, temperature: float
+) -> tuple[NDArray[np.intp], Stored, Stored]:
+    """Return steps of the text, evenly spread, and what is stored there of target and draft."""
+    facts = artifact.record["facts"]
+    names = (*TOKENS, *MOMENTS[:2])
+    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
+    steps = np.unique(np.linspace(0, len(table) - 1, most).astype(np.intp))
+    table = table.take(pa.array(steps))
+    target, draft = (
+        _stored(table, prefix, facts["vocab_size"], facts["temperature"], temperature)
+        for prefix in ("", "draft_")
+    )
+    return steps, target, draft
+
+
+def _stored(table: pa.Table, prefix: str, size: int, known_at: float, temperature: float) -> Stored:
+    """Return the stored tokens of a model at a temperature.
+
+    What lies outside is known at the temperature of the artifact. At another the unstored tokens
+    are taken to be equally probable, which makes them a little too improbable where it is lower.
+    """
+    ids, logits, surprisal, log_tail = (
+        numbers(table[prefix + name]) for name in (*TOKENS, *MOMENTS[:2])
+    )
+    below = logits.astype(np.float64) - logits[:, :1]
+    others = size - ids.shape[1]
+    if others == 0:
+        return Stored(ids, np.exp(below / temperature), np.zeros(len(ids)))
+    each = known_at * (log_tail + surprisal - np.log(others))  # its logit, less the largest
+    tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)
+    return Stored(ids, np.exp(below / temperature), tail)
 
 
 def words(

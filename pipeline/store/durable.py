@@ -69,8 +69,6 @@ def put(beside: Path, path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file's content, or a directory's entries, are on the disk."""
-    if os.name == "nt" and path.is_dir():
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -29,7 +29,7 @@ from analysis.rules import (
 )
 from analysis.topk import TopK
 from tests.analysis.cases import assert_same, certificate, dirichlet, kl, stored_columns
-from tools import compile_kernel
+from tools.setup_env import COMPILE
 
 RULES = [
     *(StrictGreedy(), Additive(0.15), Multiplicative(0.4), TopMAdditive(2, 0.5)),
@@ -336,7 +336,7 @@ def test_the_kernel_equals_the_reference() -> None:
 
 def test_one_kernel_serves_every_layout() -> None:
     """A compilation takes seconds, so `make install` does it: for every kind of array."""
-    compile_kernel.main()
+    exec(COMPILE)
     compiled = len(certify_rows.signatures)
     logits = np.random.default_rng(5).normal(size=(6, 40)).astype(np.float32)
     whole = TopK.from_logits(logits, 12)

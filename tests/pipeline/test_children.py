@@ -16,7 +16,7 @@ import pytest
 from pipeline.console import TERMINATED
 from pipeline.errors import PipelineError
 from pipeline.execution.children import processes
-from tests.conftest import ROOT, SmallStudy
+from tests.conftest import ROOT
 
 SLOW = 60.0  # seconds that a crowded machine may take
 POOL = """
@@ -71,12 +71,6 @@ def ended(
         return process.returncode, process.stderr.read()
 
 
-def drawing(children: list[psutil.Process]) -> bool:
-    """Whether two processes of a pool compute: they have loaded what they need."""
-    spawned = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-    return sum(child.cpu_times().user > 0.1 for child in spawned) >= 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_no_child_outlives_its_parent(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -87,19 +81,6 @@ def test_no_child_outlives_its_parent(number: signal.Signals, tmp_path: Path) ->
     first = {signal.SIGTERM: "terminated: ", signal.SIGKILL: "", signal.SIGINT: "interrupted: "}
     assert said.startswith(first[number])
     assert "Traceback" not in said
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_report_that_is_ended_leaves_no_process(
-    number: signal.Signals, small_study: SmallStudy
-) -> None:
-    name = f"study_name=ended{int(number)}"
-    command = ["-m", "pipeline", *small_study.overrides, name]
-    status, said = ended(command, number, drawing)
-    assert "Traceback" not in said
-    if number == signal.SIGTERM:
-        assert (status, said) == (TERMINATED, "terminated: the same command goes on from here\n")
 
 
 def test_a_process_that_the_system_ends_is_one_line() -> None:

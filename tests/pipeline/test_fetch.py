@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from huggingface_hub import constants, utils
 
 from pipeline import fetch
 from pipeline.errors import PipelineError
-from pipeline.paths import ROOT
 from pipeline.store import identity
 
 
@@ -21,19 +18,6 @@ from pipeline.store import identity
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
-@pytest.mark.thorough
-def test_paper_study_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the user runs it, against an address that refuses: what was wanted, and the way out."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    done = subprocess.run([sys.executable, "-m", "pipeline.fetch", "study=paper"], cwd=ROOT,
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    for part in ("error: targets.qwen3_1_7b.path=Qwen/Qwen3-1.7B: ", "model*.safetensors",
-                 "make fetch", "local copy: targets.qwen3_1_7b.path=DIRECTORY"):  # fmt: skip
-        assert part in line
 
 
 @pytest.mark.parametrize("revision", [None, "0" * 40], ids=["moving", "commit"])

@@ -19,12 +19,10 @@ from pipeline.stages.distributions import compute as distributions
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.durable import file_digest
 from pipeline.store.node import Node
-from tests.conftest import pipeline
 from tests.pipeline import many
 from tests.pipeline.tiny import MODEL, built, dump_node, prompts_node, write_model, write_prompts
 
 PROMPTS = [*"abcdefghijk"]
-SMALL = ["study=mini", "prompts.count=2", "distributions.steps=2", "stage=distributions"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def toy_node(**toy: Any) -> Node:
 
 
 def crew(node: Node, workers: int | None) -> RayWorkers:
-    asked = {"engine": "ray", "workers": workers, "address": None}
+    asked = {"engine": "ray", "workers": workers}
     return RayWorkers(many.open_toy, node, {}, asked)
 
 
@@ -127,7 +125,7 @@ def test_what_no_worker_can_do_ends_the_run(
 
 def many_of(node: Node, workers: int, **settings: Any) -> Node:
     """The same node, computed by workers."""
-    execution = {"engine": "ray", "workers": workers, "address": None, **settings}
+    execution = {"engine": "ray", "workers": workers, **settings}
     return replace(node, settings={**node.settings, "execution": execution})
 
 
@@ -179,7 +177,7 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
     assert (found.record["facts"]["engine"], found.record["facts"]["shards"]) == ("ray", 3)
     for node in pair_nodes(tmp_path, dump):
         settings = node.settings["target"]
-        asked = {"engine": "ray", "workers": 1, "address": None}
+        asked = {"engine": "ray", "workers": 1}
         workers = {**node.settings, "target": {**settings, "execution": asked}}
         there = built(replace(node, settings=workers), tmp_path / "there")
         inline = built(node, tmp_path / "here")
@@ -215,10 +213,10 @@ def test_processors_and_gpus_are_shared_out(
 @pytest.mark.parametrize(
     ("there", "workers", "device", "threads", "message"),
     [
-        ({"CPU": 2}, 3, "auto", 1, r"workers=3 with 1 threads each need 3 processors.* finds 2"),
+        ({"CPU": 2}, 3, "auto", 1, r"workers=3 with 1 threads each .* finds 2 processors and 0"),
         ({"CPU": 2}, 3, "auto", None, r"execution.workers=3 .* Ray finds 2"),
-        ({"CPU": 16, "GPU": 4}, 5, "auto", 1, "workers=5 exceeds the 4 GPUs"),
-        ({"CPU": 16}, 1, "cuda", 1, "device.name=cuda: Ray finds no GPU"),
+        ({"CPU": 16, "GPU": 4}, 5, "auto", 1, "workers=5 .* and 4 GPUs"),
+        ({"CPU": 16}, 1, "cuda", 1, "device.name=cuda: Ray finds .* and 0 GPUs"),
         ({"CPU": 16, "GPU": 4}, 1, "cuda:1", 1, "device.name=cuda:1 is not allowed with execution"),
     ],
 )
@@ -232,10 +230,4 @@ def test_more_than_there_is_is_refused(
 def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PipelineError, match=r'^execution.engine=ray needs Ray: pip .*"\.\[ray\]"'):
-        connect(None)
-
-
-@pytest.mark.parametrize("override", ["execution.workers=2", "execution.address=auto"])
-def test_workers_without_an_engine_for_them_are_refused(tmp_path: Path, override: str) -> None:
-    done = pipeline(*SMALL, f"outputs={tmp_path}", override, check=False)
-    assert f"error: {override} means nothing with execution.engine=inline" in done.stderr
+        connect()

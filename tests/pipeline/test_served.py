@@ -341,7 +341,7 @@ def test_two_workers_give_the_same_content(model: Path, dump: Any, tmp_path: Pat
     pytest.importorskip("ray")
     path = lines(tmp_path / "served.jsonl", *dump[1])
     here = node(model, path, batch=2)
-    execution = {"engine": "ray", "workers": 2, "address": None}
+    execution = {"engine": "ray", "workers": 2}
     there = replace(here, settings={**here.settings, "execution": execution})
     found = tiny.built(there, tmp_path / "there")
     assert found.record["facts"]["engine"] == "ray"

@@ -14,7 +14,6 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from analysis.report.sweep_figure import sweep_figure
-from analysis.statistics.bootstrap import PromptBootstrap, summarise
 from pipeline import sweeps
 from pipeline.execution.runner import ensure
 from pipeline.stages.report.comparison import rows_of_targets
@@ -38,10 +37,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     return {
         "certificates": pd.DataFrame(sweeps.rows_of(nodes, found)),
         "run_lengths": pd.DataFrame(sweeps.rows_of([lengths], ensure([lengths], store))),
-        **{
-            rule.label: artifact.read(columns=["lower", "upper"]).to_pandas()
-            for rule, artifact in zip(made.rules, found, strict=True)
-        },
     }
 
 
@@ -85,18 +80,6 @@ def test_a_table_is_aligned_and_leaves_out_what_is_empty(
     ]
 
 
-def test_intervals_are_those_of_the_bootstrap_over_prompts(rows: dict[str, pd.DataFrame]) -> None:
-    steps = rows["greedy"]
-    made = np.repeat(np.arange(6), (128, 128, 70, 128, 9, 128))
-    bootstrap = PromptBootstrap(made, *STATISTICS.values())
-    wanted = summarise(*(steps[end].to_numpy() for end in ("lower", "upper")), np.log(2), bootstrap)
-    row = rows["certificates"].set_index("rule").loc["greedy"]
-    for name, estimate in wanted.items():
-        assert row[f"{name}_ci_low"] == estimate["ci_low"]
-        assert row[f"{name}_ci_high"] == estimate["ci_high"]
-    assert row["p5_ci_low"] < row["p5"] < row["p5_ci_high"]
-
-
 def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are_named(
     rows: dict[str, pd.DataFrame], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,29 +96,6 @@ def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are
             assert f"≥ {row['value']:.4g}" in line
     assert "from 6 prompts, fewer than 30" in lines[len(table) + 1]
     assert table["few_prompts"].all()
-
-
-def test_a_plot_of_many_rules_says_how_many_are_drawn_and_none_looks_like_another() -> None:
-    rules = [f"additive t={at / 100:g}" for at in range(40)]
-    table = pd.DataFrame(
-        [
-            {"x": x, "target": target, "rule": rule, "coverage": 0.5}
-            for x in (1, 2)
-            for target in ("large", "small")
-            for rule in rules
-        ]
-    )
-    figure = sweep_figure(table, ["x"])
-    assert figure is not None
-    assert figure.get_suptitle() == "10 of 40 rules drawn"
-    for axis in figure.axes:
-        assert [line.get_label() for line in axis.lines] == rules[:10]
-        looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axis.lines}
-        assert len(looks) == 10
-    assert "of accepted steps" in figure.axes[0].get_ylabel()
-    few = sweep_figure(table[table["rule"].isin(rules[:10])], ["x"])
-    assert few is not None
-    assert few.get_suptitle() == ""
 
 
 def decoded(**swept: list[Any]) -> pd.DataFrame:

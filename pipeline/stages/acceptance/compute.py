@@ -34,9 +34,8 @@ from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import DRAFTED, read_steps
+from pipeline.store.distributions import DRAFTED, read_steps, stored_pair
 from pipeline.store.node import Node
-from pipeline.store.siblings import stored_pair
 
 MARS = Mars(0.9)  # whose law is held against the best
 LAW_STEPS = 256  # of the text, at which laws are

@@ -41,8 +41,8 @@ from pipeline.stages.decoding import PASSES, RUN, STAGE
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import schema
+from pipeline.store.distributions import sibling_rates
 from pipeline.store.node import Node
-from pipeline.store.siblings import sibling_rates
 
 WARM_UP = 8  # tokens decoded before anything is timed
 WIDEST = 64  # siblings of a tree whose acceptance is measured

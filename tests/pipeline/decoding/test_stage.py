@@ -24,8 +24,8 @@ from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.distributions import _stored, sibling_rates
 from pipeline.store.node import Node
-from pipeline.store.siblings import _stored, sibling_rates
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
