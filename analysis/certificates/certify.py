@@ -7,8 +7,6 @@ them, an interval that contains them elsewhere (docs/method.md). `certify_logits
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,46 +16,22 @@ from numpy.typing import ArrayLike, NDArray
 from ..rules.build import check_k
 from ..rules.builtin import Tree
 from ..rules.rule import Cut, Rule
-from ..topk import Floats, TopK
+from ..topk import TopK
 from .divergences import Divergence
 from .kernel import BLOCK, COUNTS, CUT, RECORD, TREE, certify_rows
-from .kernel_types import Block, Cells, Rules, StoredSteps
+from .kernel_types import Block, Certificates, Rules, StoredSteps
 from .rounded import rounded
 from .truncation import intervals
 
-SPACING = 72
-
-__all__ = ["Certificates", "certify", "certify_logits"]
+SPACING = 72  # columns of whole pages would share the same few cache sets
 
 
-@dataclass(frozen=True, eq=False)
-class Certificates:
-    """Certificates of N steps under R rules; every array is (N, R).
-
-    Attributes:
-        lower: nats, float64; a drafter with KL(p || q) < lower is accepted (or with a smaller
-            value of another divergence, in its unit).
-        upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
-            rejected or that cannot be excluded.
-        active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
-        accepted_count: int32, n; `rules.UNKNOWN` where it can't be told, NO_COUNT for trees.
-    """
-
-    lower: Floats
-    upper: Floats
-    active_size: NDArray[np.int32]
-    accepted_count: NDArray[np.int32]
-
-
-def certify(
-    dist: TopK, rules: Rule | Sequence[Rule], threads: int = 1, divergence: str = "kl"
-) -> Certificates:
+def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl") -> Certificates:
     """Compute the certificates of every step under every rule, in one pass.
 
     Args:
         dist: N steps.
         rules: R rules; one rule may be given bare, R = 1 then.
-        threads: the steps are split over so many threads.
         divergence: of target and draft: kl, tv, hellinger (squared), reverse_kl or renyi:a, with
             a > 0, as `divergences` defines them.
 
@@ -84,10 +58,10 @@ def certify(
             "TopK.from_logits(logits)"
         )
     rules = _listed(rules)
-    exact = partial(_exact, threads=threads, divergence=chosen)
+    exact = partial(_exact, divergence=chosen)
     if dist.log_prob_error is not None:
-        return Certificates(*rounded(dist, rules, chosen, exact))
-    return Certificates(*exact(dist, rules))
+        return rounded(dist, rules, chosen, exact)
+    return exact(dist, rules)
 
 
 def certify_logits(
@@ -125,43 +99,29 @@ def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
         ) from None
 
 
-def _exact(
-    dist: TopK, rules: Sequence[Rule], threads: int, divergence: Divergence
-) -> tuple[NDArray[Any], ...]:
-    """Return lower, upper, |A| and n, (N, R) each, of steps whose stored numbers are exact."""
-    lower, upper, active, accepted, left = _stored(dist, rules, threads, divergence)
-    if np.any(left):
-        cells = [np.flatnonzero(np.isnan(lower[r])) for r in np.flatnonzero(left)]
-        which, open_ = np.repeat(np.flatnonzero(left), left[left > 0]), np.concatenate(cells)
-        lower[which, open_], upper[which, open_], active[which, open_], accepted[which, open_] = (
-            intervals(dist, rules, which, open_, accepted[which, open_], divergence)
-        )
-    return lower.T, upper.T, active.T, accepted.T
-
-
-def _stored(
-    dist: TopK, rules: Sequence[Rule], threads: int, divergence: Divergence
-) -> tuple[NDArray[Any], ...]:
-    """Return lower, upper, |A| and n, each (R, N), and how many cells of each rule are open.
-
-    All stored tokens are accepted at an open cell, and lower and upper are nan there.
-    """
+def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certificates:
+    """Return the certificates of steps whose stored numbers are exact."""
     check_k(rules, dist.k, dist.vocab_size)
-    steps, table = _steps(dist), _rules(dist, rules)
-    # A rule's column is contiguous. Columns of whole pages would share the same few cache sets.
+    # a rule's column is contiguous
     shape = (len(rules), len(dist) + SPACING)
     floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
-    found = Cells(floats[0], floats[1], ints[0], ints[1])
-    edges = np.linspace(0, len(dist), max(1, threads) + 1).astype(int).tolist()
-    if threads <= 1:
-        left = _run(steps, table, found, divergence, 0, len(dist))
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            run = partial(_run, steps, table, found, divergence)
-            left = np.sum(list(pool.map(run, edges[:-1], edges[1:])), axis=0)
-    lower, upper = floats[:, :, : len(dist)]
-    active, accepted = ints[:, :, : len(dist)]
-    return lower, upper, active, accepted, left
+    found = Certificates(*floats, *ints)
+    left = np.zeros(len(rules), dtype=np.int64)
+    bad = certify_rows(_steps(dist), _rules(dist, rules), _scratch(dist.k, divergence), found, left)
+    if bad >= 0:
+        raise ValueError(
+            f"step {bad}: the stored tokens are not numbers by decreasing value, or "
+            "the largest probability is not in (0, 1]"
+        )
+    found = Certificates(*(column[:, : len(dist)] for column in found))
+    rows = np.flatnonzero(left)
+    if rows.size:  # all stored tokens are accepted, and lower is nan
+        which, steps = np.nonzero(np.isnan(found.lower[rows]))
+        cells = rows[which], steps
+        ends = intervals(dist, rules, *cells, found.accepted_count[cells], divergence)
+        for column, values in zip(found, ends, strict=True):
+            column[cells] = values
+    return Certificates(*(column.T for column in found))
 
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
@@ -245,22 +205,8 @@ def _steps(dist: TopK) -> StoredSteps:
     )
 
 
-def _run(
-    steps: StoredSteps, rules: Rules, found: Cells, divergence: Divergence, first: int, last: int
-) -> NDArray[np.int64]:
-    left = np.zeros(len(rules.kind), dtype=np.int64)
-    block = _scratch(steps.values.shape[1], divergence)
-    bad = certify_rows(steps, rules, block, found, left, first, last)
-    if bad >= 0:
-        raise ValueError(
-            f"step {bad}: the stored tokens are not numbers by decreasing value, or "
-            "the largest probability is not in (0, 1]"
-        )
-    return left
-
-
 def _scratch(k: int, divergence: Divergence) -> Block:
-    """Return the scratch of a thread for K stored tokens."""
+    """Return the scratch for K stored tokens."""
     p0, second, m = np.zeros((3, BLOCK))
     have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
     width = (k + 1) * RECORD

@@ -24,7 +24,18 @@ from typing import Any
 import numpy as np
 
 from ..topk import Floats
-from .kernel_types import HELLINGER, KL, TV, Block, Cells, Ints, Rules, StoredSteps, apart, compiled
+from .kernel_types import (
+    HELLINGER,
+    KL,
+    TV,
+    Block,
+    Certificates,
+    Ints,
+    Rules,
+    StoredSteps,
+    apart,
+    compiled,
+)
 
 CUT, COUNTS, TREE = 0, 1, 2  # kinds of rules
 BLOCK = 128  # steps
@@ -211,24 +222,24 @@ def begin_block(steps: StoredSteps, block: Block, start: int, count: int) -> int
 
 
 @compiled
-def first_rejected(block: Block, found: Cells) -> None:
+def first_rejected(block: Block, found: Certificates) -> None:
     """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
     for i in range(found.lower.size):
         found.lower[i] = found.upper[i] = block.m[i]
-        found.active[i], found.accepted[i] = block.a[i], 1
+        found.active_size[i], found.accepted_count[i] = block.a[i], 1
 
 
 @compiled
-def write(block: Block, found: Cells, i: int, n: int, k: int, size: int) -> int:
+def write(block: Block, found: Certificates, i: int, n: int, k: int, size: int) -> int:
     """Write a certificate, n tokens being accepted (-1: more than k); 1 where it stays open."""
-    found.accepted[i] = n
+    found.accepted_count[i] = n
     if 0 < n < k:
         at = known(block, i * block.width, n)
         found.lower[i] = found.upper[i] = block.s[at + M]
-        found.active[i] = np.int32(block.s[at + A])
+        found.active_size[i] = np.int32(block.s[at + A])
         return 0
     found.lower[i] = found.upper[i] = math.inf if n >= size else math.nan
-    found.active[i] = 0
+    found.active_size[i] = 0
     return 1 if n < size else 0
 
 
@@ -269,7 +280,13 @@ def by_threshold(
 
 @compiled
 def settle(
-    steps: StoredSteps, rules: Rules, r: int, block: Block, listed: int, found: Cells, start: int
+    steps: StoredSteps,
+    rules: Rules,
+    r: int,
+    block: Block,
+    listed: int,
+    found: Certificates,
+    start: int,
 ) -> tuple[int, int]:
     """Write the certificates of a block; return the first bad step or -1, and how many are open."""
     k, left, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
@@ -286,7 +303,7 @@ def settle(
 
 
 @compiled
-def tree_rule(steps: StoredSteps, m: int, block: Block, found: Cells, start: int) -> int:
+def tree_rule(steps: StoredSteps, m: int, block: Block, found: Certificates, start: int) -> int:
     """Apply Theorem 5.1 to a block; return the first bad step, or -1."""
     for i in range(found.lower.size):
         value, members = math.inf, 0
@@ -295,31 +312,31 @@ def tree_rule(steps: StoredSteps, m: int, block: Block, found: Cells, start: int
                 return start + i
             value, members = tree(block, i * block.width, m)
         found.lower[i] = found.upper[i] = value
-        found.active[i], found.accepted[i] = members, 0  # rules.NO_COUNT
+        found.active_size[i], found.accepted_count[i] = members, 0  # rules.NO_COUNT
     return -1
 
 
 @compiled
 def certify_rows(
-    steps: StoredSteps, rules: Rules, block: Block, found: Cells, left: Ints, first: int, last: int
+    steps: StoredSteps, rules: Rules, block: Block, found: Certificates, left: Ints
 ) -> int:
-    """Certify the steps from `first` to `last`; return the first whose ranks are not sorted, or -1.
+    """Certify all steps; return the first whose ranks are not sorted, or -1.
 
     Adds to left, (R,), the number of steps whose first rejected token is not stored.
     """
-    for start in range(first, last, BLOCK):
-        stop = min(start + BLOCK, last)
+    for start in range(0, len(steps.p0), BLOCK):
+        stop = min(start + BLOCK, len(steps.p0))
         count, listed = stop - start, 0
         bad = begin_block(steps, block, start, count)
         for r in range(rules.kind.size):
             if bad >= 0:
                 return bad
             place, more = rules.place[r], 0
-            part = Cells(
+            part = Certificates(
                 found.lower[place, start:stop],
                 found.upper[place, start:stop],
-                found.active[place, start:stop],
-                found.accepted[place, start:stop],
+                found.active_size[place, start:stop],
+                found.accepted_count[place, start:stop],
             )
             if rules.kind[r] == TREE:
                 bad = tree_rule(steps, rules.limit[r], block, part, start)

@@ -48,13 +48,24 @@ class Rules(NamedTuple):
     limits: Ints
 
 
-class Cells(NamedTuple):
-    """Certificates: (R, N), or one rule's of a block."""
+class Certificates(NamedTuple):
+    """Certificates of N steps under R rules; every array is (N, R).
+
+    The kernel writes them as (R, N), and one rule's of a block as (steps,).
+
+    Attributes:
+        lower: nats, float64; a drafter with KL(p || q) < lower is accepted (or with a smaller
+            value of another divergence, in its unit).
+        upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
+            rejected or that cannot be excluded.
+        active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
+        accepted_count: int32, n; `rules.UNKNOWN` where it can't be told, NO_COUNT for trees.
+    """
 
     lower: Floats
     upper: Floats
-    active: NDArray[np.int32]
-    accepted: NDArray[np.int32]
+    active_size: NDArray[np.int32]
+    accepted_count: NDArray[np.int32]
 
 
 class Block(NamedTuple):

@@ -46,62 +46,60 @@ def certificate_of(dist: TopK, rule: Rule) -> float:
     make the next one, rank n + 1, a mode of q. Where all tokens are accepted nothing is rejected,
     at no divergence: +inf.
     """
+    active = active_tokens(dist, rule)
+    return math.inf if active is None else level_cost(dist.probs[0][active])[1]
+
+
+def active_tokens(dist: TopK, rule: Rule) -> NDArray[np.intp] | None:
+    """Return the ranks, from 0, on which q* is level at one step; None if nothing is rejected."""
     p = dist.probs[0]
     if isinstance(rule, Tree):
-        return tree_certificate(p, rule.m) if rule.m < len(p) else math.inf
+        return tree_active(p, rule.m) if rule.m < len(p) else None
     n = int(rule.accepted_count(dist)[0])
-    return single_token(p, n) if n < len(p) else math.inf
+    return single_active(p, n) if n < len(p) else None
 
 
-def single_token(p: Floats, x: int) -> float:
-    """Return M(x), the least KL(p || q) that makes token x a mode of q (Lemma 4.2).
+def single_active(p: Floats, x: int) -> NDArray[np.intp]:
+    """Return A, on which the q* that makes token x a mode is level; it equals p elsewhere.
+
+    Lemma 4.2: A is x with the tokens above the level c = max over j of (p(x) + P_j) / (j + 1), P_j
+    the sum of the j most probable other tokens.
 
     Args:
         p: (V,) ranked.
         x: index of the token, at least 1.
-    """
-    return level_cost(p[single_active(p, x)])
-
-
-def single_active(p: Floats, x: int) -> NDArray[np.intp]:
-    """Return the indices of A, on which the q* of token x is level; it equals p elsewhere.
-
-    A is x with the tokens above the level c = max over j of (p(x) + P_j) / (j + 1), P_j the sum of
-    the j most probable other tokens.
     """
     others = np.delete(np.arange(len(p)), x)
     means = (p[x] + np.append(0.0, np.cumsum(p[others]))) / np.arange(1, len(p) + 1)
     return np.append(others[: int(np.argmax(means))], x)
 
 
-def tree_certificate(p: Floats, m: int) -> float:
-    """Return the least KL(p || q) at which x0 is not among the m top tokens of q (Theorem 5.1).
+def tree_active(p: Floats, m: int) -> NDArray[np.intp]:
+    """Return A for a tree: x0 is not among the m top tokens of q, so the m next have to reach it.
+
+    Theorem 5.1: q* is level on x0 and those of them below the level r = min over j of
+    (p0 + S_j) / (j + 1), S_j the sum of the j least probable of them.
 
     Args:
         p: (V,) ranked.
         m: less than V.
-    """
-    return level_cost(p[tree_active(p, m)])
-
-
-def tree_active(p: Floats, m: int) -> NDArray[np.intp]:
-    """Return the indices of A for a tree: the m next tokens have to reach x0.
-
-    q* is level on x0 and those of them below the level r = min over j of (p0 + S_j) / (j + 1), S_j
-    the sum of the j least probable of them.
     """
     rivals = np.arange(m, 0, -1)  # from rank m + 1 up to rank 2
     means = (p[0] + np.append(0.0, np.cumsum(p[rivals]))) / np.arange(1, m + 2)
     return np.append(0, rivals[: int(np.argmin(means))])
 
 
-def level_cost(active: Floats) -> float:
-    """Return KL(p || q*) where q* is the mean of the (k,) active probabilities, and p elsewhere.
+def level_cost(active: Floats) -> tuple[float, float]:
+    """Return the mean c of the (k,) active probabilities, and KL(p || q*): q* is c there, else p.
 
-    sum p log(p / c) with c the mean, which is c sum phi(p / c - 1): no terms cancel.
+    sum p log(p / c), which is c sum phi(p / c - 1): no terms cancel. p / c - 1 is taken from
+    differences to the largest, so that nothing is lost at near-ties.
     """
-    c = float(active.mean())
-    return c * float(phi(active / c - 1.0).sum())
+    top = active.max()
+    e = (active - top) / top
+    mean = float(e.mean())
+    c = float(top * (1.0 + mean))
+    return c, c * float(phi((e - mean) / (1.0 + mean)).sum())
 
 
 def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
@@ -128,21 +126,13 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
         >>> extremal_draft([0.1, 0.6, 0.3], Tree(m=2))[0].round(6).tolist()
         [0.333333, 0.333333, 0.333333]
     """
-    dist = TopK.from_probabilities(np.asarray(p, dtype=np.float64)[None, :])
-    ranked = dist.probs[0]
-    accepted = rule.m if isinstance(rule, Tree) else int(rule.accepted_count(dist)[0])
-    if accepted >= len(ranked):
+    dist = TopK.from_probabilities(p)
+    active = active_tokens(dist, rule)
+    if active is None:
         raise ValueError(
-            f"rule {rule.label!r} rejects nothing at this p (p0={ranked[0]:.6g}, "
-            f"V={len(ranked)}): there is no draft to show"
+            f"rule {rule.label!r} rejects nothing at this p: there is no draft to show"
         )
-    if isinstance(rule, Tree):
-        active = tree_active(ranked, accepted)
-    else:
-        active = single_active(ranked, accepted)
-    e = (ranked[active] - ranked[0]) / ranked[0]  # p / p0 - 1: nothing is lost at near-ties
-    mean = float(e.mean())
-    level = float(ranked[0] * (1.0 + mean))
-    q = np.asarray(p, dtype=np.float64).copy()
+    q = np.array(p, dtype=np.float64)
+    level, cost = level_cost(dist.probs[0][active])
     q[dist.ids[0][active]] = level
-    return q, float(level * np.sum(phi((e - mean) / (1.0 + mean))))
+    return q, cost

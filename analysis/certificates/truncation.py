@@ -92,19 +92,14 @@ class Known:
         p_k: (N,), of rank K, rounded up.
         p0_error: (N,), by what share p0 may be off; 0 where it is given.
         tokens: p / p0 - 1 and log(p / p0) of those that are stored, (N, K) each.
-        tail: (N,), T, and
-        tail_error: (N,), by what share it may be off. Of a single token that is the rounding of
-            its logarithm, and more of several.
+        tail: (N,), T, which may be off by `TAIL_ERROR`, relative.
     """
 
     def __init__(self, dist: TopK, divergence: Divergence) -> None:
         self.dist, self.divergence = dist, divergence
         self.others = dist.vocab_size - dist.k
-        self.p0, self.p_k, self.tail = (
-            dist.top_probability,
-            dist.probs[:, -1],
-            np.exp(dist.log_tail),
-        )
+        self.p0, self.p_k = dist.top_probability, dist.probs[:, -1]
+        self.tail = np.exp(dist.log_tail)
         if dist.logits is None:
             self.p0_error = np.zeros(len(dist))
             self.tokens = ratios(dist.probs, self.p0[:, None])
@@ -116,9 +111,6 @@ class Known:
             self.tokens = above, below
             # what passed a threshold in the kernel, rounded otherwise, is not below it here
             self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
-        logarithm = np.where(self.tail > 0, dist.log_tail, 0.0)
-        one = self.others == 1
-        self.tail_error = ROUNDING * (1.0 - logarithm) if one else np.full(len(dist), TAIL_ERROR)
 
     def ratios(self, b: Floats) -> Ratios:
         """Return p / p0 - 1 and log(p / p0) of unseen tokens, which are those of p_K at most."""
@@ -131,9 +123,9 @@ class Known:
 
 def _by_threshold(stored: Known, theta: Floats) -> Intervals:
     dist, n = stored.dist, stored.others
-    low, high, most = (_one_left if n == 1 else _several_left)(stored, theta)
+    low, high, most = _first_rejected(stored, theta)
     lower, upper, active = _ends(stored, low, high, most)
-    least = low if n == 1 else stored.tail * (1.0 - TAIL_ERROR) - (n - 1) * stored.p_k
+    least = stored.tail * (1.0 - TAIL_ERROR) - (n - 1) * stored.p_k
     everything = (theta < 0) | (least > theta)
     accepted = np.where(most == 0, dist.k, -1)
     return (
@@ -144,17 +136,7 @@ def _by_threshold(stored: Known, theta: Floats) -> Intervals:
     )
 
 
-def _one_left(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return b_min, b_max, and 1 where rounding leaves open whether the only token is accepted."""
-    tail, error = stored.tail, stored.tail_error
-    high = np.minimum(tail * (1.0 + error), stored.p_k)
-    underflown = (tail < TINY) & (stored.dist.log_tail > -np.inf)
-    high = np.where(underflown, np.minimum(TINY, stored.p_k), high)
-    low = np.where(underflown, 0.0, tail * (1.0 - error))
-    return low, np.minimum(high, np.maximum(theta, 0.0)), np.where(high > theta, 1.0, 0.0)
-
-
-def _several_left(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]:
+def _first_rejected(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]:
     """Return b_min, b_max, and the largest number of unseen tokens that can be accepted."""
     dist, n, tail = stored.dist, stored.others, stored.tail
     stored_surprise = -(dist.probs * np.where(dist.probs > 0, dist.log_probs, 0.0)).sum(axis=1)
@@ -178,10 +160,10 @@ def _several_left(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]
 
 def _by_count(stored: Known, counts: Counts) -> Intervals:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
-    tail, error, p_k = stored.tail, stored.tail_error, stored.p_k
+    tail, p_k = stored.tail, stored.p_k
     more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
-    high = np.minimum(p_k, tail * (1.0 + error) / (more + 1.0))
-    least = (tail * (1.0 - error) - more * p_k) / (stored.others - more)
+    high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
+    least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
     lower, upper, active = _ends(stored, np.clip(least, 0.0, high), high, more)
     return lower, np.where(counts < 0, np.inf, upper), active, counts
 
@@ -191,14 +173,13 @@ def _ends(
 ) -> tuple[Floats, Floats, NDArray[np.int32]]:
     """Return M of a b in [low, high] that at most so many unseen tokens exceed: lower, upper, |A|.
 
-    They are equal where b is known, unless M falls so fast there that its rounding shows.
+    They are equal where b is 0, unless M falls so fast there that its rounding shows.
     """
     least = stored.divergence.least
     largest = stored.ratios(high * (1.0 + stored.p0_error))
     lower, active = least(stored.p0, stored.tokens, largest, widen=-MARGIN)
     upper = upper_end(stored, low * (1.0 - stored.p0_error), most)
-    known = (stored.others == 1) | (stored.tail < TINY)
-    exact = known & (most == 0) & (upper <= lower * (1.0 + 4.0 * MARGIN))
+    exact = (stored.tail < TINY) & (most == 0) & (upper <= lower * (1.0 + 4.0 * MARGIN))
     if exact.any():
         cost, _ = least(stored.p0, stored.tokens, stored.ratios(stored.tail))
         lower, upper = (np.where(exact, cost, end) for end in (lower, upper))
@@ -212,7 +193,7 @@ def upper_end(stored: Known, b: Floats, most: Floats) -> Floats:
     value, size = least(stored.p0, (e, log_w), (last_e, last_log_w), widen=MARGIN)
     rows = np.flatnonzero(size > e.shape[1])  # p_K exceeds the level: an unseen token may be active
     p0, last = stored.p0[rows], (last_e[rows], last_log_w[rows])
-    mass = np.maximum(0.0, stored.tail[rows] * (1.0 + stored.tail_error[rows]) - b[rows])
+    mass = np.maximum(0.0, stored.tail[rows] * (1.0 + TAIL_ERROR) - b[rows])
     unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # at p_K
     rest = np.where(unseen < most[rows], mass - unseen * stored.p_k[rows], 0.0)
     rest_e = np.clip(rest / p0 - 1.0, last[0], e[rows, -1])  # no more than p_K

@@ -305,15 +305,11 @@ def test_stored_ranks_out_of_order_are_refused() -> None:
         certify(dist, [StrictGreedy()])
 
 
-def test_threads_and_slices_change_nothing() -> None:
+def test_slices_change_nothing() -> None:
     dist = TopK.from_probabilities(dirichlet(3, 301, 40, 0.2), k=12)
     rules = [*RULES[:3], RULES[5], Tree(4)]
     whole = certify(dist, rules)
-    assert_same(certify(dist, rules, threads=3), whole)
-    assert_same(
-        certify(dist[100:200], rules),
-        Certificates(**{name: values[100:200] for name, values in vars(whole).items()}),
-    )
+    assert_same(certify(dist[100:200], rules), Certificates(*(x[100:200] for x in whole)))
     assert certify(dist[:0], rules).lower.shape == (0, len(rules))
     assert certify(dist, []).lower.shape == (301, 0)
 

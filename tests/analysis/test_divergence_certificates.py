@@ -66,7 +66,9 @@ def solved(name: str, p: Floats, low: list[int], high: list[int]) -> float:
 # of other orders the solver says itself that it may be inaccurate
 @pytest.mark.parametrize("name", ["kl", "tv", "hellinger", "reverse_kl"])
 def test_single_tokens_and_trees_match_a_convex_solver(name: str) -> None:
-    found = certify(TopK.from_probabilities(TARGETS), [FirstRanks(n) for n in (1, 3)], 1, name)
+    found = certify(
+        TopK.from_probabilities(TARGETS), [FirstRanks(n) for n in (1, 3)], divergence=name
+    )
     covered = certify(TopK.from_probabilities(TARGETS), [Tree(2)], divergence=name)
     for row, p in enumerate(TARGETS):
         every = list(range(5))

@@ -52,22 +52,18 @@ def test_truth_is_inside_and_equal_where_exact(k: int) -> None:
     assert (cut.accepted_count == whole.accepted_count)[known].all()
 
 
-def test_rules_of_rank_and_one_unstored_token_are_exact() -> None:
+def test_rules_of_rank_are_exact() -> None:
     p = dirichlet(0, 200, 50, 0.3)
     rules = [StrictGreedy(), TopMAdditive(4, 1.0), TopMAdditive(4, 0.2, "paper"), Tree(4)]
     whole, cut = (certify(TopK.from_probabilities(p, k=k), rules) for k in (50, 5))
     assert_same(cut, whole)
-    rules = [AbsoluteThreshold(0.25), AbsoluteThreshold(0.1), Multiplicative(0.5)]
-    whole, cut = (certify(TopK.from_probabilities([[0.5, 0.3, 0.2]], k=k), rules) for k in (3, 2))
-    np.testing.assert_allclose(cut.lower, whole.lower, rtol=1e-12)
-    np.testing.assert_array_equal(cut.lower, cut.upper)
 
 
 EXACT = np.array([[0.5, 0.4, 0.1], [0.5, 0.45, 0.05], [0.625, 0.25, 0.125]])
 
 
 def test_one_unstored_token_at_its_threshold() -> None:
-    """p = theta is rejected, but log T says p only up to rounding: an interval with the truth."""
+    """p = theta is rejected, but T may be off: an interval with the truth."""
     rules = [AbsoluteThreshold(0.1), Multiplicative(0.1), Additive(0.4), Additive(0.5)]
     rules += [Typical(0.1, 1.0), AbsoluteThreshold(0.0)]
     whole, cut = (certify(TopK.from_probabilities(EXACT, k=k), rules) for k in (3, 2))
@@ -79,65 +75,22 @@ def test_one_unstored_token_at_its_threshold() -> None:
     assert (cut.accepted_count == whole.accepted_count)[known].all()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("size", [2, 3, 6, 25])
-@pytest.mark.parametrize("given", ["probabilities", "logits"])
-def test_one_unstored_token_around_every_threshold(size: int, given: str) -> None:
-    """Thresholds at the token of each step, ulps beside it, and beyond its rounding."""
-    rng = np.random.default_rng(size)
-    p = targets(rng, 60, size)
-    z = np.log(p + 1e-9).astype(np.float32)
-    if given == "logits":
-        whole, cut = TopK.from_logits(z), TopK.from_logits(z, size - 1)
-    else:
-        whole, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, size - 1)
-    b, p0, h = whole.probs[:, -1], whole.probs[:, 0], whole.entropy
-    for shift in (0.0, 2e-16, -2e-16, 1e-15, -1e-15, 1e-12, -1e-12, 1e-3, -1e-3):
-        at = b * (1 + shift)
-        for row in range(len(p)):
-            rules = [
-                AbsoluteThreshold(min(at[row], 0.999)),
-                Multiplicative(min(1.0, max(at[row] / p0[row], 1e-300))),
-                Additive(min(1.0, max(0.0, p0[row] - at[row]))),
-                Typical(1.0, max(at[row] * math.exp(h[row]), 1e-300)),
-            ]
-            full, found = (certify(dist[row : row + 1], rules) for dist in (whole, cut))
-            assert (found.lower <= full.lower * (1 + 1e-13)).all()
-            assert (found.upper >= full.lower * (1 - 1e-13)).all()
-            known = found.accepted_count >= 0
-            assert (found.accepted_count == full.accepted_count)[known].all()
-            if abs(shift) >= 1e-12 and 1e-300 < b[row] < 0.9 * p0[row]:
-                assert (found.lower[0, :2] == found.upper[0, :2]).all()
-
-
-def least_cost(p: list[mpmath.mpf], n: int) -> mpmath.mpf:
-    """Lemma 4.2 for rank n + 1, by its definition."""
-    levels = [(p[n] + mpmath.fsum(p[:j])) / (j + 1) for j in range(1, n + 1)]
-    level, active = max((level, j) for j, level in enumerate(levels, start=1))
-    return mpmath.fsum(x * mpmath.log(x / level) for x in [*p[:active], p[n]])
-
-
 @pytest.mark.parametrize("power", range(1, 13))
-def test_lower_ends_at_near_ties(power: int) -> None:
+def test_near_ties_stay_inside(power: int) -> None:
     """The first rejected token is a relative 10^-power below x0 and not stored."""
     gap = 10.0**-power
-    with mpmath.workdps(50):
-        for top in ([0.4, 0.4 * (1 - gap)], [0.3, 0.3 * (1 - gap / 3), 0.3 * (1 - gap)]):
-            p = np.array([*top, 1 - sum(top)])
-            k = len(top) - 1
-            truth = least_cost([mpmath.mpf(float(x)) for x in p], k)
-            for entropy_error in (1e-9, np.inf):
-                cut = replace(TopK.from_probabilities(p, k), entropy_error=entropy_error)
-                found = certify(cut, AbsoluteThreshold(p[k]))
-                assert truth * (1 - mpmath.mpf("2e-12")) < found.lower[0, 0] <= truth
-                assert found.upper[0, 0] >= truth
-            z = np.log(p)
+    for top in ([0.4, 0.4 * (1 - gap)], [0.3, 0.3 * (1 - gap / 3), 0.3 * (1 - gap)]):
+        z, k = np.log([*top, 1 - sum(top)]), len(top) - 1
+        with mpmath.workdps(50):
             weights = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
-            truth = least_cost([w / mpmath.fsum(weights) for w in weights], k)
-            alpha = float(np.exp(z[k] - z[0]) * (1 + 1e-15))
-            found = certify(TopK.from_logits(z, k), Multiplicative(min(1.0, alpha)))
-            # p / p0 is known to about 1e-15 here, and so R to that by the gap
-            assert truth * (1 - mpmath.mpf(2e-12 + 1e-13 / gap)) <= found.lower[0, 0] <= truth
+            p = [w / mpmath.fsum(weights) for w in weights]
+            level, active = max(((p[k] + mpmath.fsum(p[:j])) / (j + 1), j) for j in range(1, k + 1))
+            truth = mpmath.fsum(x * mpmath.log(x / level) for x in [*p[:active], p[k]])
+        alpha = min(1.0, float(np.exp(z[k] - z[0]) * (1 + 1e-15)))
+        for entropy_error in (1e-9, np.inf):
+            cut = replace(TopK.from_logits(z, k), entropy_error=entropy_error)
+            found = certify(cut, Multiplicative(alpha))
+            assert found.lower[0, 0] <= truth <= found.upper[0, 0]
 
 
 def test_tails_too_small_to_tell_apart() -> None:
