@@ -222,14 +222,6 @@ def begin_block(steps: StoredSteps, block: Block, start: int, count: int) -> int
 
 
 @compiled
-def first_rejected(block: Block, found: Certificates) -> None:
-    """Write the certificates of a block as if rank 2 were rejected, as it is most often."""
-    for i in range(found.lower.size):
-        found.lower[i] = found.upper[i] = block.m[i]
-        found.active_size[i], found.accepted_count[i] = block.a[i], 1
-
-
-@compiled
 def write(block: Block, found: Certificates, i: int, n: int, k: int, size: int) -> int:
     """Write a certificate, n tokens being accepted (-1: more than k); 1 where it stays open."""
     found.accepted_count[i] = n
@@ -290,7 +282,9 @@ def settle(
 ) -> tuple[int, int]:
     """Write the certificates of a block; return the first bad step or -1, and how many are open."""
     k, left, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
-    first_rejected(block, found)
+    for i in range(found.lower.size):  # as if rank 2 were rejected, as it is most often
+        found.lower[i] = found.upper[i] = block.m[i]
+        found.active_size[i], found.accepted_count[i] = block.a[i], 1
     for j in range(listed):
         i, n = block.listed[j], block.n[j]
         if rules.kind[r] == CUT:
