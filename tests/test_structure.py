@@ -108,7 +108,7 @@ def test_a_cached_run_imports_nothing_heavy() -> None:
     script = (
         "import sys, pipeline.cli, pipeline.plan.graph, pipeline.execution.runner, "
         "pipeline.store.identity, "
-        "pipeline.plan.slices, pipeline.sweeps\n"
+        "pipeline.plan.slices, pipeline.plan.methods, pipeline.sweeps\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..certificates.bounds import phi
-from ..certificates.certify import certify
 from ..rules.builtin import FirstRanks
 from ..topk import Floats, TopK
 
@@ -109,6 +108,8 @@ def _kept_at(a: Floats, price: float) -> Floats:
 
 def mode_costs(dist: TopK) -> Floats:
     """Return M of every stored rank, (N, K): the least KL that makes it q's argmax; 0 of rank 1."""
+    from ..certificates.certify import certify  # with numba: not for who wants a coin alone
+
     found = [np.zeros((len(dist), 1))]
     if dist.k > 1:
         found.append(certify(dist, [FirstRanks(n) for n in range(1, dist.k)]).lower)
