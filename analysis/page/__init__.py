@@ -1,1 +1,1 @@
-"""The page of a report: its data as plain JSON, and its charts as Vega-Lite specifications."""
+"""The page of a report: its data as plain JSON."""

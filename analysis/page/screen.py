@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..acceptance.summary import UNION
 from ..acceptance.verdict import name_of
 from ..report.measured import Target
 from ..report.records import Results, records_of, select
 from ..report.sections.acceptance_figures import GREEDY, row_of, rules_in
 from ..report.text import UNDEFINED, number_text, share_text
 from ..rules import Additive, StrictGreedy
-from .steps import LEVELS, digits, family, in_order
+from .steps import DIVERGENCES, LEVELS, digits, family, in_order
 
 Row = dict[str, Any]
 EPS, WANTED = 0.1, 0.95  # nats, and the share of steps, of the first screen without a drafter
-NAMES = {"kl": "KL", "tv": "total variation", "hellinger": "Hellinger", "reverse_kl": "reverse KL"}
 SHOWN = {"model": "drafter", "prompt_lookup": "prompt look-up", "lookup_first": "look-up first"}
 assert EPS in LEVELS
 
@@ -41,7 +39,8 @@ def facts_of_pair(results: Results, target: str, run: Mapping[str, Any] | None) 
             _fact("Tokens a call", number_text(run["tokens_per_call"]), "the same, decoded"),
         ]
     accepted = row_of(results, target, GREEDY, "acceptance")
-    certified, name = most_certified(results, target)
+    certified = most_certified(results, target)
+    name, _ = DIVERGENCES[certified["divergence"]]
     return [
         *facts,
         _fact("Accepted", _share(accepted), f"{results.drafter}, strict greedy, share of steps"),
@@ -49,16 +48,22 @@ def facts_of_pair(results: Results, target: str, run: Mapping[str, Any] | None) 
     ]
 
 
-def most_certified(results: Results, target: str) -> tuple[Row, str]:
-    """Return the share that strict greedy certifies by the divergence that certifies most."""
-    breakdown = results["breakdown"]
-    rows: list[Row] = [{**row_of(results, target, GREEDY, "certified"), "divergence": "kl"}]
-    if not breakdown.empty:
-        wanted = {"target": target, "depth": 0, "statistic": "certified", "rule": GREEDY}
-        rows += records_of(select(breakdown[breakdown["divergence"] != UNION], **wanted))
-    best = max(rows, key=lambda row: float(row["value"]))
-    name = str(best["divergence"])
-    return best, NAMES.get(name, name)
+def most_certified(results: Results, target: str) -> Row:
+    """Return the row of strict greedy's certified share in the divergence that certifies most."""
+    rows = [certified_in(results, target, GREEDY, name) for name in DIVERGENCES]
+    return max(rows, key=lambda row: np.nan_to_num(row["value"], nan=-1.0))
+
+
+def certified_in(results: Results, target: str, rule: str, divergence: str) -> Row:
+    """Return the row of a rule's certified share in a divergence; NaN where it was not measured."""
+    if divergence == "kl":
+        row = row_of(results, target, rule, "certified")
+    else:
+        keys = ("target", "rule", "divergence", "depth", "statistic")
+        found = results.rows("breakdown", *keys) if "breakdown" in results else {}
+        unknown = dict.fromkeys(("value", "ci_low", "ci_high"), math.nan)
+        row = found.get((target, rule, divergence, 0, "certified"), unknown)
+    return {**row, "divergence": divergence}
 
 
 def facts_of_target(target: Target) -> list[Row]:
@@ -97,15 +102,14 @@ def rule_rows(results: Results, target: str) -> list[Row]:
     known = dict(zip(presets["rule"], presets["name"], strict=True))
     labels = rules_in(results, "baseline", "criteria", "preset", "dial")
     rules = [results.rules[label] for label in labels if results.rules[label].judges_tokens]
+    divergence = most_certified(results, target)["divergence"]
     rows = []
     for rule in in_order(rules):
-        found = {
-            name: row_of(results, target, rule.label, name)
-            for name in ("acceptance", "certified", "departure", "given_up")
-        }
-        accepted = found.pop("acceptance")
+        accepted, departure, given_up = (
+            row_of(results, target, rule.label, name)
+            for name in ("acceptance", "departure", "given_up")
+        )
         preset = f", {known[rule.label]}" if rule.label in known else ""
-        texts = {f"{name}_text": _share(row) for name, row in found.items() if name != "given_up"}
         rows.append(
             {
                 "label": rule.label,
@@ -115,9 +119,10 @@ def rule_rows(results: Results, target: str) -> list[Row]:
                 "low": digits(accepted["ci_low"], 4),
                 "high": digits(accepted["ci_high"], 4),
                 "accepted_text": _share(accepted),
-                "given_up": digits(found["given_up"]["value"], 3),
-                "given_up_text": f"{found['given_up']['value']:.2g}",
-                **texts,
+                "certified_text": _share(certified_in(results, target, rule.label, divergence)),
+                "departure_text": _share(departure),
+                "given_up": digits(given_up["value"], 3),
+                "given_up_text": f"{given_up['value']:.2g}",
             }
         )
     return [row for row in rows if row["accepted"] is not None]

@@ -34,6 +34,12 @@ LEVELS = np.round(
 MOST = 6_000_000  # characters of certificates that a page of 2.5 MB has room for, deflated
 POINTS = 121  # of a survival curve
 ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
+DIVERGENCES = {  # of stage drafts: printed name and unit
+    "kl": ("KL(p‖q)", " nats"),
+    "tv": ("total variation", ""),
+    "hellinger": ("Hellinger", ""),
+    "reverse_kl": ("reverse KL", " nats"),
+}
 FAMILIES = {
     "greedy": "Strict greedy",
     "additive": "Additive",
@@ -119,7 +125,9 @@ def packed(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     }
     levels = [pack_levels(target.lower[rule]) for rule in rules]
     lengths = target.bootstrap.steps.tolist()
-    return {"label": target.label, "lengths": lengths, "levels": levels, **kinds}
+    name, unit = DIVERGENCES[target.divergence]
+    told = {"label": target.label, "divergence": name, "unit": unit}
+    return {**told, "lengths": lengths, "levels": levels, **kinds}
 
 
 def contradictions(target: Target) -> int:
@@ -222,8 +230,8 @@ def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
     }
     if target.draft is not None:
         drafted = target.draft.iloc[step]
-        row |= {name: digits(drafted[name]) for name in ("kl", "q", "p_draft")}
-        row["d"] = int(drafted["token"])
+        row |= {name: digits(drafted[name]) for name in ("q", "p_draft")}
+        row |= {"d": int(drafted["token"]), "distance": digits(drafted[target.divergence])}
     return row
 
 

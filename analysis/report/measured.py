@@ -52,11 +52,12 @@ class Target:
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: steps at which the test of a rule, by its label, means nothing.
         words: text of the tokens that are known, by id.
-        draft: the drafter's side, a row a step: kl (nats), token, its most probable one, the rank
-            of it under the target, and its probabilities, q under the drafter and p_draft under the
-            target; None without a drafter.
+        draft: the drafter's side, a row a step: its divergences by name, token, its most probable
+            one, the rank of it under the target, and its probabilities, q under the drafter and
+            p_draft under the target; None without a drafter.
         judged: by a rule's label, the (N,) steps that accept the draft, and those certified at the
-            drafter's own divergence.
+            drafter's own distance.
+        divergence: name of that of this distance: the one that certifies most of strict greedy.
     """
 
     label: str
@@ -72,6 +73,7 @@ class Target:
     words: Mapping[int, str] = field(default_factory=dict)
     draft: pd.DataFrame | None = None
     judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
+    divergence: str = "kl"
 
     @cached_property
     def lower(self) -> dict[Rule, Floats]:

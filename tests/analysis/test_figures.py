@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.font_manager import findfont
-from PIL import Image
 
 from analysis.report.measured import Certified, survival_band
 from analysis.report.records import Figure
@@ -20,7 +19,7 @@ from analysis.report.render import csv_text
 from analysis.report.sections.bounds import has_closed_form
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.style import STYLE, render
-from analysis.rules import Additive, Mars, Rule, Tree, expand
+from analysis.rules import Additive, Mars, Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 
 STEPS = 400
@@ -79,15 +78,6 @@ def test_fonts_are_embedded_as_truetype_and_come_with_matplotlib() -> None:
         assert font.is_relative_to(Path(matplotlib.get_data_path()).resolve())
 
 
-@pytest.mark.parametrize(("targets", "width", "panels"), [(1, 3.25, 1), (2, 6.75, 2), (3, 6.75, 3)])
-def test_widths_are_those_of_a_papers_columns(targets: int, width: float, panels: int) -> None:
-    figure = study(targets)["figure4"]
-    assert figure.drawing.get_figwidth() == width
-    assert len(figure.drawing.axes) == panels
-    image = Image.open(io.BytesIO(render(figure.drawing, "png")))
-    assert image.width == int(200 * width)  # dots per inch
-
-
 def test_curves_are_shares_strictly_above() -> None:
     figure = study()["figure3"]
     for at, rule in ((0, "Strict greedy"), (2, "Additive (t = 0.5)")):
@@ -98,31 +88,11 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
-def test_axes_end_just_past_the_largest_ceiling_and_every_figure_letters_its_panels() -> None:
-    figures = study()
-    for name, ceiling in {"figure2": 2, "figure3": 2, "figure4": 2, "figure5": 9}.items():
-        limits = figures[name].drawing.axes[0].get_xlim()
-        assert limits == (0, pytest.approx(1.06 * math.log(ceiling)))
-    legends = [bool(figures[f"figure{n}"].drawing.legends) for n in (2, 3, 4, 5)]
-    assert legends == [False, True, True, True]
-    for figure in figures.values():
-        titles = [axis.get_title() for axis in figure.drawing.axes]
-        assert titles == ["(a) target 0", "(b) target 1"]
-    assert study(1)["figure3"].drawing.axes[0].get_title() == "target 0"
-
-
 def test_ceilings_are_drawn_and_named() -> None:
     axis = study()["figure5"].drawing.axes[0]
     drawn = {float(line.get_xdata()[0]) for line in axis.lines if len(line.get_xdata()) == 2}
     assert drawn == {math.log(2), math.log(3), math.log(9)}
     assert {text.get_text() for text in axis.texts} == {"log 2", "log 3", "log 9"}
-
-
-def test_trees_alone_have_their_own_ceilings_only() -> None:
-    trees = [certified(rule, at) for at, rule in enumerate(RULES) if isinstance(rule, Tree)]
-    figure = survival_figure("figure5", {"a": trees}, {"a": BOOTSTRAP})
-    assert figure is not None
-    assert {text.get_text() for text in figure.drawing.axes[0].texts} == {"log 3", "log 9"}
 
 
 def test_certificates_known_as_intervals_are_shaded() -> None:

@@ -18,7 +18,7 @@ from analysis.decoding.speed import speed
 from analysis.report.text import digits_text
 from analysis.rules import StrictGreedy
 from pipeline.execution.runner import ensure
-from pipeline.stages.report.setups import extent, sampling_left_out, warning
+from pipeline.stages.report.setups import extent, warning
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.distributions import read_distributions
 from tests.analysis.test_decoding_metrics import made as answers
@@ -193,16 +193,6 @@ def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
         assert not re.search(r"\b20\d\d-\d\d-\d\d", text)
 
 
-def test_macros_have_letters_only_and_are_defined_once(built: tuple[MadeUp, Artifact]) -> None:
-    lines = (built[1].directory / "numbers.tex").read_text().splitlines()[1:]
-    names = [
-        re.fullmatch(r"\\newcommand{\\([A-Za-z]+)}{(?:[^{}]|{(?:\*|-\d+)})*}", line)
-        for line in lines
-    ]
-    assert None not in names
-    assert len({name[1] for name in names if name}) == len(lines)
-
-
 def test_names_are_shown_as_they_are_whatever_their_characters(tmp_path: Path) -> None:
     """Every row keeps its cells, and what was escaped reads as the label."""
     store = Store(tmp_path)
@@ -228,10 +218,8 @@ def test_names_are_shown_as_they_are_whatever_their_characters(tmp_path: Path) -
     "rule",
     [
         {"rule": "mars", "theta": 0.9},
-        {"rule": "absolute", "theta": 0.1},
         {"rule": "tree", "m": 2},
         {"rule": "typical", "eps0": 0.1, "delta0": 0.09},
-        {"rule": "topm_multiplicative", "m": 2, "alpha": 0.5},
     ],
     ids=lambda rule: rule["rule"],
 )
@@ -271,8 +259,3 @@ def test_the_page_on_speed_warns_of_a_busy_machine_only() -> None:
     assert line.startswith("The machine was busy while this was measured (large, Strict greedy")
     assert "0.50 of the time" in line
     assert line.endswith("run it again on an idle machine.")
-
-
-def test_a_report_without_stochastic_verification_says_why() -> None:
-    line = sampling_left_out({"temperature": 0.0, "top_p": 0.9, "top_k": 20})
-    assert line.endswith("These were decoded with temperature 0, top_p 0.9, top_k 20.")

@@ -17,6 +17,7 @@ import pandas as pd
 from analysis.decoding.answers import accuracy
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
+from analysis.page.screen import most_certified
 from analysis.report.escape import markdown
 from analysis.report.measured import Target
 from analysis.report.records import Figure, Part, Results, Table, together
@@ -46,6 +47,7 @@ from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
     Upstream,
     comparisons,
+    judged_by,
     matches_of,
     of_targets,
     read_results,
@@ -74,6 +76,11 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     sources = of_targets(node, upstream)
     targets = [read_target(node, at, mine) for at, mine in enumerate(sources)]
     results = read_results(node, targets, sources)
+    if "acceptance" in results:
+        targets = [
+            judged_by(target, mine, most_certified(results, target.label)["divergence"])
+            for target, mine in zip(targets, sources, strict=True)
+        ]
     decoded = [
         read_decoded(target.label, config["drafter"], mine["decoding"][0])
         for target, mine in zip(targets, sources, strict=True)

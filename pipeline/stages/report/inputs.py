@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.acceptance.realised import judge
 from analysis.certificates.certify import certify
-from analysis.page.steps import CANDIDATES
+from analysis.page.steps import CANDIDATES, DIVERGENCES
 from analysis.report.measured import Certified, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import Results, together
 from analysis.report.sections.bounds import RuleSteps, has_closed_form
 from analysis.report.sections.published_matched import RULES, Match, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree, build
-from analysis.statistics.bootstrap import Flags, Floats, PromptBootstrap, top_probability
+from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
 from analysis.topk import TopK
@@ -33,7 +35,6 @@ PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
 }
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 DRAFT = {  # of stage drafts, and their names in `Target.draft`
-    "kl": "kl",
     "draft_token_id": "token",
     "draft_rank": "rank",
     "draft_top_surprisal": "q",
@@ -43,12 +44,13 @@ Upstream = Mapping[str, Sequence[Artifact]]  # by stage
 
 
 def of_targets(node: Node, upstream: Upstream) -> list[Upstream]:
-    """Return the artifacts of each target; upstream lists follow the targets."""
+    """Return the artifacts of each target by stage; upstream lists follow the targets."""
     count = len(node.config["targets"])
     return [
         {
             name: artifacts[at * len(artifacts) // count : (at + 1) * len(artifacts) // count]
             for name, artifacts in upstream.items()
+            if artifacts
         }
         for at in range(count)
     ]
@@ -79,11 +81,12 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     settings = config["resamples"], config["confidence"], config["statistics_seed"]
     known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
     asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
-    draft, judged = None, {}
-    if sources.get("acceptance") and "logged" not in sources["acceptance"][0].record["config"]:
-        table = sources["drafts"][0].read(columns=list(DRAFT)).to_pandas().rename(columns=DRAFT)
-        draft = table.assign(q=np.exp(-table["q"]), p_draft=np.exp(table["p_draft"]))
-        judged = read_judged(sources["acceptance"][0])
+    draft = None
+    if "acceptance" in sources and "logged" not in sources["acceptance"][0].record["config"]:
+        table = sources["drafts"][0].read(columns=[*DRAFT, *DIVERGENCES]).to_pandas()
+        draft = table.rename(columns=DRAFT).assign(
+            q=np.exp(-table["draft_top_surprisal"]), p_draft=np.exp(table["draft_log_prob"])
+        )
     shown = np.concatenate(candidates)
     ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
     return Target(
@@ -104,25 +107,21 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
             np.unique(np.concatenate(ids)).tolist(),
         ),
         draft,
-        judged,
     )
+
+
+def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
+    """Return a target with its drafter judged step by step, by certificates in a divergence."""
+    assert target.draft is not None
+    steps, distance = distributions.read_steps(sources["drafts"][0]), target.draft[divergence]
+    found = judge(steps, list(target.lower), divergence, distance.to_numpy())
+    judged = {one.rule.label: (one.accepted, one.certified) for one in found}
+    return replace(target, judged=judged, divergence=divergence)
 
 
 def temperature_of(sources: Upstream) -> float:
     """Return the temperature of the certified distribution."""
     return float(sources["certificates"][0].record["config"]["temperature"])
-
-
-def read_judged(acceptance: Artifact) -> dict[str, tuple[Flags, Flags]]:
-    """Return the (N,) steps that each rule, by label, accepted, and those it certified."""
-    table = acceptance.read(columns=["rule", "accepted", "certified"])
-    column = table["rule"].combine_chunks().dictionary_encode()
-    at = column.indices.to_numpy()
-    flags = [table[name].to_numpy() for name in ("accepted", "certified")]
-    return {
-        label: (flags[0][at == place], flags[1][at == place])
-        for place, label in enumerate(column.dictionary.to_pylist())
-    }
 
 
 def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstream]) -> Results:

@@ -19,12 +19,12 @@ import pandas as pd
 from analysis.acceptance.verdict import Advice, advise
 from analysis.decoding.metrics import Decoded
 from analysis.page import screen, steps
-from analysis.page.charts import charts
 from analysis.report.measured import Target
 from analysis.report.notes import shared_notes
 from analysis.report.published import PAPERS
 from analysis.report.records import Part, Results, Table
 from analysis.report.render import PUBLISHED, lines, spans
+from analysis.report.style import FAMILY_COLOURS, OTHER_RULES, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.formats.engine_settings import ENGINES, setting_values
 from pipeline.store.artifacts import Artifact
@@ -33,7 +33,7 @@ from pipeline.store.durable import put
 from pipeline.store.node import VERDICT, Node
 
 WEB = Path(__file__).parent / "web"
-SCRIPTS = ("counting.js", "charts.js", "page.js", "explorer.js")
+SCRIPTS = ("counting.js", "specs.js", "charts.js", "page.js", "explorer.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 
@@ -181,6 +181,7 @@ def data_of(
                 "label": rule.label,
                 "title": rule.title,
                 "family": steps.family(rule),
+                "hue": rule_colour(rule.label),
                 "ceiling": steps.digits(rule.ceiling, 6),
             }
             for rule in rules
@@ -192,7 +193,10 @@ def data_of(
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
         "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
-        "charts": charts(),
+        "hues": {
+            steps.family(rule): FAMILY_COLOURS.get(rule.name, OTHER_RULES)
+            for rule in steps.in_order([*rules, *([] if pairs is None else pairs.rules.values())])
+        },
     }
 
 

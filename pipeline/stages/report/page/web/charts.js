@@ -6,8 +6,8 @@ const HUES = {
   dark: ["#6CB6FF", "#FF9A66", "#45D6AA", "#EDA3CB", "#F0C050", "#9AD8FA", "#C2A8EE", "#B4B4B4"],
 };
 const views = {}; // by name of the chart
-const filled = {}; // the data sets that were last asked for, by name of the chart
-const drawn = {}; // those that it shows
+const filled = {}; // what was last asked for, by name of the chart: data sets, colours, look
+const drawn = {}; // what it shows
 const drawing = {}; // a promise a chart: the drawing under way
 
 const isDark = () => {
@@ -48,25 +48,42 @@ function chartStyle() {
   };
 }
 
-/** Draw a chart into its place on the page, with the rows of its data sets by name. */
-function drawChart(name, sets) {
+/** A colour of a figure, lighter on dark ground. */
+function onGround(hue) {
+  if (!isDark()) return hue;
+  const parts = [1, 3, 5].map((at) => parseInt(hue.slice(at, at + 2), 16));
+  return `#${parts.map((part) => Math.round(0.65 * part + 0.35 * 255).toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** Draw a chart into its place on the page, with the rows of its data sets by name.
+ *
+ * `hues` has the colour of each value that the chart is coloured by, in the order of the legend;
+ * without it colours are the page's.
+ */
+function drawChart(name, sets, hues = null) {
   if (!document.getElementById(`chart-${name}`)) return;
-  filled[name] = sets;
+  filled[name] = { sets, hues, look: JSON.stringify([hues, isDark()]) };
   // one after the other: what is asked for meanwhile is drawn once, with the last rows
   drawing[name] = (drawing[name] ?? Promise.resolve()).then(() => drawFilled(name));
 }
 
 async function drawFilled(name) {
-  const sets = filled[name];
-  if (sets === drawn[name]) return;
-  drawn[name] = sets;
-  if (views[name]) {
-    for (const [set, rows] of Object.entries(sets)) views[name].data(set, rows);
+  const asked = filled[name];
+  const before = drawn[name];
+  if (asked === before) return;
+  drawn[name] = asked;
+  if (asked.look === before?.look) {
+    for (const [set, rows] of Object.entries(asked.sets)) views[name].data(set, rows);
     await views[name].runAsync();
     return;
   }
-  const spec = { ...PAGE.charts[name], datasets: sets };
-  if (!spec.height) spec.height = 22 * Math.max(...Object.values(sets).map((rows) => rows.length));
+  views[name]?.finalize();
+  const spec = { width: "container", ...structuredClone(CHARTS[name]), datasets: asked.sets };
+  if (!spec.height) spec.height = 22 * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
+  if (asked.hues) {
+    const scale = { domain: Object.keys(asked.hues), range: Object.values(asked.hues).map(onGround) };
+    for (const { encoding } of spec.layer) if (encoding.color?.field) encoding.color.scale = scale;
+  }
   const options = { actions: false, renderer: "svg", config: chartStyle(), tooltip: { theme: "custom" } };
   const found = await vegaEmbed(document.getElementById(`chart-${name}`), spec, options);
   views[name] = found.view;
@@ -74,9 +91,5 @@ async function drawFilled(name) {
 
 /** Draw all charts again: the colours of the page have changed. */
 function restyleCharts() {
-  for (const name of Object.keys(filled)) {
-    views[name]?.finalize();
-    delete views[name];
-    drawChart(name, { ...filled[name] });
-  }
+  for (const [name, { sets, hues }] of Object.entries(filled)) drawChart(name, sets, hues);
 }

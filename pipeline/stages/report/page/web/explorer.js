@@ -77,7 +77,8 @@ function showToken(at) {
   ];
   if ("d" in step) {
     const said = { open: "not judged by this rule", certified: "accepted, and certified at this distance" }[fate] ?? fate;
-    lines.push(["This drafter", `KL(p‖q) = ${step.kl === null ? "∞" : step.kl} nats: ${said}`]);
+    const { divergence, unit } = PAGE.steps[state.target];
+    lines.push(["This drafter", `${divergence} = ${step.distance === null ? "∞" : step.distance}${unit}: ${said}`]);
     lines.push(["It drafted", `“${shownWord(wordOf(words, step.d))}”: ${step.q} under ${PAGE.drafter}, ${step.p_draft} under the target`]);
   }
   byId("token-facts").replaceChildren(

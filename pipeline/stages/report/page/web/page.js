@@ -135,7 +135,9 @@ function showRules() {
     const at = two.findIndex((one) => PAGE.rules[one].label === row.label);
     return { ...row, name: at < 0 ? "" : row.title, second: at === 1, right: Math.sqrt(row.given_up) > 0.5 * most };
   });
-  drawChart("plane", { rules: marked });
+  const shown = new Set(rows.map((row) => row.family));
+  const hues = Object.entries(PAGE.hues).filter(([family]) => shown.has(family));
+  drawChart("plane", { rules: marked }, Object.fromEntries(hues));
 }
 
 function showCurves() {
@@ -157,7 +159,8 @@ function showCurves() {
       return button;
     }),
   );
-  drawChart("survival", { curves: rows, eps: [{ x: PAGE.levels[state.level], text: `ε = ${PAGE.levels[state.level]}` }] });
+  const hues = Object.fromEntries(state.curves.map((at) => [PAGE.rules[at].title, PAGE.rules[at].hue]));
+  drawChart("survival", { curves: rows, eps: [{ x: PAGE.levels[state.level], text: `ε = ${PAGE.levels[state.level]}` }] }, hues);
 }
 
 function showSpeed() {
@@ -177,6 +180,7 @@ function showSpeed() {
 function showTarget() {
   for (const part of all("[data-target]")) part.hidden = Number(part.dataset.target) !== state.target;
   if (byId("target")) byId("target").value = state.target;
+  for (const one of all("[data-divergence]")) one.textContent = PAGE.steps[state.target].divergence;
   listAnswers();
   showSpeed();
   showChosen();
