@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -18,7 +18,7 @@ class _Lines(tqdm):
     """A bar as lines, one for each of its states."""
 
     @staticmethod
-    def status_printer(file: TextIO) -> Callable[[str], None]:
+    def status_printer(file: Any) -> Callable[[str], None]:
         """Return what writes a state."""
         return lambda text: print(text.strip(), file=file, flush=True) if text else None
 
