@@ -14,7 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from analysis.fields import FieldError, nearest
 from conf.schema import Config
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 
 # errors of a user's making, or of the machine's: printed without a traceback
 EXPECTED_ERRORS = (
@@ -57,10 +57,10 @@ def explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         wanted = str(error.missing_cfg_file).rpartition("/")[2]
         near = nearest(wanted, error.options)
-        return f"{_first_line(error)}{near}: give one of {', '.join(error.options)}"
+        return f"{first_line(error)}{near}: give one of {', '.join(error.options)}"
     if isinstance(error, OverrideParseException):
         return (
-            f"{error.override!r} can't be read as an override: {_first_line(error)} (a value with "
+            f"{error.override!r} can't be read as an override: {first_line(error)} (a value with "
             "other characters than letters, digits and /-+.,:%@_ is quoted: \"key='VALUE'\")"
         )
     if isinstance(error, yaml.MarkedYAMLError):
@@ -68,9 +68,9 @@ def explain(error: BaseException) -> str:
         place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
         return f"{place}no YAML that can be read: {error.problem}"
     if isinstance(error, UnicodeDecodeError):
-        return f"a file is not in UTF-8 ({_first_line(error)}): save it in UTF-8"
+        return f"a file is not in UTF-8 ({first_line(error)}): save it in UTF-8"
     if isinstance(error, OSError):  # outputs that can't be written, a full disk
-        return f"{error.filename}: {error.strerror}" if error.filename else _first_line(error)
+        return f"{error.filename}: {error.strerror}" if error.filename else first_line(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(error, PipelineError | FieldError):  # a line for each problem
         return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
@@ -85,8 +85,8 @@ def explain(error: BaseException) -> str:
             known = f"{near}: known there are {', '.join(names)}"
         known += _rules_with(cause.full_key or "")
     place = f" at {cause.full_key}" if cause.full_key else ""
-    said = "" if cause is error else f"{_first_line(error).rstrip('.')}: "
-    return f"{said}{_first_line(cause)}{place}{known}"
+    said = "" if cause is error else f"{first_line(error)}: "
+    return f"{said}{first_line(cause)}{place}{known}"
 
 
 def _rules_with(key: str) -> str:
@@ -124,7 +124,3 @@ def _allowed(key: str) -> str:
                 break
             kind = inner[0]
     return f": give {allowed}" if allowed else ""
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -26,7 +26,7 @@ from pipeline.store.node import RECORD, Node, content_digest, slug
 if TYPE_CHECKING:
     import pyarrow as pa
 
-GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}  # others are the machine's matter
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
 
 
@@ -76,11 +76,9 @@ class Artifact:
         self._checked.add(name)
 
     def _unreadable(self, path: Path, error: OSError) -> PipelineError:
-        if error.errno in GONE:
-            return DamagedError(self.directory, f"{path} is missing")
-        if error.errno == errno.EIO:
-            return DamagedError(self.directory, f"{path} can't be read ({error.strerror})")
-        return PipelineError(f"{path} can't be read ({error.strerror or error})")
+        reason = f"{path} can't be read ({error.strerror or error})"
+        damaged = error.errno in DAMAGE
+        return DamagedError(self.directory, reason) if damaged else PipelineError(reason)
 
     def damage(self) -> list[str]:
         """Return what differs from the record, of every file; an empty list when nothing does."""
