@@ -9,6 +9,7 @@ died again and repeats what it had begun. So who computes a shard, and when, cha
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -289,7 +290,7 @@ def connect() -> Any:
             address=os.environ.get("RAY_ADDRESS", "local"),
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise PipelineError(
