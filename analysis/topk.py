@@ -15,16 +15,15 @@ from .topk_rows import (
     check_columns,
     check_log_probs,
     check_size,
-    entropy_range,
     is_integer,
-    probability_range,
     rank_and_sum,
-    tail_range,
+    surprise,
     top,
 )
 
 __all__ = ["Floats", "TopK"]
 
+ROUNDING = 1e-12  # of sums of probabilities, far above that of float64
 SUM_TOLERANCE = 1e-6  # probabilities may come from float32; they are never renormalised
 
 
@@ -97,15 +96,14 @@ class TopK:
             )
         k = check_size(k, full.shape[1])
         order, ranked = top(full, full.shape[1])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            surprise = np.where(ranked > 0, -ranked * np.log(ranked), 0.0)
+        with np.errstate(divide="ignore"):
             log_tail = np.log(ranked[:, k:].sum(axis=1))
         return cls(
             ids=np.ascontiguousarray(order[:, :k]),
             logits=None,
             top_surprisal=-np.log(ranked[:, 0]),
             log_tail=log_tail,
-            entropy=surprise.sum(axis=1),
+            entropy=surprise(ranked).sum(axis=1),
             vocab_size=full.shape[1],
             stored_probs=np.ascontiguousarray(ranked[:, :k]),
         )
@@ -279,19 +277,47 @@ class TopK:
 
     @cached_property
     def prob_range(self) -> tuple[Floats, Floats]:
-        """The (N, K) least and largest that each probability can be, by `log_prob_error`."""
+        """The (N, K) least and largest that each probability can be, by `log_prob_error`.
+
+        exp(l - error) and exp(l + error). Both fall along a row, as the probabilities do.
+        """
         error = 0.0 if self.log_prob_error is None else self.log_prob_error
-        return probability_range(self.log_probs, np.broadcast_to(error, self.ids.shape))
+        low, high = self.log_probs - error, self.log_probs + error
+        low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
+        high = np.minimum.accumulate(high, axis=1)
+        return np.exp(low), np.minimum(np.exp(high), 1.0)
 
     @cached_property
     def tail_range(self) -> tuple[Floats, Floats]:
-        """The (N,) least and largest mass outside the top K, by the stored ones alone."""
-        return tail_range(*self.prob_range, self.vocab_size - self.k)
+        """The (N,) least and largest mass T outside the top K, by the stored ones alone.
+
+        T is between 1 - sum high and 1 - sum low. No token exceeds rank K: T is at most
+        (V - K) p_K.
+        """
+        others, (low, high) = self.vocab_size - self.k, self.prob_range
+        if not others:
+            return np.zeros(len(self)), np.zeros(len(self))
+        least, most = (1.0 - part.sum(axis=1) for part in (high, low))
+        most = np.minimum(most + ROUNDING, others * high[:, -1])
+        return np.minimum(np.maximum(least - ROUNDING, 0.0), most), most
 
     @cached_property
     def entropy_range(self) -> tuple[Floats, Floats]:
-        """The (N,) least and largest entropy, nats, by the stored probabilities alone."""
-        return entropy_range(*self.prob_range, self.vocab_size - self.k)
+        """The (N,) least and largest entropy, nats, by the stored probabilities alone.
+
+        x log(1/x) is concave, so that of a stored token is least at an end. Of the tail, it is
+        least where every token is as probable as rank K, T log(1/p_K), and largest where all are
+        alike, T log((V - K) / T).
+        """
+        others, (low, high) = self.vocab_size - self.k, self.prob_range
+        at_ends = np.stack([surprise(low), surprise(high)])
+        peak = np.where((low < 1 / np.e) & (1 / np.e < high), 1 / np.e, at_ends.max(axis=0))
+        least, most = self.tail_range
+        with np.errstate(divide="ignore", invalid="ignore"):
+            last = np.where(least > 0, -least * np.log(high[:, -1]), 0.0)
+            mass = np.minimum(most, others / np.e)
+            even = np.where(mass > 0, mass * (np.log(others) - np.log(mass)), 0.0)
+        return at_ends.min(axis=0).sum(axis=1) + last, peak.sum(axis=1) + even
 
     @cached_property
     def top_probability(self) -> Floats:

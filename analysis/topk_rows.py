@@ -1,4 +1,4 @@
-"""The arrays behind `TopK`: full rows ranked and summed up, stored columns checked, ranges.
+"""The arrays behind `TopK`: full rows ranked and summed up, stored columns checked.
 
 The stage distributions computes the same sums on its device (`pipeline.models.logit_statistics`),
 and is tested against this.
@@ -20,7 +20,6 @@ MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 # float32 on its way here is seen where it moves a mass.
 TOLERANCE = 1e-9
 PRINTED = 1e-6  # of the sum of printed probabilities
-ROUNDING = 1e-12  # of sums of probabilities, far above that of float64
 
 
 def as_rows(name: str, value: Any) -> NDArray[Any]:
@@ -240,46 +239,7 @@ def _stored_sums(
     return p0 * weight, p0 * (surprisal * weight - spread)
 
 
-def probability_range(log_probs: Floats, error: Floats) -> tuple[Floats, Floats]:
-    """Return the (N, K) ends of stored probabilities that are off by `error` at most.
-
-    exp(l - error) and exp(l + error). Both fall along a row, as the probabilities do.
-    """
-    low, high = log_probs - error, log_probs + error
-    low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
-    high = np.minimum.accumulate(high, axis=1)
-    return np.exp(low), np.minimum(np.exp(high), 1.0)
-
-
-def tail_range(low: Floats, high: Floats, others: int) -> tuple[Floats, Floats]:
-    """Return the (N,) ends of the mass T of the other tokens, between 1 - sum high and 1 - sum low.
-
-    None of them exceeds rank K: T is at most others * p_K.
-    """
-    if not others:
-        return np.zeros(len(low)), np.zeros(len(low))
-    least, most = (1.0 - part.sum(axis=1) for part in (high, low))
-    most = np.minimum(most + ROUNDING, others * high[:, -1])
-    return np.minimum(np.maximum(least - ROUNDING, 0.0), most), most
-
-
-def entropy_range(low: Floats, high: Floats, others: int) -> tuple[Floats, Floats]:
-    """Return the (N,) ends of the entropy over the whole vocabulary, nats.
-
-    x log(1/x) is concave, so that of a stored token is least at an end. Of the tail, it is least
-    where every token is as probable as rank K, T log(1/p_K), and largest where all are alike,
-    T log(others / T).
-    """
-    at_ends = np.stack([_surprise(low), _surprise(high)])
-    peak = np.where((low < 1 / np.e) & (1 / np.e < high), 1 / np.e, at_ends.max(axis=0))
-    least, most = tail_range(low, high, others)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        last = np.where(least > 0, -least * np.log(high[:, -1]), 0.0)
-        mass = np.minimum(most, others / np.e)
-        even = np.where(mass > 0, mass * (np.log(others) - np.log(mass)), 0.0)
-    return at_ends.min(axis=0).sum(axis=1) + last, peak.sum(axis=1) + even
-
-
-def _surprise(p: Floats) -> Floats:
+def surprise(p: Floats) -> Floats:
+    """Return -p log p, 0 where p = 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(p > 0, -p * np.log(p), 0.0)

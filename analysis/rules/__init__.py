@@ -11,13 +11,14 @@ from .builtin import (
     FirstRanks,
     Mars,
     Multiplicative,
+    Prefix,
     StrictGreedy,
     TopMAdditive,
     TopMMultiplicative,
     Tree,
     Typical,
+    best_path,
 )
-from .prefix import Prefix, best_path
 from .rule import NO_COUNT, UNKNOWN, Cut, Drafted, Rule, parameter, register
 
 __all__ = [

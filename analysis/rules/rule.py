@@ -183,11 +183,6 @@ class Rule:
         return math.log(2.0)
 
     @property
-    def ceiling_shown(self) -> str:
-        """The ceiling as printed, "log 2"."""
-        return f"log {round(math.exp(self.ceiling))}"
-
-    @property
     def minimum_k(self) -> int:
         """The number of stored top tokens without which the rule cannot be applied."""
         return 1
@@ -214,12 +209,11 @@ class Rule:
         """Return what is accepted as certificates need it: a threshold, or else (N,) counts.
 
         Raises:
-            ValueError: the class says nothing, its numbers are impossible, or a method of a
-                user's rule raises.
+            ValueError: the class says nothing, or its numbers are impossible.
         """
         if type(self).accepted_count is Rule.accepted_count:
             return self._given_cut(dist)
-        counts, size = np.asarray(self._ask("accepted_count", dist)), dist.vocab_size
+        counts, size = np.asarray(self.accepted_count(dist)), dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
         if right and self.judges_tokens:
             unknown = (counts == UNKNOWN) & (dist.k < size)
@@ -232,7 +226,7 @@ class Rule:
         return counts
 
     def _given_cut(self, dist: TopK) -> Cut:
-        cut: Cut | None = self._ask("cut", dist)
+        cut = self.cut(dist)
         if cut is None:
             raise ValueError(
                 f"rule {self.label!r} says nothing: give its class a method cut(dist) "
@@ -242,17 +236,6 @@ class Rule:
         if fault:
             raise ValueError(f"rule {self.label!r}: cut(dist) returned {fault}")
         return cut
-
-    def _ask(self, method: str, dist: TopK) -> Any:
-        """Call a method, and name the rule where one of a user's own fails."""
-        try:
-            return getattr(self, method)(dist)
-        except (Exception, SystemExit) as error:
-            if not self.own:
-                raise
-            raise ValueError(
-                f"rule {self.label!r}: {method}(dist) raised {type(error).__name__}: {error}"
-            ) from error
 
     def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
         """Return the (N,) steps at which the rule's test means nothing; none by default."""

@@ -223,10 +223,7 @@ class Own(Rule):
         return self._answer("cut", dist)
 
     def _answer(self, method: str, dist: TopK) -> Any:
-        answer = self.answers.get(method)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        return self.answers.get(method)
 
 
 class Counting(Own):
@@ -245,8 +242,6 @@ class Counting(Own):
         (Own(cut=Cut(max_rank=np.array([1, 2, 3]))), r"max_rank=array\(.*one a step"),
         (Own(cut=Cut(offset=math.nan)), "offset is not a number"),
         (Own(cut=Cut(strictly_above_rank=-1)), "strictly_above_rank=-1"),
-        (Own(cut=KeyError("p")), r"cut\(dist\) raised KeyError: 'p'"),
-        (Counting(count=ZeroDivisionError("by 0")), r"accepted_count\(dist\) raised ZeroDiv"),
         (Counting(count=np.array([1.9])), r"one integer a step, in \[1, 6\]"),
         (Counting(count=np.array([7])), r"one integer a step, in \[1, 6\]"),
     ],
