@@ -1,8 +1,7 @@
 """Runs tasks of lm-evaluation-harness with every method of `accuracy.methods`, in its own runner.
 
-python -m pipeline.harness TASK[,TASK...] [--limit N] [OVERRIDES], for instance
-``python -m pipeline.harness gsm8k,draft_acceptance_facts --limit 50 study=smollm2``. Nothing is
-kept: the stage accuracy keeps what it answers. The project's tasks are called
+For instance ``python -m pipeline.harness gsm8k,draft_acceptance_facts --limit 50 study=smollm2``.
+Nothing is kept: the stage accuracy keeps what it answers. The project's tasks are called
 draft_acceptance_facts and so on. Other tasks run code that a model wrote only with
 ``accuracy.foreign_code=true``, and then as the harness does. The harness is an optional package
 (extra `harness`), imported when it is needed.
@@ -16,12 +15,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+import pandas as pd
+
+from pipeline.console import command
 from pipeline.decoding.pair import DecodingPair, check_fits, decode_timed, load_decoding_pair
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.load import pair_tokenizer
 from pipeline.paths import ASSETS
-from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.plan.method import Method
 from pipeline.tasks.harness import INSTALL, LONGEST_ANSWER, before_stop, chat_text, text_tokens
 
@@ -122,17 +123,14 @@ def decoding_model(pair: DecodingPair, method: Method, tokenizer: Any) -> Any:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.harness")
-    parser.add_argument("tasks", help="names of tasks, separated by commas")
-    parser.add_argument("--limit", type=int, help="items of every task")
-    given, overrides = parser.parse_known_args(arguments)
-    try:
+    usage = "python -m pipeline.harness TASK[,TASK...] [--limit N] [OVERRIDES]"
+    with command(usage, __doc__, arguments):
+        parser = argparse.ArgumentParser(usage=usage, add_help=False)
+        parser.add_argument("tasks")
+        parser.add_argument("--limit", type=int)
+        given, overrides = parser.parse_known_args(arguments)
         rows = evaluate(given.tasks.split(","), given.limit, overrides)
-    except EXPECTED_ERRORS as error:
-        raise SystemExit(f"error: {explain(error)}") from None
-    import pandas as pd
-
-    print(pd.DataFrame(rows).to_string(index=False))
+        print(pd.DataFrame(rows).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -325,7 +325,7 @@ def test_a_wrong_file_or_rule_is_one_line(
     assert "\n" not in str(end.value)
 
 
-@pytest.mark.parametrize("name", ["solve", "reconcile", "verify", "training.drafter"])
+@pytest.mark.parametrize("name", ["solve", "reconcile", "harness", "verify", "training.drafter"])
 def test_every_command_says_how_it_is_used(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from analysis import TopK, certify
 from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from pipeline.errors import PipelineError
+from pipeline.formats.engine_answers import CUT
 from pipeline.formats.engine_logs import LOST, EngineLog, prompt_id, read_log, stacked
 from tests.analysis.test_rounded import V, distributions
 from tests.pipeline import engine_formats
@@ -78,6 +79,7 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
     assert log.error == (V * 2.0**-24 if "llama" in engine else 1e-6)
     back = read_back(log, V)
     assert np.array_equal(back.ids, dist.ids[:, : log.k])
+    assert read(path, "prompt" if engine == "vllm prompt" else "generated", k=3).k == 3
     assert contained(certify(back, RULES), certify(dist, RULES))
 
 
@@ -213,38 +215,30 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
             read(path)
 
 
-def test_answers_given_again_count_once(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "vllm chat", share=0.0)
+@pytest.mark.parametrize("engine", ["vllm chat", "vllm stream"])
+def test_answers_given_again_count_once(engine: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "log.jsonl", engine, share=0.0)
     whole = sizes(read(path))
-    for engine in ("vllm chat", "vllm stream"):
-        text = written(path, engine, share=0.0).read_text()
-        path.write_text(text * 2)
-        log = read(path)
-        assert (sizes(log), log.excluded) == (whole, {"answers given again": 4})
+    path.write_text(path.read_text() * 2)
+    log = read(path)
+    assert (sizes(log), log.excluded) == (whole, {"answers given again": 4})
 
 
 @pytest.mark.parametrize("engine", ["vllm stream", "llama.cpp stream"])
-def test_a_lost_chunk_of_a_stream_is_told(engine: str, tmp_path: Path) -> None:
+def test_a_lost_chunk_of_a_stream_is_told_and_so_is_a_lost_end(engine: str, tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", engine, share=0.0)
     lines = path.read_text().splitlines()
     at = next(at for at, line in enumerate(lines) if "top_logprobs" in line)
-    whole = {}
-    for name, kept in (("whole", lines), ("lost", lines[:at] + lines[at + 1 :])):
+    end = max(at for at, line in enumerate(lines) if '"length"' in line or '"stop": true' in line)
+    lost, last = (2, 2) if "vllm" in engine else (1, 0)
+    for kept, excluded, steps in (
+        (lines, {}, 100),
+        (lines[:at] + lines[at + 1 :], {LOST: 1}, 100 - lost),
+        (lines[:end], {CUT: 1}, 100 - last),
+    ):
         path.write_text("\n".join(kept))
         log = read(path)
-        whole[name] = (log.excluded, sum(sizes(log).values()))
-    lost = 2 if "vllm" in engine else 1
-    assert whole == {"whole": ({}, 100), "lost": ({LOST: 1}, 100 - lost)}
-
-
-def test_a_stream_that_was_cut_off_is_counted(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "vllm stream", share=0.0)
-    lines = path.read_text().splitlines()
-    ends = [at for at, line in enumerate(lines) if '"length"' in line]
-    path.write_text("\n".join(lines[: ends[-1]]) + "\n")
-    log = read(path)
-    assert log.excluded == {"ends of answers that were cut off": 1}
-    assert list(sizes(log).values())[-1] == 28
+        assert (log.excluded, sum(sizes(log).values())) == (excluded, steps)
 
 
 def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:

@@ -292,9 +292,7 @@ def test_a_template_that_fails_is_named(tmp_path: Path, template: str, message: 
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize(
-    "name", ["p[12]", "p*", "p?", "[!a]", "p q", "p'q\"", "ü✓", "{p1,p2}", "p#1", "p%201", "**"]
-)
+@pytest.mark.parametrize("name", ["p[12]", "p*", "[!a]", "p'q\"", "ü ✓", "{p1,p2}", "p#1%20", "**"])
 def test_a_path_is_no_pattern(model: Path, tmp_path: Path, name: str, suffix: str) -> None:
     """Neither a file nor its directory, beside others that the pattern would find."""
     for at, place in enumerate([f"{name}/{name}", "p1/p1", "p2/p2", f"{name}/p1", f"{name}/p2"]):

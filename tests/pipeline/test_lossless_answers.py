@@ -1,4 +1,4 @@
-"""Stage accuracy beside others that ask the same: lm-evaluation-harness, and plain `generate`."""
+"""Answers of stage accuracy beside plain `generate`, and what lossless methods leave of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from analysis.decoding import answers
-from pipeline.decoding.pair import load_decoding_pair
 from pipeline.execution import runner
-from pipeline.models.load import load_tokenizer, pair_tokenizer
+from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.decoded import read_answered
 from pipeline.tasks.checks import score
-from pipeline.tasks.items import FOLDER, read_items, task_file
+from pipeline.tasks.items import read_items, task_file
 from tests.pipeline.answering import rows, study, write, write_place
 from tests.results.models import WORDS
 
@@ -43,7 +42,7 @@ RELAXED = [
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_place(tmp_path_factory.mktemp("scores"))
-    # items of one length, as a YAML file of the harness has one, and answers long enough to part
+    # answers long enough to part
     items = [
         row | {"max_tokens": 24, "expected": [WORDS[4 + 7 * at]], "wrong": []}
         for at, row in enumerate(rows())
@@ -65,61 +64,6 @@ def made(place: Path, methods: list[str], *overrides: str) -> tuple[Any, Artifac
 @pytest.fixture(scope="module")
 def answered(place: Path) -> tuple[Any, Artifact]:
     return made(place, [*LOSSLESS, *RELAXED])
-
-
-def harness_tasks(place: Path) -> Path:
-    """Write the YAML file of the task own, which the files of the project include."""
-    folder = place / "harness"
-    folder.mkdir(exist_ok=True)
-    for name in ("_base.yaml", "harness.py"):
-        (folder / name).write_text((FOLDER / name).read_text())
-    (folder / "own.yaml").write_text(
-        "include: _base.yaml\ntask: own\n"
-        "generation_kwargs: {until: [], max_gen_toks: 24, do_sample: false}\n"
-        f"metadata: {{version: 1, file: '{place / 'own.jsonl'}'}}\n"
-    )
-    return folder
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_the_runner_of_the_harness_gives_every_item_the_same_score(
-    place: Path, answered: tuple[Any, Artifact]
-) -> None:
-    pytest.importorskip("lm_eval")
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    from pipeline.harness import decoding_model
-
-    node, artifact = answered
-    tokenizer = pair_tokenizer(node.config, node.settings, "targets.local")
-    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), 0)
-    folders = [str(FOLDER), str(harness_tasks(place))]
-    manager = TaskManager(include_path=folders, include_defaults=False)
-    table = artifact.read().to_pandas()
-    verdicts = set()
-    for run, method in enumerate(pair.runs):
-        if method.temperature or method.tree is not None:
-            continue  # the noise of a sample is keyed by the names that the harness gives
-        found = simple_evaluate(
-            decoding_model(pair, method, tokenizer),
-            tasks=["own", "draft_acceptance_facts"],
-            limit=ITEMS,
-            task_manager=manager,
-            apply_chat_template=True,
-            bootstrap_iters=0,
-        )
-        for name in TASKS:
-            asked = name if name == "own" else f"draft_acceptance_{name}"
-            mine = table[(table["task"] == name) & (table["run"] == run)]
-            samples = sorted(found["samples"][asked], key=lambda one: one["doc_id"])
-            assert [one["doc"]["id"] for one in samples] == mine["item_id"].tolist()
-            assert [one["resps"][0][0] for one in samples] == mine["answer"].tolist()
-            assert [bool(one["acc"]) for one in samples] == mine["correct"].tolist()
-            assert found["results"][asked]["acc,none"] == pytest.approx(mine["correct"].mean())
-            verdicts |= {(run, verdict) for verdict in mine["correct"]}
-    assert {(0, True), (0, False)} <= verdicts  # scores of one value would show nothing
 
 
 def test_plain_generate_gives_every_item_the_score_of_the_target_alone(
