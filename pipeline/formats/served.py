@@ -76,8 +76,9 @@ def _with_requests(lines: Iterator[Line]) -> Iterator[Line]:
             yield line, value, streamed
             continue
         body, custom = read
-        messages, given = body.get("messages"), value.get("request")
-        final = messages[-1] if isinstance(messages, list) and messages else None
+        messages: Any = body.get("messages")
+        given = value.get("request")
+        final: Any = messages[-1] if isinstance(messages, list) and messages else None
         replied = isinstance(final, Mapping) and final.get("role") == "assistant"
         if not isinstance(given, Mapping):
             if ASKED & set(body) and not ANSWERED & set(body) and not replied:
@@ -86,10 +87,10 @@ def _with_requests(lines: Iterator[Line]) -> Iterator[Line]:
             given = requests.get(custom) or (last if custom is None else None)
         asked = _asked(given)
         if "answer" in body or (replied and "choices" not in body):
-            reply = body["answer"] if "answer" in body else final["content"]
+            reply = body["answer"] if "answer" in body else final.get("content")
             asked = _asked(body if "answer" in body else {**body, "messages": messages[:-1]})
-            # as prompts.template says, where a text was asked
-            asked |= {} if "messages" in body else {"chat": None}
+            if asked and "messages" not in body:
+                asked["chat"] = None  # as prompts.template says
             ended = "stop" if body.get("finish_reason") in ENDED else "length"
             said = "token_ids" if isinstance(reply, list) else "text"
             name = body.get("id") or body.get("prompt_id")

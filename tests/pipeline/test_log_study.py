@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from analysis import TopK, certify
 from analysis.acceptance.divergences import kl, total_variation
+from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import FEW_PROMPTS
 from pipeline import solve
 from pipeline.store.artifacts import Artifact
@@ -18,9 +20,9 @@ from pipeline.store.distributions import read_distributions
 from tests.analysis.test_rounded import V
 from tests.conftest import pipeline
 from tests.pipeline import engine_formats
-from tests.pipeline.engine_formats import answers
+from tests.pipeline.engine_formats import answers, read_back
 from tests.pipeline.reading import page_text
-from tests.pipeline.test_engine_logs import RULES, STARTS, contained, stored, written
+from tests.pipeline.test_engine_logs import RULES, STARTS, contained, logged, read, stored, written
 
 
 @pytest.mark.thorough
@@ -121,3 +123,23 @@ def test_a_drafter_that_scored_the_answers(
     other.write_text(engine_formats.vllm_prompt("x", [(5, lists)] * 50)[0])
     done = pipeline(*command, "stage=drafts", check=False)
     assert "scored.jsonl has none of the 4 trajectories of" in done.stderr
+
+
+def test_a_sum_of_float32_in_one_pass(tmp_path: Path) -> None:
+    """llama.cpp adds the vocabulary up one by one, largest first: small terms vanish."""
+    size, rng = 49152, np.random.default_rng(0)
+    z = rng.normal(size=(30, size)) * rng.uniform(1.5, 4, (30, 1))
+    z[:, :20] += rng.gamma(2, 3, size=(30, 20)) + 9
+    z = z.astype(np.float32)
+    ranked = -np.sort(-z, axis=1)
+    p = np.exp(ranked - ranked[:, :1])
+    total = np.cumsum(p, axis=1, dtype=np.float32)[:, -1:]
+    shift = np.log(p[:, :1] / total) - ranked[:, :1]
+    exact = certify(TopK.from_logits(z), StrictGreedy())
+    path = logged(tmp_path / "log", (z + shift).astype(np.float64), engine="llama.cpp completion")
+    log = read(path, vocab_size=size)
+    assert log.error == size * 2.0**-24
+    assert contained(certify(read_back(log, size), StrictGreedy()), exact)
+    narrow = certify(read_back(replace(log, error=1e-6), size), StrictGreedy())
+    outside = (narrow.lower > exact.lower) | (narrow.upper < exact.upper)
+    assert np.mean(outside) > 0.5

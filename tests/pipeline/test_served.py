@@ -117,6 +117,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
             "content": "x", "reasoning_content": "y"})},
         {"request": ASKED, "response": {"choices": [3]}},
         {"choices": [{"message": {"content": "whose?"}, "finish_reason": "stop"}]},
+        {"answer": "whose?"}, {"messages": [*ASKED["messages"], {"role": "assistant"}]},
         ASKED, *stopped, '{"prompt": "a", "ans',
     )  # fmt: skip
     answers, excluded = read_served(path)
@@ -124,8 +125,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert answers[-1]["ids"] == IDS[:2]
     assert excluded == {
         "lines that are no JSON": 1, "answers with an error": 1, "truncated last line": 1,
-        "objects that are no answers": 2, AGAIN: 1, CUT: 1, served.EMPTY: 1, served.APART: 1,
-        served.ALONE: 1,
+        "objects that are no answers": 2, AGAIN: 1, CUT: 1, served.EMPTY: 2, served.APART: 1,
+        served.ALONE: 2,
     }  # fmt: skip
     for nothing in ("nonsense\n", json.dumps(ASKED)):
         with pytest.raises(PipelineError, match=r"distributions.answers: .* has no answer that"):
