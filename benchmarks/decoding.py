@@ -8,9 +8,8 @@ with their interval over prompts, how far the rounds are apart, and whether all 
 tokens; decoding.prompts and decoding.steps count.
 
 ``passes`` times passes over n tokens after a prompt of 160, of study=smollm2, with transformers'
-own linear maps, with those of `pipeline.models.few_rows`, and with `few_queries` as well; and a
-pass over a draft tree of NODES tokens beside one over as many in a row. With device.threads=1 the
-processor's time is counted, which other programs disturb less.
+own linear maps and attention, and with those of `pipeline.models.few_rows`. With device.threads=1
+the processor's time is counted, which other programs disturb less.
 """
 
 from __future__ import annotations
@@ -23,24 +22,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from analysis.trees.optimal import optimal
 from pipeline import cli
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match
 from pipeline.execution import runner
 from pipeline.models import few_rows
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
-from pipeline.models.passes import Text, TreePass
-from pipeline.paths import CONF
-from pipeline.plan.composition import settings_of
+from pipeline.models.passes import Text
+from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.slices import run_settings
 
 LENGTHS, ROUNDS, RESAMPLES = (1, 2, 4), 3, 2000
@@ -63,9 +58,7 @@ def load(
     overrides: list[str],
 ) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], Mapping[str, Any]]:
     """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides)
-    _, nodes, store = cli.prepare(config)
+    _, nodes, store = cli.prepare(composed(overrides))
     node = nodes["decoding"][0]
     prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
     target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
@@ -84,7 +77,7 @@ def decoders(
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
 
     def model() -> Drafter:
-        return model_drafter(drafter, Greedy(), draft_length=max(LENGTHS))
+        return model_drafter(drafter, Greedy())
 
     ways = {
         ALONE: own(lambda: Nothing(device), 0),
@@ -171,70 +164,51 @@ def compare(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
 
 
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
-PROMPT, REPETITIONS, NODES = 160, 20, 60
-KINDS = {"transformers": "sdpa", "few_rows": "sdpa", "few_queries": few_rows.NAME}  # attention
+PROMPT, REPETITIONS = 160, 20
 
 
 @torch.inference_mode()
-def timed(sequence: Text, ids: Tensor, tree: TreePass | None = None) -> tuple[float, Tensor]:
+def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
     """Return the seconds and logits of a pass over `ids` after what `sequence` holds, unchanged."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     before, begun = sequence.length, clock()
-    logits = sequence.extend(ids, tree)
+    logits = sequence.extend(ids)
     taken = clock() - begun
     sequence.crop(before)
     return taken, logits
 
 
-def tree_beside_row(sequence: Text, ids: Tensor) -> tuple[float, float]:
-    """Return the least seconds of a pass over NODES tokens: as a tree, and in a row."""
-    tree = optimal([0.6, 0.15, 0.08, 0.04], NODES - 1).by_level()
-    model = sequence.model
-    shape = verification_pass(tree, model.device, model.dtype)
-    best = [float("inf")] * 2
-    for _ in range(REPETITIONS):
-        for at, read in enumerate((shape, None)):
-            best[at] = min(best[at], timed(sequence, ids[:NODES], read)[0])
-    return best[0], best[1]
-
-
 def passes(overrides: list[str]) -> None:
-    """Time the first target of the study."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = settings_of(compose("config", ["study=smollm2", *overrides]))
+    """Time the first target of the study, with products of few rows and without."""
+    config = settings_of(composed(["study=smollm2", *overrides]))
     key, target = next(iter(config.targets.items()))
     numbers = {name: getattr(target, name) for name in ("dtype", "head_dtype", "attention")}
     settings = run_settings(config, target)
-    wired = load_model(numbers, settings, f"targets.{key}")
+    models = {"few_rows": load_model(numbers, settings, f"targets.{key}")}
     few_rows.LEAST_BYTES = sys.maxsize
-    models = dict.fromkeys(KINDS, wired)
     models["transformers"] = load_model(numbers, settings, f"targets.{key}")
     ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
-    sequences = {kind: Text(models[kind], PROMPT + max(NODES, *TOKENS)) for kind in KINDS}
+    sequences = {kind: Text(model, PROMPT + max(TOKENS)) for kind, model in models.items()}
     for sequence in sequences.values():
         with torch.inference_mode():
             sequence.read(ids)
     best: dict[tuple[str, int], float] = {}
-    off = dict.fromkeys(KINDS, 0.0)
+    off = 0.0
     for _ in range(REPETITIONS):
         for n in TOKENS:
-            wanted = timed(sequences["transformers"], ids[:n])[1]
-            for kind, sequence in sequences.items():
-                models[kind].module.config._attn_implementation = KINDS[kind]
-                taken, logits = timed(sequence, ids[:n])
+            found = {kind: timed(sequence, ids[:n]) for kind, sequence in sequences.items()}
+            for kind, (taken, _) in found.items():
                 best[kind, n] = min(best.get((kind, n), taken), taken)
-                off[kind] = max(off[kind], float((logits - wanted).abs().max()))
-    print(f"{target.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1)")
-    print("tokens        " + "".join(f"{n:>11}" for n in TOKENS) + "  largest difference")
-    for kind in KINDS:
-        times = [best[kind, n] for n in TOKENS]
-        cells = "".join(f"{1e3 * t:>6.1f} {t / times[0]:.2f}" for t in times)
-        print(f"{kind:14}{cells}  {off[kind]:.1g}")
-    tree, row = tree_beside_row(sequences["few_queries"], ids)
+            one, other = (logits for _, logits in found.values())
+            off = max(off, float((one - other).abs().max()))
     print(
-        f"{NODES} tokens as a tree {1e3 * tree:.1f} ms, in a row {1e3 * row:.1f} ms, "
-        f"ratio {tree / row:.2f}"
+        f"{target.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
+        f"logits at most {off:.1g} apart"
     )
+    print("tokens        " + "".join(f"{n:>11}" for n in TOKENS))
+    for kind in models:
+        times = [best[kind, n] for n in TOKENS]
+        print(f"{kind:14}" + "".join(f"{1e3 * t:>6.1f} {t / times[0]:.2f}" for t in times))
 
 
 if __name__ == "__main__":

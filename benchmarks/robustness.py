@@ -34,14 +34,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from analysis.report import style
 from pipeline import cli, verify
 from pipeline.execution import shards
 from pipeline.execution.shard_plan import Plan
-from pipeline.paths import CONF
+from pipeline.plan.composition import composed
 from pipeline.plan.graph import VERSIONS
 from pipeline.store.durable import read_sealed
 from tests.pipeline import tiny
@@ -70,9 +69,7 @@ def tiny_study(folder: Path) -> list[str]:
 def run_study(overrides: list[str]) -> None:
     """Do what ``python -m pipeline`` does with `overrides`, in this process."""
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides)
-    cli.run(config)
+    cli.run(composed(overrides))
 
 
 class Trial:

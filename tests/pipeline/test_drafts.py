@@ -82,14 +82,6 @@ def test_all_columns_equal_plain_forward_passes(block: int) -> None:
         np.testing.assert_allclose(found["log_tail"][row, :n], stored["log_tail"], atol=1e-4)
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both forms of the sums: that of the CPU and that of CUDA."""
-    if request.param == "torch":
-        monkeypatch.setattr(compare, "divergence_sums", compare.sums_on_device)
-
-
-@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize(
     ("temperature", "sampled"), [(1.0, None), (1.0, 0.5), (2.0, 0.5), (0.5, 0.5)]
 )
@@ -146,7 +138,6 @@ def test_answers_have_a_temperature_when_drawn_from_the_whole_distribution(
     assert drafts.sampled_temperature(sampling) == found
 
 
-@pytest.mark.usefixtures("either")
 def test_masked_tokens_on_the_device() -> None:
     """-inf in both, in the target's or in the drafter's logits alone; all of it at 1e4 as well."""
     rng = np.random.default_rng(1)
@@ -171,8 +162,6 @@ def test_long_sums_keep_their_digits() -> None:
     (p, q), d = (x.exp() for x in logs), log_p - log_q
     assert int((d.abs() < divergences.SERIES_BELOW).sum()) > 1000
     found = compare.divergence_sums(log_p, p, log_q, q)
-    by_torch = compare.sums_on_device(log_p, p, log_q, q)
-    torch.testing.assert_close(found, by_torch, rtol=1e-13, atol=0)
     exact = [math.fsum((abs(row)).tolist()) / 2 for row in p - q]
     np.testing.assert_allclose(found["tv"], exact, rtol=1e-14)
 

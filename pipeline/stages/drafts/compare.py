@@ -1,4 +1,4 @@
-"""Target against drafter at many steps: analysis.acceptance.divergences on the device."""
+"""Target against drafter at many steps: analysis.acceptance.divergences, on the processor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ BLOCK = 256  # terms of a partial sum: rounding grows with it and with the numbe
 COEFFICIENTS = SERIES[::-1]
 SUMS = ("kl", "reverse_kl", "tv", "hellinger", "harmonic_mean")
 AT_DEPTH = ("kl", "tv", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")
-CUDA_CHUNK = 1 << 23  # float64 values of one array; about ten are held at once
 
 
 def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
@@ -29,39 +28,10 @@ def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found
 
     See analysis.acceptance.divergences.Comparison.
     """
-    if p.is_cuda:
-        return sums_on_device(log_p, p, log_q, q)
     out = torch.empty((len(SUMS), len(p)), dtype=torch.float64)
     log_a, a, log_b, b = (one.contiguous().numpy() for one in (log_p, p, log_q, q))
     _sum(log_a, a, log_b, b, out.numpy())
     return dict(zip(SUMS, out, strict=True))
-
-
-def sums_on_device(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
-    """Do the same with torch's operations."""
-    difference = p - q
-    harmonic_mean = _numbers((p * q).div_(p + q)).sum(1)
-    hellinger = p.sqrt().sub_(q.sqrt()).square_().sum(1) / 2
-    d = _numbers(log_p - log_q)  # of a token that both mask: 0
-    forward, backward = _numbers(p * d).sub_(difference), _numbers(q * -d).add_(difference)
-    small = d.abs() < SERIES_BELOW
-    x = d[small]
-    forward[small], backward[small] = _series(q[small], x), _series(p[small], -x)
-    return {
-        "kl": forward.sum(1),
-        "reverse_kl": backward.sum(1),
-        "tv": difference.abs_().sum(1) / 2,
-        "hellinger": hellinger,
-        "harmonic_mean": harmonic_mean,
-    }
-
-
-def _series(weight: Tensor, x: Tensor) -> Tensor:
-    """Return weight phi(e^x - 1) by its series."""
-    series = torch.zeros_like(x)
-    for coefficient in COEFFICIENTS:
-        series = series.mul_(x).add_(coefficient)
-    return series.mul_(x).mul_(x).mul_(weight)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -122,7 +92,7 @@ def compare(
     Returns:
         (B,) each: see analysis.acceptance.divergences.Comparison; and of `AT_DEPTH` (B, depths).
     """
-    rows = max(1, (CUDA_CHUNK if target.is_cuda else CPU_CHUNK) // target.shape[1])
+    rows = max(1, CPU_CHUNK // target.shape[1])
     return joined(
         [
             _compare(
@@ -218,10 +188,8 @@ def _erss_acceptance(p: Tensor, q: Tensor, order: Tensor) -> Tensor:
 def _decreasing(values: Tensor) -> Tensor:
     """Return the columns (B, V) of each row by decreasing value, those of equal ones in any order.
 
-    NumPy sorts several times as fast as torch on a CPU.
+    NumPy sorts several times as fast as torch.
     """
-    if values.is_cuda:
-        return values.argsort(dim=1, descending=True)
     return torch.from_numpy(np.argsort(values.neg().numpy(), axis=1))
 
 

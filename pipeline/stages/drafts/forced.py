@@ -72,10 +72,11 @@ def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], ob
 
 
 def _measure(pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor]) -> Found:
-    """Measure (N, V) logits, the drafter's by depth.
+    """Measure (N, V) logits, the drafter's by depth, on the processor wherever they are.
 
-    Much of it uses one thread of a processor, so each thread has rows of its own.
+    Much of it uses one thread, so each thread has rows of its own.
     """
+    target, drafts = target.cpu(), [draft.cpu() for draft in drafts]
     return joined(
         in_threads(
             lambda rows: _measure_rows(pair, target[rows], [draft[rows] for draft in drafts]),
