@@ -21,12 +21,14 @@ from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
     check_fits,
+    compared,
     decode_timed,
     load_decoding_pair,
+    log_likelihood,
     or_reason,
+    read_again,
     run_facts,
 )
-from pipeline.decoding.reading import compared, log_likelihood, read_again
 from pipeline.execution.shard_plan import Plan, Shard, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device

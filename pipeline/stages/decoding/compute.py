@@ -21,12 +21,15 @@ from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
     check_fits,
+    compared,
     decode_timed,
     load_decoding_pair,
+    log_likelihood,
     or_reason,
+    read_again,
+    read_both,
     run_facts,
 )
-from pipeline.decoding.reading import compared, log_likelihood, read_again, read_both
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import write_tables
@@ -279,7 +282,7 @@ def attributes(source: object, *names: str) -> dict[str, Any]:
 
 def trajectory(pair: DecodingPair, prompt: dict[str, Any], answer: Sequence[int]) -> list[Any]:
     """Return what the drafter would draft at every step of the greedy baseline's answer."""
-    logits, drafts = read_both(pair.target, pair.drafter, prompt["token_ids"], answer)
+    logits, drafts = read_both(pair, prompt["token_ids"], answer)
     token = drafts.argmax(1)
     found, mine = logit_statistics(logits, 2), logits.gather(1, token[:, None])
     before = torch.arange(logits.shape[1], device=logits.device) < token[:, None]
