@@ -166,9 +166,9 @@ def test_long_sums_keep_their_digits() -> None:
     np.testing.assert_allclose(found["tv"], exact, rtol=1e-14)
 
 
-@pytest.mark.parametrize("size", [48, VOCAB])
-def test_kl_and_tv_can_be_audited_from_the_columns(size: int, tmp_path: Path) -> None:
-    """All 64 >= V tokens of q are there: both follow. Else the stored ones bound both below."""
+def test_kl_and_tv_can_be_audited_from_the_columns(tmp_path: Path) -> None:
+    """All 64 >= V tokens of q are there: both follow."""
+    size = 48
     target, drafter = tiny(1, size), tiny(2, size)
     both = ComparedPair(target, drafter, size, size, min(drafts.DRAFT_K, size), 1.0, 1 << 20)
     prompts = {name: [token % size for token in ids] for name, ids in PROMPTS.items()}
@@ -183,7 +183,6 @@ def test_kl_and_tv_can_be_audited_from_the_columns(size: int, tmp_path: Path) ->
     drafts.compare_shard(both, prompts, answers, tmp_path / "shard", lambda steps: None)
     for row in pq.read_table(tmp_path / "shard").to_pylist():
         ids = row["draft_top_ids"]
-        assert len(ids) == min(64, size)
         p, q = np.zeros(size), np.zeros(size)
         for part, prefix in ((p, ""), (q, "draft_")):
             z = np.array(row[f"{prefix}top_logits"])
@@ -191,14 +190,10 @@ def test_kl_and_tv_can_be_audited_from_the_columns(size: int, tmp_path: Path) ->
             part[row[f"{prefix}top_ids"]] = np.exp(log)
             rest = np.exp(row[f"{prefix}log_tail"])
             assert part.sum() + rest == pytest.approx(1, abs=1e-12)
-        if size <= 64:
-            assert row["tv"] == pytest.approx(np.abs(p - q).sum() / 2, abs=1e-12)
-            assert row["kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-12)
-            assert row["draft_entropy"] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-12)
-        else:  # the tokens of q that are not stored, taken as one
-            a, b = (np.append(part[ids], 1 - part[ids].sum()) for part in (p, q))
-            assert 0.5 * row["tv"] < np.abs(a - b).sum() / 2 <= row["tv"] + 1e-12
-            assert 0.5 * row["kl"] < (a * np.log(a / b)).sum() <= row["kl"] + 1e-12
+        assert len(ids) == size
+        assert row["tv"] == pytest.approx(np.abs(p - q).sum() / 2, abs=1e-12)
+        assert row["kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-12)
+        assert row["draft_entropy"] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-12)
 
 
 def test_rows_that_one_model_has_alone_are_left_out_and_their_mass_is_told() -> None:
@@ -226,21 +221,16 @@ def dump(folder: Path) -> Artifact:
         order = np.argsort(-z, axis=1, kind="stable")[:, :K]
         top = np.take_along_axis(z, order, axis=1)
         top[0, 0] += 0.5 * (name == "a")
-        zeros = np.zeros(len(answer))
-        tables.append(
-            pa.table(
-                [
-                    pa.repeat(name, len(answer)),
-                    pa.array(range(len(answer)), pa.int32()),
-                    pa.array(answer, pa.int32()),
-                    pa.array(list(order.astype(np.int32)), schema[3].type),
-                    pa.array(list(top), schema[4].type),
-                    *[zeros] * 4,
-                    *[pa.array([[]] * len(answer), pa.list_(pa.float64()))] * 3,
-                ],
-                schema=schema,
-            )
-        )
+        n = len(answer)
+        moments = ("logsumexp", "top_surprisal", "log_tail", "entropy")
+        values = {
+            "token_id": np.array(answer),
+            "top_ids": order,
+            "top_logits": top,
+            **dict.fromkeys(moments, np.zeros(n)),
+            **dict.fromkeys(columns.TEMPERED, np.empty((n, 0))),
+        }
+        tables.append(columns.steps_of(name, values, schema))
     pending = Pending(folder, "distributions")
     pending.write("data", pa.concat_tables(tables))
     sampling = {"temperature": 0.5, "top_p": 1.0, "top_k": 0}
@@ -248,7 +238,7 @@ def dump(folder: Path) -> Artifact:
     return Artifact(folder)
 
 
-def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("dump", "prompts", "draft", "short"):
         (tmp_path / name).mkdir()
     rows = [{"prompt_id": name, "source": "s", "source_row": 0, "text": "", "token_ids": ids,
@@ -277,21 +267,8 @@ def test_stage_resumes_and_reports_drift(tmp_path: Path, monkeypatch: pytest.Mon
         change.setattr(loaded[1].module.config, "max_position_embeddings", 5)
         with pytest.raises(PipelineError, match="takes 5 tokens"):
             drafts.compute(node, upstream, Pending(tmp_path / "short", "drafts"))
-    calls: list[list[str]] = []
-    real = drafts.compare_shard
-
-    def interrupted(*arguments: Any) -> dict[str, Any]:
-        calls.append(list(arguments[1]))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(*arguments)
-
-    monkeypatch.setattr(drafts, "compare_shard", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        drafts.compute(node, upstream, Pending(tmp_path / "draft", "drafts"))
     again = Pending(tmp_path / "draft", "drafts")
     drafts.compute(node, upstream, again)
-    assert calls == [["b"], ["a"], ["a"], ["c"]]  # b was finished, and is not computed again
     record(tmp_path / "draft", "drafts")
     table = Artifact(tmp_path / "draft").read()
     assert table["prompt_id"].to_pylist() == ["a"] * 4 + ["b"] * 2 + ["c"] * 3

@@ -31,7 +31,6 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import Node
 from tests.pipeline import heads, tiny
 from tests.pipeline.reading import page_text
-from tests.pipeline.stopping import interrupt
 
 DEPTHS = 3
 METHODS = (
@@ -172,27 +171,18 @@ def test_the_report_of_a_head(
     assert verify.main([str(root.parent)]) == 0
 
 
-def test_batches_and_interruptions_change_nothing(
-    made: Made, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_change_nothing(made: Made, overrides: list[str], tmp_path: Path) -> None:
     """Prompts of 11 to 41 tokens beside each other, and each alone."""
     [node] = made.nodes["drafts"]
 
-    def fresh(name: str) -> Store:
-        for above in with_upstream(node.upstream_nodes).values():
-            there = made.store.find(above)
-            assert there is not None
-            shutil.copytree(there.directory, tmp_path / name / above.stage / there.directory.name)
-        return Store(tmp_path / name)
-
-    store = fresh("stopped")
-    interrupt(node, store, monkeypatch)
-    [again] = runner.ensure([node], store)
-    assert again.content == made.artifact("drafts").content
+    for above in with_upstream(node.upstream_nodes).values():
+        there = made.store.find(above)
+        assert there is not None
+        shutil.copytree(there.directory, tmp_path / above.stage / there.directory.name)
     given = [f"drafter.head.vocabulary={made.settings.drafter.head.vocabulary}"]  # type: ignore[union-attr]
     [together] = prepared([*overrides, *given, "device.batch=6"]).nodes["drafts"]
-    [whole] = runner.ensure([together], fresh("together"))
-    ours, theirs = (one.read().to_pandas() for one in (again, whole))
+    [whole] = runner.ensure([together], Store(tmp_path))
+    ours, theirs = (one.read().to_pandas() for one in (made.artifact("drafts"), whole))
     for name in ("depth_tv", "depth_kl", "depth_draft_log_prob"):
         np.testing.assert_allclose(
             *(np.stack(frame[name].to_list()) for frame in (ours, theirs)), rtol=2e-4, atol=1e-6
