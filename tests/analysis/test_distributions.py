@@ -92,7 +92,6 @@ def test_refusals() -> None:
             TopK.from_logits([1.0, 0.0], temperature=temperature)  # type: ignore[arg-type]
     for p, message in [
         ([[[0.5, 0.5]]], "shape"),
-        ([[]], "shape"),
         ("half", "no rows of real numbers"),
         ([[0.5, 0.5], [1.0]], "no rows of real numbers"),
         ([[2.0, 1.0]], r"sums to 3: .*TopK.from_logits"),
@@ -109,23 +108,17 @@ def test_refusals() -> None:
     good = stored_columns(np.zeros((2, 4), dtype=np.float32), 3) | {"vocab_size": 4}
     for change, message in [
         ({"vocab_size": 2}, "K=3 tokens"),
-        ({"vocab_size": 4.5}, "vocabulary of 4.5"),
         ({"entropy": [H, np.nan]}, "entropy of step 1: nan .* at most log V = 1.386"),
-        ({"entropy": [-0.1, H]}, "entropy of step 0: -0.1 .* at least 1.386"),
         ({"entropy": [H, 1.4]}, "entropy of step 1: 1.4 .* at most 1.386"),
         ({"log_tail": [0.1, -H]}, "log_tail of step 0: 0.1 .* mass of at most 1"),
         ({"log_tail": [-H, -1.0]}, "log_tail of step 1: -1.* 1 tokens of rank K"),
         ({"log_tail": [-np.inf, -H]}, "step 0: .* mass of 0.75 and the others 0"),
-        ({"top_surprisal": [H, -0.1]}, "top_surprisal of step 1: -0.1 .* at least 0"),
         ({"top_surprisal": [H, 1.0], "log_tail": [-H, -1.0]}, r"step 1: .* mass of 1.1036"),
         ({"vocab_size": 3}, "log_tail of step 0: -1.38.*: give -inf, as all V tokens are stored"),
         ({"top_logits": [[0.0, 0, 0], [0, 1, 0]]}, "top_logits of step 1: 1.0 .* values that fall"),
-        ({"top_logits": [[0.0, 0, 0], [0, np.nan, 0]]}, "top_logits of step 1: nan"),
-        ({"top_surprisal": [H, np.nan]}, "top_surprisal of step 1: nan"),
         ({"top_logits": [[np.inf, 0, 0], [0, 0, 0]]}, "top_logits of step 0: inf .* finite"),
         ({"top_ids": [[0, 1, 2], [0, 4, 1]]}, r"top_ids of step 1: 4 .* in \[0, 4\)"),
         ({"temperature": 0.0}, "temperature=0.0 is not allowed"),
-        ({"entropy": np.zeros(3)}, "entropy has shape"),
         ({"top_ids": np.zeros((2, 2))}, "same shape"),
         ({"log_tail": np.full(2, -H, np.float32)}, "log_tail is float32: give float64"),
         ({"top_surprisal": np.full(2, H - 1e-8)}, "within 1e-09"),
