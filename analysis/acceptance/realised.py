@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..certificates.certify import certify
-from ..rules.rule import Drafted, Rule
+from ..rules.rule import Rule
 from ..statistics.bootstrap import Flags, Floats
 from ..statistics.trajectories import Trajectories
 from ..topk import TopK
@@ -49,9 +49,11 @@ class Steps:
     def __len__(self) -> int:
         return len(self.kl)
 
-    def drafted(self, part: slice | NDArray[np.intp]) -> Drafted:
-        """Return what is drafted at some of the steps."""
-        return Drafted(self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part])
+    def drafted(
+        self, part: slice | NDArray[np.intp]
+    ) -> tuple[NDArray[np.int32], Floats, NDArray[np.int32]]:
+        """Return rank, log-probability and the rank of the argmax at some of the steps."""
+        return self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part]
 
     @cached_property
     def trajectories(self) -> Trajectories:
@@ -121,7 +123,7 @@ def judge(
         lower[part], upper[part] = found.lower, found.upper
         drafted = steps.drafted(part)
         for at, rule in enumerate(rules):
-            accepted[part, at] = rule.accepts(dist, drafted, found.accepted_count[:, at])
+            accepted[part, at] = rule.accepts(dist, *drafted, found.accepted_count[:, at])
     distance = steps.kl if distance is None else distance
     far = (distance + rounding(divergence, distance))[:, None]
     certified, certifiable = (

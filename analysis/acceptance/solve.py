@@ -158,7 +158,7 @@ def solve_accepted(
     """Find the strictest settings with which a drafter is accepted as often as is wanted."""
 
     def accepted(rule: Rule, at: Integers) -> Flags:
-        return rule.accepts(_some(steps.target, at), steps.drafted(at))
+        return rule.accepts(_some(steps.target, at), *steps.drafted(at))
 
     return _answers(accepted, dial, goals, bootstrap, steps.trajectories)
 

@@ -19,7 +19,7 @@ from .builtin import (
     Typical,
     best_path,
 )
-from .rule import NO_COUNT, UNKNOWN, Cut, Drafted, Rule, parameter, register
+from .rule import NO_COUNT, UNKNOWN, Cut, Rule, parameter, register
 
 __all__ = [
     "NO_COUNT",
@@ -27,7 +27,6 @@ __all__ = [
     "AbsoluteThreshold",
     "Additive",
     "Cut",
-    "Drafted",
     "FirstRanks",
     "Mars",
     "Multiplicative",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .rule import NO_COUNT, Counts, Cut, Drafted, Rule, parameter, register
+from .rule import NO_COUNT, Counts, Cut, Rule, parameter, register
 
 if TYPE_CHECKING:
-    from ..topk import TopK
+    from ..topk import Floats, TopK
 
 
 PROBABILITIES = ("top_surprisal",)  # what turns raw logits into them
@@ -274,19 +274,24 @@ class Tree(Rule):
         return np.full(len(dist), NO_COUNT, dtype=np.int32)
 
     def accepts(
-        self, _dist: TopK, drafted: Drafted, _count: Counts | None = None
+        self,
+        dist: TopK,
+        rank: NDArray[np.integer[Any]],
+        log_prob: Floats,
+        argmax_rank: NDArray[np.integer[Any]] | None = None,
+        count: Counts | None = None,
     ) -> NDArray[np.bool_]:
         """Say whether x0 is covered, (N,).
 
         Raises:
             ValueError: the rank of x0 under the drafter is not known.
         """
-        if drafted.argmax_rank is None:
+        if argmax_rank is None:
             raise ValueError(
                 f"rule {self.label!r} judges a level of a tree: the rank of the target's argmax "
                 "under the drafter is needed (argmax_rank)"
             )
-        return np.asarray(drafted.argmax_rank <= self.m)
+        return np.asarray(argmax_rank <= self.m)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +27,7 @@ from ..fields import ranged as parameter
 if TYPE_CHECKING:
     from ..topk import Floats, TopK
 
-__all__ = [
-    "NO_COUNT",
-    "REGISTRY",
-    "UNKNOWN",
-    "Counts",
-    "Cut",
-    "Drafted",
-    "Rule",
-    "parameter",
-    "register",
-]
+__all__ = ["NO_COUNT", "REGISTRY", "UNKNOWN", "Counts", "Cut", "Rule", "parameter", "register"]
 
 Counts = NDArray[np.int32]
 REGISTRY: dict[str, type[Rule]] = {}
@@ -93,20 +83,6 @@ class Cut:
         found = np.logical_and.accumulate(passing, axis=1).sum(axis=1)
         open_ = (found == dist.k) & (dist.k < np.minimum(most, dist.vocab_size))
         return np.where(open_, UNKNOWN, np.minimum(found, most)).astype(np.int32)
-
-
-class Drafted(NamedTuple):
-    """What a drafter proposes at N steps, seen from the target.
-
-    Attributes:
-        rank: (N,) target rank of the drafted token, from 1.
-        log_prob: (N,) its target log-probability.
-        argmax_rank: (N,) rank of x0 under the drafter, from 1; None where it is not known.
-    """
-
-    rank: NDArray[np.integer[Any]]
-    log_prob: Floats
-    argmax_rank: NDArray[np.integer[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -242,13 +218,20 @@ class Rule:
         return np.zeros(len(dist), dtype=np.bool_)
 
     def accepts(
-        self, dist: TopK, drafted: Drafted, count: Counts | None = None
+        self,
+        dist: TopK,
+        rank: NDArray[np.integer[Any]],
+        log_prob: Floats,
+        argmax_rank: NDArray[np.integer[Any]] | None = None,
+        count: Counts | None = None,
     ) -> NDArray[np.bool_]:
         """Say whether drafted tokens are accepted, (N,).
 
         Args:
             dist: N steps of the target.
-            drafted: what is drafted at each of them.
+            rank: (N,) target rank of the drafted token, from 1.
+            log_prob: (N,) its target log-probability.
+            argmax_rank: (N,) rank of x0 under the drafter, from 1, which trees go by.
             count: the accepted counts where `certify` has given them already.
 
         Raises:
@@ -256,17 +239,17 @@ class Rule:
                 has no threshold to compare its probability with.
         """
         count = self.accepted_count(dist) if count is None else count
-        accepted = np.asarray(drafted.rank <= np.where(count < 0, dist.k, count))
-        open_ = (count < 0) & (drafted.rank > dist.k)
+        accepted = np.asarray(rank <= np.where(count < 0, dist.k, count))
+        open_ = (count < 0) & (rank > dist.k)
         if np.any(open_):
             cut = self.cut(dist)
             if cut is None:
                 raise ValueError(
                     f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
-                    f"has rank {int(np.max(drafted.rank[open_]))}, beyond the K={dist.k} stored "
+                    f"has rank {int(np.max(rank[open_]))}, beyond the K={dist.k} stored "
                     "tokens: store more (distributions.k), or give the rule a method cut(dist)"
                 )
-            accepted[open_] = (np.exp(drafted.log_prob) > cut.threshold(dist))[open_]
+            accepted[open_] = (np.exp(log_prob) > cut.threshold(dist))[open_]
         return accepted
 
 

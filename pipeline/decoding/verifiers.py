@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from analysis.beyond.clip import FAMILIES, clip_law
 from analysis.decoding import laws
 from analysis.decoding.laws import NOTHING
-from analysis.rules import Drafted, Prefix, Rule, best_path
+from analysis.rules import Prefix, Rule, best_path
 from analysis.topk import TopK
 from pipeline.decoding.choices import (
     NOT_CUT,
@@ -320,4 +320,4 @@ def _accepted(
     if behind.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[behind]) < 0:
         return None
     log_prob = (mine.astype(np.float64) - values[:, 0]) - dist.top_surprisal
-    return rule.accepts(dist, Drafted(rank, log_prob)) & (rank >= least_rank)
+    return rule.accepts(dist, rank, log_prob) & (rank >= least_rank)

@@ -15,7 +15,6 @@ from analysis.certificates.certify import certify
 from analysis.rules import (
     Additive,
     Cut,
-    Drafted,
     Mars,
     Multiplicative,
     Rule,
@@ -48,14 +47,14 @@ def test_accepts_by_rank_by_probability_and_for_trees() -> None:
     whole, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
     for rule in (Additive(0.2), Multiplicative(0.2), Typical(0.08, 5.0), StrictGreedy()):
         expected = rank <= rule.accepted_count(whole)
-        assert rule.accepts(whole, Drafted(rank, log_p)).tolist() == expected.tolist()
+        assert rule.accepts(whole, rank, log_p).tolist() == expected.tolist()
         # beyond the stored ranks the probability of the token decides
-        assert rule.accepts(cut, Drafted(rank, log_p)).tolist() == expected.tolist()
+        assert rule.accepts(cut, rank, log_p).tolist() == expected.tolist()
     # a tree asks for the rank of x0 under the drafter instead
     tree, first = Tree(2), np.ones(6, dtype=int)
-    assert tree.accepts(whole, Drafted(first, log_p, rank)).tolist() == [True] * 2 + [False] * 4
+    assert tree.accepts(whole, first, log_p, rank).tolist() == [True] * 2 + [False] * 4
     with pytest.raises(ValueError, match="argmax_rank"):
-        tree.accepts(whole, Drafted(first, log_p))
+        tree.accepts(whole, first, log_p)
 
 
 LABELS = {

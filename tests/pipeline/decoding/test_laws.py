@@ -13,7 +13,6 @@ from analysis.rules import (
     AbsoluteThreshold,
     Additive,
     Cut,
-    Drafted,
     Mars,
     Multiplicative,
     Rule,
@@ -112,7 +111,7 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> No
     dist, order = TopK.from_logits(z), z.sort(dim=1, descending=True, stable=True).indices
     rank = 1 + (order == drafted[:, None]).int().argmax(1).numpy()
     below = z.gather(1, drafted[:, None])[:, 0].double() - z.amax(1)
-    wanted = rule.accepts(dist, Drafted(rank, below.numpy() - dist.top_surprisal))
+    wanted = rule.accepts(dist, rank, below.numpy() - dist.top_surprisal)
     assert (judged(rule, z, drafted) == wanted).all()
     assert len({*wanted.tolist()}) == 2
     found = [column.numpy() for column in asked(rule, z, drafted)]
