@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from analysis import rules
@@ -87,7 +87,7 @@ class Method:
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
-    rule: Rule | None = field()
+    rule: Rule | None = ranged("a rule, or null", lambda _: True)
     sampling: str | None = ranged(
         f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS)
     )
