@@ -87,7 +87,7 @@ class Method:
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
-    rule: Rule | None = ranged("a rule, or null", lambda _: True)
+    rule: Rule | None = ranged("a rule, or null", lambda _: True)  # noqa: RUF009
     sampling: str | None = ranged(
         f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS)
     )
