@@ -57,8 +57,6 @@ class Toy:
             die_once(shard, Path(self._asked["dies"]))
         if shard.name in self._asked.get("always", ()):
             os.kill(os.getpid(), signal.SIGKILL)
-        if shard.name in self._asked.get("refused", ()):
-            raise PipelineError(f"the toy refuses {shard.name}")
         if len(shard.prompts) > self._asked.get("fits", 2):
             raise MemoryError
 

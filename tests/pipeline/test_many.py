@@ -86,26 +86,6 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
 
 
 @pytest.mark.thorough
-def test_what_was_finished_is_not_computed_again(ray: Any, tmp_path: Path) -> None:
-    plan = toy_plan(tmp_path / "run")
-    with (
-        pytest.raises(PipelineError, match=r"^the toy refuses 0003$"),
-        crew(toy_node(refused=["0003"]), 1) as asked,
-    ):
-        asked.compute_unfinished(plan, steps=1, label="toy")
-    pending = Pending(tmp_path / "run", "prompts")
-    again = Plan.open(pending, dict.fromkeys(PROMPTS, 1), at_most(2))
-    assert [shard.name for shard in again.unfinished()][-3:] == ["0003", "0004", "0005"]
-    finished = {shard.name: shard.measured for shard in again.shards if shard.checksum}
-    assert set(finished) >= {"0000", "0001"}
-    with crew(toy_node(), 1) as asked:
-        asked.compute_unfinished(again, steps=1, label="toy")
-    for shard in again.shards:
-        assert shard.measured["process"] > 0
-        assert shard.measured == finished.get(shard.name, shard.measured)
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("toy", "message"),
     [
