@@ -287,7 +287,7 @@ def connect() -> Any:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
-            address=os.environ.get("RAY_ADDRESS", "local"),
+            address=os.environ.get("RAY_ADDRESS") or "local",
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
