@@ -150,11 +150,8 @@ def write_certificates(
         return found
 
     def write(at: int, group: list[list[pa.RecordBatch]]) -> None:
-        if len(group) == 1:
-            writers[at].write_batch(group[0][at])
-        else:
-            table = pa.Table.from_batches([found[at] for found in group])
-            writers[at].write_table(table, row_group_size=len(table))
+        table = pa.Table.from_batches([found[at] for found in group])
+        writers[at].write_table(table, row_group_size=len(table))
 
     with ThreadPoolExecutor(threads, "write") as pool:
         for group in grouped(in_order(batches, chunks, threads), 1 + steps // (GROUPS * ROWS)):

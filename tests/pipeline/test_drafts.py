@@ -23,7 +23,7 @@ from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.load import new_qwen3, wrap
 from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
-from pipeline.stages.drafts.forced import ComparedPair, teacher_force
+from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from tests.analysis.cases import stored_columns

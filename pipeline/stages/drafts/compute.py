@@ -25,7 +25,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.vocabulary import common_rows
 from pipeline.plan.stage import pair_label
-from pipeline.stages.drafts.forced import ComparedPair, teacher_force
+from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_token_ids

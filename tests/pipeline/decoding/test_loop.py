@@ -30,7 +30,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
 from pipeline.plan.method import Drafting
-from pipeline.stages.drafts.forced import ComparedPair, teacher_force
+from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import (
     CPU,
     LIMIT,
