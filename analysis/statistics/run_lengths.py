@@ -33,10 +33,6 @@ from numpy.typing import NDArray
 from .bootstrap import Flags, Floats, Integers, PromptBootstrap
 from .trajectories import CENSORED, Trajectories
 
-VARYING = (  # columns of `run_lengths` that differ from row to row
-    *("eps", "estimator", "value", "optimistic", "ci_low", "ci_high"),
-    *("cut", "cut_optimistic", "failures", "failing_prompts"),
-)
 MARKS = {"cut": "censored", "cut_optimistic": "censored_optimistic"}  # column of the mark
 
 
@@ -215,30 +211,27 @@ def run_lengths(
     (value, optimistic), draws = ends(_over_all), ends(bootstrap.sums)
     cut, cut_optimistic = _cut(sure), _cut(possible)
     failures, steps = _over_all(sure["failures"]), int(sure["steps"].sum())
-    columns: dict[str, list[Any]] = {name: [] for name in VARYING}
+    frames = []
     for name in ("per_call", "mean_run", "long_run", f"residual_{window}"):
         low, high = bootstrap.interval(draws[0][name])[0], bootstrap.interval(draws[1][name])[1]
         if name == "long_run":
             bound = failure_free_bound(steps, bootstrap.count, bootstrap.confidence)
             low = np.where(failures == 0, bound, low)
-        found = (
-            levels,
-            np.full(levels.shape, name, dtype=object),
-            value[name],
-            optimistic[name],
-            low,
-            high,
-            np.broadcast_to(cut.get(name, 0.0), levels.shape),
-            np.broadcast_to(cut_optimistic.get(name, 0.0), levels.shape),
-            failures,
-            np.count_nonzero(sure["failures"], axis=0),
-        )
-        for column, part in zip(columns.values(), found, strict=True):
-            column.append(part)
-    together = {name: np.concatenate(parts) for name, parts in columns.items()}
-    order = np.argsort(together["eps"], kind="stable")
-    ordered = {name: column[order] for name, column in together.items()}
-    return pd.DataFrame({**ordered, "steps": steps, **bootstrap.counted})
+        columns = {
+            "eps": levels,
+            "estimator": name,
+            "value": value[name],
+            "optimistic": optimistic[name],
+            "ci_low": low,
+            "ci_high": high,
+            "cut": cut.get(name, 0.0),
+            "cut_optimistic": cut_optimistic.get(name, 0.0),
+            "failures": failures,
+            "failing_prompts": np.count_nonzero(sure["failures"], axis=0),
+        }
+        frames.append(pd.DataFrame(columns))
+    table = pd.concat(frames).sort_values("eps", kind="stable", ignore_index=True)
+    return table.assign(steps=steps, **bootstrap.counted)
 
 
 def with_censored(table: pd.DataFrame) -> pd.DataFrame:
