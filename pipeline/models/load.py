@@ -37,7 +37,7 @@ from pipeline.store.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, loc
 
 
 def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:
-    """Load a model for inference, and check its weights and that it can be run a token at a time.
+    """Load a model for inference, and check that it can be run a token at a time.
 
     Args:
         config: what determines its numbers: commit (of a hub model), dtype, head_dtype, attention.
@@ -84,7 +84,6 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
             f"{', '.join(map(repr, eos))}: the id of a token is expected, or a list of ids"
         )
     model = wrap(module, settings["label"], device, config["head_dtype"], eos, key)
-    _check_weights(model, key)
     check_cached_steps(model, key)
     return model
 
@@ -140,21 +139,6 @@ def _unusable(path: str, key: str, error: Exception) -> PipelineError:
         f"{key}.path={path} can't be loaded: {type(error).__name__}: {first_line(error)}. Wanted: "
         "a causal language model that transformers knows, with config.json and model*.safetensors"
     )
-
-
-def _check_weights(model: LanguageModel, key: str) -> None:
-    broken = [
-        name
-        for name, weight in model.module.named_parameters()
-        # the sum is finite or tells that one may not be; it takes one pass and no memory
-        if not weight.sum(dtype=torch.float32).isfinite() and not weight.isfinite().all()
-    ]
-    if broken:
-        raise PipelineError(
-            f"{key}: {model.label} has NaN or infinite weights ({broken[0]}"
-            + (f" and {len(broken) - 1} more" if len(broken) > 1 else "")
-            + f"): fetch or export the model again, or give {key}.dtype=float32"
-        )
 
 
 def wrap(

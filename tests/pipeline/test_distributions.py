@@ -217,11 +217,6 @@ def test_broken_weights_are_named(
     plain = AutoModelForCausalLM.from_pretrained(model)
     plain.model.norm.weight.data[0] = float("nan")
     plain.save_pretrained(model)
-    with pytest.raises(
-        PipelineError, match=r"^targets.tiny: tiny has NaN or infinite weights \(mod"
-    ):
-        dump(model, source, tmp_path / "store")
-    monkeypatch.setattr(models, "_check_weights", lambda *_: None)
     with pytest.raises(PipelineError, match=r"^targets.tiny: tiny gives NaN or infinite logits: "):
         dump(model, source, tmp_path / "store")
     monkeypatch.setattr(models, "check_cached_steps", lambda *_: None)  # and if they come later

@@ -16,12 +16,10 @@ import pytest
 from analysis.rules import Additive, Mars, StrictGreedy
 from analysis.topk import TopK
 from benchmarks.certificates import synthetic
-from pipeline.execution import threads as streams
-from pipeline.execution.threads import in_order, stream_threads
+from pipeline.execution.threads import in_order
 from pipeline.stages import certificates
-from pipeline.stages.certificates import grouped, write_certificates
+from pipeline.stages.certificates import write_certificates
 from pipeline.store import columns
-from pipeline.store.artifacts import Pending
 
 RULES = [StrictGreedy(), Additive(0.1), Mars(0.9)]
 STEPS, CHUNK = 5 * 64 + 3, 64
@@ -65,16 +63,6 @@ def test_an_error_ends_the_stream_where_it_arose(threads: int) -> None:
         next(found)
 
 
-def test_threads_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.os, "cpu_count", lambda: 64)
-    assert [stream_threads(asked) for asked in (None, 1, 8, 9)] == [8, 1, 8, 8]
-
-
-@pytest.mark.parametrize(("size", "parts"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (6, [5])])
-def test_groups(size: int, parts: list[int]) -> None:
-    assert [len(group) for group in grouped(range(5), size)] == parts
-
-
 def chunks() -> Iterator[tuple[pa.RecordBatch, TopK]]:
     whole = synthetic(STEPS, 16)
     for start in range(0, STEPS, CHUNK):
@@ -115,10 +103,3 @@ def test_a_large_file_has_fewer_row_groups_and_the_same_rows(
         assert pq.ParquetFile(large[0]).num_row_groups == groups
         for one, other in zip(plain, large, strict=True):
             assert pq.read_table(one).equals(pq.read_table(other))
-
-
-def test_the_pending_file_is_one_of_the_stage(tmp_path: Path) -> None:
-    pending = Pending(tmp_path, "certificates")
-    with pending.writer("data", columns.schema("certificates")) as writer:
-        write_certificates(chunks(), RULES[:1], "kl", [writer], STEPS, 2)
-    assert pending.rows == {"data": STEPS}
