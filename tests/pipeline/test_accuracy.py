@@ -27,6 +27,23 @@ from pipeline.tasks.sandbox import level
 from tests.pipeline.answering import METHODS, note_asked, rows, study, write, write_place
 from tests.results.models import WORDS
 
+TIE = 1e-5  # of two logits: a pass over several tokens may choose the other one
+LOSSLESS = [
+    "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}",
+    "{drafter: model, rule: tree, m: 3, draft_length: 3, temperature: 0}",
+    "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: dynamic, width: 2, "
+    "nodes: 6}",
+    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2, temperature: 0}",
+    "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
+    "{drafter: model, sampling: races, draft_length: 2, temperature: 0.7, tree: symmetric, "
+    "width: 2}",
+    "{drafter: prompt_lookup, sampling: races, draft_length: 3, temperature: 0.7}",
+]
+RELAXED = [
+    "{drafter: model, rule: additive, t: 0.6, draft_length: 3, temperature: 0}",
+    "{drafter: model, rule: mars, theta: 0.5, draft_length: 3, temperature: 0}",
+]
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -228,3 +245,24 @@ def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact])
     wide = replace(made[0], settings={**made[0].settings, "margin": 0.99})
     found = {row["method"]: row["loss"] for row in summary(wide, made[1])}
     assert found["Additive (t = 0.6)"] == "excluded"
+
+
+def test_what_is_lossless_leaves_every_answer_as_it_is(place: Path) -> None:
+    """Strict greedy, on trees as well, and races at equal seeds; near-ties are listed."""
+    items = [row | {"max_tokens": 24} for row in rows()]  # answers long enough to part
+    tasks = f"accuracy.tasks=['{write(place / 'parting.jsonl', items)}',facts]"
+    given = f"accuracy.methods=[{', '.join([*LOSSLESS, *RELAXED])}]"
+    (node,) = study(place, tasks, given).nodes["accuracy"]
+    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    one = read_answered("wide", artifact)
+    methods = node.settings["methods"]
+    assert [method.lossless for method in methods] == [True] * len(LOSSLESS) + [False, False]
+    left = answers.differing(one)
+    parted, left = left[left["exact"]], left[~left["exact"]]
+    assert (parted["gap"] < TIE).all(), f"answers that part:\n{parted}"
+    assert set(left["method"]) == {"Additive (t = 0.6)", "MARS (θ = 0.5)"}
+    drafted = one.data[one.data["run"] >= 2].groupby("run")["accepted"].sum()
+    assert (drafted > 0).all()  # something was accepted, so something could go wrong
+    sampled = one.runs.index[(one.runs["temperature"] > 0) & (one.runs["drafter"] == "none")]
+    both = one.data[one.data["run"].isin([0, *sampled])].groupby(["task", "item_id"])["answer"]
+    assert (both.nunique() > 1).any()  # races do not choose what greedy decoding does
