@@ -199,13 +199,6 @@ def test_a_threshold_behind_one_that_failed_is_not_counted() -> None:
     assert verdicts(found)[4] == verdicts(found)[2] == "open"
 
 
-def test_nothing_is_excluded_where_the_strictest_is_not() -> None:
-    found = decide(table({3: (30, 5), 4: (31, 5), 2: (32, 5)}), runs(), 0.05, 0.95)
-    first = threshold_limits(found).iloc[0]
-    assert math.isnan(first["largest"])
-    assert first["first"] == 0.1  # all fall: the first is the strictest
-
-
 def test_bounds_are_one_sided() -> None:
     found = decide(table({3: (12, 4)}), runs(), 0.05, 0.95).set_index("run").loc[3]
     z = NormalDist().inv_cdf(0.95)

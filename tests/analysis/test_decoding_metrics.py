@@ -13,19 +13,6 @@ from analysis.decoding import predicted, speed, speed_laws
 from analysis.decoding.laws import leading
 from analysis.decoding.metrics import Decoded
 from analysis.report.render import lines
-from analysis.report.sections.decoding import (
-    acceptance_table,
-    partings_table,
-    rates_table,
-    ratios_figure,
-)
-from analysis.report.sections.decoding_speed import (
-    batches_table,
-    comparison_table,
-    speed_table,
-    temperature_table,
-    thresholds_figure,
-)
 from analysis.report.sections.decoding_trees import trees_table
 from analysis.rules import StrictGreedy
 
@@ -124,14 +111,6 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
     assert found.iloc[1].tolist() == pytest.approx([1 / 2, 2 / 3, 3 / 2, 5 / 3])
     assert found.iloc[0, :2].isna().all()  # the baseline tests nothing
     assert found.iloc[0, 2:].tolist() == [1, 1]
-    table = acceptance_table([decoded], (200, 0.9, 0))
-    assert {
-        "rate_ci_low",
-        "rate_ci_high",
-        "tokens_per_call_ci_low",
-        "tokens_per_call_ci_high",
-    } <= set(table.data)
-    assert not table.data.equals(acceptance_table([decoded], (2, 0.9, 5)).data)
 
 
 def test_places_are_counted() -> None:
@@ -139,9 +118,6 @@ def test_places_are_counted() -> None:
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
     assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
     assert (2, 4) not in rates.index
-    # run 1: first places 3 tested, 2 accepted; second places 2 tested, 1 accepted
-    [(heading, rows)] = lines(rates_table([made()]))
-    assert (heading, rows[0][:2]) == ("large", ("Strict greedy", ["2", "0", "67 %", "50 %", "–"]))
 
 
 def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
@@ -226,44 +202,12 @@ def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
     )  # one chain: none to choose
 
 
-def test_answers_that_part_are_counted_with_their_gaps() -> None:
+def test_answers_that_part_are_found_with_their_gaps() -> None:
     one = made()
     data = one.data.assign(
         common_prefix=[*one.data["common_prefix"][:2], 2, *one.data["common_prefix"][3:]]
     )
-    table = partings_table([replace(one, data=data)])
-    assert table is not None
-    assert table.data[
-        ["method", "draft_length", "prompt_id", "position", "gap"]
-    ].to_numpy().tolist() == [["Strict greedy", 2, "a", 2, 5.0]]
-    [(_, rows)] = lines(table)
-    assert [cells for _, cells, _ in rows] == [["2", "2", "1", "5.00"], ["3", "2", "0", "–"]]
-    alone = one.runs.assign(rule=None)
-    assert partings_table([replace(one, runs=alone)]) is None
-
-
-def test_speeds_stand_in_their_tables() -> None:
-    one = made()
-    speeds = [speed.speed(one, 20, 0.9, 0).assign(theta=np.nan)]
-    compared = comparison_table([one], speeds)
-    assert set(compared.data["source"]) == {"s", "all"}
-    assert compared.data["few_prompts"].all()
-    [(_, rows)] = lines(compared)
-    assert rows[1][1][2] == "1.12×"  # of a source without its interval
-    table = speed_table([one], speeds)
-    headings = [column.heading for column in table.columns]
-    cells = dict(zip(headings, lines(table)[0][1][1][1], strict=True))
-    assert (cells["best γ"], cells["ρ"], cells["verify"]) == ("2", "0.100", "12.00")
-    for make in (temperature_table, batches_table, thresholds_figure):
-        assert make([one], speeds) is None
-    warm = pd.concat([speeds[0], speeds[0].assign(temperature=1.0)], ignore_index=True)
-    effects = temperature_table([one], [warm])
-    assert effects is not None
-    assert lines(effects)[0][1][0][1] == ["1.12×", "1.60", "100 %"] * 2
-    mars = speeds[0].assign(theta=[np.nan, 0.8, 0.9], draft_length=[0, 2, 2])
-    swept = thresholds_figure([one], [mars])
-    assert swept is not None
-    assert swept.data["theta"].tolist() == [0.8, 0.9]
-    quartiles = ratios_figure([one]).data.query("of == 'probability_ratio'")
-    assert (quartiles["q25"] <= quartiles["median"]).all()
-    assert ratios_figure([replace(one, trajectory=one.trajectory[:0])]) is None
+    found = decoding.partings(replace(one, data=data))
+    shown = ["method", "draft_length", "prompt_id", "position", "gap"]
+    assert found[shown].to_numpy().tolist() == [["Strict greedy", 2, "a", 2, 5.0]]
+    assert decoding.partings(replace(one, data=data, runs=one.runs.assign(rule=None))).empty

@@ -42,8 +42,6 @@ def test_no_tree_exceeds_its_bounds(k: int) -> None:
         for tight in (True, False):
             m, least = bounds.least_residual_upper(used, k, tight)
             assert tokens <= least * (1 + 1e-12)
-            tried = [bounds.residual_upper(used, k, m, tight) for m in (1, 2, 3, 5, 10, 100, 10**5)]
-            assert least <= min(tried) * (1 + 1e-12)
             if math.isfinite(m):
                 assert least == bounds.residual_upper(used, k, int(m), tight)
 
