@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import xlogy
 
-from analysis.acceptance.divergences import Comparison, compare_logits
 from analysis.acceptance.realised import Steps
 from analysis.certificates.certify import Certificates, certify
 from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, TopMMultiplicative, Typical
 from analysis.topk import Floats, TopK
+from tests.divergences import Comparison, compare_logits
 
 # one rule of every kind of the paper that is neither strict greedy nor a tree
 THRESHOLD_RULES: list[Rule] = [

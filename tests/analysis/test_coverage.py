@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance import divergences
-from analysis.acceptance.divergences import Comparison
-from analysis.acceptance.realised import Verdict, judge
+from analysis.acceptance.realised import Verdict, judge, rounding
 from analysis.acceptance.summary import coverage, finite_shares
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import Floats
+from tests import divergences
 from tests.analysis.cases import drafted_steps, noisy
+from tests.divergences import Comparison
 
 NAMES = ("kl", "tv", "hellinger", "reverse_kl")
 
@@ -53,8 +53,8 @@ def test_the_border_of_every_divergence(name: str) -> None:
     far = least * np.array([1 - 1e-6, 1.0, 1 + 1e-6, 0.0, 0.0])
     verdict = judge(steps, [StrictGreedy()], name, far)[0]
     assert verdict.certified.tolist() == [True, False, False, True, False]  # the last is a tie
-    rounding = divergences.rounding(name, np.array([0.0, 1e-20, 0.3]))
-    assert rounding[0] == 0 < rounding[1] <= rounding[2] <= 1e-12
+    error = rounding(name, np.array([0.0, 1e-20, 0.3]))
+    assert error[0] == 0 < error[1] <= error[2] <= 1e-12
 
 
 def test_hellinger_of_distributions_that_share_nothing_and_of_neighbours() -> None:

@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from analysis.acceptance.divergences import argmax_rank
 from analysis.decoding import laws
 from analysis.decoding.laws import NOTHING
 from analysis.trees.topology import ROOT, Topology, batch, sequence, symmetric
+from tests.divergences import argmax_rank
 
 from .exact import Fork, Uniform, distributions, exact, outcomes
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from analysis import TopK
-from analysis.acceptance.divergences import kl, total_variation
 from analysis.acceptance.logged import LoggedPair, compare_logged, judge_logged, logged_violations
 from analysis.rules import (
     AbsoluteThreshold,
@@ -19,6 +18,7 @@ from analysis.rules import (
     Typical,
 )
 from tests.analysis.test_rounded import V, distributions, printed
+from tests.divergences import kl, total_variation
 
 RULES: list[Rule] = [
     StrictGreedy(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.acceptance import divergences
 from analysis.acceptance.sampling import (
     ARGMAX,
     SAMPLED,
@@ -18,6 +17,7 @@ from analysis.beyond import probability
 from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
+from tests import divergences
 from tests.analysis.cases import dirichlet, drafted_steps, noisy
 
 LENGTHS = (12, 30, 18)

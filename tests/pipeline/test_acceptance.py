@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from analysis.acceptance import divergences
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.build import build_dial
 from pipeline.errors import PipelineError
@@ -19,6 +18,7 @@ from pipeline.stages.acceptance import compute as acceptance
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
+from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
 

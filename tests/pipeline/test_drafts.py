@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from analysis.acceptance import divergences
 from pipeline.errors import PipelineError
 from pipeline.models import vocabulary
 from pipeline.models.forced import Batch, Found
@@ -26,6 +25,7 @@ from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads
 from tests.pipeline.fakes import record

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from analysis import TopK, certify
-from analysis.acceptance.divergences import kl, total_variation
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import FEW_PROMPTS
 from pipeline import solve
@@ -19,6 +18,7 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import read_distributions
 from tests.analysis.test_rounded import V
 from tests.conftest import pipeline
+from tests.divergences import kl, total_variation
 from tests.pipeline import engine_formats
 from tests.pipeline.engine_formats import answers, read_back
 from tests.pipeline.reading import page_text

@@ -11,7 +11,7 @@ from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Columns
 from pipeline.store.node import Node
 
-PAIR: Columns = {  # target p against drafter q, analysis.acceptance.divergences
+PAIR: Columns = {  # target p against drafter q
     "kl": "float64",  # KL(p||q)
     "reverse_kl": "float64",  # KL(q||p)
     "tv": "float64",

@@ -1,6 +1,9 @@
 """One teacher-forced pass of target and drafter over trajectories of the target, step by step.
 
-What the two say of a step is compared on the processor: analysis.acceptance.divergences.
+How far the drafter's q lies from the target's p, over the full vocabulary, is compared on the
+processor. Ties are broken against the drafter: of several most probable draft tokens the drafted
+one is that of worst target rank, and a token that q gives the probability of the target's argmax
+ranks before it. Tests hold all of it against plain formulas (tests/divergences.py).
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.acceptance.divergences import SERIES, SERIES_BELOW
 from pipeline.execution.threads import in_threads
 from pipeline.models.forced import Batch, Found, joined
 from pipeline.models.heads.feature_head import GivenText
@@ -33,7 +35,10 @@ from pipeline.models.passes import Texts
 Rows = NDArray[np.float64]
 
 BLOCK = 256  # terms of a partial sum: rounding grows with it and with the number of partial sums
-COEFFICIENTS = SERIES[::-1]
+SERIES_BELOW = 0.05  # |log(p/q)| under which phi is summed as a series
+# (n-1)/n! for n = 10..2: phi(e^d - 1) = e^d (d - 1) + 1 = sum (n-1)/n! d^n; the first term left
+# out is below 1e-17 of the sum at |d| = 0.05
+COEFFICIENTS = (1 / 403200, 1 / 45360, 1 / 5760, 1 / 840, 1 / 144, 1 / 30, 1 / 8, 1 / 3, 1 / 2)
 SUMS = ("kl", "reverse_kl", "tv", "hellinger", "harmonic_mean")
 AT_DEPTH = ("kl", "tv", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")
 
@@ -41,7 +46,11 @@ AT_DEPTH = ("kl", "tv", "draft_token_id", "draft_rank", "draft_log_prob", "argma
 def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
     """Return the `SUMS` (B,) of two (B, V) distributions of float64, given with their logarithms.
 
-    See analysis.acceptance.divergences.Comparison.
+    KL(p||q) = sum q phi(p/q - 1), phi(u) = (1+u) log(1+u) - u, and KL(q||p), nats: every term is
+    non-negative, so nothing cancels where p and q nearly agree, and p = q gives exactly 0. The
+    total variation, half the sum of |p - q|; the squared Hellinger distance 1 - sum sqrt(p q); the
+    harmonic mean sum p q / (p + q), a lower bound of the acceptance of exponential races
+    (equation (10) and Lemma C.1 of arXiv 2504.15475).
     """
     out = torch.empty((len(SUMS), len(p)), dtype=torch.float64)
     log_a, a, log_b, b = (one.contiguous().numpy() for one in (log_p, p, log_q, q))
@@ -60,7 +69,10 @@ def _phi(x: float) -> float:
 
 @numba.njit(nogil=True, cache=True)
 def _terms(log_p: float, p: float, log_q: float, q: float) -> tuple[float, float]:
-    """Return the terms q phi(p/q - 1) and p phi(q/p - 1) of KL(p||q) and KL(q||p); see `kl`."""
+    """Return the terms q phi(p/q - 1) and p phi(q/p - 1) of KL(p||q) and KL(q||p).
+
+    With d = log(p/q), q phi = p d - (p - q), and the series of phi for small d.
+    """
     if p == 0 and q == 0:
         return 0.0, 0.0
     d = log_p - log_q
@@ -105,7 +117,7 @@ def compare(
     1 is also compared by the laws of stochastic verification, there and at `sampled`, NaN for None.
 
     Returns:
-        (B,) each: see analysis.acceptance.divergences.Comparison; and of `AT_DEPTH` (B, depths).
+        (B,) each, the columns of stage drafts in docs/data.md; and of `AT_DEPTH` (B, depths).
     """
     rows = max(1, CPU_CHUNK // target.shape[1])
     return joined(
@@ -188,7 +200,11 @@ def _numbers(values: Tensor) -> Tensor:
 
 
 def _erss_acceptance(p: Tensor, q: Tensor, order: Tensor) -> Tensor:
-    """Return the acceptance of exponential races.
+    """Return the probability that one exponential race has the same winner under p and q.
+
+    sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (arXiv 2504.15475, Lemma C.2 and its races). With the
+    tokens sorted by decreasing p/q, the maximum is p_j / p_i up to i and q_j / q_i after it:
+    cumulated sums of p from the front and of q from the back.
 
     `order` (B, V) holds the tokens by decreasing p/q; where the ratio ties, any order gives the
     same sums. A token without probability under p and q contributes nothing.

@@ -1,8 +1,7 @@
-"""How far a drafter's distribution q lies from the target's p, over the full vocabulary.
+"""How far a drafter's q lies from the target's p: the plain twin of pipeline.stages.drafts.compare.
 
 All of it takes log-probabilities or logits of N steps, (N, V), and works in float64; -inf is a
-token of probability zero. The stage drafts computes the same formulas on its device, and is
-tested against these.
+token of probability zero.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ SERIES_BELOW = 0.05  # |log(p/q)| under which phi is summed as a series
 # (n-1)/n! for n = 2..10: phi(e^d - 1) = e^d (d - 1) + 1 = sum (n-1)/n! d^n; the first term left
 # out is below 1e-17 of the sum at |d| = 0.05
 SERIES = (1 / 2, 1 / 3, 1 / 8, 1 / 30, 1 / 144, 1 / 840, 1 / 5760, 1 / 45360, 1 / 403200)
-# Allowance for rounding, relative to p/q: log-probabilities down to -40 carry an absolute error
-# of a few 1e-15 from the subtraction of logsumexp; 1e-13 also covers exp and the long sums.
-RATIO_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -113,23 +109,6 @@ def kl(log_p: Floats, log_q: Floats) -> Floats:
         large = p * d - (p - q)  # NaN where p = 0 and d = -inf; NaN where both are zero
     terms = np.where(small, q * x * x * series, np.where(p > 0, large, q))
     return np.asarray(terms.sum(axis=1))
-
-
-def rounding(divergence: str, distance: Floats) -> Floats:
-    """Return how far a computed divergence may lie from that of the exact p and q of its logits.
-
-    A relative error e of every ratio p/q moves KL and reverse KL by at most e * sum p |log(p/q)|,
-    which is at most e (KL + sqrt(2 KL)) (Pinsker), and the squared Hellinger distance H by
-    e TV <= e sqrt(2 H). Both vanish with the divergence. It moves total variation by at most e,
-    which does not: only a distance of exactly 0 has none.
-
-    Args:
-        divergence: kl, reverse_kl, hellinger or tv.
-        distance: (N,) as computed.
-    """
-    if divergence == "tv":
-        return RATIO_ROUNDING * np.sign(distance)
-    return RATIO_ROUNDING * (distance + np.sqrt(2 * distance))
 
 
 def total_variation(log_p: Floats, log_q: Floats) -> Floats:
