@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
+from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..statistics.run_lengths import run_lengths
 from ..statistics.trajectories import Trajectories
 from .realised import Steps, Verdict
 
 Row = dict[str, Any]
-Weights = Floats | Flags
+Weights = NDArray[Any]  # numbers or truth values
 UNION = "union"  # of divergences: the steps that at least one of them certifies
 LENGTH_COLUMNS = ["value", "optimistic", "ci_low", "ci_high", "cut", "cut_optimistic"]
 

@@ -160,7 +160,7 @@ def differing(answered: Answered) -> pd.DataFrame:
         otherwise than a pass over one.
     """
     runs, keys = answered.runs, ["task", "item_id"]
-    found = differing_answers(answered.data, runs["baseline"], keys, "answer", "correct")
+    found = differing_answers(answered.data, list(runs["baseline"]), keys, "answer", "correct")
     found = found.join(runs[["method", "exact"]], on="run")
     shown = [*keys, "method", "draft_length", "temperature", "alone_correct", "correct"]
     shown += ["common_prefix", "gap", "alone_answer", "answer", "exact"]

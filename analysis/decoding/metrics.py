@@ -181,9 +181,10 @@ def acceptance_intervals(
     """
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
     calls = decoded.calls.assign(calls=1)
-    columns = {}
+    columns: dict[str, Floats] = {}
     for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
-        _, low, high = ratios(*decoded.by_prompt(calls, *of), bootstrap)
+        above, below = decoded.by_prompt(calls, *of)
+        _, low, high = ratios(above, below, bootstrap)
         columns |= {f"{name}_ci_low": low, f"{name}_ci_high": high}
     return pd.DataFrame(columns)
 
