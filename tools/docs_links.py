@@ -1,7 +1,7 @@
 """A hook of mkdocs: what a page links outside of docs/ is named in the site, and not linked.
 
-On a code host these links lead to files of the repository, which the site does not hold. A comment
-``<!-- README: HEADING -->`` becomes that section of README.md.
+On a code host these links lead to files of the repository, which the site does not hold. A line
+with nothing but the link ``[HEADING](../README.md)`` becomes that section of README.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-SECTION = re.compile(r"<!-- README: (.+?) -->")
+SECTION = re.compile(r"^\[(.+)\]\(\.\./README\.md\)$", re.M)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
