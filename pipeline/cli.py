@@ -162,7 +162,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
     print(f"report: {shown(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
-        f"PDF): {shown(shown_at / 'index.md')}",
+        f"PDF): {shown(shown_at / 'tables.html')}",
         flush=True,
     )
 

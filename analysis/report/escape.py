@@ -1,4 +1,4 @@
-"""Plain text as Markdown, as LaTeX, as the name of a LaTeX macro and as cells of a CSV file."""
+"""Plain text as LaTeX, as the name of a LaTeX macro and as cells of a CSV file."""
 
 from __future__ import annotations
 
@@ -46,15 +46,6 @@ LATEX_MATHEMATICS = {
     "ρ": r"\rho",
     "τ": r"\tau",
 }
-# what Markdown would take for markup in a line of a table, a heading or a paragraph
-MARKDOWN = re.compile(
-    r"""[\\`*|~$\#]           # code, emphasis, cells, struck out, mathematics, headings
-    | (?<![^\W_])_ | _(?![^\W_])  # emphasis, which does not begin or end within a word
-    | <(?=[A-Za-z/!?])          # tags
-    | &(?=\#?\w+;)              # entities
-    | \](?=[(\[:])              # links""",
-    re.VERBOSE,
-)
 DIGITS = dict(
     zip(
         "0123456789.-",
@@ -103,15 +94,6 @@ def _escape(text: str) -> str:
         escaped = "".join(known.get(character, character) for character in part)
         done.append(f"${escaped}$" if mathematics else escaped)
     return "".join(done)
-
-
-def markdown(text: str) -> str:
-    r"""Return plain text as one line of Markdown that shows it as it is.
-
-    >>> print(markdown("a|b_c_ *d* $e$ p < q <b> 5 % [1, 2]"))
-    a\|b_c\_ \*d\* \$e\$ p < q \<b> 5 % [1, 2]
-    """
-    return MARKDOWN.sub(r"\\\g<0>", one_line(text))
 
 
 def one_line(text: str) -> str:

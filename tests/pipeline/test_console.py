@@ -93,7 +93,7 @@ def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:
     assert said.endswith(", report 1 to run")
     place = small_study.outputs / "report/mini"
     assert f"report: {place}/index.html\nopen it in a browser; " in small_study.printed
-    assert small_study.printed.endswith(f": {place}/index.md\n")
+    assert small_study.printed.endswith(f": {place}/tables.html\n")
     wanted = ["stage=certificates", "criteria=additive", "criteria.t=0.123"]
     first, second, *_ = pipeline(*small_study.overrides, *wanted).stdout.split("\n")
     assert first == "plan: prompts 1 cached, distributions 2 cached, certificates 2 to run"

@@ -178,7 +178,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
 
     def full_artifact(*arguments: Any) -> Pending:
         pending = made(*arguments)
-        plant([pending.directory / "index.md" if stage == "report" else
+        plant([pending.directory / "tables.html" if stage == "report" else
                pending.directory / "data.parquet"])  # fmt: skip
         return pending
 

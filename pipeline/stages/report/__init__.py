@@ -69,7 +69,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=18,
+    version=19,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -1,9 +1,9 @@
 """Writes tables, figures, numbers and one page that shows them.
 
-Files: ``index.html``, the page; ``tables.html``, all tables and figures; ``index.md``, a list of
-the others; ``numbers.tex``, ``tables/*.csv`` and ``.tex``, ``figures/*.pdf``, ``.png`` and
-``.csv``, the numbers drawn. They hold no date and no path. ``timings/`` holds what depends on the
-clock.
+Files: ``index.html``, the page; ``tables.html``, all tables and figures, with links to the others;
+``numbers.tex``, the numbers of Tables 1 to 7 as LaTeX macros; ``tables/*.csv`` and ``.tex``,
+``figures/*.pdf``, ``.png`` and ``.csv``, the numbers drawn. They hold no date and no path.
+``timings/`` holds what depends on the clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from analysis.decoding.answers import accuracy
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
-from analysis.report.escape import markdown
 from analysis.report.measured import Target
 from analysis.report.records import Figure, Part, Results, Table, together
 from analysis.report.render import files, macros, names
@@ -59,15 +58,6 @@ from pipeline.store.decoded import read_answered, read_decoded, thetas
 from pipeline.store.node import Node
 
 MOST_DRAWERS = 4  # processes
-INDEX = """\
-# Files of study {study}
-
-[The page](index.html) is where all this is read; [tables.html](tables.html) shows the tables and
-figures. [numbers.tex](numbers.tex) has the numbers of Tables 1 to 7 as LaTeX macros. Of a table
-there are the numbers (CSV) and the table for a paper (TEX); of a figure the drawing (PDF, PNG) and
-the numbers drawn (CSV). Files in timings/ depend on the machine and the moment:
-[the verdict](timings/verdict.md){tables}.
-"""
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -99,7 +89,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
                 (part, item, pool.submit(files, item) if isinstance(item, Figure) else None)
                 for item in part.shown
             ]
-        made = {"index.md": index(study, parts).encode(), "numbers.tex": macros(results).encode()}
+        made = {"numbers.tex": macros(results).encode()}
         with progress_bar(len(begun), "table or figure", f"report {study}") as bar:
             for part, item, drawn in begun:
                 note = config.get("note", "")
@@ -224,23 +214,3 @@ def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
     settings = config["resamples"], confidence, config["statistics_seed"], margin
     tables = [accuracy(one, *settings) for one in answered]
     return accuracy_parts(config["drafter"], answered, tables, margin, confidence)
-
-
-def index(study: str, parts: Sequence[Part]) -> str:
-    """Return the list of files, in Markdown."""
-    timed = any(part.timed for part in parts)
-    tables = " and [tables that were timed](timings/tables.html) are among them"
-    text = INDEX.format(study=markdown(study), tables=tables if timed else " is one of them")
-    return "\n".join([text, *map(listing, parts)])
-
-
-def listing(part: Part) -> str:
-    """Return the part of the list of files, in Markdown."""
-    lines = [
-        f"- {markdown(item.title)}: "
-        + ", ".join(
-            f"[{path.rpartition('.')[2].upper()}]({part.place}{path})" for path in names(item)
-        )
-        for item in part.shown
-    ]
-    return "\n".join([f"## {markdown(part.title)}", "", *lines, ""])

@@ -23,7 +23,7 @@ from analysis.report.measured import Target
 from analysis.report.notes import shared_notes
 from analysis.report.published import PAPERS
 from analysis.report.records import Part, Results, Table
-from analysis.report.render import PUBLISHED, lines, spans
+from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import FAMILY_COLOURS, OTHER_RULES, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.formats.engine_settings import ENGINES, setting_values
@@ -72,6 +72,7 @@ def page_files(
     environment.filters["whole"] = whole
     css = (WEB / "page.css").read_text(encoding="utf-8")
     environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
+    environment.globals["files_of"] = names
     environment.globals |= {"study": study, "note": note, "css": css}
     shown = {
         "drafter": None if pairs is None else pairs.drafter,
@@ -108,7 +109,7 @@ def page_files(
         if mine := [part for part in parts if part.place == place]:
             tables = [item for part in mine for item in part.shown if isinstance(item, Table)]
             found[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                parts=mine, shared=shared_notes(tables)
+                parts=mine, shared=shared_notes(tables), timed=bool(timed), place=place
             )
     return {name: content.encode() for name, content in found.items()}
 
