@@ -53,8 +53,10 @@ def test_the_study_of_a_log(tmp_path: Path) -> None:
     assert artifact.read(columns=["token_id"])["token_id"].to_pylist() == emitted.tolist()
     assert contained(certify(found, RULES), certify(dist, RULES))
     page = page_text(tmp_path / "out/report/mine")
-    for said in ("answers.jsonl, 4 answers", "9, of 60 tokens", "1e-06 nats", "taken as raw"):
-        assert said in page
+    known = {"log": "answers.jsonl", "answers": 4, "k": 9, "vocab_size": 60, "log_prob_error": 1e-6}
+    for name, value in known.items():
+        assert f"| distributions.{name} | {value} |" in page
+    assert "taken as raw" in page
     assert len(STARTS) < FEW_PROMPTS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from analysis.decoding.speed import signs_of_load
 from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.records import worded
-from analysis.report.text import share_text
+from analysis.report.text import number_text, share_text
 from analysis.statistics.trajectories import LENGTH
 from pipeline.stages.report.inputs import Upstream, temperature_of
 from pipeline.store.artifacts import Artifact
@@ -94,7 +95,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.4g}" if math.isfinite(value) else number_text(value)
     if isinstance(value, list):
         return ", ".join(map(as_text, value))
     text = str(value)
