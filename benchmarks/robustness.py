@@ -109,7 +109,7 @@ class Trial:
                 file.write(f"{path.with_suffix('')}\n")
             return attempt(shard, path, *rest)
 
-        shards.attempt = noting
+        shards.attempt = noting  # type: ignore[assignment]
 
     def run(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
         """Bring `stage` up to date; return the status, negative when killed."""

@@ -151,8 +151,8 @@ class ModelDrafter(Drafter):
         if not drafted:
             return nothing(device)
         drawn = torch.cat(weights) if weights else None
-        tree = None if self.tree is None else cut
-        return Draft(torch.cat(drafted), drawn, tree, torch.cat(largest))
+        shape = None if self.tree is None else cut
+        return Draft(torch.cat(drafted), drawn, shape, torch.cat(largest))
 
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits (1, V) after the text, of which it reads what is new."""
@@ -287,7 +287,7 @@ def model_drafter(
 ) -> Drafter:
     """Return what decodes with a model, of either kind; for the arguments see `ModelDrafter`."""
     kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
-    return kind(model, choice, tree, stop)  # type: ignore[arg-type]
+    return kind(model, choice, tree, stop)
 
 
 def continuation(tokens: Sequence[int], longest: int, count: int, shortest: int = 1) -> list[int]:

@@ -233,8 +233,8 @@ def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[int, f
     """
     old_ids, old_logits = (columns.numbers(answer[name]) for name in ("top_ids", "top_logits"))
     largest = 0.0
-    for *both, old, new in zip(old_ids, ids, old_logits, logits, strict=True):
-        _, left, right = np.intersect1d(*both, assume_unique=True, return_indices=True)
+    for a, b, old, new in zip(old_ids, ids, old_logits, logits, strict=True):
+        _, left, right = np.intersect1d(a, b, assume_unique=True, return_indices=True)
         old, new = old[left], new[right]
         same = old == new  # masked tokens as well
         largest = max(largest, float(np.abs(old[~same] - new[~same]).max(initial=0)))
