@@ -91,7 +91,7 @@ def write_text(recipe: Any, directory: Path) -> None:
             continue
         rows, why = conversations(number, recipe, model, tokenizer, turns, novelty)
         beside = path.with_suffix(".partial")
-        columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
+        columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
         pq.write_table(pa.table(columns, schema=SCHEMA), beside, compression="zstd")
         beside.replace(path)
         tokens += sum(len(row[0]) - row[1] for row in rows)
@@ -131,7 +131,8 @@ def conversations(
     texts = beginnings(settings.unprompted, settings.batch, rng)
     begins = [[*before, *tokenizer.encode(text, add_special_tokens=False)] for text in texts]
     said = written(model, begins, settings.max_question, settings.question, end)
-    prompts, why = {}, Counter[str]()
+    prompts: dict[str, tuple[list[int], str]] = {}
+    why = Counter[str]()
     for text, begin, tokens in zip(texts, begins, said, strict=True):
         asked = [*begin, *tokens]
         question = tokenizer.decode(asked[len(before) : -1])
@@ -171,7 +172,7 @@ def written(
     if not prompts:
         return []
     batch = Batch.make(prompts, [[]] * len(prompts), model.device)
-    chosen = {"do_sample": False}
+    chosen: dict[str, Any] = {"do_sample": False}
     if how["temperature"] > 0:
         chosen = {"do_sample": True, "top_k": 0, **how}
     out = model.module.generate(
