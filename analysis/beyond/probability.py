@@ -289,4 +289,5 @@ def _checked(mass: ArrayLike, eps: ArrayLike) -> tuple[Floats, Floats]:
         raise ValueError("a mass must be in [0, 1]")
     if not np.all(nats >= 0):
         raise ValueError(f"eps={eps!r} is not allowed: give nats, at least 0")
-    return np.broadcast_arrays(a, nats)
+    a, nats = np.broadcast_arrays(a, nats)
+    return a, nats

@@ -113,15 +113,16 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
             f"step {bad}: the stored tokens are not numbers by decreasing value, or "
             "the largest probability is not in (0, 1]"
         )
-    found = Certificates(*(column[:, : len(dist)] for column in found))
+    columns: list[NDArray[Any]] = [column[:, : len(dist)] for column in (*floats, *ints)]
+    lower, _, _, accepted = columns
     rows = np.flatnonzero(left)
     if rows.size:  # all stored tokens are accepted, and lower is nan
-        which, steps = np.nonzero(np.isnan(found.lower[rows]))
+        which, steps = np.nonzero(np.isnan(lower[rows]))
         cells = rows[which], steps
-        ends = intervals(dist, rules, *cells, found.accepted_count[cells], divergence)
-        for column, values in zip(found, ends, strict=True):
+        ends = intervals(dist, rules, *cells, accepted[cells], divergence)
+        for column, values in zip(columns, ends, strict=True):
             column[cells] = values
-    return Certificates(*(column.T for column in found))
+    return Certificates(*(column.T for column in columns))
 
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
