@@ -68,7 +68,7 @@ class Target:
     probabilities: Floats
     prompts: Sequence[tuple[str, str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
-    repeated: Flags | None = None
+    repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)
     words: Mapping[int, str] = field(default_factory=dict)
     draft: pd.DataFrame | None = None

@@ -70,7 +70,7 @@ def _texts() -> dict[str, dict[str, str]]:
     return found
 
 
-def worded(name: str, **facts: Any) -> dict[str, str]:
+def worded(name: str, **facts: Any) -> dict[str, Any]:
     """Return name, title, question and caption of a table or figure, from `texts.toml`.
 
     Args:

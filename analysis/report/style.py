@@ -134,7 +134,8 @@ def reach(value: Any, low: Any, high: Any) -> np.ndarray:
     [[0.5, 0.0], [0.0, 1.0]]
     """
     value, low, high = (np.asarray(of, dtype=np.float64) for of in (value, low, high))
-    return np.nan_to_num(np.stack([value - low, high - value]).clip(min=0))
+    found: np.ndarray = np.nan_to_num(np.stack([value - low, high - value]).clip(min=0))
+    return found
 
 
 def logarithmic(axes: Axes, name: str) -> None:

@@ -179,5 +179,5 @@ def _curve(
         axis.fill_between(x, values[y], ends, color=color, alpha=0.25, linewidth=0)
     low, high = limits(y)
     if {low, high} <= set(values):
-        ends = reach(values[y], values[low], values[high])
-        axis.errorbar(x, values[y], ends, fmt="none", ecolor=color, elinewidth=0.7)
+        reaching = reach(values[y], values[low], values[high])
+        axis.errorbar(x, values[y], reaching, fmt="none", ecolor=color, elinewidth=0.7)

@@ -112,14 +112,14 @@ def acceptance_table(results: Results) -> Table:
         Column(heading, partial(_ends, text), "", {"statistic": name})
         for name, (heading, text) in ACCEPTED.items()
     ]
-    shares = (select(frame, statistic=name)["value"] for name in ("empty", "inexact"))
+    empty, inexact = (select(frame, statistic=name)["value"] for name in ("empty", "inexact"))
     return Table(
         **worded("acceptance", drafter=results.drafter),
         **by_rule(results, columns),
         data=with_censored(frame),
         order=rules,
         notes=[
-            *coverage_notes(*shares, "empty_accepted"),
+            *coverage_notes(empty, inexact, "empty_accepted"),
             *infinite_notes(results, {"kl": "KL"}),
             *few_notes(frame["prompts"]),
         ],

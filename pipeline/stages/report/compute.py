@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from typing import Any
 
 import pandas as pd
 
@@ -193,7 +194,7 @@ def categories_table(node: Node, targets: Sequence[Target], results: Results) ->
     frames = {}
     for target in targets:
         certified = next(item for item in target.certificates if item.rule == rule)
-        means = {"p0": target.top[1], "repeated": target.repeated}
+        means: dict[str, Any] = {"p0": target.top[1], "repeated": target.repeated}
         if target.draft is not None:
             means["kl"] = target.draft["kl"].to_numpy()
             means["accepted"] = target.draft["rank"].to_numpy() == 1

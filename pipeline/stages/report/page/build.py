@@ -125,7 +125,7 @@ def bundle() -> str:
         return file.read_text(encoding="utf-8")
     import vl_convert
 
-    script = str(vl_convert.javascript_bundle())
+    script = str(vl_convert.javascript_bundle(None))  # type: ignore[arg-type]
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     with suppress(OSError):  # what can't be kept is made again
         file.parent.mkdir(exist_ok=True)
