@@ -196,9 +196,9 @@ def _counted(path: Path, counts: Counts) -> Run:
         print("calls can't be told apart: no convention but the engine's (docs/engines.md)")
         return Run(counts.engine, len(counts.by_place), rows)
     tables = []
-    for answer, times in counts.answers.items():
-        accepted = np.repeat(np.arange(len(times)), times)
-        drafted = np.full(len(accepted), len(times) - 1)
+    for answer, histogram in counts.answers.items():
+        accepted = np.repeat(np.arange(len(histogram)), histogram)
+        drafted = np.full(len(accepted), len(histogram) - 1)
         columns = {"accepted": accepted, "drafted": drafted, "emitted": accepted + 1}
         tables.append(pd.DataFrame(columns).assign(answer=answer))
     return Run(counts.engine, len(counts.by_place), rows, pd.concat(tables, ignore_index=True))
