@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}  # others are the machine's matter
+SCHEMA_VERSION = 2  # of record.json and of the columns
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
 
 
@@ -87,6 +88,8 @@ class Artifact:
             names = sorted(self.record["files"])
         except DamagedError as error:
             return [error.reason]
+        if not self.directory.name.endswith(f"-{self.record['fingerprint'][:12]}"):
+            found.append(f"{self.directory / RECORD} is the record of another artifact")
         for name in names:
             try:
                 self._check(name)
@@ -218,6 +221,8 @@ class Store:
         artifact = self.find(node)
         if artifact is None:
             return False
+        if artifact.record["fingerprint"] != node.fingerprint:
+            raise DamagedError(artifact.directory, f"{artifact.directory / RECORD} is of another")
         used = {item["fingerprint"]: item["content"] for item in artifact.record["upstream"]}
         for above in node.upstream_nodes:
             found = self.find(above)
@@ -297,6 +302,7 @@ class Store:
             "content": content_digest(files),
             "files": files,
             "rows": pending.rows,
+            "artifact_schema": SCHEMA_VERSION,
             "facts": pending.facts,
             **environment,
         }

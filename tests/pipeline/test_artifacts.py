@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import verify
-from pipeline.errors import PipelineError
+from pipeline.errors import DamagedError, PipelineError
 from pipeline.execution import runner
 from pipeline.plan import graph as stages
-from pipeline.store.artifacts import Store
+from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import fingerprint
 from tests.pipeline import fakes
 
@@ -232,3 +232,20 @@ def test_two_processes_compute_an_artifact_once(tmp_path: Path) -> None:
         process.join(30)
     assert [process.exitcode for process in both] == [0, 0]
     assert len(list(done.iterdir())) == 1
+
+
+def test_records_that_changed_places_are_damaged(store: Store) -> None:
+    nodes = [fakes.node("a", t=1), fakes.node("b", t=2)]
+    places = [artifact.directory for artifact in runner.ensure(nodes, store)]
+    wanted = [artifact.content for artifact in runner.ensure(nodes, store)]
+    places[0].rename(store.root / "third")
+    places[1].rename(places[0])
+    (store.root / "third").rename(places[1])
+    for node in nodes:
+        with pytest.raises(DamagedError, match=r"record\.json is of another"):
+            store.fresh(node)
+    assert [artifact.content for artifact in runner.ensure(nodes, store)] == wanted
+    places[0].rename(store.root / "third")
+    places[1].rename(places[0])
+    (store.root / "third").rename(places[1])
+    assert all(Artifact(place).damage() for place in places)
