@@ -4,11 +4,17 @@ First a line for every check, with status 1 at the end when one failed:
 
 - decoding a batch and each prompt alone emits the same tokens, in float32 and bfloat16, and padding
   gives no NaN;
-- the statistics agree with the CPU's;
+- the head's product in bfloat16 and the statistics agree with the CPU's;
 - the decoding loop with a chain and with a tree emits the tokens of the target alone.
 
 Then speeds: the paper's shapes with random weights (nothing is downloaded), 500 prompts, 128 steps,
-by the stage's own code; seconds are wall-clock, without writing files.
+by the stage's own code; seconds are wall-clock, without writing files. First the pass over given
+answers (`distributions.source=answers`), its products as shares of the rate of a large one:
+
+    body: 2 (parameters - V d) tokens read / seconds without the head and the statistics / rate
+    head: 2 V d rows / its seconds / rate
+
+then decoding.
 
 ``--reduced`` runs it all with small shapes, on the CPU too, where what needs CUDA is left out.
 """
@@ -33,10 +39,12 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.execution.shards import out_of_memory
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
-from pipeline.models.forced import Found
+from pipeline.models.forced import HELD, Found
+from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import tempered_statistics
 from pipeline.stages.distributions.decode import decode_batch
+from pipeline.stages.distributions.score import score_batch
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
@@ -57,7 +65,9 @@ GREEDY = {"k": 256, "temperatures": [], "temperature": 0.0, "seed": 0}
 STEPS = 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 PARTINGS = {"float32": 0.0, "bfloat16": 0.02}  # a step: a close argmax may change with padding
+PRODUCTS = 20  # whose mean time is taken
 Prompts = dict[str, list[int]]
+Row = dict[str, Any]  # of a printed table
 
 
 def random_prompts(count: int, longest: int, vocabulary: int) -> Prompts:
@@ -118,8 +128,13 @@ def same_tokens(device: torch.device, dtype: str) -> str:
     return f"steps at which texts part from those alone: {share:.2%}; apart {apart:.2g}"
 
 
-def statistics_agree(device: torch.device) -> str:
-    """Check the statistics against the CPU's."""
+def head_and_statistics(device: torch.device) -> str:
+    """Check the product in bfloat16 and the statistics against the CPU's."""
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
+    there = wide_product(hidden.to(device), weight.to(device)).cpu()
+    product = (there - hidden.double() @ weight.double().T).abs().max().item()
+    assert product <= 1e-3, f"logits are {product:.3g} apart"
     here = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))
     here[0, :200] = here[0].max()  # ties
     one, one_tempered = tempered_statistics(here, 64, [1.0, 0.5])
@@ -128,7 +143,7 @@ def statistics_agree(device: torch.device) -> str:
     pairs = zip((*one[2:], *one_tempered), (*two[2:], *two_tempered), strict=True)
     worst = max((a - b.cpu()).abs().max().item() for a, b in pairs)
     assert worst <= 1e-10, f"statistics are {worst:.3g} apart"
-    return f"{worst:.2g} apart"
+    return f"logits {product:.2g} apart, statistics {worst:.2g}"
 
 
 def loop_emits_the_target(device: torch.device) -> str:
@@ -150,7 +165,7 @@ def loop_emits_the_target(device: torch.device) -> str:
 CHECKS: dict[str, Callable[[torch.device], str]] = {
     "tokens, float32": partial(same_tokens, dtype="float32"),
     "tokens, bfloat16": partial(same_tokens, dtype="bfloat16"),
-    "statistics": statistics_agree,
+    "head and statistics": head_and_statistics,
     "decoding": loop_emits_the_target,
 }
 
@@ -169,35 +184,95 @@ def checked(device: torch.device) -> int:
     return failed
 
 
-def speeds(device: torch.device, *, reduced: bool) -> Iterator[dict[str, Any]]:
-    """Yield what is reached at every batch; those that do not fit are printed."""
+def peak_rate(device: torch.device, size: int) -> float:
+    """Return the operations a second of products of two (size, size) matrices in bfloat16."""
+    one = torch.randn((size, size), device=device).bfloat16()
+    one @ one  # to warm up
+    watch = Stopwatch(device)
+    with watch("products"):
+        for _ in range(PRODUCTS):
+            one @ one
+    return float(2 * size**3 * PRODUCTS / watch.seconds()["products"])
+
+
+def head_seconds(model: LanguageModel, rows: int) -> float:
+    """Return the seconds of the final projection of one row, `rows` of them at once."""
+    hidden = torch.randn(
+        (rows, model.module.config.hidden_size), device=model.device, dtype=model.dtype
+    )
+    head = model.module.get_output_embeddings()
+    head(hidden)  # to warm up
+    watch = Stopwatch(model.device)
+    with watch("head"):
+        for _ in range(PRODUCTS):
+            head(hidden)
+    return watch.seconds()["head"] / PRODUCTS / rows
+
+
+def passed(model: LanguageModel, prompts: Prompts, steps: int, batch: int, peak: float) -> Row:
+    """Read random answers in batches; return the tokens a second and the shares of `peak`."""
+    names, vocabulary = list(prompts), model.vocab_size
+    answers = torch.randint(vocabulary, (len(prompts), steps)).tolist()
+    watch, begun = Stopwatch(model.device), time.perf_counter()
+    for at in range(0, len(names), batch):
+        some = [prompts[name] for name in names[at : at + batch]]
+        score_batch(model, some, answers[at : at + batch], GREEDY, watch, lambda _: None)
+    spent = watch.seconds()  # waits for the device
+    wall = time.perf_counter() - begun
+    row = head_seconds(model, batch * max(1, HELD[model.device.type] // batch // vocabulary))
+    rows, read = len(prompts) * steps, sum(map(len, prompts.values())) + len(prompts) * (steps - 1)
+    projection = vocabulary * model.module.config.hidden_size
+    body = sum(one.numel() for one in model.module.model.parameters()) - projection
+    products = spent["prefill"] + spent["decode"] - rows * row
+    return {
+        "tokens_per_second": round(rows / wall),
+        "read_per_second": round(read / wall),
+        "body": f"{2 * body * read / products / peak:.0%}",
+        "head": f"{2 * projection / row / peak:.0%}",
+        "statistics": f"{spent['statistics'] / wall:.0%} of the time",
+    }
+
+
+def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
+    """Yield what a pass and decoding reach at every batch; those that do not fit are printed."""
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
     if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
     machine = describe_device(device) | {"torch": torch.__version__}
-    print(json.dumps(machine | {"prompts": count, "steps": steps}))
+    peak = peak_rate(device, 512 if reduced else 8192)
+    print(json.dumps(machine | {"prompts": count, "steps": steps, "operations": f"{peak:.3g}/s"}))
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", device, label)
         prompts = random_prompts(count, longest, model.vocab_size)
         by_length = sorted(prompts, key=lambda name: -len(prompts[name]))
-        decoded(model, {name: prompts[name] for name in by_length[-8:]}, steps)  # to warm up
-        for batch in batches:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
+        prompts = {name: prompts[name] for name in by_length}
+
+        def decoding(batch: int) -> Row:
             begun = time.perf_counter()
-            try:
-                for at in range(0, count, batch):
-                    decoded(
-                        model, {name: prompts[name] for name in by_length[at : at + batch]}, steps
-                    )
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
-                    raise
-                print(f"{label}: batch {batch} does not fit", flush=True)
-                continue
-            rate = count * steps / (time.perf_counter() - begun)
-            yield {"target": label, "batch": batch, "tokens_per_second": round(rate),
-                   "peak_GiB": round(peak_memory(device) / 2**30, 1)}  # fmt: skip
+            for at in range(0, count, batch):
+                some = {name: prompts[name] for name in by_length[at : at + batch]}  # noqa: B023
+                decoded(model, some, steps)  # noqa: B023
+            return {"tokens_per_second": round(count * steps / (time.perf_counter() - begun))}
+
+        def a_pass(batch: int) -> Row:
+            return passed(model, prompts, steps, batch, peak)  # noqa: B023
+
+        few = {name: prompts[name] for name in by_length[-8:]}  # to warm up
+        passed(model, few, steps, 8, peak)
+        decoded(model, few, steps)
+        for way, measure in (("pass", a_pass), ("decoding", decoding)):
+            for batch in batches:
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(device)
+                try:
+                    found = measure(batch)
+                except (RuntimeError, MemoryError) as error:
+                    if not out_of_memory(error):
+                        raise
+                    print(f"{label}: {way} of {batch} does not fit", flush=True)
+                    continue
+                size = {"peak_GiB": round(peak_memory(device) / 2**30, 1)}
+                yield {"target": label, "way": way, "batch": batch} | found | size
 
 
 def main() -> None:
@@ -210,8 +285,10 @@ def main() -> None:
         raise SystemExit("error: no CUDA device; add --reduced to run small shapes on the CPU")
     if failed := checked(device):
         raise SystemExit(f"{failed} of {len(CHECKS)} checks failed")
-    for at, row in enumerate(speeds(device, reduced=reduced)):
-        if at == 0:
+    heading: list[str] = []
+    for row in speeds(device, reduced=reduced):
+        if heading != list(row):
+            heading = list(row)
             print(f"\n| {' | '.join(row)} |\n|{'---|' * len(row)}")
         print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
 

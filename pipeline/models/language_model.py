@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pipeline.errors import PipelineError
 from pipeline.models import caches, few_rows
@@ -173,12 +174,13 @@ class Head(nn.Module):
     """
 
     def __init__(self, projection: nn.Linear, dtype: torch.dtype) -> None:
-        """Keep the weight (and bias) of `projection` in `dtype`."""
+        """Keep the weight (and bias) of `projection`, in `dtype` unless the sums alone need it."""
         super().__init__()
-        self.dtype, bias = dtype, projection.bias
-        self.projection = linear_of(
-            projection.weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
-        )
+        weight, bias = projection.weight.detach(), projection.bias
+        if not sums_wide(weight, dtype) or bias is not None:
+            weight = weight.to(dtype)
+        self.dtype = dtype
+        self.projection = linear_of(weight, None if bias is None else bias.detach().to(dtype))
 
     @property
     def weight(self) -> Tensor:
@@ -187,8 +189,28 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., V) of the hidden states (..., d)."""
-        logits: Tensor = self.projection(hidden.to(self.dtype))
+        hidden = hidden.to(self.weight.dtype)
+        if self.weight.dtype != self.dtype:
+            return wide_product(hidden, self.weight)
+        logits: Tensor = self.projection(hidden)
         return logits
+
+
+def sums_wide(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `wide_product` gives `dtype` from a weight of a narrower one at no cost: on CUDA."""
+    return weight.is_cuda and weight.dtype.itemsize == 2 and dtype == torch.float32
+
+
+def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return hidden (..., d) times the transpose of weight (V, d), summed and given in float32.
+
+    A product of two numbers of 16 bits is exact in float32, so on CUDA, where tensor cores take
+    both as they are, nothing is lost and no float32 copy is read. A CPU casts.
+    """
+    if not hidden.is_cuda:
+        return functional.linear(hidden.float(), weight.float())
+    rows = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
+    return rows.unflatten(0, hidden.shape[:-1])
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

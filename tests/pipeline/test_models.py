@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.models.devices import check_threads
+from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.passes import Texts, relative_error
 from pipeline.models.prompt_tokens import encode
@@ -218,3 +219,11 @@ def test_more_threads_than_processors_are_refused() -> None:
     check_threads(None)
     with pytest.raises(PipelineError, match=rf"device.threads={cores + 1} exceeds the {cores} pro"):
         check_threads(cores + 1)
+
+
+def test_a_product_of_16_bit_numbers_is_summed_in_float32() -> None:
+    hidden, weight = torch.randn(2, 3, 64).bfloat16(), torch.randn(100, 64).bfloat16()
+    logits = wide_product(hidden, weight)
+    exact = hidden.double() @ weight.double().T
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)
