@@ -40,11 +40,7 @@ def encode_chat(
         PipelineError: the tokenizer has no chat template, or it does not work.
     """
     if tokenizer.chat_template is None:
-        raise PipelineError(
-            f"{tokenizer.name_or_path}: its tokenizer has no chat template. Give "
-            "prompts.template=none (plain text, for base models), take an instruction-tuned "
-            "model, or add a chat_template.jinja to it"
-        )
+        raise PipelineError(no_template(tokenizer))
     try:
         if not _listens(tokenizer, enable_thinking):
             raise ValueError("it gives the same text whatever the user says")
@@ -62,6 +58,15 @@ def encode_chat(
             f"{tokenizer.name_or_path}: its chat template fails: {type(error).__name__}: "
             f"{first_line(error)}{line}. Correct its chat_template, or give prompts.template=none"
         ) from error
+
+
+def no_template(tokenizer: Any) -> str:
+    """Return what to do about a tokenizer without a chat template."""
+    return (
+        f"{tokenizer.name_or_path}: its tokenizer has no chat template. Give "
+        "prompts.template=none (plain text, for base models), take an instruction-tuned "
+        "model, or add a chat_template.jinja to it"
+    )
 
 
 def _listens(tokenizer: Any, enable_thinking: bool) -> bool:

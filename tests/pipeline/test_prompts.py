@@ -257,6 +257,11 @@ def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
     (model / "chat_template.jinja").unlink()
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
     refused(model, source, tmp_path / "store", "no chat template. Give prompts.template=none")
+    with pytest.raises(PipelineError) as error:  # all that is wrong, at once
+        build(model, source, tmp_path / "store", count=7)
+    template, count = str(error.value).splitlines()
+    assert "no chat template" in template
+    assert "prompts.count=7" in count
     tokenizer = AutoTokenizer.from_pretrained(model)
     for found in build(model, source, tmp_path / "store", template="none"):
         assert found["token_ids"] == tokenizer.encode(found["text"])

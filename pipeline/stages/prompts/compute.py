@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.formats.engine_logs import prompt_id, read_log
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.models.load import load_tokenizer
-from pipeline.models.prompt_tokens import encode
+from pipeline.models.prompt_tokens import encode, no_template
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.identity import local_path
@@ -45,6 +45,10 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     files = source_files(path, config["source"].get("commit"), config["split"])
     rows = Source(files)
     tokenizer = load_tokenizer(settings["model"], settings["model_revision"], "target")
+    problems = []
+    if config["template"] == "chat" and tokenizer.chat_template is None:
+        problems.append(no_template(tokenizer))
+        config = config | {"template": "none"}  # lengths are near: what else is wrong is said, too
     name = config["source"].get("hub") or Path(path).name
     table, excluded, lengths = sample(rows, tokenizer, config, name)
     pending.facts |= {"source_rows": len(rows), "excluded": excluded}
@@ -58,11 +62,13 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
         if files[0].suffix == ".txt":
             lower.append('give .jsonl rows {"text": ...} for a prompt a line (a .txt file is one)')
         have = f" (all that it has: {min(lengths)} to {max(lengths)})" if lengths else ""
-        raise PipelineError(
+        problems.append(
             f"prompts.count={config['count']}: prompts.source={path} has only {found} prompts of "
             f"{config['min_tokens']} to {config['max_tokens']} tokens{have} (excluded, rows "
             f"counted from 0: {told or 'none'}): " + ", or ".join(["lower prompts.count", *lower])
         )
+    if problems:
+        raise PipelineError("\n".join(problems))
     if excluded:
         visited = found + sum(entry["rows"] for entry in excluded.values())
         print(f"prompts {node.label}: of {visited} rows that were looked at {told}", flush=True)
