@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,7 +45,8 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     Where the rows of a point differ in more than the swept key (rules, methods, a second key),
     each kind has a curve of p5, or of tokens a call and, below, the speedup. A key with numbers is
     drawn as lines, one with names as points; bars are intervals over prompts. Of more than
-    `MAX_LINES` rules, or other settings, the first are drawn and the title says so.
+    `MAX_LINES` rules, or other settings, the first are drawn and the title says so. Two swept keys
+    of which every pair of values has one row are a map of the same statistics.
 
     Args:
         table: one row a point and target, with the swept keys, `target` and statistics in nats.
@@ -63,12 +65,13 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     kinds = [key for key in swept[1:] if _varies(table, key)]
     kinds += [key for key in KINDS if key in table and _free(table, [*swept, *kinds], key)]
     targets = [str(target) for target in table["target"].unique()]
+    if len(swept) == 2 and kinds == swept[1:] and _is_grid(table, swept):
+        return _maps(table, swept, [name for name in _wanted(table) if name in statistics][:2])
     groups: Mapping[str, pd.DataFrame] = {"": table}
     if kinds:
         grouped = table.groupby(kinds, sort=False, dropna=False)
         groups = {_named(kinds, key): rows for key, rows in grouped}
-        wanted = ["tokens_per_call", "speedup"] if "speedup" in table else ["p5"]
-        rows = [[name] for name in wanted if name in statistics] or [statistics[:1]]
+        rows = [[name] for name in _wanted(table) if name in statistics] or [statistics[:1]]
     else:
         axes_of = [list(names) for names in AXES.values()]
         rows = [[name for name in names if name in statistics] for names in axes_of]
@@ -123,6 +126,42 @@ def _named(keys: list[str], values: Iterable[Any]) -> str:
         str(value) if key in ("method", "rule") else f"{in_words(key)} = {value}"
         for key, value in pairs
     )
+
+
+def _wanted(table: pd.DataFrame) -> tuple[str, ...]:
+    """Return the statistics of which curves of several kinds, and maps, are drawn."""
+    return ("tokens_per_call", "speedup") if "speedup" in table else ("p5",)
+
+
+def _is_grid(table: pd.DataFrame, swept: list[str]) -> bool:
+    """Whether every pair of the values of two keys has one row a target."""
+    sizes = [table[key].nunique() for key in swept]
+    pairs = table.groupby(["target", *swept], dropna=False).size()
+    return bool(min(sizes) > 1 and (pairs == 1).all()) and (
+        len(pairs) == sizes[0] * sizes[1] * table["target"].nunique()
+    )
+
+
+def _maps(table: pd.DataFrame, swept: list[str], statistics: Sequence[str]) -> Figure:
+    """Draw a map over two keys: a row a statistic, a column a target."""
+    targets = table["target"].unique()
+    figure, axes = grid(len(statistics), list(map(str, targets)))
+    for line, statistic in zip(axes, statistics, strict=True):
+        ends = {"vmin": table[statistic].min(), "vmax": table[statistic].max()}
+        for axis, target in zip(line, targets, strict=True):
+            mine = table[table["target"] == target]
+            values = mine.pivot(index=swept[1], columns=swept[0], values=statistic)
+            image = axis.imshow(values, cmap="viridis", aspect="auto", origin="lower", **ends)
+            axis.set_xticks(range(values.shape[1]), list(map(str, values.columns)))
+            axis.set_yticks(range(values.shape[0]), list(map(str, values.index)))
+            axis.set_xlabel(in_words(swept[0]))
+            axis.set_ylabel(in_words(swept[1]))
+            middle = (ends["vmin"] + ends["vmax"]) / 2
+            for (row, column), value in np.ndenumerate(values.to_numpy()):
+                text = {"color": "black" if value > middle else "white", "fontsize": 6}
+                axis.text(column, row, f"{value:.3g}", ha="center", va="center", **text)
+        figure.colorbar(image, ax=list(line), label=_axis_name([statistic], True))
+    return figure
 
 
 def _varies(table: pd.DataFrame, key: str) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +336,43 @@ def test_killed_and_resumed(
     resumed = tiny.built(node(model, path, batch=2), tmp_path / "killed")
     assert len(calls) == 4  # three shards, one of them begun twice
     assert resumed.content == whole.content
+
+
+@pytest.mark.thorough
+def test_two_workers_give_the_same_content(model: Path, dump: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    path = lines(tmp_path / "served.jsonl", *dump[1])
+    here = node(model, path, batch=2)
+    execution = {"engine": "ray", "workers": 2}
+    there = replace(here, settings={**here.settings, "execution": execution})
+    found = tiny.built(there, tmp_path / "there")
+    assert found.record["facts"]["engine"] == "ray"
+    assert found.content == tiny.built(here, tmp_path / "here").content
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from tests.pipeline import tiny
+from tests.pipeline.test_served import node
+root, count = Path(sys.argv[1]), sys.argv[2]
+tiny.built(node(root / "model", root / f"{count}.jsonl", batch=64), root / count)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.thorough
+def test_ten_thousand_answers_take_little_more_memory_than_a_few(tmp_path: Path) -> None:
+    tiny.write_model(tmp_path / "model")
+    megabytes = []
+    for count in (500, 10_000):
+        rows = ({"id": str(at), "prompt": [5 + at % 90, 6], "answer": [at % 250 + 4] * 12}
+                for at in range(count))  # fmt: skip
+        lines(tmp_path / f"{count}.jsonl", *rows)
+        done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path), str(count)],
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        megabytes.append(int(done.stdout.split()[-1]))
+    assert megabytes[1] < megabytes[0] + 200  # 120,000 steps; their file has 30 MB
 
 
 @pytest.mark.parametrize(

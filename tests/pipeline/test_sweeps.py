@@ -211,7 +211,7 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
-def test_two_swept_keys_are_lines_and_keys_are_words() -> None:
+def test_two_swept_keys_are_a_map_and_keys_are_words() -> None:
     table = pd.DataFrame(
         [
             {
@@ -228,9 +228,16 @@ def test_two_swept_keys_are_lines_and_keys_are_words() -> None:
     )
     figure = sweep_figure(table, ["criteria.m", "criteria.t"])
     assert figure is not None
-    for axis in figure.axes:
-        assert axis.get_xlabel() == "m"
-        assert [line.get_label() for line in axis.lines] == ["t = 0.1", "t = 0.2", "t = 0.3"]
+    large, small, _ = figure.axes
+    for axis in (large, small):
+        assert (axis.get_xlabel(), axis.get_ylabel()) == ("m", "t")
+        [image] = axis.images
+        expected = np.outer([0.1, 0.2, 0.3], [2, 4])
+        np.testing.assert_allclose(np.asarray(image.get_array()), expected)
+    missing = sweep_figure(table.iloc[1:], ["criteria.m", "criteria.t"])  # then lines
+    assert missing is not None
+    assert not missing.axes[0].images
+    assert {line.get_label() for line in missing.axes[1].lines} == {"t = 0.1", "t = 0.2", "t = 0.3"}
 
 
 def test_a_failed_point_is_named_as_it_was_given(
