@@ -97,7 +97,10 @@ def print_answer(
     from pipeline import sweeps
 
     report = store.find(nodes["report"][0])
-    said = [] if report is None else cli.sentences(report)
+    command = f"python -m pipeline study={settings.study}"
+    said = [f"No verdict yet: `{command}` decodes, and ends with it."]
+    if report is not None:
+        said = cli.sentences(report)
     print("\n".join([*said, *[""] * bool(said)]))
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}

@@ -63,3 +63,6 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     assert len(shown) == 2  # a row a target; the file has one for each that is wanted
     mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "realised")]
     assert len(mine) == 2 * mine["wanted"].nunique()
+    solve.main([*small_study.overrides, "run_lengths.window=7"])  # of which no report was made
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "No verdict yet: `python -m pipeline study=mini` decodes, and ends with it."
