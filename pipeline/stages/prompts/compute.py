@@ -48,7 +48,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     problems = []
     if config["template"] == "chat" and tokenizer.chat_template is None:
         problems.append(no_template(tokenizer))
-        config = config | {"template": "none"}  # lengths are near: what else is wrong is said, too
+        config = {**config, "template": "none"}  # lengths are near: what else is wrong is said, too
     name = config["source"].get("hub") or Path(path).name
     table, excluded, lengths = sample(rows, tokenizer, config, name)
     pending.facts |= {"source_rows": len(rows), "excluded": excluded}
