@@ -184,15 +184,20 @@ def checked(device: torch.device) -> int:
     return failed
 
 
-def peak_rate(device: torch.device, size: int) -> float:
-    """Return the operations a second of products of two (size, size) matrices in bfloat16."""
-    one = torch.randn((size, size), device=device).bfloat16()
-    one @ one  # to warm up
+def product_seconds(device: torch.device, product: Callable[[], object]) -> float:
+    """Return the mean seconds of a product, after one to warm up."""
+    product()
     watch = Stopwatch(device)
     with watch("products"):
         for _ in range(PRODUCTS):
-            one @ one
-    return float(2 * size**3 * PRODUCTS / watch.seconds()["products"])
+            product()
+    return watch.seconds()["products"] / PRODUCTS
+
+
+def peak_rate(device: torch.device, size: int) -> float:
+    """Return the operations a second of products of two (size, size) matrices in bfloat16."""
+    one = torch.randn((size, size), device=device).bfloat16()
+    return float(2 * size**3 / product_seconds(device, lambda: one @ one))
 
 
 def head_seconds(model: LanguageModel, rows: int) -> float:
@@ -201,12 +206,7 @@ def head_seconds(model: LanguageModel, rows: int) -> float:
         (rows, model.module.config.hidden_size), device=model.device, dtype=model.dtype
     )
     head = model.module.get_output_embeddings()
-    head(hidden)  # to warm up
-    watch = Stopwatch(model.device)
-    with watch("head"):
-        for _ in range(PRODUCTS):
-            head(hidden)
-    return watch.seconds()["head"] / PRODUCTS / rows
+    return product_seconds(model.device, lambda: head(hidden)) / rows
 
 
 def passed(model: LanguageModel, prompts: Prompts, steps: int, batch: int, peak: float) -> Row:

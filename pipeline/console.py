@@ -26,12 +26,11 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def terminal(hint: str = "the same command goes on from here") -> Iterator[None]:
+def terminal() -> Iterator[None]:
     """Run a command: no traceback for an interruption or a reader that has gone (``| head``).
 
     SIGTERM (of kill, a batch system, a container that stops) interrupts as Ctrl-C does. Characters
-    that the output can't encode are printed as escapes. `hint` is said when the command is
-    interrupted.
+    that the output can't encode are printed as escapes.
 
     Raises:
         SystemExit: with the status of an interrupted, ended or cut-off command.
@@ -51,7 +50,8 @@ def terminal(hint: str = "the same command goes on from here") -> Iterator[None]
         raise SystemExit(CLOSED) from None
     except KeyboardInterrupt as interrupt:
         ended = isinstance(interrupt, Terminated)
-        print(f"{'terminated' if ended else 'interrupted'}: {hint}", file=sys.stderr)
+        what = "terminated" if ended else "interrupted"
+        print(f"{what}: the same command goes on from here", file=sys.stderr)
         raise SystemExit(TERMINATED if ended else INTERRUPTED) from None
     finally:
         if mine:

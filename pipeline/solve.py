@@ -101,7 +101,7 @@ def print_answer(
     said = [f"No verdict yet: `{command}` decodes, and ends with it."]
     if report is not None:
         said = cli.sentences(report)
-    print("\n".join([*said, *[""] * bool(said)]))
+    print("\n".join([*said, ""]))
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
     within = f"any drafter within {asked.eps:g}"

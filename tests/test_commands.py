@@ -54,9 +54,6 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
             yield found[1] or "make", words
 
 
-FOUND = [(page, *command) for page in PAGES for command in commands(page)]
-
-
 def own_files(page: Path, place: Path) -> None:
     """Write the YAML files of a page, whose first line names them, below `place`."""
     text = page.read_text(encoding="utf-8")

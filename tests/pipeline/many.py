@@ -17,7 +17,6 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
 Upstream = Mapping[str, Sequence[Artifact]]
-TO_DIE = "MANY_TO_DIE"  # a directory: a worker dies over each shard that is named in it, once
 
 
 def die_once(shard: Shard, folder: Path) -> None:
