@@ -1,10 +1,11 @@
 """What was counted of drafts, in every convention: ``python -m pipeline.reconcile FILE``.
 
 FILE is a page of /metrics, answers of vLLM, SGLang or llama.cpp as JSON, an artifact of stage
-decoding (its folder), or a Parquet table of calls (answer, drafted, accepted, emitted). Prints
-calls, accepted tokens and the rates by place. With ``study=mini criteria=greedy`` the same numbers
-stand beside it for drafts of the same length: along the target's own answers (stage acceptance),
-and as decoded (stage decoding), where they were computed.
+decoding (its folder), or a Parquet table of calls (answer, drafted, accepted, emitted; confidence,
+a list of the drafter's probabilities of its tokens, if they are known). Prints calls, accepted
+tokens and the rates by place. With ``study=mini criteria=greedy`` the same numbers stand beside it
+for drafts of the same length: along the target's own answers (stage acceptance), and as decoded
+(stage decoding), where they were computed.
 
 Where calls can be told apart it also prints what vLLM, SGLang, specdec_bench, Spec-Bench and
 TensorRT-LLM would print of them, with the formulas. Writes these tables, NVIDIA's
@@ -26,6 +27,7 @@ import pandas as pd
 from analysis.decoding import conventions as of
 from analysis.decoding.speed import break_even_by_batch
 from analysis.report.escape import without_formulas
+from analysis.statistics.proportions import calibration_error, reliability
 from analysis.statistics.trajectories import Trajectories, drafts_made
 from pipeline import cli, sweeps
 from pipeline.console import command, one_file
@@ -150,6 +152,11 @@ def _table(path: Path) -> pd.DataFrame:
         )
     if ((calls["accepted"] < 0) | (calls["accepted"] > calls["drafted"])).any():
         raise PipelineError(f"{path}: accepted must lie from 0 to drafted")
+    if "confidence" in calls:
+        each = pd.to_numeric(calls["confidence"].explode().dropna(), errors="coerce")
+        whole = (calls["confidence"].str.len() == calls["drafted"]).all()
+        if not whole or not each.between(0, 1).all():
+            raise PipelineError(f"{path}: confidence must be a list of `drafted` numbers in [0, 1]")
     return calls
 
 
@@ -217,6 +224,12 @@ def reconcile(run: Run, calls: pd.DataFrame, directory: Path) -> None:
     shown = table.drop(columns="source").to_dict("records")
     sweeps.print_table([{str(name): value for name, value in row.items()} for row in shown])
     print("calls by accepted tokens: " + ", ".join(f"{n}: {times}" for n, times in counts.items()))
+    if "confidence" in calls:
+        sums = _reliability(calls)
+        bins = pd.DataFrame(sums, columns=["tokens", "confidence", "accepted"])
+        bins = pd.concat([bins["tokens"], bins.iloc[:, 1:].div(bins["tokens"], axis=0)], axis=1)
+        bins.dropna().to_csv(directory / f"{slug(run.name)}-reliability.csv", index=False)
+        print(f"calibration error of the drafter's confidence (ECE): {calibration_error(sums):.4f}")
     settings = of.synthetic_settings(calls, length)
     if run.schedule:
         settings["vllm"]["num_speculative_tokens_per_batch_size"] = run.schedule
@@ -225,6 +238,16 @@ def reconcile(run: Run, calls: pd.DataFrame, directory: Path) -> None:
         path = directory / f"{slug(run.name)}-{what}.json"
         path.write_text(json.dumps(content, indent=2) + "\n")
     without_formulas(table).to_csv(directory / f"{slug(run.name)}-conventions.csv", index=False)
+
+
+def _reliability(calls: pd.DataFrame) -> np.ndarray:
+    """Return the sums of `reliability` over the tokens that were tested: a call's first a + 1."""
+    drafted = calls.reset_index(drop=True).explode("confidence").dropna(subset="confidence")
+    place = drafted.groupby(level=0).cumcount()
+    tested = place <= drafted["accepted"]
+    confidence = drafted["confidence"].to_numpy(np.float64)[tested]
+    accepted = (place < drafted["accepted"]).to_numpy()[tested]
+    return reliability(confidence, accepted, np.zeros(len(confidence), dtype=np.intp)).sum(axis=0)
 
 
 def predictions(
@@ -245,6 +268,8 @@ def predictions(
             command = " ".join(["python -m pipeline", *overrides, "stage=acceptance"])
             raise PipelineError(f"acceptance {node.label} was not made yet: run `{command}`")
         table = made.read(columns=["rule", "position", "accepted"]).to_pandas()
+        known = made.read("statistics").to_pandas()
+        errors = known[known["statistic"] == "calibration_error"].set_index("rule")["value"]
         found = store.find(nodes["decoding"][at]) if nodes["decoding"] else None
         decoded = None if found is None else read_decoded(node.label, "", found)
         for rule in (rule.label for rule in node.settings["rules"]):
@@ -253,7 +278,8 @@ def predictions(
             steps = Trajectories.from_positions(mine["position"].to_numpy())
             tested, accepted = drafts_made(mine["accepted"].to_numpy(), steps, length)
             calls = pd.DataFrame({"drafted": tested, "accepted": accepted})
-            yield rows_of({"from": "stage acceptance", **whose}, calls, length)
+            row, by_place = rows_of({"from": "stage acceptance", **whose}, calls, length)
+            yield row | {"calibration_error": errors.get(rule)}, by_place
             if decoded is None:
                 continue
             runs = decoded.runs

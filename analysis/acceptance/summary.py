@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Floats, PromptBootstrap
+from ..statistics.proportions import calibration_error, reliability
 from ..statistics.run_lengths import run_lengths
 from ..statistics.trajectories import Trajectories
 from .realised import Steps, Verdict
@@ -74,6 +75,29 @@ def rule_statistics(
     frame = pd.DataFrame(rows)
     frame.insert(0, "rule", verdict.rule.label)
     return frame
+
+
+def calibration_statistics(
+    confidence: Floats, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    """Measure how far the drafter's confidence is from how often each rule accepts its tokens.
+
+    Args:
+        confidence: (N,) the drafter's probability of its most probable token.
+        verdicts: of the rules; those that judge no tokens are left out.
+        bootstrap: over prompts.
+
+    Returns:
+        A row like those of `rule_statistics` for each rule: calibration_error.
+    """
+    rows = []
+    for one in verdicts:
+        if one.rule.judges_tokens:
+            sums = reliability(confidence, one.accepted, bootstrap.prompts)
+            value = calibration_error(sums.sum(axis=0))
+            ends = bootstrap.interval(calibration_error(bootstrap.sums(sums)))
+            rows.append({"rule": one.rule.label, **_row("calibration_error", value, value, *ends)})
+    return pd.DataFrame(rows)
 
 
 def stochastic_statistics(

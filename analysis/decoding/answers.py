@@ -20,7 +20,7 @@ import pandas as pd
 
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
-from ..statistics.paired import difference, mcnemar, proportion
+from ..statistics.proportions import difference, mcnemar, proportion
 from .finished import differing_answers, finished
 
 ALL = "all"  # the tasks together

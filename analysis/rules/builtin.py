@@ -30,7 +30,6 @@ CONVENTION: Any = ("rank or paper", lambda word: word in ("rank", "paper"), "ran
 
 
 @register("greedy")
-@dataclass(frozen=True)
 class StrictGreedy(Rule):
     """Accept x0 only (Corollary 4.7)."""
 
@@ -47,7 +46,6 @@ class StrictGreedy(Rule):
 
 
 @register("additive")
-@dataclass(frozen=True)
 class Additive(Rule):
     """Accept p > p0 - t (Corollary 4.10)."""
 
@@ -63,7 +61,6 @@ class Additive(Rule):
 
 
 @register("multiplicative")
-@dataclass(frozen=True)
 class Multiplicative(Rule):
     """Accept p > alpha p0 (Corollary 4.12)."""
 
@@ -105,7 +102,6 @@ class _TopM(Rule):
 
 
 @register("topm_additive")
-@dataclass(frozen=True)
 class TopMAdditive(_TopM):
     """Accept the top m tokens with p > p0 - t (Corollary 4.14)."""
 
@@ -123,7 +119,6 @@ class TopMAdditive(_TopM):
 
 
 @register("topm_multiplicative")
-@dataclass(frozen=True)
 class TopMMultiplicative(_TopM):
     """Accept the top m tokens with p > alpha p0 (Corollary 4.14)."""
 
@@ -141,7 +136,6 @@ class TopMMultiplicative(_TopM):
 
 
 @register("typical")
-@dataclass(frozen=True)
 class Typical(Rule):
     """Accept p > min(eps0, delta0 exp(-H)), H the target's entropy (Corollary 4.15)."""
 
@@ -158,7 +152,6 @@ class Typical(Rule):
 
 
 @register("absolute")
-@dataclass(frozen=True)
 class AbsoluteThreshold(Rule):
     """Accept p > theta."""
 
@@ -174,7 +167,6 @@ class AbsoluteThreshold(Rule):
 
 
 @register("mars")
-@dataclass(frozen=True)
 class Mars(Rule):
     """Accept rank 2 as well where z2 / z1 > theta on raw logits (MARS, arXiv 2601.15498).
 
@@ -222,7 +214,6 @@ class Mars(Rule):
 
 
 @register("prefix")
-@dataclass(frozen=True)
 class Prefix(Rule):
     """Accept the longest L that maximises L - mu (c_1 + ... + c_L), c_i the cost of token i.
 
@@ -249,7 +240,6 @@ class Prefix(Rule):
 
 
 @register("tree")
-@dataclass(frozen=True)
 class Tree(Rule):
     """Accept a level of a tree iff x0 is among the drafter's top m tokens (Theorem 5.1)."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,8 +256,9 @@ class Rule:
 R = TypeVar("R", bound=type[Rule])
 
 
+@dataclass_transform(frozen_default=True)
 def register(name: str) -> Callable[[R], R]:
-    """Make a rule available as `rule: <name>` in configuration; a class decorator.
+    """Make a class a frozen dataclass, available as `rule: <name>` in configuration.
 
     Raises:
         ValueError: another rule has this name, or it can't be printed.
@@ -276,7 +277,7 @@ def register(name: str) -> Callable[[R], R]:
                 f"{known.__qualname__}: choose another"
             )
         cls.name = name
-        REGISTRY[name] = cls
+        REGISTRY[name] = cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)
         return cls
 
     return enter

@@ -6,19 +6,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.best_laws import law_statistics
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import judge
 from analysis.acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE, sampling_statistics
 from analysis.acceptance.summary import (
     UNION,
+    calibration_statistics,
     coverage,
     depth_statistics,
     finite_shares,
     rule_statistics,
     stochastic_statistics,
 )
+from analysis.beyond.engine_laws import law_statistics
 from analysis.report.records import Results, Table
 from analysis.report.render import lines
 from analysis.report.sections.acceptance import LAWS, acceptance_part
@@ -57,6 +58,8 @@ def measured(missing: bool = False, sampled: bool = True) -> Results:
     laws = {SPECULATIVE: 1 - found.tv, ARGMAX: np.exp(found.draft_log_prob)}
     levels = [budget_of_drafter(steps, one, bootstrap, 3) for one in verdicts]
     statistics = [rule_statistics(steps, one, bootstrap, 8) for one in every]
+    confidence = np.exp(w.max(axis=1) - np.logaddexp.reduce(w, axis=1))
+    statistics.append(calibration_statistics(confidence, every, bootstrap))
     if sampled:
         frame = sampling_statistics(steps.target, found.kl, laws, RULES, bootstrap)
         levels.append(frame.assign(statistic="probability"))

@@ -21,7 +21,7 @@ from analysis.decoding.answers import (
 )
 from analysis.rules import Additive, Mars, StrictGreedy
 from analysis.rules.rule import Rule
-from analysis.statistics.paired import difference
+from analysis.statistics.proportions import difference
 
 RUNS = pd.DataFrame(
     {

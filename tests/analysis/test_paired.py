@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.paired import difference, mcnemar, proportion
+from analysis.statistics.proportions import (
+    BINS,
+    calibration_error,
+    difference,
+    mcnemar,
+    proportion,
+    reliability,
+)
 
 
 @pytest.mark.parametrize(("right", "items"), [(0, 1), (1, 1), (3, 7), (50, 100), (299, 300)])
@@ -60,3 +67,22 @@ def test_edges() -> None:
     for right, items in ((1, 0), (2, 1), (-1, 1)):
         with pytest.raises(ValueError, match="no proportion"):
             proportion(right, items, 0.95)
+
+
+def test_the_calibration_error_is_the_weighted_gap_of_equal_bins() -> None:
+    """By its definition, bin by bin; an edge belongs to the bin above it, 1 to the last."""
+    rng = np.random.default_rng(0)
+    q = np.append(rng.random(500), [0.0, 0.1, 0.5, 0.9, 1.0])
+    accepted, prompts = rng.random(505) < q**2, rng.integers(3, size=505)
+    wanted = 0.0
+    for low in range(BINS):
+        here = (q >= low / BINS) & ((q < (low + 1) / BINS) | (low == BINS - 1))
+        wanted += here.mean() * abs(accepted[here].mean() - q[here].mean())
+    sums = reliability(q, accepted, prompts)
+    assert sums.shape == (3, BINS, 3)
+    assert calibration_error(sums.sum(axis=0)) == pytest.approx(wanted, abs=1e-12)
+    calibrated = reliability(np.full(4, 0.75), np.arange(4) < 3, np.zeros(4, dtype=np.intp))
+    assert calibration_error(calibrated) == 0
+    for wrong in (-1e-9, 1 + 1e-9, np.nan):
+        with pytest.raises(ValueError, match="outside"):
+            reliability(np.array([0.5, wrong]), np.ones(2, dtype=bool), np.zeros(2, dtype=np.intp))

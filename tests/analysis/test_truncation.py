@@ -50,6 +50,14 @@ def test_truth_is_inside_and_equal_where_exact(k: int) -> None:
     assert exact[p[:, k - 1 : k] <= thresholds].all()
     known = cut.accepted_count >= 0
     assert (cut.accepted_count == whole.accepted_count)[known].all()
+    for theta in (0.1 - 1e-9, 0.1 + 1e-9):  # above the errors of T and of the probabilities
+        full, found = (
+            certify(TopK.from_probabilities(EXACT[0], k=k), AbsoluteThreshold(theta))
+            for k in (3, 2)
+        )
+        assert np.isinf(full.lower[0, 0]) == (theta < 0.1)
+        for end in (found.lower, found.upper):
+            assert end[0, 0] == pytest.approx(full.lower[0, 0], rel=1e-7)
 
 
 def test_rules_of_rank_are_exact() -> None:
@@ -63,7 +71,7 @@ EXACT = np.array([[0.5, 0.4, 0.1], [0.5, 0.45, 0.05], [0.625, 0.25, 0.125]])
 
 
 def test_one_unstored_token_at_its_threshold() -> None:
-    """p = theta is rejected, but T may be off: an interval with the truth."""
+    """p = theta is rejected, but T may be off: an interval with the truth; a step aside, exact."""
     rules = [AbsoluteThreshold(0.1), Multiplicative(0.1), Additive(0.4), Additive(0.5)]
     rules += [Typical(0.1, 1.0), AbsoluteThreshold(0.0)]
     whole, cut = (certify(TopK.from_probabilities(EXACT, k=k), rules) for k in (3, 2))

@@ -133,7 +133,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=13,
+    version=14,
     upstream=("drafts",),
     columns={
         "data": STEP

@@ -13,18 +13,19 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance.best_laws import law_statistics
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
 from analysis.acceptance.summary import (
+    calibration_statistics,
     coverage,
     depth_statistics,
     finite_shares,
     rule_statistics,
     stochastic_statistics,
 )
+from analysis.beyond.engine_laws import law_statistics
 from analysis.rules import Mars, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
@@ -66,10 +67,13 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     check_sound(judged, steps, prompts, settings)
     chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
+    surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
+    confidence = np.exp(-np.maximum(surprisal, 0.0))
     acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
             *(rule_statistics(steps, one, bootstrap, config["window"]) for one in judged),
+            calibration_statistics(confidence, chosen, bootstrap),
             acceptances,
         ],
         "breakdown": [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -133,7 +132,6 @@ def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
 
 
 @register("test_nucleus")
-@dataclass(frozen=True)
 class Nucleus(Rule):
     """A rule without a threshold: the smallest set of tokens with at least this mass."""
 

@@ -1,4 +1,4 @@
-"""Proportions of the same items under two conditions: intervals, and the exact test.
+"""Proportions: their intervals, two of the same items, and those that a confidence predicts.
 
 Right and wrong answers to the same questions are paired. Only the discordant pairs tell the two
 apart: c that only the first has right, and b that only the second has.
@@ -8,6 +8,13 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
+
+import numpy as np
+
+from ..topk import Floats
+from .bootstrap import Flags, Integers
+
+BINS = 10  # of a confidence, equal parts of [0, 1]
 
 
 def quantile(confidence: float) -> float:
@@ -75,3 +82,41 @@ def mcnemar(lost: int, won: int) -> float:
     pairs, fewer = lost + won, min(lost, won)
     tail = sum(math.comb(pairs, k) for k in range(fewer + 1))
     return float(min(1.0, 2 * tail / 2**pairs))
+
+
+def reliability(confidence: Floats, accepted: Flags, prompts: Integers) -> Floats:
+    """Return how many tokens there are, their confidence and how many are accepted, by bin.
+
+    Args:
+        confidence: (N,) the drafter's probability of each token that was tested; 1 is in the last
+            bin.
+        accepted: (N,) whether it was accepted.
+        prompts: (N,) index of its prompt, 0 .. P-1.
+
+    Returns:
+        (P, BINS, 3) sums: of one, of the confidence and of what was accepted.
+
+    Raises:
+        ValueError: a confidence lies outside [0, 1].
+    """
+    if not np.all((confidence >= 0) & (confidence <= 1)):
+        raise ValueError("a confidence lies outside [0, 1]: give probabilities")
+    sums = np.zeros((int(prompts.max(initial=-1)) + 1, BINS, 3))
+    at = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
+    columns = [np.ones_like(confidence), confidence, accepted]
+    np.add.at(sums, (prompts, at), np.column_stack(columns))
+    return sums
+
+
+def calibration_error(sums: Floats) -> Floats:
+    """Return the expected calibration error of (..., BINS, 3) sums of `reliability`.
+
+    ECE = sum over bins b of n_b / N |accepted_b - confidence_b|, means of the n_b tokens there.
+
+    >>> q, accepted = np.array([0.8, 0.8, 0.3]), np.array([True, True, False])
+    >>> sums = reliability(q, accepted, np.array([0, 0, 0]))
+    >>> float(calibration_error(sums.sum(axis=0)).round(6))  # 2/3 of 0.2, and 1/3 of 0.3
+    0.233333
+    """
+    tokens, confidence, accepted = np.moveaxis(sums, -1, 0)
+    return np.asarray(np.abs(accepted - confidence).sum(axis=-1) / tokens.sum(axis=-1))
