@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.budgets import budget_of_drafter
+from analysis.acceptance.engine_laws import law_statistics
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import judge
 from analysis.acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE, sampling_statistics
@@ -19,7 +20,6 @@ from analysis.acceptance.summary import (
     rule_statistics,
     stochastic_statistics,
 )
-from analysis.beyond.engine_laws import law_statistics
 from analysis.report.records import Results, Table
 from analysis.report.render import lines
 from analysis.report.sections.acceptance import LAWS, acceptance_part

@@ -8,7 +8,7 @@ import cvxpy
 import numpy as np
 import pytest
 
-from analysis.beyond import engine_laws
+from analysis.acceptance import engine_laws
 from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of, mean_curve
 from analysis.beyond.probability import coin_kl
 from analysis.topk import Floats

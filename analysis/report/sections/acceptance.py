@@ -12,10 +12,10 @@ from functools import partial
 
 import pandas as pd
 
+from ...acceptance.engine_laws import LAW
 from ...acceptance.frontier import COSTS
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
-from ...beyond.engine_laws import LAW
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from ...statistics.run_lengths import censored_ends, with_censored
 from ...statistics.trajectories import CENSORED

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.acceptance.budgets import budget_of_drafter
+from analysis.acceptance.engine_laws import law_statistics
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
@@ -25,7 +26,6 @@ from analysis.acceptance.summary import (
     rule_statistics,
     stochastic_statistics,
 )
-from analysis.beyond.engine_laws import law_statistics
 from analysis.rules import Mars, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK

@@ -15,9 +15,9 @@ import math
 import numpy as np
 import pandas as pd
 
+from ..beyond.clip import divergence_of, mean_curve
 from ..statistics.bootstrap import Flags
 from ..topk import Floats
-from .clip import divergence_of, mean_curve
 
 LAW = "law"  # kind of a row
 RATIOS = np.concatenate([1.0 + np.geomspace(1e-3, 1.0, 14), np.geomspace(2.2, 1e6, 26)])
