@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.report.text import UNDEFINED, length_text, limits, mark_of, upper_end
+from analysis.report.text import UNDEFINED, few_notes, length_text, limits, mark_of, upper_end
 from pipeline.execution.runner import shown
 from pipeline.plan.stage import SummaryRow, stage_of
 from pipeline.store.artifacts import Artifact
@@ -121,8 +121,6 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         )
     if any(limits(name)[0] in names for name in names):
         print("In brackets: intervals over prompts.")
-    from analysis.report.notes import few_notes
-
     for note in few_notes(row["prompts"] for row in rows if "prompts" in row):
         print(note)
 

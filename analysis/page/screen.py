@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 
 from ..acceptance.verdict import name_of
-from ..report.measured import Target
-from ..report.records import Results, records_of, select
+from ..report.measured import Results, Target
+from ..report.records import records_of
 from ..report.sections.acceptance_figures import GREEDY, row_of, rules_in
+from ..report.style import family
 from ..report.text import UNDEFINED, number_text, share_text
 from ..rules import Additive, StrictGreedy
-from .steps import DIVERGENCES, LEVELS, digits, family, in_order
+from .steps import DIVERGENCES, LEVELS, digits, in_order
 
 Row = dict[str, Any]
 EPS, WANTED = 0.1, 0.95  # nats, and the share of steps, of the first screen without a drafter
@@ -68,7 +69,7 @@ def certified_in(results: Results, target: str, rule: str, divergence: str) -> R
 
 def facts_of_target(target: Target) -> list[Row]:
     """Return what is certified of any drafter within `EPS` nats at every step."""
-    shares = {rule: float(np.mean(lower > EPS)) for rule, lower in target.lower.items()}
+    shares = {rule: float(np.mean(lower > EPS)) for rule, (lower, _) in target.certificates.items()}
     enough = [r for r, share in shares.items() if share >= WANTED and isinstance(r, Additive)]
     best = min(enough, key=lambda rule: rule.t, default=None)
     within = f"any drafter within {EPS:g} nats at every step"
@@ -98,8 +99,6 @@ def _share(row: Mapping[Any, Any]) -> str:
 
 def rule_rows(results: Results, target: str) -> list[Row]:
     """Return every rule that judges tokens: what it accepts and what it costs."""
-    presets = select(results["listing"], group="preset")
-    known = dict(zip(presets["rule"], presets["name"], strict=True))
     labels = rules_in(results, "baseline", "criteria", "preset", "dial")
     rules = [results.rules[label] for label in labels if results.rules[label].judges_tokens]
     divergence = most_certified(results, target)["divergence"]
@@ -109,12 +108,12 @@ def rule_rows(results: Results, target: str) -> list[Row]:
             row_of(results, target, rule.label, name)
             for name in ("acceptance", "departure", "given_up")
         )
-        preset = f", {known[rule.label]}" if rule.label in known else ""
+        preset = f", {results.presets[rule.label]}" if rule.label in results.presets else ""
         rows.append(
             {
                 "label": rule.label,
                 "title": rule.title + preset,
-                "family": family(rule),
+                "family": family(rule.name)[0],
                 "accepted": digits(accepted["value"], 4),
                 "low": digits(accepted["ci_low"], 4),
                 "high": digits(accepted["ci_high"], 4),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..report.measured import Target, survival_band
+from ..report.style import RULE_FAMILIES
 from ..report.text import share_text
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers
@@ -40,17 +41,6 @@ DIVERGENCES = {  # of stage drafts: printed name and unit
     "hellinger": ("Hellinger", ""),
     "reverse_kl": ("reverse KL", " nats"),
 }
-FAMILIES = {
-    "greedy": "Strict greedy",
-    "additive": "Additive",
-    "multiplicative": "Multiplicative",
-    "tree": "Tree",
-    "typical": "Typical (Medusa)",
-    "mars": "MARS",
-    "absolute": "Absolute threshold",
-    "topm_additive": "Top-m + additive",
-    "topm_multiplicative": "Top-m + multiplicative",
-}  # in the order of the page; a study's own rules come behind them, by their names
 
 
 def digits(value: float, significant: int = 3) -> float | None:
@@ -89,14 +79,12 @@ def pack_counts(counts: Numbers | Flags) -> str:
     return bytes(CHARACTERS[whole]).decode()
 
 
-def family(rule: Rule) -> str:
-    """Return the family that a rule is shown under."""
-    return FAMILIES.get(rule.name, rule.name)
-
-
 def in_order(rules: Sequence[Rule]) -> list[Rule]:
     """Return rules family by family, each from strict to relaxed as far as a parameter says so."""
-    names = [*FAMILIES, *dict.fromkeys(rule.name for rule in rules if rule.name not in FAMILIES)]
+    names = [
+        *RULE_FAMILIES,
+        *dict.fromkeys(rule.name for rule in rules if rule.name not in RULE_FAMILIES),
+    ]
 
     def strictness(rule: Rule) -> list[float]:
         return [sign * rule.parameters[name] for name, sign in rule.relaxes.items()]
@@ -123,7 +111,7 @@ def packed(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
         ]
         for at, kind in enumerate(("accepted", "certified"))
     }
-    levels = [pack_levels(target.lower[rule]) for rule in rules]
+    levels = [pack_levels(target.certificates[rule][0]) for rule in rules]
     lengths = target.bootstrap.steps.tolist()
     name, unit = DIVERGENCES[target.divergence]
     told = {"label": target.label, "divergence": name, "unit": unit}
@@ -156,7 +144,7 @@ def curves(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     eps = np.linspace(0, 1.06 * max(rule.ceiling for rule in rules), POINTS)
     found = []
     for rule in rules:
-        lower = target.lower[rule]
+        lower = target.certificates[rule][0]
         low, high = survival_band(lower, eps, target.bootstrap)
         share = 1 - np.searchsorted(np.sort(lower), eps, side="right") / len(lower)
         lines = {"share": share, "low": low, "high": high}
@@ -188,7 +176,7 @@ def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     """
     first, prompts = rules[0], target.bootstrap.prompts
     kept = target.judged.get(first.label)
-    values = np.minimum(target.lower[first], first.ceiling) if kept is None else kept[0]
+    values = np.minimum(target.certificates[first][0], first.ceiling) if kept is None else kept[0]
     what = "mean certificate" if kept is None else "share of accepted tokens"
     shares = np.bincount(prompts, weights=values) / target.bootstrap.steps
     begin = np.cumsum(target.bootstrap.steps) - target.bootstrap.steps
@@ -226,7 +214,9 @@ def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
         "t": int(target.tokens[step]),
         "c": target.candidates[step, :CANDIDATES].tolist(),
         "p": [digits(p) for p in target.probabilities[step, :CANDIDATES]],
-        "r": [digits(target.lower[rule][step]) for rule in rules],  # null: nothing is rejected
+        "r": [
+            digits(target.certificates[rule][0][step]) for rule in rules
+        ],  # null: nothing is rejected
     }
     if target.draft is not None:
         drafted = target.draft.iloc[step]

@@ -1,4 +1,4 @@
-"""The steps of a target, and the frames `top` and `certificates` of `records.Results`.
+"""What a study measured: frames of statistics, and the steps of each target.
 
 Frame `runs` has `analysis.statistics.run_lengths.run_lengths` of every target and rule.
 """
@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,24 +17,113 @@ from numpy.typing import NDArray
 
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from .records import Column, Row, Table, records_of, select, worded
+from .text import PRESETS, few_notes
 
 
-@dataclass(frozen=True)
-class Certified:
-    """Certificates of one rule over the steps of one target, in nats.
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What a study measured: named tidy frames that share their key columns.
+
+    Key columns are `target` (printed name) and `rule` (label); a long frame has `statistic` and
+    `value` as well. Wherever there are intervals over prompts they are `ci_low` and `ci_high`,
+    with `prompts` and `few_prompts`; `optimistic` is a statistic from the upper ends of
+    certificates that are known as intervals, equal to `value` elsewhere. Each section names the
+    frames that it reads.
 
     Attributes:
-        rule: the rule.
-        lower: (N,) lower ends, +inf where the rejection region is empty.
-        upper: (N,) upper ends.
+        targets: printed names, in order.
+        rules: every rule that a frame names, by its label; those of the study first, in order.
+        frames: by name. `top`, `certificates` and `runs` (`analysis.report.measured`) are of every
+            study; one without a drafter, without decoding, ... lacks others.
+        drafter: its printed name; empty without one.
+        facts: what captions name beside frames: the temperature of sampled answers.
     """
 
-    rule: Rule
-    lower: Floats
-    upper: Floats
+    targets: Sequence[str]
+    rules: Mapping[str, Rule]
+    frames: Mapping[str, pd.DataFrame]
+    drafter: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    _found: dict[tuple[str, ...], dict[tuple[Any, ...], Row]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a frame of this name with a row."""
+        return name in self.frames and not self.frames[name].empty
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        """Return a frame; without any row or column where the study has none of this name."""
+        return self.frames.get(name, pd.DataFrame())
+
+    @cached_property
+    def certified(self) -> list[Rule]:
+        """The study's own rules, whose certificates were computed."""
+        return [self.rules[label] for label in self["certificates"]["rule"].unique()]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Printed name of every rule, by label."""
+        return {label: rule.title for label, rule in self.rules.items()}
+
+    @cached_property
+    def presets(self) -> dict[str, str]:
+        """Printed name of every engine's preset, by the label of its rule."""
+        listing = self.select("listing", group="preset")
+        names = [PRESETS.get(name, name) for name in listing["name"]]
+        return dict(zip(listing["rule"], names, strict=True))
+
+    def select(self, name: str, **wanted: Any) -> pd.DataFrame:
+        """Return the rows of a frame whose columns have a value, or one of several (a list)."""
+        return select(self[name], **wanted) if name in self else self[name]
+
+    def rows(self, name: str, *keys: str) -> dict[tuple[Any, ...], Row]:
+        """Return the rows of a frame by their values in some columns."""
+        if (name, *keys) not in self._found:
+            self._found[name, *keys] = rows_by(self[name], *keys)
+        return self._found[name, *keys]
+
+    def row(self, target: str, rule: str, statistic: str, name: str = "certificates") -> Row:
+        """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
+        found = self.rows(name, "target", "rule", "statistic").get((target, rule, statistic))
+        return dict.fromkeys(self[name].columns, math.nan) if found is None else found
+
+    def table(
+        self,
+        name: str,
+        data: pd.DataFrame,
+        more: Sequence[Column] = (),
+        notes: Sequence[str] = (),
+        order: Any = None,
+        shown: pd.DataFrame | None = None,
+        **facts: Any,
+    ) -> Table:
+        """Return a table of frames with intervals, its columns below each target.
+
+        Args:
+            name: of its entry in `texts.toml`.
+            data: the tidy frame, as the CSV file has it.
+            more: columns behind those of the entry.
+            notes: a warning follows where the intervals are from few prompts.
+            order: of the rows, as of `Table`.
+            shown: the frame that is laid out, where it is another.
+            facts: for its texts, beside the drafter.
+        """
+        return Table(
+            **worded(name, self.targets, more, drafter=self.drafter, **facts),
+            data=data,
+            order=order,
+            names=self.names,
+            notes=[*notes, *few_notes(data["prompts"])],
+            shown=shown,
+        )
 
 
-Panels = Mapping[str, Sequence[Certified]]  # by target
+# (N,) lower and upper ends of the certificates of a rule over the N steps of a target, in nats;
+# lower ends are +inf where the rejection region is empty
+Ends = tuple[Floats, Floats]
+Certified = Mapping[Rule, Ends]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +132,7 @@ class Target:
 
     Attributes:
         label: printed name of the target.
-        certificates: of every rule of the study.
+        certificates: by rule of the study.
         bootstrap: over the prompts of the steps.
         tokens: (N,) the token emitted.
         candidates: (N, C) the target's most probable tokens.
@@ -61,7 +151,7 @@ class Target:
     """
 
     label: str
-    certificates: Sequence[Certified]
+    certificates: Certified
     bootstrap: PromptBootstrap
     tokens: NDArray[np.int32]
     candidates: NDArray[np.int32]
@@ -75,10 +165,10 @@ class Target:
     judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
     divergence: str = "kl"
 
-    @cached_property
-    def lower(self) -> dict[Rule, Floats]:
-        """By rule, the (N,) lower ends of its certificates, nats."""
-        return {item.rule: item.lower for item in self.certificates}
+
+def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple[Any, ...], Row]:
+    """Return the rows of a frame by their values in some columns."""
+    return {tuple(row[key] for key in keys): row for row in records_of(frame)}
 
 
 def certificate_statistics(

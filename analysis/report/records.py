@@ -3,8 +3,8 @@
 A section of the report (`certificates`, `published`, `acceptance`, `decoding`, `accuracy`) takes
 `Results` and returns a `Part`: tables, figures and the sentences above them. A table names a tidy
 frame and says which of its statistics become columns, in which format; `analysis.report.render`
-writes it as CSV and LaTeX. No section lays out a cell itself. Titles, questions and captions lie in
-`texts.toml`.
+writes it as CSV and LaTeX. No section lays out a cell itself. Titles, questions, captions and most
+columns lie in `texts.toml`.
 
 Example:
     >>> from analysis.report.render import lines
@@ -39,30 +39,32 @@ Example:
 
 from __future__ import annotations
 
-import math
 import pkgutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from ..rules import Rule
 from ..statistics.trajectories import CENSORED
 from .style import letter
+from .text import FORMATS
 
 Row = dict[str, Any]
 
 
 @cache
-def _texts() -> dict[str, dict[str, str]]:
+def _texts() -> dict[str, dict[str, Any]]:
     """Return what `texts.toml` holds, every text on one line."""
     read = tomllib.loads((pkgutil.get_data(__package__, "texts.toml") or b"").decode())
     found = {
-        name: {key: " ".join(text.split()) for key, text in entry.items()}
+        name: {
+            key: " ".join(given.split()) if isinstance(given, str) else given
+            for key, given in entry.items()
+        }
         for name, entry in read.items()
     }
     censored = f"{100 * CENSORED:g} %"
@@ -70,82 +72,40 @@ def _texts() -> dict[str, dict[str, str]]:
     return found
 
 
-def worded(name: str, **facts: Any) -> dict[str, Any]:
-    """Return name, title, question and caption of a table or figure, from `texts.toml`.
+def worded(
+    name: str, targets: Sequence[str] = (), more: Sequence[Column] = (), **facts: Any
+) -> dict[str, Any]:
+    """Return name, texts and layout of a table or figure, from `texts.toml`.
 
     Args:
         name: of its entry, and of its files unless the entry has another.
+        targets: below each of which the columns stand.
+        more: columns behind those of the entry.
         facts: what stands for the braces in its texts.
     """
-    known = _texts()["shared"] | facts
-    return {key: text.format(**known) for key, text in ({"name": name} | _texts()[name]).items()}
+    known, entry = _texts()["shared"] | facts, {"name": name} | _texts()[name]
+    found = {key: of.format(**known) for key, of in entry.items() if isinstance(of, str)}
+    told = entry.get("columns", ())
+    columns = [*(_column(heading.format(**known), *layout) for heading, *layout in told), *more]
+    if columns:
+        found["columns"] = across(targets, columns) if targets else columns
+    return found
+
+
+def _column(heading: str, text: str, *of: Any) -> Column:
+    """Return a column of `texts.toml`: its heading, its format and the frame's columns.
+
+    A mapping behind them is `Column.where`, whose key `above` is the heading above.
+    """
+    where = {key: value for part in of if isinstance(part, dict) for key, value in part.items()}
+    above = where.pop("above", "")
+    names = tuple(part for part in of if isinstance(part, str)) or ("value",)
+    return Column(heading, FORMATS[text], names, where, above)
 
 
 def sentence(name: str) -> str:
     """Return a sentence that several tables share, from `texts.toml`."""
-    return _texts()["shared"][name]
-
-
-@dataclass(frozen=True, eq=False)
-class Results:
-    """What a study measured: named tidy frames that share their key columns.
-
-    Key columns are `target` (printed name) and `rule` (label); a long frame has `statistic` and
-    `value` as well. Wherever there are intervals over prompts they are `ci_low` and `ci_high`,
-    with `prompts` and `few_prompts`; `optimistic` is a statistic from the upper ends of
-    certificates that are known as intervals, equal to `value` elsewhere. Each section names the
-    frames that it reads.
-
-    Attributes:
-        targets: printed names, in order.
-        rules: every rule that a frame names, by its label; those of the study first, in order.
-        frames: by name. `top`, `certificates` and `runs` (`analysis.report.measured`) are of every
-            study; one without a drafter, without decoding, ... lacks others.
-        drafter: its printed name; empty without one.
-        facts: what captions name beside frames: resamples, confidence, seed, margin, ...
-    """
-
-    targets: Sequence[str]
-    rules: Mapping[str, Rule]
-    frames: Mapping[str, pd.DataFrame]
-    drafter: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    _found: dict[tuple[str, ...], dict[tuple[Any, ...], Row]] = field(
-        default_factory=dict, repr=False
-    )
-
-    def __contains__(self, name: str) -> bool:
-        """Whether there is a frame of this name with a row."""
-        return name in self.frames and not self.frames[name].empty
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        """Return a frame; without any row or column where the study has none of this name."""
-        return self.frames.get(name, pd.DataFrame())
-
-    @cached_property
-    def certified(self) -> list[Rule]:
-        """The study's own rules, whose certificates were computed."""
-        return [self.rules[label] for label in self["certificates"]["rule"].unique()]
-
-    @cached_property
-    def names(self) -> dict[str, str]:
-        """Printed name of every rule, by label."""
-        return {label: rule.title for label, rule in self.rules.items()}
-
-    def select(self, name: str, **wanted: Any) -> pd.DataFrame:
-        """Return the rows of a frame whose columns have a value, or one of several (a list)."""
-        return select(self[name], **wanted) if name in self else self[name]
-
-    def rows(self, name: str, *keys: str) -> dict[tuple[Any, ...], Row]:
-        """Return the rows of a frame by their values in some columns."""
-        if (name, *keys) not in self._found:
-            self._found[name, *keys] = rows_by(self[name], *keys)
-        return self._found[name, *keys]
-
-    def row(self, target: str, rule: str, statistic: str, name: str = "certificates") -> Row:
-        """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
-        found = self.rows(name, "target", "rule", "statistic").get((target, rule, statistic))
-        return dict.fromkeys(self[name].columns, math.nan) if found is None else found
+    return str(_texts()["shared"][name])
 
 
 @dataclass(frozen=True)
@@ -156,11 +116,10 @@ class Column:
         heading: over the column.
         text: gives what is printed, from the values of the columns `of`; from the whole row, as a
             mapping, if `of` is empty.
-        of: name of the frame's column, or several.
+        of: name of the frame's column, or several. Where the first has no value, none is printed.
         where: column and value that tell the row of the frame, among those that share a printed
             row. A printed row without such a row has no value there.
         above: heading over this column and its neighbours with the same.
-        published: gives what the paper prints there, from the frame's column `published`.
     """
 
     heading: str
@@ -168,7 +127,6 @@ class Column:
     of: str | tuple[str, ...] = "value"
     where: Mapping[str, Any] = field(default_factory=dict)
     above: str = ""
-    published: Callable[[Any], str] | None = None
 
 
 def across(values: Iterable[str], columns: Sequence[Column], key: str = "target") -> list[Column]:
@@ -186,7 +144,8 @@ class Table:
 
     Rows of the frame that have the same `section` and `row` are one printed row, of which each
     column picks one by its `where`. Where no column has a `where`, every row of the frame is one
-    printed row.
+    printed row. A second line repeats what the frame has in a column `published`: what the paper
+    prints.
 
     Attributes:
         name: file name without suffix, for instance "table2".
@@ -194,8 +153,8 @@ class Table:
         question: that the table answers, one sentence.
         caption: one paragraph of plain text.
         data: the tidy frame, as the CSV file has it.
-        row: the frame's column that names the printed rows, or several that tell them apart, of
-            which the first names them.
+        row: the frame's column that names the printed rows; several, with spaces between, tell
+            them apart, and the first names them.
         columns: from left to right.
         stub: heading of the first column.
         section: the frame's column whose values are headings between rows.
@@ -211,7 +170,7 @@ class Table:
     question: str
     caption: str
     data: pd.DataFrame
-    row: str | tuple[str, ...]
+    row: str
     columns: Sequence[Column]
     stub: str = ""
     section: str = ""
@@ -219,21 +178,6 @@ class Table:
     names: Mapping[Any, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     shown: pd.DataFrame | None = None
-
-
-def by_rule(results: Results, columns: Sequence[Column], stub: str = "Rule") -> dict[str, Any]:
-    """Return the layout of a table with a row a rule, and the columns below each target."""
-    return {
-        "row": "rule",
-        "columns": across(results.targets, columns),
-        "stub": stub,
-        "names": results.names,
-    }
-
-
-def by_method(columns: Sequence[Column]) -> dict[str, Any]:
-    """Return the layout of a table with a row a method, below a heading for each target."""
-    return {"row": "method", "section": "target", "stub": "Method", "columns": columns}
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,11 +242,6 @@ def select(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
         several = isinstance(values, list | tuple | set | dict | pd.Series)
         frame = frame[frame[column].isin(list(values) if several else [values])]
     return frame
-
-
-def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple[Any, ...], Row]:
-    """Return the rows of a frame by their values in some columns."""
-    return {tuple(row[key] for key in keys): row for row in records_of(frame)}
 
 
 def records_of(frame: pd.DataFrame) -> list[Row]:

@@ -1,21 +1,21 @@
-"""Writes tables, figures and numbers: as CSV and LaTeX, as PDF and PNG, as macros.
+"""Writes tables and figures: as CSV and LaTeX, as PDF and PNG.
 
 The pages lay out the same `lines` by their templates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import pandas as pd
 
-from ..statistics.run_lengths import censored_ends
 from . import style
-from .escape import latex, macro, without_formulas
-from .records import Column, Figure, Results, Row, Table, records_of
-from .text import UNDEFINED, certificate_text, run_text, share_text
+from .escape import latex, without_formulas
+from .records import Column, Figure, Row, Table, records_of
+from .text import UNDEFINED
 
 PUBLISHED = "as published"
 
@@ -47,56 +47,40 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 def lines(table: Table) -> list[tuple[str, list[Line]]]:
     """Lay a table out: headings, and below each its printed rows."""
-    laid = [
-        (heading, [_line(table, name, rows) for name, rows in printed])
-        for heading, printed in _sections(table)
-    ]
-    return [(heading, printed) for heading, printed in laid if printed]
-
-
-def _sections(table: Table) -> Iterator[tuple[str, list[tuple[str, list[Row]]]]]:
-    """Yield headings, each with the printed rows below it: a name, and rows of the frame."""
-    frame = table.data if table.shown is None else table.shown
-    rows = records_of(frame)
-    for heading, mine in _grouped(rows, table.section).items():
-        printed = _printed_rows(table, mine)
-        if isinstance(table.order, Mapping):
-            for title, values in table.order.items():
-                yield title, _ordered(printed, values)
-        else:
-            text = _text(table.names, heading) if table.section else ""
-            every = [(name, found) for _, name, found in printed]
-            yield text, every if table.order is None else _ordered(printed, table.order)
-
-
-def _grouped(rows: Sequence[Row], key: str) -> dict[Any, list[Row]]:
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row[key] if key else "", []).append(row)
-    return found
-
-
-def _printed_rows(table: Table, rows: Sequence[Row]) -> list[tuple[Any, str, list[Row]]]:
-    """Return the value, the printed name and the frame's rows of each printed row."""
-    keys = (table.row,) if isinstance(table.row, str) else table.row
+    keys, every = table.row.split(), table.data if table.shown is None else table.shown
     wide = not any(column.where for column in table.columns)
-    found: dict[Any, list[Row]] = {}
+    laid = []
+    for heading, mine in _grouped(
+        records_of(every), lambda _, row: row[table.section] if table.section else ""
+    ):
+        printed = [
+            (rows[0][keys[0]], rows)
+            for _, rows in _grouped(
+                mine, lambda at, row: at if wide else tuple(row[x] for x in keys)
+            )
+        ]
+        parts = table.order
+        if not isinstance(parts, Mapping):
+            parts = {_text(table.names, heading) if table.section else "": parts}
+        for title, values in parts.items():
+            names = {**table.names, **(values if isinstance(values, Mapping) else {})}
+            chosen = printed if values is None else [
+                one for value in values for one in printed if one[0] == value
+            ]  # fmt: skip
+            if chosen:
+                found = [_line(table, _text(names, value), rows) for value, rows in chosen]
+                laid.append((title, found))
+    return laid
+
+
+def _grouped(
+    rows: Sequence[Row], key: Callable[[int, Row], Hashable]
+) -> Iterable[tuple[Any, list[Row]]]:
+    """Return rows by their keys, from place and row, in the order of their first ones."""
+    found: dict[Hashable, list[Row]] = {}
     for at, row in enumerate(rows):
-        found.setdefault(at if wide else tuple(row[key] for key in keys), []).append(row)
-    return [(of[0][keys[0]], _text(table.names, of[0][keys[0]]), of) for of in found.values()]
-
-
-def _ordered(
-    printed: Sequence[tuple[Any, str, list[Row]]], values: Sequence[Any] | Mapping[Any, str]
-) -> list[tuple[str, list[Row]]]:
-    """Return name and rows of the values asked for; a mapping gives them other names."""
-    renamed = values if isinstance(values, Mapping) else {}
-    return [
-        (renamed.get(value, name), rows)
-        for value in values
-        for known, name, rows in printed
-        if known == value
-    ]
+        found.setdefault(key(at, row), []).append(row)
+    return found.items()
 
 
 def _text(names: Mapping[Any, str], value: Any) -> str:
@@ -107,22 +91,26 @@ def _text(names: Mapping[Any, str], value: Any) -> str:
 
 def _line(table: Table, name: str, rows: Sequence[Row]) -> Line:
     """Return a printed row."""
-    texts, published = [], []
-    for column in table.columns:
-        row = next((row for row in rows if column.where.items() <= row.items()), None)
-        texts.append(UNDEFINED if row is None else _cell(column, row))
-        if row is None or column.published is None:
-            published.append("")
-        else:
-            published.append(column.published(row["published"]))
+    found = [
+        next((row for row in rows if column.where.items() <= row.items()), None)
+        for column in table.columns
+    ]
+    pairs = zip(table.columns, found, strict=True)
+    texts = [UNDEFINED if row is None else _cell(column, row) for column, row in pairs]
+    published = ["" if row is None else _as_published(row.get("published", "")) for row in found]
     return name, texts, published if any(published) else []
 
 
 def _cell(column: Column, row: Row) -> str:
     if not column.of:
         return column.text(row)
-    keys = (column.of,) if isinstance(column.of, str) else column.of
-    return column.text(*(row[key] for key in keys))
+    values = [row[key] for key in ([column.of] if isinstance(column.of, str) else column.of)]
+    return UNDEFINED if pd.isna(values[0]) else column.text(*values)
+
+
+def _as_published(value: float | str) -> str:
+    """Return a number of the paper, which prints most with three decimals."""
+    return value if isinstance(value, str) else "" if math.isnan(value) else f"{value:.3f}"
 
 
 def spans(table: Table) -> list[tuple[str, int]]:
@@ -167,25 +155,3 @@ def latex_table(table: Table, note: str = "") -> str:
     rows += [r"\bottomrule", r"\end{tabular}"]
     rows += [rf"\par\smallskip{{\footnotesize {latex(said)}}}" for said in table.notes]
     return "\n".join([*rows, r"\end{table}", ""])
-
-
-def macros(results: Results) -> str:
-    r"""Return one \newcommand a number: \<Target><Rule><Statistic>, digits spelled out."""
-    found = {
-        (row["target"], f"top {row['k']}", row["statistic"]): f"{row['value']:.3f}"
-        for row in records_of(results["top"])
-    }
-    for row in records_of(results["certificates"]):
-        target, rule = row["target"], results.rules[row["rule"]]
-        text = certificate_text(row["value"], row["optimistic"], rule.ceiling)
-        found[target, rule.label, row["statistic"]] = text
-        if row["statistic"] == "mean":
-            for name in ("empty", "inexact"):
-                found[target, rule.label, name] = share_text(row[name])
-            if rule == results.certified[0]:
-                found |= {(target, name): str(row[name]) for name in ("prompts", "steps")}
-    for row in records_of(results.select("runs", estimator="per_call")):
-        text = run_text(row["value"], row["optimistic"], censored_ends(row))
-        found[row["target"], row["rule"], f"run {row['eps']:g}"] = text
-    lines = [f"\\newcommand{{\\{macro(*name)}}}{{{latex(text)}}}" for name, text in found.items()]
-    return "\n".join(["% names spell digits: p5 is PFive, 0.1 is ZeroPointOne", *lines, ""])

@@ -70,17 +70,18 @@ LINES = (
     (SKY, (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))),
     (BLACK, (0, (8, 2))),
 )
-# the hue of a family of rules, in every figure; its settings are shades, from light to dark
-FAMILY_COLOURS = {
-    "greedy": "#8C8C8C",
-    "additive": BLUE,
-    "multiplicative": VERMILION,
-    "tree": GREEN,
-    "typical": PURPLE,
-    "mars": PINK,
-    "topm_additive": SKY,
-    "topm_multiplicative": ORANGE,
-    "absolute": BLACK,
+# name and hue of a family of rules, wherever one is shown, in the order of the page; settings are
+# shades of the hue, from light to dark
+RULE_FAMILIES = {
+    "greedy": ("Strict greedy", "#8C8C8C"),
+    "additive": ("Additive", BLUE),
+    "multiplicative": ("Multiplicative", VERMILION),
+    "tree": ("Tree", GREEN),
+    "typical": ("Typical (Medusa)", PURPLE),
+    "mars": ("MARS", PINK),
+    "absolute": ("Absolute threshold", BLACK),
+    "topm_additive": ("Top-m + additive", SKY),
+    "topm_multiplicative": ("Top-m + multiplicative", ORANGE),
 }
 OTHER_RULES = "#8C5A2B"
 SCALES = {  # settings of a dial from strict to relaxed, at equal distances of shade
@@ -142,7 +143,7 @@ def logarithmic(axes: Axes, name: str) -> None:
     """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(_plain))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -152,11 +153,7 @@ def percent(axes: Axes, name: str) -> None:
     axis.set_major_formatter(FuncFormatter(_in_percent))
 
 
-# by name, as other processes need it that draw a figure
-def _plain(value: float, _: int) -> str:
-    return f"{value:g}"
-
-
+# by name, as other processes that draw a figure need it
 def _in_percent(share: float, _: int) -> str:
     return f"{round(100 * share, 6):g} %"
 
@@ -170,6 +167,15 @@ def letter(figure: Figure) -> None:
             axis.set_title(f"({chr(ord('a') + at)}) {axis.get_title(loc=place)}".strip(), loc=place)
 
 
+def family(name: str) -> tuple[str, str]:
+    """Return printed name and hue of a family of rules; a user's own has its name.
+
+    >>> family("tree")[0], family("mine")[0]
+    ('Tree', 'mine')
+    """
+    return RULE_FAMILIES.get(name, (name, OTHER_RULES))
+
+
 def rule_colour(label: str) -> str:
     """Return the colour of a rule, by its label: the hue of its family, the shade of its setting.
 
@@ -177,7 +183,7 @@ def rule_colour(label: str) -> str:
     ('#8c8c8c', False)
     """
     name, *settings = label.split()
-    colour = np.array(to_rgb(FAMILY_COLOURS.get(name, OTHER_RULES)))
+    colour = np.array(to_rgb(family(name)[1]))
     for parameter, value in (setting.partition("=")[::2] for setting in reversed(settings)):
         if parameter in SCALES:
             scale = np.array(SCALES[parameter])

@@ -1,14 +1,24 @@
-"""How values, rules and their parameters are printed."""
+"""How values, rules and their parameters are printed, and a warning where prompts are few."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from decimal import ROUND_FLOOR, Decimal
+from functools import partial
 
+from ..statistics.bootstrap import FEW_PROMPTS, few
 from .published import CAP
 
 MARK = "*"  # beside a ceiling: the rejection region is empty
 UNDEFINED = "–"
+PRESETS = {  # of acceptance.presets, whose other names are printed as they are
+    "vllm_proposed": "vLLM (proposed)",
+    "tensorrt_llm": "TensorRT-LLM",
+    "sglang": "SGLang",
+    "medusa": "Medusa",
+    "mars": "MARS",
+}
 SYMBOLS = {"alpha": "α", "theta": "θ"}  # other parameters are printed by their names
 
 
@@ -115,23 +125,15 @@ def _at_least(text: str, censored: bool) -> str:
     return f"≥ {text}" if censored and not says_it else text
 
 
-def interval_text(
-    value: float,
-    optimistic: float,
-    low: float,
-    high: float,
-    censored: tuple[bool, bool] = (False, False),
-) -> str:
+def interval_text(value: float, optimistic: float, low: float, high: float, *censored: bool) -> str:
     """Return a run length in tokens with its interval, not capped.
 
     >>> interval_text(17.41, 17.41, 16.0, 19.04), interval_text(math.inf, math.inf, 40, math.inf)
     ('17.4 [16.0, 19.0]', '∞ [≥ 40.0]')
     """
-    if math.isnan(value):
-        return UNDEFINED
     ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, optimistic, low, high)]
     limits = f"≥ {ends[2]}" if math.isinf(high) else f"{ends[2]}, {ends[3]}"
-    return f"{length_text(ends[0], ends[1], censored)} [{limits}]"
+    return f"{length_text(ends[0], ends[1], censored or (False, False))} [{limits}]"
 
 
 def share_text(share: float) -> str:
@@ -186,3 +188,67 @@ def range_text(first: str, last: str) -> str:
         return first
     unit = " %"
     return f"{first.removesuffix(unit) if last.endswith(unit) else first}–{last}"
+
+
+def few_notes(prompts: Iterable[int]) -> list[str]:
+    """Warn below a table whose intervals come from few prompts; nothing where there are enough.
+
+    Args:
+        prompts: number of prompts of each target or run that the table shows.
+    """
+    least = min(prompts, default=FEW_PROMPTS)
+    if not few(least):
+        return []
+    counted = "1 prompt" if least == 1 else f"{least} prompts"
+    return [
+        f"Few prompts: intervals come from {counted}, fewer than {FEW_PROMPTS}, and are too "
+        "narrow (few_prompts in the CSV file)."
+    ]
+
+
+def times_text(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """Return a speedup, with its interval where one is given.
+
+    >>> times_text(1.204), times_text(1.204, 1.1, 1.3)
+    ('1.20×', '1.20× [1.10, 1.30]')
+    """
+    limits = "" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]"
+    return f"{number_text(value)}×{limits}"
+
+
+def points_text(low: float, high: float) -> str:
+    """Return two differences of shares in points.
+
+    >>> points_text(-0.051, 0.02)
+    '-5.1 to 2.0'
+    """
+    return " to ".join(number_text(100 * end, 1) for end in (low, high))
+
+
+# of columns of tables, by the names that texts.toml gives them; a missing value never comes here
+FORMATS: dict[str, Callable[..., str]] = {
+    "text": str,
+    "general": "{:g}".format,
+    **{f".{digits}f": partial(number_text, digits=digits) for digits in range(5)},
+    "2 digits": "{:.2g}".format,
+    "3 digits": digits_text,
+    "share": share_text,
+    "share range": lambda *ends: range_text(*map(share_text, ends)),
+    ".2f range": lambda *ends: range_text(*map(number_text, ends)),
+    ".3f range": lambda *ends: range_text(*(number_text(end, 3) for end in ends)),
+    "tokens": lambda value, optimistic, *censored: length_text(
+        number_text(value), number_text(optimistic), censored
+    ),
+    "run": lambda value, optimistic, *censored: run_text(value, optimistic, censored),
+    "run interval": interval_text,
+    "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
+    "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),
+    "times": times_text,
+    "points": points_text,
+    "draft length": lambda gamma: str(int(gamma)) if gamma else UNDEFINED,
+    "lost and won": "{:.0f} and {:.0f}".format,
+    "method": "{}, γ = {}".format,
+    "milliseconds": lambda seconds: number_text(1000 * seconds),
+    "MiB": lambda size: number_text(size / 2**20, 1),
+    "certificate": certificate_text,
+}

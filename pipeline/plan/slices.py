@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.escape import macro
 from analysis.report.text import mark_of, upper_end
 from analysis.rules import Cut, Rule, Tree, expand, to_mapping
 from analysis.rules.build import Dial, build_dial
@@ -59,30 +58,6 @@ def judged_by_logs(rule: Rule) -> bool:
         return isinstance(rule, Tree) or isinstance(rule.form(probe), Cut)
     except ValueError:
         return False
-
-
-def check_names(targets: Sequence[str], rules: Sequence[Rule]) -> None:
-    """Check that a report can tell everything apart by its printed name.
-
-    Raises:
-        PipelineError: two targets have one name, or two numbers one name as LaTeX macros.
-    """
-    twice = next((label for label in targets if targets.count(label) > 1), None)
-    if twice is not None:
-        raise PipelineError(
-            f"targets.*.label={twice} is given to two targets: the report needs different names"
-        )
-    known: dict[str, str] = {}
-    for target in targets:
-        for rule in rules:
-            name, printed = macro(target, rule.label), f"{target}, {rule.label}"
-            if name in known:
-                raise PipelineError(
-                    f"{known[name]!r} and {printed!r} have the same letters a to z and digits, "
-                    "and so one name as LaTeX macros of the report: change targets.*.label, or "
-                    "the rule"
-                )
-            known[name] = printed
 
 
 def build_dials(config: list[Any], key: str = "acceptance.dials") -> list[Dial]:

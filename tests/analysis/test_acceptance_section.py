@@ -20,7 +20,8 @@ from analysis.acceptance.summary import (
     rule_statistics,
     stochastic_statistics,
 )
-from analysis.report.records import Results, Table
+from analysis.report.measured import Results
+from analysis.report.records import Table
 from analysis.report.render import lines
 from analysis.report.sections.acceptance import LAWS, acceptance_part
 from analysis.report.text import UNDEFINED, number_text, share_text

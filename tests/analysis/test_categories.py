@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.report.measured import Certified
 from analysis.report.records import together
 from analysis.report.render import lines
 from analysis.report.sections.categories import ALL, category_statistics, category_table
@@ -49,8 +48,8 @@ BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(4), [3, 1, 2, 4]), 200, 0.95, 0)
 def statistics(**more: np.ndarray) -> pd.DataFrame:
     """Of four prompts of 3, 1, 2 and 4 steps, at 0.1 nats."""
     means = {"p0": np.linspace(0.1, 1.0, 10), **more}
-    certified = Certified(StrictGreedy(), CERTIFICATE, CERTIFICATE)
-    return category_statistics(["b", "a", "b", "a"], certified, means, 0.1, BOOTSTRAP, 0)
+    ends = CERTIFICATE, CERTIFICATE
+    return category_statistics(["b", "a", "b", "a"], StrictGreedy(), ends, means, 0.1, BOOTSTRAP, 0)
 
 
 def test_each_category_has_its_own_steps() -> None:

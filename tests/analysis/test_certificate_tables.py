@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from analysis.certificates import bounds
-from analysis.report.measured import Certified
 from analysis.report.render import lines
 from analysis.report.sections.bounds import RuleSteps, bounds_table, determined_table, median
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
@@ -76,6 +75,6 @@ def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
 def test_what_is_determined() -> None:
     lower = np.array([0.1, 0.2, 0.3, 0.4, math.inf])
     upper = np.array([0.1, 0.25, math.inf, 0.4, math.inf])
-    table = determined_table({"target": [Certified(Additive(0.1), lower, upper)]})
+    table = determined_table({"target": {Additive(0.1): (lower, upper)}})
     ((_, cells, _),) = lines(table)[0][1]
     assert cells == ["60 %", "20 %", "0.05", "20 %"]

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.font_manager import findfont
 
-from analysis.report.measured import Certified, survival_band
+from analysis.report.measured import Ends, survival_band
 from analysis.report.records import Figure
 from analysis.report.render import csv_text
 from analysis.report.sections.bounds import has_closed_form
@@ -34,16 +34,16 @@ RULES = expand(
 )
 
 
-def certified(rule: Rule, seed: int) -> Certified:
+def certified(rule: Rule, seed: int) -> Ends:
     lower = np.random.default_rng(seed).beta(1, 2, STEPS) * rule.ceiling
     if rule.label == "additive t=0.5":
         lower[:100] = np.inf
-    return Certified(rule, lower, lower)
+    return lower, lower
 
 
 def study(targets: int = 2) -> dict[str, Figure]:
     names = [f"target {at}" for at in range(targets)]
-    panels = {name: [certified(rule, at) for at, rule in enumerate(RULES)] for name in names}
+    panels = {name: {rule: certified(rule, at) for at, rule in enumerate(RULES)} for name in names}
     drawn = [
         figure1({name: np.random.default_rng(0).random(STEPS) for name in names}),
         *(
@@ -81,7 +81,7 @@ def test_fonts_are_embedded_as_truetype_and_come_with_matplotlib() -> None:
 def test_curves_are_shares_strictly_above() -> None:
     figure = study()["figure3"]
     for at, rule in ((0, "Strict greedy"), (2, "Additive (t = 0.5)")):
-        values = certified(RULES[at], at).lower
+        values = certified(RULES[at], at)[0]
         x, y = curve(figure, rule)
         assert [np.mean(values > eps) for eps in x[::50]] == pytest.approx(y[::50])
     assert y[-1] == 0.25  # empty regions stay above every level
@@ -96,10 +96,10 @@ def test_ceilings_are_drawn_and_named() -> None:
 
 
 def test_certificates_known_as_intervals_are_shaded() -> None:
-    item = certified(RULES[1], 0)
-    opened = Certified(item.rule, item.lower, item.lower + 0.1)
+    lower, _ = certified(RULES[1], 0)
     exact, shaded = (
-        survival_figure("figure3", {"a": [one]}, {"a": BOOTSTRAP}) for one in (item, opened)
+        survival_figure("figure3", {"a": {RULES[1]: (lower, upper)}}, {"a": BOOTSTRAP})
+        for upper in (lower, lower + 0.1)
     )
     assert exact is not None
     assert shaded is not None
@@ -134,17 +134,17 @@ class Looser(Additive):
 
 
 def test_a_users_rule_is_among_its_own_and_not_in_the_family_it_derives_from() -> None:
-    mine = [certified(Looser(0.1), 0)]
-    assert mine[0].rule.own
-    assert survival_figure("figure3", {"a": mine}, {"a": BOOTSTRAP}) is None
-    assert not has_closed_form(mine[0].rule)
+    mine = Looser(0.1)
+    assert mine.own
+    assert survival_figure("figure3", {"a": {mine: certified(mine, 0)}}, {"a": BOOTSTRAP}) is None
+    assert not has_closed_form(mine)
     assert has_closed_form(Additive(0.1))
     assert not has_closed_form(Mars(0.9))
 
 
 def test_a_study_without_the_rules_has_no_such_figure() -> None:
-    assert survival_figure("figure5", {"a": [certified(RULES[0], 0)]}, {"a": BOOTSTRAP}) is None
-    assert survival_figure("figure2", {"a": [certified(RULES[1], 0)]}, {"a": BOOTSTRAP}) is None
+    for name, rule in (("figure5", RULES[0]), ("figure2", RULES[1])):
+        assert survival_figure(name, {"a": {rule: certified(rule, 0)}}, {"a": BOOTSTRAP}) is None
 
 
 def test_the_band_is_the_interval_of_the_share() -> None:

@@ -12,8 +12,7 @@ import yaml
 
 from analysis.page import screen, steps
 from analysis.page.steps import ALPHABET, LEVELS, pack_counts, pack_levels
-from analysis.report.measured import Certified, Target
-from analysis.report.records import Results
+from analysis.report.measured import Results, Target
 from analysis.report.text import share_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -39,7 +38,7 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
     ).assign(p_draft=top[:, 2])
     return Target(
         "target",
-        [certified(rule, base * (1 + at)) for at, rule in enumerate(rules)],
+        {rule: (base * (1 + at),) * 2 for at, rule in enumerate(rules)},
         PromptBootstrap(prompts, 30, 0.9, 0),
         tokens,
         np.arange(SIZE * 6, dtype=np.int32).reshape(SIZE, 6),
@@ -51,10 +50,6 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
         if drafter
         else {},
     )
-
-
-def certified(rule: Rule, lower: np.ndarray) -> Certified:
-    return Certified(rule, lower, lower)
 
 
 def test_a_step_is_certified_at_the_levels_below_its_certificate_and_at_no_other() -> None:
@@ -95,7 +90,7 @@ def test_packed_steps_and_resamples_are_those_of_the_target() -> None:
     packed = steps.packed(target, [GREEDY, Additive(0.3)])
     assert packed["lengths"] == [10] * 4
     for at, rule in enumerate((GREEDY, Additive(0.3))):
-        assert packed["levels"][at] == pack_levels(target.lower[rule])
+        assert packed["levels"][at] == pack_levels(target.certificates[rule][0])
         for name, flags in zip(("accepted", "certified"), target.judged[rule.label], strict=True):
             assert np.array_equal(unpacked(packed[name][at]), flags)
     assert steps.packed(made(drafter=False), [GREEDY])["accepted"] == [None]
@@ -119,7 +114,7 @@ def test_curves_are_shares_of_steps_above_each_level_within_their_band() -> None
     found = steps.curves(target, [GREEDY])
     (curve,) = found["rules"]
     eps = np.linspace(0, 1.06 * math.log(2), steps.POINTS)
-    shares = [float(np.mean(target.lower[GREEDY] > x)) for x in eps]
+    shares = [float(np.mean(target.certificates[GREEDY][0] > x)) for x in eps]
     assert curve["share"] == pytest.approx(shares, abs=1e-4)
     assert all(low <= high for low, high in zip(curve["low"], curve["high"], strict=True))
 
@@ -144,7 +139,7 @@ def test_answers_are_shown_from_the_least_accepted_to_the_most() -> None:
     assert [one["id"] for one in found["answers"]] == [f"id-{at}" for at in range(4)]
     assert "mean certificate" in found["chosen_by"]
     assert "d" not in found["answers"][0]["steps"][0]
-    endless = replace(made(), certificates=[certified(GREEDY, np.full(SIZE, np.inf))])
+    endless = replace(made(), certificates={GREEDY: (np.full(SIZE, np.inf),) * 2})
     found = steps.answers(endless, [GREEDY])
     assert found["answers"][0]["steps"][0]["r"] == [None]  # nothing is rejected
 
@@ -204,9 +199,9 @@ def test_without_a_drafter_the_strictest_setting_that_certifies_enough_is_named(
     share: float, says: str
 ) -> None:
     lower = np.where(np.arange(SIZE) < share * SIZE, 0.5, 0.05)
-    found = [certified(GREEDY, np.full(SIZE, 0.05)), certified(Additive(0.2), lower)]
+    found = {GREEDY: (np.full(SIZE, 0.05),) * 2, Additive(0.2): (lower, lower)}
     if share >= 0.95:
-        found.append(certified(Additive(0.5), np.full(SIZE, 0.5)))
+        found[Additive(0.5)] = (np.full(SIZE, 0.5),) * 2
     facts = screen.facts_of_target(replace(made(drafter=False), certificates=found))
     assert facts[0]["value"] == "0 %"
     assert facts[-1]["value"].startswith(says)

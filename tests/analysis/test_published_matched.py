@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
-from analysis.report.measured import certificate_statistics, top_statistics
-from analysis.report.records import Results, together
+from analysis.report.measured import Results, certificate_statistics, top_statistics
+from analysis.report.records import together
 from analysis.report.render import latex_table, lines
 from analysis.report.sections.published_matched import (
     Match,

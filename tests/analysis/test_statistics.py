@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.report.notes import few_notes
+from analysis.report.text import few_notes
 from analysis.statistics.bootstrap import FEW_PROMPTS, PromptBootstrap, few, summarise
 
 LENGTHS = [1, 7, 128, 40, 3, 64, 128]

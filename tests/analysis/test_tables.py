@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
-from analysis.report.escape import latex, macro
-from analysis.report.measured import certificate_statistics, top_statistics
-from analysis.report.notes import shared_notes
-from analysis.report.records import Column, Results, Table, across, worded
+from analysis.report.escape import latex
+from analysis.report.measured import Results, certificate_statistics, top_statistics
+from analysis.report.records import Column, Table, across
 from analysis.report.render import csv_text, latex_table, lines, spans
 from analysis.report.sections.certificates import (
     estimator_table,
@@ -30,6 +29,7 @@ from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
+from pipeline.stages.report.page import shared_notes
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = expand(
@@ -95,19 +95,15 @@ def cells(table: Table, row: str, published: bool = False) -> list[str]:
 
 def test_the_renderer_lays_out_sections_orders_and_missing_cells() -> None:
     """Rows of a frame that share section and row are one printed row; LaTeX has the same."""
-    rows = [("x", "a", "one", 1, 1.5), ("y", "a", "one", 2, math.nan), ("x", "b", "two", 3, 4.5),
-            ("y", "c", "one", 4, 5.5)]  # fmt: skip
+    rows = [("x", "a", "one", 1, "1.5"), ("y", "a", "one", 2, math.nan), ("x", "b", "two", 3, 4.5),
+            ("y", "c", "one", math.nan, 5.5)]  # fmt: skip
     data = pd.DataFrame(rows, columns=["target", "rule", "part", "value", "published"])
-
-    def printed(value: float) -> str:
-        return "" if math.isnan(value) else f"{value:g}"
-
-    columns = across(["x", "y"], [Column("n_%", str, published=printed)])
-    told = worded("table1") | {"name": "any"}
+    columns = across(["x", "y"], [Column("n_%", "{:g}".format)])
+    told = dict.fromkeys(("name", "title", "question", "caption"), "any")
     table = Table(**told, data=data, row="rule", columns=columns, section="part", stub="&")
     assert lines(table) == [
-        ("one", [("a", ["1", "2"], ["1.5", ""]), ("c", ["–", "4"], ["", "5.5"])]),
-        ("two", [("b", ["3", "–"], ["4.5", ""])]),
+        ("one", [("a", ["1", "2"], ["1.5", ""]), ("c", ["–", "–"], ["", "5.500"])]),
+        ("two", [("b", ["3", "–"], ["4.500", ""])]),
     ]
     assert spans(table) == [("x", 1), ("y", 1)]
     order = {"first": {"c": "C"}, "then": ["b", "a"], "none": ["d"]}
@@ -120,7 +116,7 @@ def test_the_renderer_lays_out_sections_orders_and_missing_cells() -> None:
     assert r"\& & n\_\% & n\_\% \\" in text
     assert r"\quad\emph{as published} & 1.5 &  \\" in text
     assert r"\multicolumn{3}{l}{\emph{two}} \\" in text
-    assert text[2].endswith("decoding steps. A note.}")
+    assert text[2] == r"\caption{any any A note.}"
 
 
 def test_the_cells_of_table_2(tables: dict[str, Table]) -> None:
@@ -237,14 +233,3 @@ def test_symbols_and_numbers_print_like_the_papers() -> None:
     assert run_text(100.004, math.inf) == ">100"
     assert certificate_text(math.inf, math.inf, math.log(9)) == "2.197*"
     assert certificate_text(0.12341, 0.12349, 0.69) == "0.123"  # no range where both print alike
-
-
-def test_macro_names_are_letters_and_differ_within_the_papers_grid() -> None:
-    names = [
-        macro(target, rule.label, statistic)
-        for target in published.P5
-        for rule in {**published.CERTIFICATES[target], **published.P5[target]}
-        for statistic in published.STATISTICS
-    ]
-    assert len(set(names)) == len(names)
-    assert all(re.fullmatch("[A-Za-z]+", name) for name in names)

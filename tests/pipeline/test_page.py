@@ -16,7 +16,7 @@ import pytest
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
-from pipeline.stages.report.page.build import packed
+from pipeline.stages.report.page import packed
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp

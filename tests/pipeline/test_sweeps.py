@@ -16,7 +16,7 @@ from matplotlib.collections import LineCollection
 from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
 from pipeline.execution.runner import ensure
-from pipeline.stages.report.comparison import rows_of_targets
+from pipeline.stages.report import summary
 from pipeline.store.artifacts import Store
 from tests.pipeline.studies import STATISTICS, MadeUp
 
@@ -192,7 +192,8 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     for name, rows in tables.items():
         pd.DataFrame(rows).to_csv(tmp_path / f"tables/{name}.csv")
     artifact: Any = SimpleNamespace(directory=tmp_path)
-    [row] = rows_of_targets(artifact, ["T"], "D")
+    node: Any = SimpleNamespace(config={"targets": ["T"], "drafter": "D"})
+    [row] = summary(node, artifact)
     assert {
         "target": "T",
         "drafter": "D",
@@ -201,7 +202,7 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     }.items() <= row.items()
     assert "speedup" not in row  # nothing was decoded
     pd.DataFrame(runs).to_csv(tmp_path / "timings/tables/decoding_speed.csv")
-    [row] = rows_of_targets(artifact, ["T"], "D")
+    [row] = summary(node, artifact)
     assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
     table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
     figure = sweep_figure(table, ["drafter"])

@@ -7,29 +7,22 @@ name, parameter, setting, rule: what each rule is there for); of two engines' lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from ...acceptance.engine_laws import LAW
-from ...acceptance.frontier import COSTS
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
-from ...statistics.run_lengths import censored_ends, with_censored
+from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
 from ...trees.several import DRAFTS
-from ..notes import coverage_notes, few_notes, infinite_notes
-from ..records import Column, Part, Results, Row, Table, across, by_rule, select, worded
-from ..text import length_text, number_text, range_text, share_text
-from .acceptance_figures import (
-    COSTS_SHOWN,
-    divergence_figure,
-    frontier_figure,
-    own_rules,
-    rules_figure,
-)
+from ..measured import Results
+from ..records import Column, Part, Table, select, sentence, worded
+from ..text import FORMATS, number_text, share_text
+from .acceptance_figures import divergence_figure, frontier_figure, own_rules, rules_figure
+from .certificates import coverage_notes
 
 # rules of figures and of the table by depth, as far as the study has them
 SHOWN: tuple[Rule, ...] = (
@@ -42,13 +35,8 @@ SHOWN: tuple[Rule, ...] = (
     Tree(4),
 )
 LENGTH = "realised_per_call"
-ACCEPTED: Mapping[str, tuple[str, Callable[[float], str]]] = {  # heading and print of a statistic
-    "acceptance": ("accepted", share_text),
-    "certified": ("certified", share_text),
-    "coverage": ("coverage", share_text),
-    "slack_median": ("R − KL", number_text),
-    "calibration_error": ("ECE", number_text),
-}
+ENDS = ("value", "optimistic")
+ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
 DIVERGENCES = {
     "kl": "KL",
     "tv": "TV",
@@ -57,7 +45,6 @@ DIVERGENCES = {
     UNION: "union",
 }
 KINDS = ("uniform", "budget", "realised")  # of what a mean KL certifies
-CERTIFIED = {"step": "each KL", "uniform": "bound", "budget": "mean", "measured": "measured"}
 TOKENS = "tokens"  # kind of a row that has the length under a law
 LAWS = {
     SPECULATIVE: "Speculative sampling",
@@ -65,12 +52,6 @@ LAWS = {
     "exponential races": "Exponential races",
     "exponential races, lower bound": "Exponential races, lower bound",
 }
-LOGGED = {
-    "acceptance": "accepted",
-    "certified_tv": "certified by TV",
-    "certified_kl": "certified by KL",
-}
-RATE = partial(number_text, digits=3)
 
 
 def acceptance_part(results: Results, says: Sequence[str] = ()) -> Part:
@@ -109,31 +90,12 @@ def acceptance_table(results: Results) -> Table:
     """Certified beside accepted, rule by rule."""
     rules = own_rules(results)
     frame = results.select("acceptance", rule=rules, statistic=[*ACCEPTED, "empty", "inexact"])
-    columns = [
-        Column(heading, partial(_ends, text), "", {"statistic": name})
-        for name, (heading, text) in ACCEPTED.items()
-    ]
     empty, inexact = (select(frame, statistic=name)["value"] for name in ("empty", "inexact"))
-    return Table(
-        **worded("acceptance", drafter=results.drafter),
-        **by_rule(results, columns),
-        data=with_censored(frame),
-        order=rules,
-        notes=[
-            *coverage_notes(empty, inexact, "empty_accepted"),
-            *infinite_notes(results, {"kl": "KL"}),
-            *few_notes(frame["prompts"]),
-        ],
-    )
-
-
-def _ends(text: Callable[[float], str], row: Row) -> str:
-    """Return a statistic as printed: a range where certificates are intervals."""
-    return length_text(text(row["value"]), text(row["optimistic"]), censored_ends(row))
-
-
-def _range(text: Callable[[float], str], row: Row) -> str:
-    return range_text(text(row["value"]), text(row["optimistic"]))
+    notes = [
+        *coverage_notes(empty, inexact, "empty_accepted"),
+        *infinite_notes(results, {"kl": "KL"}),
+    ]
+    return results.table("acceptance", with_censored(frame), notes=notes, order=rules)
 
 
 def divergence_table(results: Results) -> Table:
@@ -142,16 +104,11 @@ def divergence_table(results: Results) -> Table:
     names = {name: DIVERGENCES[name] for name in frame["divergence"].unique()}
     rules = [rule for rule in own_rules(results) if rule in set(frame["rule"])]
     columns = [
-        Column(text, partial(_range, share_text), "", {"divergence": x, "statistic": "coverage"})
+        Column(text, FORMATS["share range"], ENDS, {"divergence": x, "statistic": "coverage"})
         for x, text in names.items()
     ]
-    return Table(
-        **worded("divergences", drafter=results.drafter),
-        **by_rule(results, columns),
-        data=select(frame, rule=[*rules, ""]),
-        order=rules,
-        notes=[*infinite_notes(results, names), *few_notes(frame["prompts"])],
-    )
+    notes = infinite_notes(results, names)
+    return results.table("divergences", select(frame, rule=[*rules, ""]), columns, notes, rules)
 
 
 def budget_table(results: Results) -> Table:
@@ -171,45 +128,26 @@ def budget_table(results: Results) -> Table:
         for name, heading in headings.items()
         for kind in KINDS
     ]
-    return Table(
-        **worded("budgets", drafter=results.drafter, means=_means(results, frame)),
-        **by_rule(results, columns),
-        data=select(frame, rule=rules),
-        order=rules,
-        notes=[*infinite_notes(results, {"kl": "KL"}), *few_notes(frame["prompts"])],
-    )
+    notes, means = infinite_notes(results, {"kl": "KL"}), _means(results, frame)
+    return results.table("budgets", select(frame, rule=rules), columns, notes, rules, means=means)
 
 
 def _means(results: Results, levels: pd.DataFrame) -> str:
     """Return the mean divergence of each target's drafter as printed."""
     means = levels.groupby("target", sort=False)["eps"].first()
-    return " / ".join(RATE(means[target]) for target in results.targets)
+    return " / ".join(number_text(means[target], 3) for target in results.targets)
 
 
 def frontier_table(results: Results) -> Table:
     """Gain and cost of presets and rules, each as a share of the best at its cost."""
-    frame, names = results["frontier"], results.names
-    listing = results.select("listing", group="preset")
-    presets = dict(zip(listing["rule"], listing["name"], strict=True))
-
-    def tokens(row: Row) -> str:
-        return ("≥ " if row["cut"] > CENSORED else "") + number_text(row["tokens"])
-
-    columns = [Column("tokens", tokens, "", {"cost": COSTS[0]})]
-    for cost, (heading, _) in COSTS_SHOWN.items():
-        columns.append(Column(heading, RATE, where={"cost": cost}))
-        columns.append(Column("of the best", share_text, "share", {"cost": cost}))
+    frame, names, presets = results["frontier"], results.names, results.presets
     others = [rule for rule in dict.fromkeys(frame["rule"]) if rule and rule not in presets]
-    return Table(
-        **worded("frontier", drafter=results.drafter),
-        **by_rule(results, columns),
-        data=frame,
-        order={
-            "Engine presets": {rule: f"{names[rule]}, {name}" for rule, name in presets.items()},
-            "Rules": {rule: names[rule] for rule in others},
-        },
-        notes=few_notes(frame["prompts"]),
-    )
+    order = {
+        "Engine presets": {rule: f"{names[rule]}, {name}" for rule, name in presets.items()},
+        "Rules": {rule: names[rule] for rule in others},
+    }
+    shown = frame.assign(cut_often=frame["cut"] > CENSORED)
+    return results.table("frontier", frame, order=order, shown=shown)
 
 
 def sampling_table(results: Results) -> Table | None:
@@ -227,22 +165,13 @@ def sampling_table(results: Results) -> Table | None:
     extra = others[(others["kind"] == TOKENS) | ~others["law"].isin(frame["law"])]
     shown = pd.concat([frame, extra], ignore_index=True)
     drawn = {f"{SAMPLED}{rule}": names[rule] for rule in own_rules(results)}
-    columns = [Column(text, share_text, where={"kind": kind}) for kind, text in CERTIFIED.items()]
-    columns.append(Column("tokens a call", partial(_ends, number_text), "", {"kind": TOKENS}))
-    return Table(
-        **worded(
-            "sampling",
-            drafter=results.drafter,
-            temperature=results.facts["sampled"],
-            means=_means(results, frame),
-        ),
-        data=shown[frame.columns],
-        row="law",
-        columns=across(results.targets, columns),
-        stub="Law",
+    return results.table(
+        "sampling",
+        shown[frame.columns],
         order={"": LAWS, "A sampled draft, kept if the rule accepts it": drawn},
-        notes=few_notes(frame["prompts"]),
-        shown=shown,
+        shown=with_censored(shown),
+        temperature=results.facts["sampled"],
+        means=_means(results, frame),
     )
 
 
@@ -252,24 +181,11 @@ def laws_table(results: Results) -> Table | None:
     if frame.empty:
         return None
     headings = {LAW: "One draft, output changed", DRAFTS: "Several drafts, exact"}
-    columns = [
-        Column("accepted", share_text, where={"statistic": "acceptance"}),
-        Column("KL", RATE, "eps", {"statistic": "acceptance"}),
-        Column("best", share_text, where={"statistic": "best"}),
-        Column("of the best", share_text, where={"statistic": "share"}),
-    ]
-    return Table(
-        **worded("laws", drafter=results.drafter, temperature=results.facts["sampled"]),
-        data=frame,
-        row="law",
-        columns=across(results.targets, columns),
-        stub="Law",
-        order={
-            heading: {law: law for law in select(frame, kind=kind)["law"].unique()}
-            for kind, heading in headings.items()
-        },
-        notes=few_notes(frame["prompts"]),
-    )
+    order = {
+        heading: {law: law for law in select(frame, kind=kind)["law"].unique()}
+        for kind, heading in headings.items()
+    }
+    return results.table("laws", frame, order=order, temperature=results.facts["sampled"])
 
 
 def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
@@ -279,11 +195,13 @@ def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
     if frame.empty:
         return None
 
-    def text(row: Row) -> str:
-        return _range(number_text if row["statistic"] == "kl_median" else share_text, row)
+    def text(statistic: str, *ends: float) -> str:
+        return FORMATS[".2f range" if statistic == "kl_median" else "share range"](*ends)
 
     depths = sorted(frame["depth"].unique())
-    columns = [Column(f"depth {depth}", text, "", {"depth": depth}) for depth in depths]
+    columns = [
+        Column(f"depth {depth}", text, ("statistic", *ENDS), {"depth": depth}) for depth in depths
+    ]
     order = {
         "": {("", "kl_median"): "KL(p‖q), median, nats", ("", "finite"): "finite KL(p‖q)"},
         "Accepted": {(rule, "acceptance"): results.names[rule] for rule in rules},
@@ -292,15 +210,8 @@ def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
     keys = pd.Series([*zip(frame["rule"], frame["statistic"], strict=True)], frame.index)
     data = frame.drop(columns="divergence")
     first = ["target", "depth", "rule"]
-    return Table(
-        **worded("depths", drafter=results.drafter),
-        data=data[[*first, *(name for name in data if name not in first)]],
-        row="key",
-        columns=across(results.targets, columns),
-        order=order,
-        notes=few_notes(frame["prompts"]),
-        shown=frame.assign(key=keys),
-    )
+    data = data[[*first, *(name for name in data if name not in first)]]
+    return results.table("depths", data, columns, order=order, shown=frame.assign(key=keys))
 
 
 def logged_table(results: Results) -> Table:
@@ -308,23 +219,39 @@ def logged_table(results: Results) -> Table:
     rows = results.rows("logged", "target", "rule", "statistic")
     notes = []
     for target in results.targets:
-        kl, tv, accepted = (rows[target, "", name] for name in ("kl", "tv", "acceptance"))
+        kl, tv, accepted = (
+            FORMATS[text](*(rows[target, "", name][end] for end in ENDS))
+            for name, text in (
+                ("kl", ".3f range"),
+                ("tv", ".3f range"),
+                ("acceptance", "share range"),
+            )
+        )
         notes.append(
-            f"{target}: mean KL(p‖q) {_range(RATE, kl)} nats, mean total variation "
-            f"{_range(RATE, tv)}; speculative sampling of a drafted draw accepts "
-            f"{_range(share_text, accepted)} of the tokens, at temperature 1."
+            f"{target}: mean KL(p‖q) {kl} nats, mean total variation {tv}; speculative sampling "
+            f"of a drafted draw accepts {accepted} of the tokens, at temperature 1."
         )
     return Table(
         **worded("acceptance_logged", drafter=results.drafter),
         data=results["logged"],
-        row="rule",
-        columns=[
-            Column(heading, partial(_range, share_text), "", {"statistic": name})
-            for name, heading in LOGGED.items()
-        ],
-        stub="Criterion",
-        section="target",
         order=list(results.rules),
         names=results.names,
         notes=notes,
     )
+
+
+def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str]:
+    """Name the divergences that are infinite somewhere, as those of a reduced vocabulary are.
+
+    Args:
+        results: the study, with the frame `breakdown`.
+        divergences: printed name of those that a table is about.
+    """
+    finite = select(results["breakdown"], depth=0, rule="", statistic="finite")
+    parts = []
+    for name, shown in divergences.items():
+        shares = select(finite, divergence=name)["value"]
+        if (shares < 1).any():
+            parts.append(f"{shown} {' / '.join(map(share_text, shares))}")
+    said = f"Steps with a finite divergence: {', '.join(parts)}. {sentence('infinite')}"
+    return [said] * bool(parts)

@@ -13,18 +13,17 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator
 
-from ...acceptance.frontier import COSTS
 from ...rules import Mars, StrictGreedy
+from ..measured import Results
 from ..published import TABLE2
-from ..records import Figure, Results, Row, select, worded
+from ..records import Figure, Row, select, worded
 from ..style import (
     BLACK,
-    FAMILY_COLOURS,
     GREY,
     LINES,
-    OTHER_RULES,
     RULED,
     TEXT,
+    family,
     grid,
     legend,
     logarithmic,
@@ -39,11 +38,10 @@ MARKERS = "osD^vP*Xh"
 DOTS = ("D", "o", "s", "^", "v")
 ROW, APART = 0.3, 0.16  # inches of a rule; of that, between two points
 MOST = 10  # rows of a panel
-COSTS_SHOWN = {  # heading of the table, axis of the figure
-    "nats": ("nats given up", "log-likelihood given up, nats a token"),
-    "probability": ("p given up", "probability given up a token"),
+COSTS_SHOWN = {  # axis of the figure, and the best rule there
+    "nats": ("log-likelihood given up, nats a token", "best: multiplicative"),
+    "probability": ("probability given up a token", "best: additive"),
 }
-BEST = {"nats": "best: multiplicative", "probability": "best: additive"}
 
 
 def rules_in(results: Results, *groups: str) -> list[str]:
@@ -161,13 +159,13 @@ def _dots(
 def frontier_figure(results: Results) -> Figure:
     """Draw rules and presets on both planes, below the curve of the best rule."""
     frame = results["frontier"]
-    drawing, axes = grid(len(COSTS), results.targets)
+    drawing, axes = grid(len(COSTS_SHOWN), results.targets)
     drawing.set_figheight(5.6)
-    for row, cost in zip(axes, COSTS, strict=True):
+    for row, (cost, (name, best)) in zip(axes, COSTS_SHOWN.items(), strict=True):
         for axis, target in zip(row, results.targets, strict=True):
             part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
-            _plane(axis, part, results, BEST[cost])
-            axis.set_xlabel(COSTS_SHOWN[cost][1])
+            _plane(axis, part, results, best)
+            axis.set_xlabel(name)
         row[0].set_ylabel("tokens a call (log scale)")
     legend(drawing, axes[:, 0], 3)
     return Figure(**worded("frontier_figure"), data=frame, drawing=drawing)
@@ -177,17 +175,14 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
     curve = part[part["rule"] == ""]
     axis.plot(curve["value"], curve["tokens"], color=GREY, linewidth=3, zorder=0, label=best)
     rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
-    listing = results["listing"]
-    presets = listing[listing["group"] == "preset"]
-    others = rules.drop(index=presets["rule"], errors="ignore")
+    others = rules.drop(index=list(results.presets), errors="ignore")
     families = others.index.str.partition(" ").get_level_values(0)
     for name, mine in others.groupby(families, sort=False):
         colours = list(map(rule_colour, mine.index))
         axis.scatter(mine["value"], mine["tokens"], s=7, c=colours, zorder=1)
-        label = str(name).replace("topm_", "Top-m + ").replace("greedy", "strict greedy")
-        hue = FAMILY_COLOURS.get(str(name), OTHER_RULES)
+        label, hue = family(str(name))
         axis.plot([], [], ".", color=hue, label=label)
-    for marker, name, rule in zip(cycle(MARKERS), presets["name"], presets["rule"], strict=False):
+    for marker, (rule, name) in zip(cycle(MARKERS), results.presets.items(), strict=False):
         if rule in rules.index:
             one = rules.loc[rule]
             axis.errorbar(

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,12 +26,13 @@ from ...decoding.answers import (
 )
 from ...decoding.finished import CLOCKED
 from ...rules import Rule
-from ..records import Column, Figure, Part, Table, across, by_method, together, worded
+from ..records import Column, Figure, Part, Table, across, together, worded
 from ..style import GREY, LEVEL, TEXT, legend, reach, rule_colour, styled
-from ..text import UNDEFINED, digits_text, number_text, share_text, symbol
+from ..text import FORMATS, limits, number_text, share_text, symbol, times_text
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # of each
+COMPARED = ["lost", "difference_ci_low", "p_value", "length_ratio"]  # with the target alone
 KEYS = ["target", "task", "method", "draft_length", "temperature"]
 DECIDED = ["run", "worst", "best", "up_to", "down_to", "wins"]
 Tables = Sequence[pd.DataFrame]
@@ -115,51 +114,20 @@ def sentences(decided: pd.DataFrame, margin: str, target: str = "") -> list[str]
         if not math.isnan(row["largest"]):
             first = (
                 f"a loss above {margin} is excluded up to {dial} = {row['largest']:g} "
-                f"(bound {_points(row['worst'])} points)"
+                f"(bound {number_text(100 * row['worst'], 1)} points)"
             )
         second = "no threshold makes the accuracy fall measurably"
         if not math.isnan(row["first"]):
             second = (
                 f"from {dial} = {row['first']:g} on the accuracy falls, "
-                f"by at least {_points(-row['best'])} points"
+                f"by at least {number_text(-100 * row['best'], 1)} points"
             )
         found.append(f"{name}, γ = {row['draft_length']}: {first}; {second}.")
     return found
 
 
-def _points(*values: float) -> str:
-    return " to ".join(number_text(100 * value, 1) for value in values)
-
-
-def _interval(value: float, low: float, high: float) -> str:
-    if math.isnan(value):
-        return UNDEFINED
-    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
-
-
-def _ends(name: str) -> tuple[str, str, str]:
-    return name, f"{name}_ci_low", f"{name}_ci_high"
-
-
-def _compared(heading: str, text: Any, *of: str) -> Column:
-    """A column that the target alone, which is compared with itself, leaves empty."""
-
-    def cell(drafter: str, *values: Any) -> str:
-        return UNDEFINED if drafter == "none" else str(text(*values))
-
-    return Column(heading, cell, ("drafter", *of))
-
-
-def _known(value: Any) -> str:
-    return UNDEFINED if pd.isna(value) else str(value)
-
-
-def _yes(value: Any) -> str:
-    return UNDEFINED if pd.isna(value) else "yes" if value else "no"
-
-
-SETTING = [_compared("γ", str, "draft_length"), Column("T", "{:g}".format, "temperature")]
-RATE = partial(number_text, digits=3)
+def _interval(name: str) -> tuple[str, str, str]:
+    return name, *limits(name)
 
 
 def losses_table(data: pd.DataFrame, notes: Sequence[str], said: dict[str, str]) -> Table:
@@ -170,27 +138,13 @@ def losses_table(data: pd.DataFrame, notes: Sequence[str], said: dict[str, str])
         notes: thresholds in words.
         said: margin and confidence as printed.
     """
-    columns = [
-        *SETTING,
-        Column("accuracy", share_text, "accuracy"),
-        _compared("lost and won", "{} and {}".format, "lost", "won"),
-        _compared("difference", _points, "difference_ci_low", "difference_ci_high"),
-        _compared("p", RATE, "p_value"),
-        Column("decided", _known, "decided"),
-        Column("recovery", RATE, "recovery"),
-        _compared("length", _interval, *_ends("length_ratio")),
-        Column("cut", share_text, "cut"),
-        Column("calls", partial(number_text, digits=1), "calls_finished"),
-        Column("changed", share_text, "changed"),
-        Column("given up", digits_text, "given_up"),
-        Column("τ", number_text, "tokens_per_call"),
-    ]
     untimed = data.drop(columns=["speedup", *CLOCKED, "wins"])
+    shown = untimed[untimed["task"] == ALL]
+    alone = shown["drafter"] == "none"  # compared with itself
     return Table(
         **worded("accuracy_losses", **said),
-        **by_method(columns),
         data=untimed,
-        shown=untimed[untimed["task"] == ALL],
+        shown=shown.assign(**{name: shown[name].mask(alone) for name in COMPARED}),
         notes=notes,
     )
 
@@ -198,10 +152,8 @@ def losses_table(data: pd.DataFrame, notes: Sequence[str], said: dict[str, str])
 def tasks_table(data: pd.DataFrame, tasks: Sequence[str]) -> Table:
     """Tokens a call and accuracy of every method, task by task: Table 2 without its clock."""
     columns = [Column("τ", number_text, "tokens_per_call"), Column("acc.", share_text, "accuracy")]
-    layout = by_method([*SETTING, *across(tasks, columns, key="task")])
     return Table(
-        **worded("accuracy_by_task"),
-        **layout | {"row": ("method", "run")},
+        **worded("accuracy_by_task", more=across(tasks, columns, key="task")),
         data=data[[*KEYS, *(str(column.of) for column in columns)]],
         shown=data,
     )
@@ -210,20 +162,21 @@ def tasks_table(data: pd.DataFrame, tasks: Sequence[str]) -> Table:
 def speed_table(data: pd.DataFrame, tasks: Sequence[str], margin: str) -> Table:
     """Speedup and tokens a call by task (Table 1), and seconds of a finished answer."""
     columns = [
-        Column("speedup", lambda value: f"{number_text(value)}×", "speedup"),
+        Column("speedup", times_text, "speedup"),
         Column("τ", number_text, "tokens_per_call"),
     ]
+    interval = FORMATS["interval"]
     finished = [
         Column("seconds", number_text, "seconds_finished"),
-        Column("over alone", _interval, _ends("seconds_ratio")),
-        Column("wins", _yes, "wins"),
-        Column("right a second", _interval, _ends("right_per_second")),
+        Column("over alone", interval, _interval("seconds_ratio")),
+        Column("wins", {True: "yes", False: "no"}.__getitem__, "wins"),
+        Column("right a second", interval, _interval("right_per_second")),
     ]
     finished = [replace(one, where={"task": ALL}, above="finished answers") for one in finished]
-    layout = by_method([*SETTING, *across(tasks, columns, key="task"), *finished])
     return Table(
-        **worded("accuracy_speed", margin=margin),
-        **layout | {"row": ("method", "run")},
+        **worded(
+            "accuracy_speed", more=[*across(tasks, columns, key="task"), *finished], margin=margin
+        ),
         data=data[[*KEYS, "speedup", "tokens_per_call", *CLOCKED, "wins"]],
         shown=data,
     )
@@ -240,25 +193,16 @@ def differing_table(answered: Sequence[Answered]) -> Table | None:
         return None
     same = data["alone_correct"] == data["correct"]
     first = data.loc[same.sort_values(kind="stable").index].groupby("target", sort=False)
-
-    def marks(alone: bool, method: bool) -> str:
-        return ", ".join("right" if right else "wrong" for right in (alone, method))
-
+    shown = first.head(SHOWN)
+    marks = shown[["alone_correct", "correct"]].replace({True: "right", False: "wrong"})
     return Table(
         **worded("accuracy_differing"),
         data=data,
-        shown=first.head(SHOWN),
-        row="item_id",
-        section="target",
-        stub="Item",
-        columns=[
-            Column("task", str, "task"),
-            Column("method", "{}, γ = {}".format, ("method", "draft_length")),
-            Column("alone, method", marks, ("alone_correct", "correct")),
-            Column("gap", partial(number_text, digits=4), "gap"),
-            Column("the target alone", _beginning, "alone"),
-            Column("the method", _beginning, "answer"),
-        ],
+        shown=shown.assign(
+            marks=marks["alone_correct"] + ", " + marks["correct"],
+            alone=shown["alone"].map(_beginning),
+            answer=shown["answer"].map(_beginning),
+        ),
         notes=[f"{len(data)} answers differ; the CSV file has all of them in full."],
     )
 
@@ -284,7 +228,7 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
         for place, run in enumerate(runs):
             mine = part[part["run"] == run].set_index("task").loc[tasks]
             rule = one.runs["rule"][run]
-            value, low, high = (100 * mine[name] for name in _ends("recovery"))
+            value, low, high = (100 * mine[name] for name in _interval("recovery"))
             axis.errorbar(
                 np.arange(len(tasks)) + apart * (place - (len(runs) - 1) / 2),
                 value,

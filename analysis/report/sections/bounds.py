@@ -28,9 +28,8 @@ from ...rules import (
     Typical,
 )
 from ...topk import Floats
-from ..measured import Panels
-from ..records import Column, Table, across, together, worded
-from ..text import UNDEFINED, digits_text, share_text
+from ..measured import Certified
+from ..records import Table, together, worded
 
 CLOSED = (
     StrictGreedy,
@@ -41,16 +40,7 @@ CLOSED = (
     Typical,
     Tree,
 )  # rules of which the paper has a closed form
-COLUMNS = {  # of table bounds: heading, and the heading above
-    "R": "",
-    "G": "from below",
-    "Form": "from below",
-    "R/G": "least ratio",
-    "R/Form": "least ratio",
-    "Upper": "from above",
-    "(2/k) log 2": "from above",
-    "Ceiling": "from above",
-}
+PRINTED = ("R", "G", "Form", "R/G", "R/Form", "Upper", "(2/k) log 2", "Ceiling")  # columns
 Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
 RuleSteps = tuple[Rule, pd.DataFrame]
 
@@ -142,10 +132,6 @@ def bounds_table(targets: Mapping[str, Sequence[RuleSteps]]) -> Table | None:
         **worded("bounds"),
         data=together({target: pd.concat(frames) for target, frames in found.items() if frames}),
         shown=together(shown),
-        row="rule",
-        section="target",
-        stub="Criterion",
-        columns=[Column(name, digits_text, name, above=above) for name, above in COLUMNS.items()],
         names={rule.label: rule.title for items in targets.values() for rule, _ in items},
     )
 
@@ -185,7 +171,7 @@ def _printed(frame: pd.DataFrame) -> dict[str, Any]:
         ratios["lower"].insert(0, math.nan)
         upper.insert(1, math.nan)
     values = [frame["certificate"].iloc[0], *medians["lower"][:2], *ratios["lower"][:2], *upper[:3]]
-    return {"rule": frame["rule"].iloc[0], **dict(zip(COLUMNS, values, strict=True))}
+    return {"rule": frame["rule"].iloc[0], **dict(zip(PRINTED, values, strict=True))}
 
 
 def median(values: Floats) -> float:
@@ -197,35 +183,28 @@ def median(values: Floats) -> float:
     return float(np.quantile(values, 0.5, method="inverted_cdf")) if len(values) else math.nan
 
 
-def determined_table(panels: Panels) -> Table:
+def determined_table(panels: Mapping[str, Certified]) -> Table:
     """Say, per rule and target, how far the stored tokens determine the certificates."""
     rows = []
     for target, items in panels.items():
-        for item in items:
-            exact, bounded = item.lower == item.upper, np.isfinite(item.upper)
-            widths = item.upper[bounded] - item.lower[bounded]
+        for rule, (lower, upper) in items.items():
+            exact, bounded = lower == upper, np.isfinite(upper)
+            widths = upper[bounded] - lower[bounded]
             rows.append(
                 {
                     "target": target,
-                    "rule": item.rule.label,
+                    "rule": rule.label,
                     "determined": float(np.mean(exact)),
-                    "empty": float(np.mean(np.isinf(item.lower))),
+                    "empty": float(np.mean(np.isinf(lower))),
                     "widest": float(np.max(widths, initial=0.0)),
                     "unbounded": float(np.mean(~exact & ~bounded)),
-                    "steps": len(item.lower),
+                    "steps": len(lower),
                 }
             )
-    columns = [
-        Column("Determined", share_text, "determined"),
-        Column("Empty", share_text, "empty"),
-        Column("Widest", lambda nats: f"{nats:.2g}" if nats > 0 else UNDEFINED, "widest"),
-        Column("Open", lambda share: share_text(share) if share > 0 else UNDEFINED, "unbounded"),
-    ]
+    data = pd.DataFrame(rows)
     return Table(
-        **worded("determined"),
-        data=pd.DataFrame(rows),
-        row="rule",
-        stub="Criterion",
-        columns=across(panels, columns),
-        names={item.rule.label: item.rule.title for items in panels.values() for item in items},
+        **worded("determined", list(panels)),
+        data=data,
+        shown=data.replace({"widest": {0.0: math.nan}, "unbounded": {0.0: math.nan}}),
+        names={rule.label: rule.title for items in panels.values() for rule in items},
     )

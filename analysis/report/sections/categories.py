@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,29 +10,19 @@ import pandas as pd
 
 from ...rules import Rule
 from ...statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
-from ...statistics.run_lengths import censored_ends, run_lengths
+from ...statistics.run_lengths import run_lengths, with_censored
 from ...statistics.trajectories import LENGTH, Trajectories
-from ..measured import Certified
-from ..notes import few_notes
-from ..records import Column, Row, Table, worded
-from ..text import certificate_text, digits_text, range_text, run_text, share_text
+from ..measured import Ends
+from ..records import Table, worded
+from ..text import few_notes
 
 ALL = "all prompts"
-COLUMNS = {  # of the table: the statistic, and its heading
-    "p0": "p0",
-    "mean": "R, mean",
-    "median": "R, median",
-    "certified": "certified",
-    "per_call": "tokens a call",
-    "repeated": "repeated",
-    "kl": "KL",
-    "accepted": "accepted",
-}
 
 
 def category_statistics(
     categories: Sequence[str],
-    certified: Certified,
+    rule: Rule,
+    certificates: Ends,
     means: Mapping[str, Floats | Flags],
     eps: float,
     whole: PromptBootstrap,
@@ -43,7 +32,8 @@ def category_statistics(
 
     Args:
         categories: (P,) of each prompt, in the order of the N steps of a target.
-        certified: of the steps.
+        rule: whose certificates are summed up.
+        certificates: their (N,) lower and upper ends, nats.
         means: (N,) numbers of which the mean is shown, by statistic: p0, a probability; repeated,
             flags of `inside_repeats`; with a drafter kl, in nats, and accepted, flags.
         eps: level in nats of the statistics certified and per_call.
@@ -63,22 +53,23 @@ def category_statistics(
             chosen = of_step == category
             prompts = np.unique(whole.prompts[chosen], return_inverse=True)[1]
             bootstrap = PromptBootstrap(prompts, len(whole.weights), whole.confidence, seed)
-        part = Certified(certified.rule, certified.lower[chosen], certified.upper[chosen])
+        lower, upper = (ends[chosen] for ends in certificates)
         mine = {name: values[chosen] for name, values in means.items()}
-        frame = pd.DataFrame(_statistics(part, mine, eps, bootstrap))
+        frame = pd.DataFrame(_statistics(rule, lower, upper, mine, eps, bootstrap))
         frame.insert(0, "category", category)
         frames.append(frame.assign(steps=int(chosen.sum()), **bootstrap.counted))
     return pd.concat(frames, ignore_index=True)
 
 
 def _statistics(
-    certified: Certified,
+    rule: Rule,
+    lower: Floats,
+    upper: Floats,
     means: Mapping[str, Floats | Flags],
     eps: float,
     bootstrap: PromptBootstrap,
 ) -> list[dict[str, Any]]:
     """Return a row for each statistic of some of the steps."""
-    lower, upper = certified.lower, certified.upper
 
     def mean(name: str, least: Any, most: Any) -> dict[str, Any]:
         (value, draws), (optimistic, best) = (
@@ -89,8 +80,8 @@ def _statistics(
         return {"statistic": name, **ends, "ci_low": float(low), "ci_high": float(high)}
 
     rows = [mean(name, values, values) for name, values in means.items()]
-    found = summarise(lower, upper, certified.rule.ceiling, bootstrap)
-    rows += [{"statistic": name, **of} for name, of in found.items() if name in COLUMNS]
+    found = summarise(lower, upper, rule.ceiling, bootstrap)
+    rows += [{"statistic": name, **of} for name, of in found.items() if name in ("mean", "median")]
     rows.append(mean("certified", lower > eps, upper > eps))
     starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
     trajectories = Trajectories(starts, bootstrap.prompts)
@@ -103,28 +94,8 @@ def _statistics(
 
 def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
     """Lay out `category_statistics` of all targets, together, a row for each category."""
-    shown = [name for name in COLUMNS if (data["statistic"] == name).any()]
-    text = partial(_text, rule)
-    columns = [Column(COLUMNS[name], text, "", {"statistic": name}) for name in shown]
-    counts = [Column(name, str, name, {"statistic": shown[0]}) for name in ("prompts", "steps")]
-    return Table(
-        **worded("categories", rule=rule.title, eps=eps, length=LENGTH),
-        data=data,
-        row="category",
-        section="target",
-        stub="Category",
-        columns=[*counts, *columns],
-        notes=few_notes(data["prompts"]),
-    )
-
-
-def _text(rule: Rule, row: Row) -> str:
-    """Return a statistic as printed."""
-    value, optimistic = row["value"], row["optimistic"]
-    if row["statistic"] in ("mean", "median"):
-        return certificate_text(value, optimistic, rule.ceiling)
-    if row["statistic"] == "per_call":
-        return run_text(value, optimistic, censored_ends(row))
-    if row["statistic"] in ("p0", "kl"):
-        return digits_text(value)
-    return range_text(share_text(value), share_text(optimistic))
+    layout = worded("categories", rule=rule.title, eps=eps, length=LENGTH)
+    known = set(data["statistic"])  # without a drafter, none of its own
+    layout["columns"] = [one for one in layout["columns"] if one.where["statistic"] in known]
+    shown = with_censored(data).assign(ceiling=rule.ceiling)
+    return Table(**layout, data=data, shown=shown, notes=few_notes(data["prompts"]))

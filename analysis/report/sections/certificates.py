@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
 from ...rules import Additive, Multiplicative, Rule, TopMAdditive
-from ...statistics.run_lengths import censored_ends, with_censored
-from ..notes import coverage_notes, few_notes
-from ..published import TABLE2, printed
-from ..records import Column, Results, Row, Table, across, by_rule, records_of, select, worded
-from ..text import certificate_text, interval_text, run_text, symbol
+from ...statistics.run_lengths import with_censored
+from ..measured import Results
+from ..published import STATISTICS, TABLE2, printed
+from ..records import Column, Row, Table, records_of, select, sentence, worded
+from ..text import FORMATS, certificate_text, few_notes, interval_text, run_text, symbol
 
-STATISTICS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}
 FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and parameter
     Additive: ("Additive certificate", "t"),
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
+RUN = ("value", "optimistic", "censored", "censored_optimistic")  # of frame `runs`
 FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
 COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
 
@@ -32,18 +32,7 @@ def table1(results: Results) -> Table:
     """Cumulative probability of the k most probable tokens."""
     top = results["top"]
     cells = [printed(row["target"], row["k"], row["statistic"]) for row in records_of(top)]
-    columns = [
-        Column(heading, "{:.3f}".format, where={"statistic": name}, published=_printed)
-        for name, heading in STATISTICS.items()
-    ]
-    return Table(
-        **worded("table1"),
-        data=top.assign(published=cells),
-        row="k",
-        columns=across(results.targets, columns),
-        stub="k",
-        notes=few_notes(top["prompts"]),
-    )
+    return results.table("table1", top.assign(published=cells))
 
 
 def table2(results: Results) -> Table | None:
@@ -65,11 +54,7 @@ def _statistics_table(results: Results, name: str, shown: Callable[[Rule], bool]
     rules = list(filter(shown, results.certified))
     if not rules:
         return None
-    data = _data(results, rules, STATISTICS)
-    columns = [_column(results, statistic) for statistic in STATISTICS]
-    return Table(
-        **worded(name), **by_rule(results, columns, "Criterion"), data=data, notes=_notes(data)
-    )
+    return _table(results, name, rules, STATISTICS)
 
 
 def table3(results: Results) -> Table | None:
@@ -85,32 +70,20 @@ def table3(results: Results) -> Table | None:
     rules = [results.rules[label] for labels in shown.values() for label in labels]
     if not rules:
         return None
-    data = _data(results, rules, ["p5"])
-    layout = by_rule(results, [_column(results, "p5")], "Parameter")
-    return Table(**worded("table3"), **layout, data=data, order=shown, notes=_notes(data))
+    return _table(results, "table3", rules, ["p5"], order=shown)
 
 
 def table4(results: Results) -> Table | None:
     """The p5 of the top-m + additive certificate over t and m."""
-    rules = [rule for rule in results.certified if _in_table4(rule)]
+    rules = [rule for rule in results.certified if isinstance(rule, TopMAdditive)]
+    rules = list(filter(_in_table4, rules))
     if not rules:
         return None
-    data = _data(results, rules, ["p5"])
-    parameters = pd.DataFrame([results.rules[rule].parameters for rule in data["rule"]])
     columns = [
-        replace(_column(results, "p5"), heading=f"m = {m}", where={"m": m})
-        for m in sorted(parameters["m"].unique())
+        Column(f"m = {m}", certificate_text, ("value", "optimistic", "ceiling"), {"m": m})
+        for m in sorted({rule.m for rule in rules})
     ]
-    return Table(
-        **worded("table4"),
-        data=data,
-        row="t",
-        columns=across(results.targets, columns),
-        stub="t",
-        order=sorted(parameters["t"].unique()),
-        notes=_notes(data),
-        shown=data.assign(m=parameters["m"], t=parameters["t"]),
-    )
+    return _table(results, "table4", rules, ["p5"], columns, sorted({rule.t for rule in rules}))
 
 
 def run_length_table(results: Results, at: int) -> Table:
@@ -122,19 +95,16 @@ def run_length_table(results: Results, at: int) -> Table:
         for row in records_of(data)
     ]
     columns = [
-        Column(f"{eps:.2f}", _run, (), {"estimator": "per_call", "eps": eps}, "ε", str)
+        Column(f"{eps:.2f}", FORMATS["run"], RUN, {"estimator": "per_call", "eps": eps}, "ε")
         for eps in data["eps"].unique()
     ]
     number = at + 5 if at < 2 else at - 2 + FIRST_EXTRA
     return Table(
-        **worded("run_lengths", number=number, target=target),
+        **worded("run_lengths", more=columns, number=number, target=target),
         data=data.assign(published=cells),
-        row="rule",
-        columns=columns,
-        stub="Criterion",
         order=_shown(results),
         names=results.names,
-        notes=_notes(select(data, rule=_shown(results)), "empty_at_every_eps"),
+        notes=[*_coverage(data, _shown(results)), *few_notes(data["prompts"])],
     )
 
 
@@ -143,16 +113,34 @@ def estimator_table(results: Results) -> Table:
     eps = compared_level(results["runs"]["eps"])
     data = _with_shares(results, results.select("runs", eps=eps, rule=_shown(results)))
     names = list(data["estimator"].unique())
-    columns = [Column(name, _run_interval, (), {"estimator": name}) for name in names]
+    ends = ("value", "optimistic", "ci_low", "ci_high", *RUN[2:])
+    columns = [Column(name, interval_text, ends, {"estimator": name}) for name in names]
     of = ("failing_prompts", "prompts")
     columns.append(Column("failing", "{}/{}".format, of, {"estimator": names[0]}))
-    return Table(
-        **worded("estimators", eps=eps),
-        **by_rule(results, columns, "Criterion"),
-        data=data,
-        order=_shown(results),
-        notes=_notes(data, "empty_at_every_eps"),
-    )
+    rules = _shown(results)
+    return results.table("estimators", data, columns, _coverage(data, rules), rules, eps=eps)
+
+
+def _coverage(runs: pd.DataFrame, rules: Sequence[str]) -> list[str]:
+    shown = select(runs, rule=rules)
+    return coverage_notes(shown["empty"], shown["inexact"], "empty_at_every_eps")
+
+
+def coverage_notes(empty: pd.Series, inexact: pd.Series, meaning: str) -> list[str]:
+    """Explain empty rejection regions and ranges, where a table has any.
+
+    The notes hold no number of a table: where several tables have the same one, a page prints it
+    once.
+
+    Args:
+        empty: shares of steps with an empty rejection region, of the rules that the table shows.
+        inexact: shares of steps whose certificate is known as an interval, likewise.
+        meaning: name of the sentence on what the table takes an empty region for.
+    """
+    return [
+        *[f"{sentence('empty')} {sentence(meaning)}"] * bool((empty > 0).any()),
+        *[sentence("inexact")] * bool((inexact > 0).any()),
+    ]
 
 
 def compared_level(levels: Iterable[float]) -> float:
@@ -160,31 +148,19 @@ def compared_level(levels: Iterable[float]) -> float:
     return min(sorted(set(levels)), key=lambda level: abs(level - COMPARED_AT))
 
 
-def _column(results: Results, statistic: str) -> Column:
-    """Return the column of a statistic of certificates, in nats."""
-
-    def text(rule: str, value: float, optimistic: float) -> str:
-        return certificate_text(value, optimistic, results.rules[rule].ceiling)
-
-    of = ("rule", "value", "optimistic")
-    return Column(STATISTICS[statistic], text, of, {"statistic": statistic}, published=_printed)
-
-
-def _run(row: Row) -> str:
-    return run_text(row["value"], row["optimistic"], censored_ends(row))
-
-
-def _run_interval(row: Row) -> str:
-    low, high = row["ci_low"], row["ci_high"]
-    return interval_text(row["value"], row["optimistic"], low, high, censored_ends(row))
-
-
 def _in_table4(rule: Rule) -> bool:
     return type(rule) is TopMAdditive and rule.convention == "rank"
 
 
-def _data(results: Results, rules: Sequence[Rule], statistics: Iterable[str]) -> pd.DataFrame:
-    """Return the tidy certificates of some rules beside the published ones."""
+def _table(
+    results: Results,
+    name: str,
+    rules: Sequence[Rule],
+    statistics: Iterable[str],
+    columns: Sequence[Column] = (),
+    order: Any = None,
+) -> Table:
+    """Return a table of statistics of certificates beside the published ones."""
     rows = [
         results.row(target, rule.label, statistic) | {"published": printed(target, rule, statistic)}
         for target in results.targets
@@ -192,16 +168,13 @@ def _data(results: Results, rules: Sequence[Rule], statistics: Iterable[str]) ->
         for statistic in statistics
     ]
     data = pd.DataFrame(rows)
-    counted = any(rule.undefined_means for rule in rules)
-    return data if counted else data.drop(columns="undefined")
-
-
-def _notes(data: pd.DataFrame, meaning: str = "empty_in_statistics") -> list[str]:
-    return [*coverage_notes(data["empty"], data["inexact"], meaning), *few_notes(data["prompts"])]
-
-
-def _printed(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3f}"
+    if not any(rule.undefined_means for rule in rules):
+        data = data.drop(columns="undefined")
+    known = [results.rules[label] for label in data["rule"]]
+    told = pd.DataFrame([{**rule.parameters, "ceiling": rule.ceiling} for rule in known])
+    shown = data.join(told.reindex(columns=["ceiling", "m", "t"]))
+    notes = coverage_notes(data["empty"], data["inexact"], "empty_in_statistics")
+    return results.table(name, data, columns, notes, order, shown)
 
 
 def _shown(results: Results) -> list[str]:

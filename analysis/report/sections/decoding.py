@@ -6,9 +6,7 @@ What depends on the clock is in `decoding_speed`. The figure of ratios follows F
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -18,10 +16,9 @@ from ...decoding import metrics as decoding
 from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...statistics.bootstrap import Floats, few
-from ..notes import few_notes
-from ..records import Column, Figure, Part, Table, by_method, worded
+from ..records import Column, Figure, Part, Table, worded
 from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
-from ..text import UNDEFINED, digits_text, number_text, share_text
+from ..text import few_notes, share_text
 from .decoding_trees import Statistics, of_targets, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
@@ -47,15 +44,6 @@ def decoding_part(
     return Part(title, shown, says)
 
 
-def length_text(gamma: float) -> str:
-    """Return a draft length as printed."""
-    return str(int(gamma)) if gamma else UNDEFINED
-
-
-SETTING = [Column("γ", length_text, "draft_length"), Column("T", "{:g}".format, "temperature")]
-RATE = partial(number_text, digits=3)
-
-
 def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table:
     """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
     frames = [
@@ -65,26 +53,11 @@ def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Tabl
         .assign(prompts=one.prompts, few_prompts=few(one.prompts))
         for one in decoded
     ]
-    columns = [
-        *SETTING,
-        Column("a", RATE, "rate"),
-        Column("drafted", number_text, "drafted_per_call"),
-        Column("τ", number_text, "tokens_per_call"),
-        Column(
-            "closed form",
-            lambda value, gamma: number_text(value if gamma else math.nan),
-            ("closed_form", "draft_length"),
-        ),
-        Column("agreement", share_text, "agreement"),
-        Column("given up", digits_text, "given_up"),
-        Column("length", number_text, "length_ratio"),
-        Column("cut", share_text, "cut"),
-        Column("calls", RATE, "calls_finished"),
-    ]
+    data = of_targets(decoded, frames)
     return Table(
         **worded("decoding_acceptance", confidence=f"{100 * statistics[1]:g} %"),
-        **by_method(columns),
-        data=of_targets(decoded, frames),
+        data=data,
+        shown=data.assign(closed_form=data["closed_form"].where(data["draft_length"] > 0)),
         notes=few_notes(one.prompts for one in decoded),
     )
 
@@ -99,18 +72,7 @@ def partings_table(decoded: Sequence[Decoded]) -> Table | None:
     shown = of_targets(decoded, counts)
     if shown.empty:
         return None
-    columns = [
-        SETTING[0],
-        Column("answers", str, "answers"),
-        Column("differ", "{:.0f}".format, "size"),
-        Column("largest gap", number_text, "max"),
-    ]
-    return Table(
-        **worded("decoding_partings"),
-        **by_method(columns),
-        data=of_targets(decoded, frames),
-        shown=shown,
-    )
+    return Table(**worded("decoding_partings"), data=of_targets(decoded, frames), shown=shown)
 
 
 def rates_table(decoded: Sequence[Decoded]) -> Table:
@@ -124,8 +86,7 @@ def rates_table(decoded: Sequence[Decoded]) -> Table:
         Column(str(place), share_text, "rate", {"place": place}, above="place in the draft")
         for place in sorted(data["place"].unique())
     ]
-    layout = by_method([*SETTING, *places]) | {"row": ("method", "run")}
-    return Table(**worded("decoding_rates"), **layout, data=data)
+    return Table(**worded("decoding_rates", more=places), data=data)
 
 
 @styled

@@ -9,9 +9,8 @@ threshold `theta` of MARS.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import cycle
 
 import pandas as pd
@@ -19,11 +18,9 @@ import pandas as pd
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
 from ...statistics.bootstrap import few
-from ..notes import few_notes
-from ..records import Column, Figure, Part, Table, by_method, worded
+from ..records import Column, Figure, Part, Table, worded
 from ..style import GREY, LINES, POINTS, grid, legend, percent, reach, styled
-from ..text import UNDEFINED, number_text, share_text
-from .decoding import RATE, SETTING, length_text
+from ..text import few_notes, number_text, share_text, times_text
 from .decoding_trees import of_targets
 
 Speeds = Sequence[pd.DataFrame]
@@ -39,17 +36,6 @@ def speed_part(title: str, decoded: Sequence[Decoded], speeds: Speeds, says: Seq
         thresholds_figure(decoded, speeds),
     ]
     return Part(f"{title}: speed", shown, says, timed=True)
-
-
-def _times(value: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a speedup as printed, with its interval where one is given."""
-    if math.isnan(value):
-        return UNDEFINED
-    return f"{value:.2f}×" + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
-
-
-def _milliseconds(value: float) -> str:
-    return number_text(1000 * value)
 
 
 def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
@@ -70,14 +56,14 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         column
         for source in (*sources, "all")
         for column in (
-            Column("speedup", _times, ("speedup", "ci_low", "ci_high"), {"source": source}, source),
+            Column(
+                "speedup", times_text, ("speedup", "ci_low", "ci_high"), {"source": source}, source
+            ),
             Column("τ", number_text, "tau", {"source": source}, source),
         )
     ]
-    layout = by_method([*SETTING, *columns]) | {"row": ("method", "run")}
     return Table(
-        **worded("decoding_comparison"),
-        **layout,
+        **worded("decoding_comparison", more=columns),
         data=pd.concat(frames, ignore_index=True),
         notes=few_notes(one.prompts for one in decoded),
     )
@@ -103,28 +89,7 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         best = predicted.draft_lengths(one, table).set_index(["method", "temperature"])
         lengths = best["predicted"].rename("best_length")
         frames.append(table.join(lengths, on=["method", "temperature"]))
-    columns = [
-        *SETTING,
-        Column("tokens/s", partial(number_text, digits=1), "tokens_per_second"),
-        Column("Spec-Bench", _times, "spec_bench_speedup"),
-        Column("first", _milliseconds, "first_token", above="milliseconds"),
-        Column("a token", _milliseconds, "tpot", above="milliseconds"),
-        Column("speedup", _times, ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")),
-        Column(
-            "finished", _times, ("seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high")
-        ),
-        *(
-            Column(name, _milliseconds, f"c_{name}", above="a call, milliseconds")
-            for name in ("draft", "verify", "other")
-        ),
-        Column("ρ", RATE, "rho"),
-        Column("verify/c_p", number_text, "verify_ratio"),
-        Column("predicted", _times, "predicted", above="speedup"),
-        Column("best γ", partial(number_text, digits=0), "best_length"),
-        Column("MiB", lambda value: number_text(value / 2**20, 1), "memory"),
-    ]
-    data = of_targets(decoded, frames)
-    return Table(**worded("decoding_speed"), **by_method(columns), data=data)
+    return Table(**worded("decoding_speed"), data=of_targets(decoded, frames))
 
 
 def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
@@ -140,24 +105,21 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | Non
     data = pd.concat(
         [group.assign(section=title) for title, group in groups.items()], ignore_index=True
     )
-    effects: dict[str, Callable[..., str]] = {
-        "speedup": _times,
-        "τ": number_text,
-        "agreement": share_text,
+    effects = {
+        "speedup": (times_text, "speedup"),
+        "τ": (number_text, "tokens_per_call"),
+        "agreement": (share_text, "agreement"),
     }
-    of = {"τ": "tokens_per_call"}
+    columns = [
+        Column(name, text, of, {"temperature": t}, above=f"T = {t:g}")
+        for t in sorted(data["temperature"].unique())
+        for name, (text, of) in effects.items()
+    ]
     return Table(
-        **worded("decoding_temperature"),
+        **worded("decoding_temperature", more=columns),
         data=data,
         shown=data.sort_values("draft_length", kind="stable"),
-        row="draft_length",
-        section="section",
         names={gamma: f"γ = {gamma}" for gamma in data["draft_length"].unique()},
-        columns=[
-            Column(name, text, of.get(name, name), {"temperature": t}, above=f"T = {t:g}")
-            for t in sorted(data["temperature"].unique())
-            for name, text in effects.items()
-        ],
     )
 
 
@@ -174,29 +136,11 @@ def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
         found = speed.break_even_by_batch(one, float(longest["rate"]))
         frames.append(found.assign(method=longest["method"], temperature=longest["temperature"]))
     method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
+    data = of_targets(decoded, frames)
     return Table(
         **worded("decoding_batches", most=most, method=method),
-        data=of_targets(decoded, frames),
-        row="batch",
-        section="target",
-        stub="Texts",
-        columns=[
-            Column(
-                "c(1), ms", lambda value: number_text(1e3 * value, 1), "seconds", above="passes"
-            ),
-            Column("ρ", RATE, "rho", above="passes"),
-            Column(f"c({most})/c(1)", number_text, "verify_ratio", above="passes"),
-            Column("a", RATE, "break_even", above="break-even"),
-            Column("at γ", length_text, "at_length", above="break-even"),
-            Column("a", RATE, "rate", above="this drafter"),
-            Column("best γ", length_text, "draft_length", above="this drafter"),
-            Column(
-                "speedup",
-                lambda value, gamma: _times(value if gamma else math.nan),
-                ("speedup", "draft_length"),
-                above="this drafter",
-            ),
-        ],
+        data=data,
+        shown=data.assign(speedup=data["speedup"].where(data["draft_length"] > 0)),
     )
 
 

@@ -7,7 +7,7 @@ temperature a row of tokens a call, and one of what a further drafted token adds
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,14 +19,15 @@ from ...decoding.trees import SHAPES, rates, tree_runs
 from ...trees.bounds import least_residual_upper, residual_upper
 from ...trees.optimal import best_trees
 from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
-from ..records import Column, Figure, Table, by_method, worded
-from ..style import BLACK, GREY, LINES, POINTS, grid, legend, reach, styled
-from ..text import UNDEFINED, number_text, share_text
+from ..records import Figure, Table, worded
+from ..style import GREY, LINES, POINTS, grid, legend, reach, styled
 
 Statistics = tuple[int, float, int]  # resamples, confidence, seed
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=True)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
+QUANTITIES = {"tokens": "tokens a call", "added": "added by a token (log scale)"}
+COLUMNS = ["curve", "of", "drafted", "value", "ci_low", "ci_high"]
 DASHES = {FIXED: (0, (1, 1)), LEAST: (0, ())}
 
 
@@ -35,18 +36,7 @@ def trees_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table | N
     data = of_targets(decoded, [_trees(one, statistics) for one in decoded])
     if data.empty:
         return None
-    columns = [
-        Column("T", "{:g}".format, "temperature"),
-        Column("nodes", str, "nodes"),
-        Column("levels", str, "levels"),
-        Column("measured", _interval, ("tokens_per_call", "ci_low", "ci_high"), above="τ"),
-        Column("predicted", number_text, "predicted", above="τ"),
-        Column("bound", number_text, "bound", above="τ"),
-        Column("first", share_text, "first_level", above="levels"),
-        Column("later", share_text, "later_levels", above="levels"),
-        Column("R", str, "acceptance"),
-    ]
-    return Table(**worded("decoding_trees"), **by_method(columns), data=data)
+    return Table(**worded("decoding_trees"), data=data)
 
 
 def of_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -55,10 +45,6 @@ def of_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd
         [frame.assign(target=one.target) for one, frame in zip(decoded, frames, strict=True)],
         ignore_index=True,
     )
-
-
-def _interval(value: float, low: float, high: float) -> str:
-    return UNDEFINED if math.isnan(value) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _trees(one: Decoded, statistics: Statistics) -> pd.DataFrame:
@@ -144,72 +130,60 @@ def trees_figure(decoded: Sequence[Decoded], statistics: Statistics) -> Figure |
                 axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             found = rates(one, table, group)
             if len(found):
-                largest = int(mine["nodes"].max())
-                curves = predicted_curves(found, largest), bound_curves(found, largest)
-                parts += [part.assign(quantity="tokens", group=group)
-                          for part in _draw_tokens(pair[0], mine, *curves)]  # fmt: skip
-                parts += [part.assign(quantity="added", group=group)
-                          for part in _draw_added(pair[1], mine, *curves)]  # fmt: skip
+                drawn = _curves(mine, found)
+                for axis, quantity in zip(pair, QUANTITIES, strict=True):
+                    part = drawn[drawn["quantity"] == quantity]
+                    _draw(axis, part)
+                    axis.set_ylabel(QUANTITIES[quantity])
+                    parts.append(part.assign(group=group))
+                least = drawn.query("quantity == 'tokens' and curve == @LEAST")["value"]
+                top = np.nanmax([mine["ci_high"].max(), *least])
+                pair[0].set_ylim(0.9, 1.15 * top)
+                pair[1].set_yscale("log")
         frames.append(pd.concat(parts, ignore_index=True))
     legend(drawing, axes.flat, columns=3)
     data = of_targets(decoded, frames)
     return Figure(**worded("decoding_trees_figure"), data=data, drawing=drawing)
 
 
-def _draw_tokens(
-    axis: Axes, mine: pd.DataFrame, predicted: Mapping[str, Curve], bounds: Mapping[str, Curve]
-) -> list[pd.DataFrame]:
-    """Draw tokens a call over drafted tokens; return the numbers drawn."""
-    parts = []
-    for name, (k, tokens) in bounds.items():
-        axis.plot(k, tokens, color=GREY, linestyle=DASHES[name], label=name)
-        parts.append(_part(name, "bound", k, tokens))
-    for name, (k, tokens) in predicted.items():
-        axis.plot(k, tokens, color=COLOURS[name], linestyle=":")
-        parts.append(_part(name, "predicted", k, tokens))
-    for shown, shape in mine.groupby("shape", sort=False):
-        name, shape = str(shown), shape.sort_values("nodes")
-        value, ends = shape["tokens_per_call"], shape[["ci_low", "ci_high"]]
-        axis.errorbar(
-            shape["nodes"],
-            value,
-            reach(value, ends["ci_low"], ends["ci_high"]),
-            color=COLOURS[name],
-            **POINTS,
-            elinewidth=0.7,
-            linewidth=0.6,
-            label=name,
-        )
-        part = _part(name, "measured", shape["nodes"], value)
-        parts.append(part.assign(ci_low=ends["ci_low"].array, ci_high=ends["ci_high"].array))
-    top = np.nanmax([mine["ci_high"].max(), *bounds[LEAST][1]])
-    axis.set_ylim(0.9, 1.15 * top)
-    axis.set_ylabel("tokens a call")
-    return parts
+def _curves(mine: pd.DataFrame, found: Floats) -> pd.DataFrame:
+    """Return what is drawn of one law: quantity, curve, of, drafted, value, ci_low, ci_high."""
+    largest = int(mine["nodes"].max())
+    parts = [
+        pd.DataFrame({"curve": name, "of": of, "drafted": k, "value": tokens})
+        for of, curves in (("bound", bound_curves), ("predicted", predicted_curves))
+        for name, (k, tokens) in curves(found, largest).items()
+    ]
+    columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
+    measured = mine.rename(columns=columns).assign(of="measured")[COLUMNS]
+    parts += [one.sort_values("drafted") for _, one in measured.groupby("curve", sort=False)]
+    added = []
+    for part in parts:
+        once = part.drop_duplicates("drafted")
+        if once["curve"].iloc[0] != LEAST:
+            first = None if once["curve"].iloc[0] == FIXED else 1.0
+            k, gain = marginal(*once[["drafted", "value"]].to_numpy(np.float64).T, first)
+            added.append(
+                pd.DataFrame({**once.iloc[0][["curve", "of"]], "drafted": k, "value": gain})
+            )
+    return pd.concat([
+        pd.concat(of).assign(quantity=name)
+        for name, of in zip(QUANTITIES, (parts, added), strict=True)
+    ])  # fmt: skip
 
 
-def _draw_added(
-    axis: Axes, mine: pd.DataFrame, predicted: Mapping[str, Curve], bounds: Mapping[str, Curve]
-) -> list[pd.DataFrame]:
-    """Draw what one more drafted token adds; return the numbers drawn."""
-    parts = []
-    for name, (k, tokens) in predicted.items():
-        at, gain = marginal(k, tokens, first=1.0)
-        axis.plot(at, gain, color=COLOURS[name], linestyle=":")
-        parts.append(_part(name, "predicted", at, gain))
-    if FIXED in bounds:
-        at, gain = marginal(*bounds[FIXED])
-        axis.plot(at, gain, color=BLACK, linestyle=DASHES[FIXED], label=FIXED)
-        parts.append(_part(FIXED, "bound", at, gain))
-    for shown, shape in mine.groupby("shape", sort=False):
-        name, shape = str(shown), shape.sort_values("nodes").drop_duplicates("nodes")
-        tokens = shape["tokens_per_call"].to_numpy()
-        at, gain = marginal(shape["nodes"].to_numpy(dtype=np.float64), tokens, first=1.0)
-        axis.plot(at, gain, color=COLOURS[name], **POINTS, linewidth=0.6, label=name)
-        parts.append(_part(name, "measured", at, gain))
-    axis.set_yscale("log")
-    axis.set_ylabel("added by a token (log scale)")
-    return parts
+def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
+    """Draw tokens a call, or what one more drafted token adds, over drafted tokens."""
+    for (name, of), part in drawn.groupby(["curve", "of"], sort=False):
+        if of == "measured":
+            ends = reach(part["value"], part["ci_low"], part["ci_high"])
+            style = {**POINTS, "color": COLOURS[name], "linewidth": 0.6, "label": name}
+            axis.errorbar(part["drafted"], part["value"], ends, **style, elinewidth=0.7)
+        elif of == "bound":
+            style = {"color": GREY, "linestyle": DASHES[name], "label": name}
+            axis.plot(part["drafted"], part["value"], **style)
+        else:
+            axis.plot(part["drafted"], part["value"], color=COLOURS[name], linestyle=":")
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
@@ -229,8 +203,3 @@ def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
 def _curve(points: Sequence[tuple[int, float]]) -> Curve:
     k, tokens = np.array(points, dtype=np.float64).T
     return k, tokens
-
-
-def _part(name: str, of: str, k: object, values: object) -> pd.DataFrame:
-    drawn = {"drafted": np.asarray(k), "value": np.asarray(values)}
-    return pd.DataFrame({"curve": name, "of": of, **drawn})

@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
-from ..measured import Certified, Panels, survival_band
+from ..measured import Certified, survival_band
 from ..records import Figure, worded
 from ..style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, rule_colour, styled
 
@@ -58,7 +58,7 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 
 @styled
 def survival_figure(
-    name: str, panels: Panels, bootstraps: Mapping[str, PromptBootstrap]
+    name: str, panels: Mapping[str, Certified], bootstraps: Mapping[str, PromptBootstrap]
 ) -> Figure | None:
     """Draw the share of steps whose certificate exceeds eps: Figures 2 to 5.
 
@@ -75,10 +75,10 @@ def survival_figure(
         The figure; None where the study has no rule of the family.
     """
     chosen = {
-        target: [item for item in items if type(item.rule) in (StrictGreedy, SHOWN[name])]
+        target: {rule: x for rule, x in items.items() if type(rule) in (StrictGreedy, SHOWN[name])}
         for target, items in panels.items()
     }
-    rules = [item.rule for items in chosen.values() for item in items]
+    rules = [rule for items in chosen.values() for rule in items]
     if SHOWN[name] not in map(type, rules):
         return None
     limit = 1.06 * max(rule.ceiling for rule in rules)
@@ -89,7 +89,7 @@ def survival_figure(
     for axis, (target, items) in zip(axes, chosen.items(), strict=True):
         found = _curves(axis, items, bootstraps[target], limit)
         frames += [frame.assign(target=target) for frame in found]
-        _ceilings(axis, [item.rule for item in items])
+        _ceilings(axis, list(items))
         axis.set_xlim(0, limit)
         axis.set_ylim(0, 1.02)
         percent(axis, "y")
@@ -119,23 +119,23 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list
 
 
 def _curves(
-    axis: Axes, items: Sequence[Certified], bootstrap: PromptBootstrap, limit: float
+    axis: Axes, items: Certified, bootstrap: PromptBootstrap, limit: float
 ) -> list[pd.DataFrame]:
     """Draw the survival curve of each rule and its interval over prompts."""
     grid = np.linspace(0, limit, GRID_POINTS)
     dashes = itertools.cycle(dash for _, dash in LINES)
     frames = []
-    for item in items:
-        reference = item.rule == StrictGreedy() and len(items) > 1
+    for rule, (lower, upper) in items.items():
+        reference = rule == StrictGreedy() and len(items) > 1
         style = REFERENCE if reference else {"linestyle": next(dashes)}
-        style = {"color": rule_colour(item.rule.label), **style}
-        share, possible = share_above(item.lower, grid), share_above(item.upper, grid)
-        axis.plot(grid, share, label=item.rule.title, **style)
-        low = survival_band(item.lower, grid, bootstrap)[0]
-        high = survival_band(item.upper, grid, bootstrap)[1]
-        axis.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        curve = {"rule": item.rule.label, "eps": grid, "share": share, "optimistic": possible}
-        frames.append(pd.DataFrame(curve | {"ci_low": low, "ci_high": high}))
+        style = {"color": rule_colour(rule.label), **style}
+        share, possible = share_above(lower, grid), share_above(upper, grid)
+        axis.plot(grid, share, label=rule.title, **style)
+        least = survival_band(lower, grid, bootstrap)[0]
+        most = survival_band(upper, grid, bootstrap)[1]
+        axis.fill_between(grid, least, most, color=style["color"], alpha=0.18, linewidth=0)
+        curve = {"rule": rule.label, "eps": grid, "share": share, "optimistic": possible}
+        frames.append(pd.DataFrame(curve | {"ci_low": least, "ci_high": most}))
     return frames
 
 

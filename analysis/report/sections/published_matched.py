@@ -15,10 +15,10 @@ import pandas as pd
 
 from ...rules import Rule
 from ...statistics.bootstrap import Floats, point_statistics
-from ..notes import few_notes
+from ..measured import Results
 from ..published import CAP, P5_RULES, PAPERS, RUNS, STATISTICS, TABLE2, printed, printed_rows
-from ..records import Column, Part, Results, Table, across, select, worded
-from ..text import digits_text, number_text, range_text, run_text
+from ..records import Column, Part, Table, across, select, worded
+from ..text import digits_text, few_notes, number_text, range_text, run_text
 
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
 DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # that a table of the paper prints
@@ -168,19 +168,7 @@ def verdict_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
                 f"{pair}: {match.temperature:g} is an end of distributions.temperatures: one "
                 "beyond may be nearer."
             )
-    outside = "outside, of all"
-    return Table(
-        **worded("published_verdict"),
-        data=pd.DataFrame(rows),
-        row="pair",
-        stub="Pair",
-        columns=[
-            Column("temperature", "{:g}".format, "temperature"),
-            Column("p0", str, "p0", above=outside),
-            *(Column(_named(table), str, table, above=outside) for table in DIGITS),
-        ],
-        notes=notes,
-    )
+    return Table(**worded("published_verdict"), data=pd.DataFrame(rows), notes=notes)
 
 
 def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
@@ -201,20 +189,15 @@ def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
     limits = ("matched", "matched_optimistic", "ci_low", "ci_high")
     columns = [
         Column("matched", _matched, ("table", *limits)),
-        Column("published", _printed_text, ("table", "published")),
+        Column("published", _printed_text, ("table", "theirs")),
         Column("difference", _difference, ("table", "difference", "outside")),
     ]
+    own_column = Column("ours", _number, ("table", "value", "optimistic"), {"paper": PAPERS[0]})
+    shown = compared.assign(heading=headings, line=lines).rename(columns={"published": "theirs"})
     return Table(
-        **worded("published"),
+        **worded("published", more=[own_column, *across(PAPERS, columns, key="paper")]),
         data=compared,
-        shown=compared.assign(heading=headings, line=lines),
-        row="line",
-        section="heading",
-        stub="Row",
-        columns=[
-            Column("ours", _number, ("table", "value", "optimistic"), {"paper": PAPERS[0]}),
-            *across(PAPERS, columns, key="paper"),
-        ],
+        shown=shown,
         notes=few_notes(
             prompts for match in matches for prompts in match.results["top"]["prompts"]
         ),

@@ -1,7 +1,7 @@
-"""Writes tables, figures, numbers and one page that shows them.
+"""Writes tables, figures and one page that shows them.
 
 Files: ``index.html``, the page; ``tables.html``, all tables and figures, with links to the others;
-``numbers.tex``, the numbers of Tables 1 to 7 as LaTeX macros; ``tables/*.csv`` and ``.tex``,
+``tables/*.csv`` and ``.tex``,
 ``figures/*.pdf``, ``.png`` and ``.csv``, the numbers drawn. They hold no date and no path.
 ``timings/`` holds what depends on the clock.
 """
@@ -19,9 +19,9 @@ from analysis.decoding.answers import accuracy
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
-from analysis.report.measured import Target
-from analysis.report.records import Figure, Part, Results, Table, together
-from analysis.report.render import files, macros, names
+from analysis.report.measured import Results, Target
+from analysis.report.records import Figure, Part, Table, together, worded
+from analysis.report.render import files, names
 from analysis.report.sections.acceptance import acceptance_part
 from analysis.report.sections.accuracy import accuracy_parts
 from analysis.report.sections.bounds import bounds_table, determined_table
@@ -53,7 +53,7 @@ from pipeline.stages.report.inputs import (
     read_results,
     read_target,
 )
-from pipeline.stages.report.page.build import page_files
+from pipeline.stages.report.page import page_files
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.decoded import read_answered, read_decoded, thetas
 from pipeline.store.node import Node
@@ -90,7 +90,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
                 (part, item, pool.submit(files, item) if isinstance(item, Figure) else None)
                 for item in part.shown
             ]
-        made = {"numbers.tex": macros(results).encode()}
+        made = {}
         with progress_bar(len(begun), "table or figure", f"report {study}") as bar:
             for part, item, drawn in begun:
                 note = config.get("note", "")
@@ -136,7 +136,9 @@ def parts_of(
     if results.drafter:
         sampling = sources[0]["distributions"][0].record["config"]
         sampled = "logged" in results or results.facts["sampled"] is not None
-        yield acceptance_part(results, [] if sampled else [setups.sampling_left_out(sampling)])
+        yield acceptance_part(
+            results, [] if sampled else [worded("left_out", **sampling)["sampling"]]
+        )
     if decoded:
         found = [mine["decoding"][0] for mine in sources]
         title = f"How it decodes with {config['drafter']}"
@@ -188,12 +190,11 @@ def certificates_part(
 
 def categories_table(node: Node, targets: Sequence[Target], results: Results) -> Table:
     """Return the table by category of the prompts."""
-    items = targets[0].certificates
-    rule = next((item.rule for item in items if item.rule == StrictGreedy()), items[0].rule)
+    rules = list(targets[0].certificates)
+    rule = StrictGreedy() if StrictGreedy() in rules else rules[0]
     eps = compared_level(results["runs"]["eps"])
     frames = {}
     for target in targets:
-        certified = next(item for item in target.certificates if item.rule == rule)
         means: dict[str, Any] = {"p0": target.top[1], "repeated": target.repeated}
         if target.draft is not None:
             means["kl"] = target.draft["kl"].to_numpy()
@@ -201,7 +202,7 @@ def categories_table(node: Node, targets: Sequence[Target], results: Results) ->
         categories = [category for *_, category in target.prompts]
         seed = node.config["statistics_seed"]
         frames[target.label] = category_statistics(
-            categories, certified, means, eps, target.bootstrap, seed
+            categories, rule, target.certificates[rule], means, eps, target.bootstrap, seed
         )
     return category_table(together(frames), rule, eps)
 

@@ -13,9 +13,9 @@ import pandas as pd
 from analysis.acceptance.realised import judge
 from analysis.certificates.certify import certify
 from analysis.page.steps import CANDIDATES, DIVERGENCES
-from analysis.report.measured import Certified, Target, certificate_statistics, top_statistics
+from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
-from analysis.report.records import Results, together
+from analysis.report.records import together
 from analysis.report.sections.bounds import RuleSteps, has_closed_form
 from analysis.report.sections.published_matched import RULES, Match, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree, build
@@ -70,10 +70,10 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
-    certificates = []
+    certificates = {}
     for rule, artifact in zip(rules, sources["certificates"], strict=True):
         table = artifact.read(columns=["lower", "upper"])
-        certificates.append(Certified(rule, table["lower"].to_numpy(), table["upper"].to_numpy()))
+        certificates[rule] = table["lower"].to_numpy(), table["upper"].to_numpy()
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
@@ -114,7 +114,7 @@ def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
     """Return a target with its drafter judged step by step, by certificates in a divergence."""
     assert target.draft is not None
     steps, distance = distributions.read_steps(sources["drafts"][0]), target.draft[divergence]
-    found = judge(steps, list(target.lower), divergence, distance.to_numpy())
+    found = judge(steps, list(target.certificates), divergence, distance.to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
     return replace(target, judged=judged, divergence=divergence)
 
@@ -126,30 +126,14 @@ def temperature_of(sources: Upstream) -> float:
 
 def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstream]) -> Results:
     """Compute the statistics of every target, and read those of a drafter where there is one."""
-    frames = {
-        "top": joined([top_statistics(t.label, t.top, t.bootstrap) for t in targets]),
-        "certificates": joined(
-            [
-                certificate_statistics(
-                    t.label,
-                    item.rule,
-                    item.lower,
-                    item.upper,
-                    t.bootstrap,
-                    t.undefined.get(item.rule.label, math.nan),
-                )
-                for t in targets
-                for item in t.certificates
-            ]
-        ),
-    }
+    frames = frames_of(targets)
 
     def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
         pairs = zip(targets, sources, strict=True)
         return together({t.label: mine[stage][0].read(name).to_pandas() for t, mine in pairs})
 
     frames["runs"] = of_stage("run_lengths")
-    rules = {item.rule.label: item.rule for item in targets[0].certificates}
+    rules = {rule.label: rule for rule in targets[0].certificates}
     facts: dict[str, Any] = {}
     found = sources[0].get("acceptance")
     if found and "logged" in found[0].record["config"]:
@@ -161,6 +145,21 @@ def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstre
         rules |= {rule.label: rule for rule in rules_of(found[0])}
     drafter = node.config["drafter"] if found else ""
     return Results([t.label for t in targets], rules, frames, drafter, facts)
+
+
+def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
+    """Return the statistics of the targets' probabilities and certificates."""
+    certified = [
+        certificate_statistics(
+            t.label, rule, *ends, t.bootstrap, t.undefined.get(rule.label, math.nan)
+        )
+        for t in targets
+        for rule, ends in t.certificates.items()
+    ]
+    return {
+        "top": joined([top_statistics(t.label, t.top, t.bootstrap) for t in targets]),
+        "certificates": joined(certified),
+    }
 
 
 def rules_of(acceptance: Artifact) -> list[Rule]:
@@ -183,21 +182,22 @@ def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
     """
     (dump,) = sources["distributions"]
     chosen = [
-        (item, artifact)
-        for item, artifact in zip(target.certificates, sources["certificates"], strict=True)
-        if has_closed_form(item.rule)
+        (rule, artifact)
+        for rule, artifact in zip(target.certificates, sources["certificates"], strict=True)
+        if has_closed_form(rule)
     ]
     if not chosen or "log_prob_error" in dump.record["facts"]:
         return []
     frames = []
-    for item, artifact in chosen:
+    for rule, artifact in chosen:
         table = artifact.read(columns=["active_size", "accepted_count"]).to_pandas()
-        known = (item.lower == item.upper) & np.isfinite(item.upper)
+        lower, upper = target.certificates[rule]
+        known = (lower == upper) & np.isfinite(upper)
         # the token whose tie is a rejection, by its rank from 0; -1 where it is unknown
         first = table["accepted_count"].fillna(-1).to_numpy(dtype=np.intp)
-        if isinstance(item.rule, Tree):
-            first = np.full(len(table), item.rule.m)
-        frames.append(table.assign(certificate=np.where(known, item.lower, np.nan), first=first))
+        if isinstance(rule, Tree):
+            first = np.full(len(table), rule.m)
+        frames.append(table.assign(certificate=np.where(known, lower, np.nan), first=first))
     p0, b, theta = [], [], []
     begun = 0
     for _, dist in distributions.chunks(dump, temperature_of(sources)):
@@ -205,11 +205,11 @@ def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
         begun = steps.stop
         p0.append(dist.top_probability)
         b.append([probability(dist, frame["first"].to_numpy()[steps]) for frame in frames])
-        theta.append([threshold(dist, item.rule) for item, _ in chosen])
+        theta.append([threshold(dist, rule) for rule, _ in chosen])
     columns = zip(np.concatenate(b, axis=1), np.concatenate(theta, axis=1), strict=True)
     return [
-        (item.rule, frame.assign(p0=np.concatenate(p0), b=rejected, theta=least))
-        for (item, _), frame, (rejected, least) in zip(chosen, frames, columns, strict=True)
+        (rule, frame.assign(p0=np.concatenate(p0), b=rejected, theta=least))
+        for (rule, _), frame, (rejected, least) in zip(chosen, frames, columns, strict=True)
     ]
 
 
@@ -247,7 +247,7 @@ def measure_at(target: Target, dump: Artifact, temperature: float) -> Results:
 
     The rules are those that the paper has numbers of; run lengths are of those of Table 2.
     """
-    rules = [rule for rule in RULES if rule in target.lower]
+    rules = [rule for rule in RULES if rule in target.certificates]
     ranks = list(target.top)
     top, lower, upper = [], [], []
     for _, dist in distributions.chunks(dump, temperature):
@@ -256,23 +256,21 @@ def measure_at(target: Target, dump: Artifact, temperature: float) -> Results:
             found = certify(dist, rules)
             lower.append(found.lower)
             upper.append(found.upper)
-    label, bootstrap = target.label, target.bootstrap
-    trajectories = Trajectories(np.append(0, np.cumsum(bootstrap.steps)[:-1]), bootstrap.prompts)
-    certificates, runs = [], []
-    for at, rule in enumerate(rules):
-        low, high = (np.concatenate([part[:, at] for part in parts]) for parts in (lower, upper))
-        certificates.append(certificate_statistics(label, rule, low, high, bootstrap))
-        if rule in TABLE2:
-            frame = run_lengths(low, high, EPS, trajectories, bootstrap)
-            runs.append(frame.assign(target=label, rule=rule.label))
-    return Results(
-        [label],
-        {rule.label: rule for rule in rules},
-        {
-            "top": top_statistics(
-                label, dict(zip(ranks, np.concatenate(top).T.copy(), strict=True)), bootstrap
-            ),
-            "certificates": joined(certificates),
-            "runs": joined(runs),
-        },
+    ends = zip(*(np.concatenate(parts).T.copy() for parts in (lower, upper) if parts), strict=True)
+    matched = replace(
+        target,
+        certificates=dict(zip(rules, ends, strict=True)),
+        top=dict(zip(ranks, np.concatenate(top).T.copy(), strict=True)),
+        undefined={},
     )
+    begins = np.append(0, np.cumsum(target.bootstrap.steps)[:-1])
+    trajectories = Trajectories(begins, target.bootstrap.prompts)
+    runs = [
+        run_lengths(*both, EPS, trajectories, target.bootstrap).assign(
+            target=target.label, rule=rule.label
+        )
+        for rule, both in matched.certificates.items()
+        if rule in TABLE2
+    ]
+    named = {rule.label: rule for rule in rules}
+    return Results([target.label], named, frames_of([matched]) | {"runs": joined(runs)})

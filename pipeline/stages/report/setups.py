@@ -1,9 +1,9 @@
-"""How the numbers were made: settings and facts from the records of artifacts, and sentences."""
+"""How the numbers were made, in words: from the records of artifacts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -15,25 +15,33 @@ from analysis.report.published import PAPERS
 from analysis.report.records import worded
 from analysis.report.text import number_text, share_text
 from analysis.statistics.trajectories import LENGTH
-from pipeline.stages.report.inputs import Upstream, temperature_of
+from pipeline.stages.report.inputs import Upstream
 from pipeline.store.artifacts import Artifact
 
-FACTS = {  # of each stage those that the clock and the device do not decide
-    "prompts": ("excluded",),
-    "distributions": (
-        *("vocab_size", "k", "origin", "log", "answers", "excluded", "values", "token_ids"),
-        "log_prob_error",
-    ),
-    "drafts": (
-        *("vocab_size", "k", "drift", "largest_mass_left_out", "log", "excluded", "draft_k"),
-        "draft_log_prob_error",
-    ),
-    "acceptance": (
-        *("steps", "rules", "certified", "violations", "tightest_rejected", "tightest_certified"),
-        *("mean_kl", "median_kl"),
-    ),
+WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
+    "distributions.model.hub": "model",
+    "distributions.model.commit": "its commit",
+    "distributions.model.content": "model, digest of its files",
+    "distributions.model.gguf": "model, digest of its GGUF file",
+    "distributions.model.dtype": "weights",
+    "distributions.model.head_dtype": "final projection",
+    "distributions.log": "log of the target",
+    "distributions.log_prob_error": "its log-probabilities are off by at most, nats",
+    "prompts.min_tokens": "tokens of a prompt, at least",
+    "prompts.max_tokens": "tokens of a prompt, at most",
+    "prompts.template": "template of the prompts",
+    "prompts.enable_thinking": "with thinking",
+    "distributions.steps": "tokens of an answer, at most",
+    "distributions.temperature": "temperature of the answers (0: greedy)",
+    "certificates.temperature": "temperature of the certified distributions",
+    "distributions.k": "stored tokens a step, the most probable",
+    "distributions.vocab_size": "tokens of the vocabulary",
+    "drafts.log": "log of the drafter",
+    "drafts.drift.max_logit_difference": "logits of decoding and of scoring differ by at most",
+    "acceptance.mean_kl": "KL(p‖q) of the drafter, mean, nats",
+    "acceptance.certified": "decisions certified at the drafter's own KL(p‖q)",
+    "acceptance.violations": "of them rejected",
 }
-CONFIGURED = ("prompts", "distributions", "drafts")  # the rules of stage acceptance are in tables
 
 
 def introduction(targets: Sequence[str], statistics: Mapping[str, Any]) -> list[str]:
@@ -51,65 +59,35 @@ def introduction(targets: Sequence[str], statistics: Mapping[str, Any]) -> list[
 
 
 def setup(target: Target, sources: Upstream) -> dict[str, str]:
-    """Return how a target's numbers were made: keys of the configuration and of the records.
+    """Return how a target's numbers were made, in words.
 
     Args:
         target: its steps.
         sources: its artifacts by stage.
     """
-    found = {
-        "steps": str(len(target.tokens)),
+    records = {name: found[0].record for name, found in sources.items()}
+    read = {name: record["config"] | record["facts"] for name, record in records.items()}
+    (known,) = pd.json_normalize(read).to_dict("records")  # by dotted keys
+    return {
+        "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
         f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
             float(target.repeated.mean())
         ),
-        "certificates.temperature": as_text(temperature_of(sources)),
+        **{
+            words: as_text(known[key]) for key, words in WORDS.items() if known.get(key) is not None
+        },
     }
-    for stage, names in FACTS.items():
-        for artifact in sources.get(stage, ()):
-            record = artifact.record
-            shown = {name: record["facts"][name] for name in names if name in record["facts"]}
-            config = record["config"] if stage in CONFIGURED else {}
-            found |= dict(flattened(stage, config | shown))
-    return found
-
-
-def flattened(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the dotted names of nested settings, and each as text; hashes are cut.
-
-    >>> dict(flattened("a", {"b": {"c": 40 * "0", "d": [1, 0.5]}, "e": None, "first": [7]}))
-    {'a.b.c': '000000000000', 'a.b.d': '1, 0.5', 'a.e': '–'}
-    """
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            if key != "first":  # examples of what was excluded
-                yield from flattened(f"{name}.{key}", part)
-    else:
-        yield name, as_text(value)
 
 
 def as_text(value: Any) -> str:
     """Return a setting as printed."""
-    if value is None:
-        return "–"
     if isinstance(value, bool):
-        return str(value).lower()
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else number_text(value)
-    if isinstance(value, list):
-        return ", ".join(map(as_text, value))
     text = str(value)
     return text[:12] if len(text) in (40, 64) and set(text) <= set("0123456789abcdef") else text
-
-
-def sampling_left_out(sampling: Mapping[str, Any]) -> str:
-    """Say why table *sampling* is not there.
-
-    Args:
-        sampling: temperature, top_p and top_k of the answers.
-    """
-    asked = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
-    return worded("left_out", **asked)["sampling"]
 
 
 def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:
@@ -150,6 +128,6 @@ def machines(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> list[str]
     """Return where each target's methods were timed."""
     facts = [artifact.record["facts"] for artifact in found]
     return [
-        f"{one.target}: on {of['device']} with {of['torch_threads']} CPU threads."
+        f"{one.target}: on {of['device']}, CPU threads: {of['torch_threads']}."
         for one, of in zip(decoded, facts, strict=True)
     ]

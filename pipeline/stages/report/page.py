@@ -1,4 +1,7 @@
-"""Puts the page together: the verdict, its data and charts, and the list of the files beside it."""
+"""Puts the page together: the verdict, its data and charts, and the list of the files beside it.
+
+The page is one file, the report as people look at it. Template, style and scripts lie in `web/`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import base64
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,12 +23,11 @@ import pandas as pd
 from analysis.acceptance.verdict import Advice, advise
 from analysis.decoding.metrics import Decoded
 from analysis.page import screen, steps
-from analysis.report.measured import Target
-from analysis.report.notes import shared_notes
+from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
-from analysis.report.records import Part, Results, Table
+from analysis.report.records import Part, Table
 from analysis.report.render import PUBLISHED, lines, names, spans
-from analysis.report.style import FAMILY_COLOURS, OTHER_RULES, rule_colour
+from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.formats.engine_settings import ENGINES, setting_values
 from pipeline.store.artifacts import Artifact
@@ -64,7 +67,7 @@ def page_files(
     """
     study, note = node.config["study"], node.config.get("note")
     advice = verdicts_of(node, upstream, results.targets, timed)
-    rules = steps.embedded(list(targets[0].lower), sum(len(one.tokens) for one in targets))
+    rules = steps.embedded(list(targets[0].certificates), sum(len(one.tokens) for one in targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
@@ -112,6 +115,12 @@ def page_files(
                 parts=mine, shared=shared_notes(tables), timed=bool(timed), place=place
             )
     return {name: content.encode() for name, content in found.items()}
+
+
+def shared_notes(tables: Iterable[Table]) -> list[str]:
+    """Return the notes that stand below more than one table, in the order of their appearance."""
+    counts = Counter(note for table in tables for note in dict.fromkeys(table.notes))
+    return [note for note, count in counts.items() if count > 1]
 
 
 def bundle() -> str:
@@ -181,7 +190,7 @@ def data_of(
             {
                 "label": rule.label,
                 "title": rule.title,
-                "family": steps.family(rule),
+                "family": family(rule.name)[0],
                 "hue": rule_colour(rule.label),
                 "ceiling": steps.digits(rule.ceiling, 6),
             }
@@ -194,10 +203,10 @@ def data_of(
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
         "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
-        "hues": {
-            steps.family(rule): FAMILY_COLOURS.get(rule.name, OTHER_RULES)
+        "hues": dict(
+            family(rule.name)
             for rule in steps.in_order([*rules, *([] if pairs is None else pairs.rules.values())])
-        },
+        ),
     }
 
 
