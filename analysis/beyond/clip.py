@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,12 +30,8 @@ HALVINGS = 50
 SUM_ERROR = 1e-4  # of p and q, which may come from half precision; both are normalised
 
 
-@dataclass(frozen=True)
-class Generator:
-    """f of D_f(r || p), f(1) = f'(1) = 0, and its slope at infinity, the cost of r where p = 0."""
-
-    f: Callable[[Floats], Floats]
-    slope: float = math.inf
+# f of D_f(r || p), f(1) = f'(1) = 0, and its slope at infinity, the cost of r where p = 0
+Generator = tuple[Callable[[Floats], Floats], float]
 
 
 def _log(u: Floats) -> Floats:
@@ -44,12 +39,12 @@ def _log(u: Floats) -> Floats:
         return np.log(u)
 
 
-FAMILIES = {
-    "kl": Generator(lambda u: np.where(u > 0, u * _log(np.where(u > 0, u, 1.0)), 0.0) - u + 1.0),
-    "reverse_kl": Generator(lambda u: u - 1.0 - _log(u), 1.0),
-    "chi2": Generator(lambda u: (u - 1.0) ** 2),
-    "hellinger": Generator(lambda u: 0.5 * (1.0 - np.sqrt(u)) ** 2, 0.5),
-    "tv": Generator(lambda u: 0.5 * np.abs(u - 1.0), 0.5),
+FAMILIES: dict[str, Generator] = {
+    "kl": (lambda u: np.where(u > 0, u * _log(np.where(u > 0, u, 1.0)), 0.0) - u + 1.0, math.inf),
+    "reverse_kl": (lambda u: u - 1.0 - _log(u), 1.0),
+    "chi2": (lambda u: (u - 1.0) ** 2, math.inf),
+    "hellinger": (lambda u: 0.5 * (1.0 - np.sqrt(u)) ** 2, 0.5),
+    "tv": (lambda u: 0.5 * np.abs(u - 1.0), 0.5),
 }
 
 
@@ -63,12 +58,12 @@ def divergence_of(r: ArrayLike, p: ArrayLike, name: str = "kl") -> float:
         >>> round(divergence_of([0.5, 0.5], [0.25, 0.75]), 6)
         0.143841
     """
-    family = _family(name)
+    f, slope = _family(name)
     r, p = np.asarray(r, dtype=np.float64), np.asarray(p, dtype=np.float64)
     inside = p > 0
     outside = float(r[~inside].sum())
-    terms = p[inside] * family.f(r[inside] / p[inside])
-    return float(terms.sum()) + (family.slope * outside if outside > 0 else 0.0)
+    terms = p[inside] * f(r[inside] / p[inside])
+    return float(terms.sum()) + (slope * outside if outside > 0 else 0.0)
 
 
 def clip_law(
@@ -128,14 +123,10 @@ class _Sorted:
 
     def __init__(self, p: Floats, q: Floats) -> None:
         self.p, self.q = p, q
-        outside = p == 0.0
-        if outside.any():
-            ratio = np.divide(q, p, out=np.where(q > 0, np.inf, 1.0), where=~outside)
-        else:
-            ratio = q / p
+        ratio = np.divide(q, p, out=np.where(q > 0, np.inf, 1.0), where=p > 0)
         order = np.argsort(ratio)
         self.s, p, q = ratio[order], p[order], q[order]
-        self.sum_p, self.sum_q = _sums(p), _sums(q)
+        self.sum_p, self.sum_q = np.append(0.0, np.cumsum(p)), np.append(0.0, np.cumsum(q))
         self.finite = int(np.searchsorted(self.s, np.inf))  # tokens that p has as well
         self.outside = float(q[self.finite :].sum())  # of q, where p = 0
         self.edge = math.log(max(1.0, float(self.s[self.finite - 1])))
@@ -181,17 +172,19 @@ class _Sorted:
 
     def spending(self, family: Generator) -> Callable[[float, float, float], float]:
         """Return what computes D_f(r || p) of a law from c1, c2 and the share where p = 0."""
+        f, slope = family
         finite = self.s[: self.finite]
-        terms = np.diff(self.sum_p)[: self.finite] * family.f(finite)
-        terms = _sums(np.where(terms < np.inf, terms, 0.0))  # infinite at q = 0: below every c2 > 0
+        terms = np.diff(self.sum_p)[: self.finite] * f(finite)
+        # infinite at q = 0: below every c2 > 0
+        terms = np.append(0.0, np.cumsum(np.where(terms < np.inf, terms, 0.0)))
 
         def spent(c1: float, c2: float, share: float) -> float:
             low, high = np.searchsorted(finite, [c2, c1], side="right")
-            f2, f1 = family.f(np.array([c2, c1]))
+            f2, f1 = f(np.array([c2, c1]))
             total = (self.sum_p[-1] - self.sum_p[high]) * f1 + terms[high] - terms[low]
             total += self.sum_p[low] * f2 if low else 0.0
             beyond = share * self.outside
-            return float(total + (family.slope * beyond if beyond > 0 else 0.0))
+            return float(total + (slope * beyond if beyond > 0 else 0.0))
 
         return spent
 
@@ -204,13 +197,6 @@ class _Sorted:
         if share > 0:
             r[self.p == 0] = share * self.q[self.p == 0]
         return r, c1, c2
-
-
-def _sums(values: Floats) -> Floats:
-    sums = np.empty(len(values) + 1)
-    sums[0] = 0.0
-    np.cumsum(values, out=sums[1:])
-    return sums
 
 
 def _family(name: str) -> Generator:

@@ -58,23 +58,17 @@ def intervals(
         np.zeros_like(counts),
         counts.copy(),
     )
-    theta, by_count = np.zeros(len(steps)), np.zeros(len(steps), dtype=bool)
-    for r in np.unique(which).tolist():
-        here = which == r
-        form = rules[r].form(dist[steps[here]])
-        if isinstance(form, Cut):
-            theta[here] = form.threshold(dist[steps[here]])
-        else:
-            by_count |= here
     size = max(1, ENTRIES // dist.k)
-    for entries in (np.flatnonzero(~by_count), np.flatnonzero(by_count)):
-        for start in range(0, len(entries), size):
-            rows = entries[start : start + size]
+    for r in np.unique(which).tolist():
+        here = np.flatnonzero(which == r)
+        for start in range(0, len(here), size):
+            rows = here[start : start + size]
             part = Known(dist[steps[rows]], divergence)
-            if by_count[rows[0]]:
-                values = _by_count(part, counts[rows])
+            form = rules[r].form(part.dist)
+            if isinstance(form, Cut):
+                values = _by_threshold(part, form.threshold(part.dist))
             else:
-                values = _by_threshold(part, theta[rows])
+                values = _by_count(part, counts[rows])
             for column, value in zip(found, values, strict=True):
                 column[rows] = value
     lower, upper, active, accepted = found
