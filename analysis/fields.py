@@ -32,7 +32,7 @@ def ranged(allowed: str, test: Callable[[Any], bool], default: Any = MISSING) ->
 def refused(key: str, value: Any, allowed: str, *, exact: bool = False) -> FieldError:
     """Return the error for a value that is not allowed; `exact` prints '1' as no 1.
 
-    Example:
+    Examples:
         >>> str(refused("t", 2.0, "a number in [0, 1]"))
         't=2.0 is not allowed: give a number in [0, 1]'
     """
@@ -124,7 +124,7 @@ def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: s
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint at the known name that was meant, as a part of an error.
 
-    Example:
+    Examples:
         >>> nearest("tempature", ["seed", "temperature"])
         ' (did you mean temperature?)'
     """

@@ -77,7 +77,7 @@ class TopK:
             ValueError: p is not (N, V), holds a negative or non-finite number, or a row does
                 not sum to one; or k is not in [1, V].
 
-        Example:
+        Examples:
             >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
             [[1, 2]]
         """
@@ -122,7 +122,7 @@ class TopK:
             ValueError: logits are not (N, V), hold NaN or +inf, or a row of them is masked
                 throughout; k is not in [1, V]; or the temperature is not above 0.
 
-        Example:
+        Examples:
             >>> dist = TopK.from_logits([1.0, -np.inf, 1.0])
             >>> dist.ids.tolist(), dist.probs.round(3).tolist()
             ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
@@ -218,7 +218,7 @@ class TopK:
             ValueError: shapes disagree, values rise or are not log-probabilities, those of a step
                 sum to more than 1 by more than their errors, or K exceeds V.
 
-        Example:
+        Examples:
             >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
             2
         """

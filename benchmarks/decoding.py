@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline import cli
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
@@ -36,6 +35,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
 from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.graph import prepare
 from pipeline.plan.slices import run_settings
 
 LENGTHS, ROUNDS, RESAMPLES = (1, 2, 4), 3, 2000
@@ -58,7 +58,7 @@ def load(
     overrides: list[str],
 ) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], Mapping[str, Any]]:
     """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
-    _, nodes, store = cli.prepare(composed(overrides))
+    _, nodes, store = prepare(composed(overrides))
     node = nodes["decoding"][0]
     prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
     target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")

@@ -9,31 +9,27 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from conf import schema
 from pipeline.console import TRACEBACK, terminal, told
 from pipeline.errors import PipelineError
-from pipeline.paths import CONF, OUTPUTS, ROOT
-from pipeline.plan.composition import check_groups, given, name_of, quoted, report_name, settings_of
-from pipeline.plan.explain import EXPECTED_ERRORS, explain, noted
+from pipeline.paths import CONF, OUTPUTS
+from pipeline.plan.composition import check_groups, composed, given, quoted, report_name
+from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
 
-OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
-OmegaConf.register_new_resolver("name_of", name_of, replace=True)
-schema.register()
-
-
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
+MISFIT = re.compile(r"(?:Could not override '|Error merging override )([\w.@/]+)")
 
 
 def main() -> None:
@@ -48,6 +44,8 @@ def main() -> None:
                 _multirun()
             else:
                 _decorated(_single)()
+        except ConfigCompositionException as error:
+            say(_problems(sys.argv[1:], error))
         except (AssertionError, AttributeError) as error:  # OmegaConf's, of a key below null
             if TRACEBACK or not any(said in str(error) for said in BELOW_NULL):
                 raise
@@ -55,6 +53,26 @@ def main() -> None:
                 "drafter.head is null, and has no keys, where the drafter is a language "
                 "model: for a head on the target give drafter=local_head drafter.path=DIRECTORY"
             ) from None
+
+
+def _problems(overrides: Sequence[str], error: Exception) -> list[str]:
+    """Return what is wrong with overrides of which some do not fit, and with all of the others."""
+    from pipeline.plan.graph import prepare
+
+    problems = list[str]()
+    while found := MISFIT.match(str(error)):
+        left = [one for one in overrides if one.partition("=")[0] != found[1]]
+        if len(left) == len(overrides):
+            break
+        problems.append(explain(error))
+        overrides = left
+        try:
+            prepare(composed(overrides))
+        except EXPECTED_ERRORS as other:
+            error = other
+        else:
+            return problems
+    return [*problems, explain(error)]
 
 
 def _decorated(job: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -123,6 +141,7 @@ def run(config: DictConfig) -> tuple[list[Artifact], list]:
         PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
     from pipeline.execution import runner
+    from pipeline.plan.graph import prepare
 
     settings, nodes, store = prepare(config)
     wanted = nodes[settings.stage]
@@ -171,24 +190,3 @@ def sentences(report: Artifact) -> list[str]:
     """Return the verdict of a report, a sentence a target."""
     blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
     return [block.partition("\n")[0] for block in blocks]
-
-
-def prepare(config: DictConfig) -> tuple[schema.Config, dict[str, list], Store]:
-    """Check the configuration and plan every stage, without computing anything.
-
-    Raises:
-        PipelineError: the configuration or an input is not usable; all that is wrong, a line each.
-    """
-    from pipeline.plan.graph import plan
-    from pipeline.plan.slices import build_rules
-    from pipeline.store.identity import Identities
-
-    problems, rules = list[str](), []
-    settings = settings_of(config, problems)
-    store = Store(Path(settings.outputs) / "artifacts")
-    identities = Identities(store.root / ".identities.json")
-    with noted(problems):
-        rules = build_rules(settings.criteria)
-    nodes = plan(settings, rules, identities, store.has, problems)
-    identities.save()
-    return settings, nodes, store

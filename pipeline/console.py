@@ -11,11 +11,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-
-from pipeline.errors import PipelineError
 
 TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
@@ -101,22 +98,6 @@ def told() -> Iterator[None]:
             if interrupt := interruption(error):
                 raise interrupt from None
             raise SystemExit("error: " + explain(error).replace("\n", "\nerror: ")) from None
-
-
-def one_file(arguments: Sequence[str], wanted: str) -> tuple[Path, list[str]]:
-    """Return the one file that a command line names, and its overrides.
-
-    Args:
-        arguments: words; those with "=" are overrides.
-        wanted: what the file is, and how the command is called, for the error.
-
-    Raises:
-        PipelineError: no file is named, or more than one.
-    """
-    files = [word for word in arguments if "=" not in word]
-    if len(files) != 1:
-        raise PipelineError(f"{len(files)} files were given: give one, {wanted}")
-    return Path(files[0]), [word for word in arguments if "=" in word]
 
 
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:

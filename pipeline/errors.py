@@ -22,7 +22,7 @@ class DamagedError(PipelineError):
 def first_line(error: BaseException) -> str:
     r"""Return what an error says, in one line without a full stop.
 
-    Example:
+    Examples:
         >>> first_line(ValueError("no.\nmore"))
         'no'
     """

@@ -7,10 +7,9 @@ revisions are resolved anew. What is local or fetched already costs nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from conf import schema
-from pipeline import cli  # noqa: F401  registers the configuration's types and resolvers
 from pipeline.console import command
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.graph import models_named
@@ -23,19 +22,6 @@ from pipeline.store.identity import (
     split_patterns,
 )
 
-Wanted = tuple[str, str, str | None, str, list[str]]
-
-
-def wanted(config: schema.Config) -> Iterator[Wanted]:
-    """Yield key, hub id or path, revision, kind and file patterns of all a study reads."""
-    for key, model in models_named(config).items():
-        head = isinstance(model, schema.Drafter) and model.head is not None
-        files = HEAD_FILES if head else MODEL_FILES
-        yield key, model.path, model.revision, "model", list(files)
-    prompts = config.prompts
-    patterns = split_patterns(prompts.split)
-    yield "prompts.source", prompts.source, prompts.revision, "dataset", patterns
-
 
 def fetch(config: schema.Config) -> None:
     """Fetch what is not there, and say where what was fetched lies.
@@ -43,10 +29,17 @@ def fetch(config: schema.Config) -> None:
     Raises:
         PipelineError: the hub can't be reached, or lacks what is wanted.
     """
-    for key, path, revision, kind, patterns in wanted(config):
+    prompts = config.prompts
+    patterns = split_patterns(prompts.split)
+    wanted = [("prompts.source", prompts.source, prompts.revision, "dataset", patterns)]
+    for key, model in models_named(config).items():
+        head = isinstance(model, schema.Drafter) and model.head is not None
+        files = list(HEAD_FILES if head else MODEL_FILES)
+        wanted.append((key, model.path, model.revision, "model", files))
+    for key, path, revision, kind, files in wanted:
         if local_path(path) is None:
             commit = hub_commit(path, revision, kind, key, refresh=True)
-            place = hub_files(path, commit, patterns, key, kind)
+            place = hub_files(path, commit, files, key, kind)
             print(f"{key}: {path} -> {place}", flush=True)
 
 

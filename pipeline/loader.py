@@ -6,6 +6,7 @@ command made; what is missing is an error that names the command to run.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from analysis.topk import TopK
@@ -25,11 +26,11 @@ class Study:
 
     def __init__(self, *overrides: str) -> None:
         """Compose the configuration from `overrides`, as the command line does."""
-        from pipeline import cli
+        from pipeline.plan.graph import prepare
 
         config = composed(overrides)
         self.overrides = overrides
-        self.config, self.nodes, self._store = cli.prepare(config)
+        self.config, self.nodes, self.store = prepare(config)
         self.targets = list(self.config.targets)
         self.rules = [node.settings["rule"] for node in self._of("certificates", self.targets[0])]
 
@@ -47,11 +48,16 @@ class Study:
                 f"no {stage} of target={target} rule={rule} in this study; "
                 f"targets: {self.targets}, rules: {[rule.label for rule in self.rules]}"
             )
-        found = self._store.find(nodes[0])
+        found = self.store.find(nodes[0])
         if found is None:
-            command = " ".join(["python -m pipeline", *self.overrides, f"stage={stage}"])
+            command = self.command(f"stage={stage}")
             raise PipelineError(f"{stage} {nodes[0].label} was not made yet: run `{command}`")
         return found
+
+    def command(self, *more: str) -> str:
+        """Return the command that makes its artifacts; what `solve` alone reads is left out."""
+        given = [word for word in self.overrides if not word.startswith("solve.")]
+        return shlex.join(["python", "-m", "pipeline", *given, *more])
 
     def frame(
         self,
@@ -80,7 +86,7 @@ class Study:
         """
         (node,) = self._of("distributions", target)
         drafts = self._of("drafts", target)
-        made = self._store.find(drafts[0]) if drafts else None
+        made = self.store.find(drafts[0]) if drafts else None
         dump = self.artifact("distributions", target)
         return distributions.words(node, dump, made, range(dump.record["facts"]["vocab_size"]))
 

@@ -19,7 +19,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,10 +29,11 @@ from analysis.decoding.speed import break_even_by_batch
 from analysis.report.escape import without_formulas
 from analysis.statistics.proportions import calibration_error, reliability
 from analysis.statistics.trajectories import Trajectories, drafts_made
-from pipeline import cli, sweeps
-from pipeline.console import command, one_file
+from pipeline import sweeps
+from pipeline.console import command
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_counts import Counts, read_counts
+from pipeline.loader import Study
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact
@@ -64,21 +65,23 @@ class Run(NamedTuple):
 def main(arguments: Sequence[str]) -> None:
     """Read the file that the command line names, and print and write all of it."""
     with command("python -m pipeline.reconcile FILE [OVERRIDES]", __doc__, arguments):
-        path, overrides = one_file(
-            arguments,
-            "a page of /metrics, answers, a table of calls, or an artifact of stage decoding: "
-            "python -m pipeline.reconcile FILE [study=NAME criteria=RULE]",
-        )
-        config = composed(overrides)
-        settings = settings_of(config)
+        files = [word for word in arguments if "=" not in word]
+        overrides = [word for word in arguments if "=" in word]
+        if len(files) != 1:
+            raise PipelineError(
+                f"{len(files)} files were given: give one, a page of /metrics, answers, a table "
+                "of calls, or an artifact of stage decoding: "
+                "python -m pipeline.reconcile FILE [study=NAME criteria=RULE]"
+            )
+        path = Path(files[0])
+        settings = settings_of(composed(overrides))
         runs = list(read_runs(path, settings.engine.since))
         if not runs:
             raise PipelineError(f"{path} holds no calls of drafted chains: only trees or none")
         found = [run.rows for run in runs]
         if any(not word.startswith(OWN) for word in overrides):
-            _, nodes, store = cli.prepare(config)
-            given = [word for word in overrides if not word.startswith("engine.")]
-            found += predictions(nodes, store, _length(runs, settings.engine.draft_length), given)
+            study = Study(*(word for word in overrides if not word.startswith("engine.")))
+            found += predictions(study, _length(runs, settings.engine.draft_length))
         directory = Path(settings.outputs) / "reconcile" / slug(path.name)
         directory.mkdir(parents=True, exist_ok=True)
         for run in runs:
@@ -250,27 +253,23 @@ def _reliability(calls: pd.DataFrame) -> np.ndarray:
     return reliability(confidence, accepted, np.zeros(len(confidence), dtype=np.intp)).sum(axis=0)
 
 
-def predictions(
-    nodes: dict[str, list[Any]], store: Any, length: int, overrides: Sequence[str] = ()
-) -> Iterator[Rows]:
+def predictions(study: Study, length: int) -> Iterator[Rows]:
     """Yield the rows of each rule of `criteria`, for drafts of `length` tokens.
 
     Raises:
         PipelineError: stage acceptance was not computed, or is one of engines' logs.
     """
+    nodes = study.nodes
     if not nodes["acceptance"]:
         raise PipelineError("the study has no drafter: add the engine's, for instance drafter=mini")
-    for at, node in enumerate(nodes["acceptance"]):
+    for at, (target, node) in enumerate(zip(study.targets, nodes["acceptance"], strict=True)):
         if "logged" in node.config:
             raise PipelineError("a study of engines' logs predicts no calls: give models")
-        made = store.find(node)
-        if made is None:
-            command = " ".join(["python -m pipeline", *overrides, "stage=acceptance"])
-            raise PipelineError(f"acceptance {node.label} was not made yet: run `{command}`")
+        made = study.artifact("acceptance", target)
         table = made.read(columns=["rule", "position", "accepted"]).to_pandas()
         known = made.read("statistics").to_pandas()
         errors = known[known["statistic"] == "calibration_error"].set_index("rule")["value"]
-        found = store.find(nodes["decoding"][at]) if nodes["decoding"] else None
+        found = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
         decoded = None if found is None else read_decoded(node.label, "", found)
         for rule in (rule.label for rule in node.settings["rules"]):
             whose: SummaryRow = {"target": node.settings["target"], "rule": rule}

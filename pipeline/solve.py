@@ -23,15 +23,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from analysis.report.text import floor_text, limits, upper_end
 from pipeline import cli
 from pipeline.console import command
-from pipeline.errors import PipelineError
 from pipeline.formats.engine_settings import ENGINES, write_settings
-from pipeline.plan.composition import composed
+from pipeline.loader import Study
 from pipeline.plan.slices import build_dials, judged_by_logs
 from pipeline.plan.stage import SummaryRow
-from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions, read_steps
-from pipeline.store.node import Node, slug
+from pipeline.store.node import slug
 
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
@@ -44,61 +43,32 @@ LINES = 40  # that are printed at most
 def main(overrides: Sequence[str]) -> None:
     """Compose the configuration as ``python -m pipeline`` does, and print the answers."""
     with command("python -m pipeline.solve [OVERRIDES]", __doc__, overrides):
-        config = composed(overrides)
-        settings, nodes, store = cli.prepare(config)
+        study = Study(*overrides)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
-            read = list(solved_targets(settings, nodes, store, overrides))
-        print_answer(tables(settings, nodes, read), settings, nodes, store)
-        if settings.solve.engine is not None:
-            dial = next(iter(_dials(settings)), None)
-            write_settings(settings, {one.label: partial(one.setting, dial) for one in read})
+            read = [SolvedTarget(study, name) for name in study.targets]
+        print_answer(tables(study, read), study)
+        if study.config.solve.engine is not None:
+            dial = next(iter(_dials(study.config)), None)
+            write_settings(study.config, {one.label: partial(one.setting, dial) for one in read})
 
 
-def solved_targets(
-    settings: Any, nodes: dict[str, list[Node]], store: Store, overrides: Sequence[str]
-) -> Iterator[SolvedTarget]:
-    """Yield every target with what was stored of it.
-
-    Raises:
-        PipelineError: the stage distributions was not computed.
-    """
-    for at, node in enumerate(nodes["distributions"]):
-        dump = store.find(node)
-        if dump is None:
-            command = " ".join(["python -m pipeline", *overrides, "stage=distributions"])
-            raise PipelineError(f"distributions {node.label} was not made yet: run `{command}`")
-        made = nodes["drafts"][at : at + 1]
-        yield SolvedTarget(settings, node, dump, store.find(made[0]) if made else None)
-
-
-def tables(
-    settings: Any, nodes: dict[str, list[Node]], read: Sequence[SolvedTarget]
-) -> dict[str, list[SummaryRow]]:
+def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
     """Return the rows of three tables: solved settings, promises and KL needed of `criteria`."""
-    dials = _dials(settings)
-    rules = [node.settings["rule"] for node in nodes["certificates"]]
-    rules = rules[: len(rules) // len(read)]
-    lengths = [*settings.solve.draft_lengths, None]
+    dials, lengths = _dials(study.config), [*study.config.solve.draft_lengths, None]
     return {
         "solved": [row for target in read for row in target.solved(dials)],
-        "promised": [row for target in read for row in target.promised(rules, lengths)],
-        "needed": [row for target in read for row in target.needed(rules)],
+        "promised": [row for target in read for row in target.promised(study.rules, lengths)],
+        "needed": [row for target in read for row in target.needed(study.rules)],
     }
 
 
-def print_answer(
-    found: Mapping[str, Sequence[SummaryRow]],
-    settings: Any,
-    nodes: dict[str, list[Node]],
-    store: Store,
-) -> None:
+def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> None:
     """Print the verdict and what is most asked for, and write all rows to a file that is named."""
     from pipeline import sweeps
 
-    report = store.find(nodes["report"][0])
-    command = f"python -m pipeline study={settings.study}"
-    said = [f"No verdict yet: `{command}` decodes, and ends with it."]
+    settings, report = study.config, study.store.find(study.nodes["report"][0])
+    said = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
         said = cli.sentences(report)
     print("\n".join([*said, ""]))
@@ -136,11 +106,20 @@ def _dials(settings: Any) -> list[Dial]:
 class SolvedTarget:
     """The stored steps of a target, and what was drafted there."""
 
-    def __init__(self, settings: Any, node: Node, dump: Artifact, drafts: Artifact | None) -> None:
+    def __init__(self, study: Study, name: str) -> None:
+        """Read the target `name`.
+
+        Raises:
+            PipelineError: the stage distributions was not computed.
+        """
         from analysis.acceptance.solve import Goal
         from analysis.statistics.bootstrap import PromptBootstrap
         from analysis.statistics.trajectories import Trajectories
 
+        settings, dump = study.config, study.artifact("distributions", name)
+        node = study.nodes["distributions"][study.targets.index(name)]
+        drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
+        drafts = study.store.find(drafted) if drafted else None
         asked, statistics = settings.solve, settings.statistics
         self.label = node.settings["label"]
         self._settings, self._asked, self._path = settings, asked, node.settings["path"]

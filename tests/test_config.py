@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +16,20 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
+from transformers import AutoTokenizer
 
 from analysis.fields import FieldError, check
 from analysis.rules.rule import Rule, register
 from conf import schema
 from pipeline import cli
 from pipeline.errors import PipelineError
+from pipeline.models.prompt_tokens import encode, file_tokenizer
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.composition import check_groups, given, quoted, report_name, settings_of, unset
+from pipeline.plan.composition import check_groups, given, quoted, report_name, unset
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
+from pipeline.plan.graph import prepare
 from pipeline.plan.slices import build_dials, build_rules
+from pipeline.stages.prompts.compute import SLACK
 from tests.pipeline import tiny
 
 GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "accuracy", "device")
@@ -74,31 +80,23 @@ def test_studies() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("distributions.k=0", "distributions.k=0 is not allowed: give an integer of at least 1"),
-        ("run_lengths.eps=[0.1,nan]", "run_lengths.eps=[0.1, nan] is not allowed"),
+        ("distributions.k=0", r"distributions.k=0 is not allowed: give an integer of at least 1"),
+        ("run_lengths.eps=[0.1,nan]", r"run_lengths.eps=\[0.1, nan\] is not allowed"),
         ("certificates.temperature=1e-320", "give a number of at least 0.01"),
-        ("targets.mini_large.label=../x", "label=../x is not allowed: give a name that begins"),
-        ("drafter.label='a\x07b'", r"drafter.label='a\x07b' is not allowed"),
+        ("targets.mini_large.label=../x", r"label=../x is not allowed: give a name that begins"),
+        ("drafter.label='a\x07b'", r"drafter.label='a\\x07b' is not allowed"),
         (f"drafter.label='{'ä' * 51}'", "and of at most 100 bytes"),
         ("study_name=a/b", "study_name=a/b is not allowed: give null or a name"),
-        ("outputs=' '", "outputs=  is not allowed: give a directory"),
-        ("distributions.temperatures=[0.5,0.5]", "[0.5, 0.5] is not allowed: give a list of diff"),
+        ("outputs=' '", "outputs=  ?is not allowed: give a directory"),
+        (
+            "distributions.temperatures=[0.5,0.5]",
+            r"\[0.5, 0.5\] is not allowed: give a list of dif",
+        ),
         ("device.name=tpu", "device.name=tpu is not allowed: give auto, cpu, cuda"),
         ("acceptance.divergences=[js]", "different ones of kl, tv"),
-    ],
-)
-def test_out_of_range_values_name_key_value_and_range(override: str, message: str) -> None:
-    with pytest.raises(FieldError) as error:
-        check(settings(override))
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
         (
             "distributions.kk=3",
-            r"'distributions.kk': .*\(did you mean k\?\): known there are answers, k, ",
+            r"'distributions.kk': .*\(did you mean k\?\): known there are answers",
         ),
         ("+distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): known"),
         ("~distributions", "distributions must be given"),
@@ -109,13 +107,24 @@ def test_out_of_range_values_name_key_value_and_range(override: str, message: st
         ("criteria.t=0.1", r"'criteria.t'.*; add criteria=additive \(or topm_additive\)"),
         ("+target=local", r"^targets\.local\.path must be given"),
         ("execution.workers=2", "means nothing with execution.engine=inline"),
+        ("distributions.k=8", r"distributions\.k=8 is too small for .* m=8"),
+        ("prompts.max_tokens=63", "min_tokens=64 exceeds .*=63"),
+        ("device.threads=1000000", r"^device.threads=1000000 exceeds the \d+ processors"),
+        ("targets.mini_large.label=mini-small", "label=mini-small is given to two targets"),
+        ("targets.mini_large.label=mini.small", "have the same letters"),
+        ("certificates.divergence=tv", "divergence=tv is not for stage=report"),
+        ("certificates.divergence=js", r"^certificates\.divergence='js.*give kl, tv, hell"),
     ],
 )
-def test_typos_are_named_in_one_line_with_what_is_known(override: str, message: str) -> None:
+def test_what_cannot_succeed_is_one_line_before_any_work(
+    override: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(EXPECTED_ERRORS) as error:
-        settings_of(mini(override))
-    assert re.search(message, explain(error.value))
-    assert "\n" not in explain(error.value)
+        cli.run(mini(f"outputs={tmp_path}", override))
+    said = explain(error.value)
+    assert re.search(message, said)
+    assert "\n" not in said
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_the_report_of_a_changed_configuration_has_a_place_of_its_own() -> None:
@@ -190,48 +199,74 @@ def test_what_is_given_on_the_command_line() -> None:
 def test_bad_rules_are_refused(criteria: dict[str, object], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         build_rules(criteria)
-
-
-def test_bad_dials_are_refused() -> None:
     dial = {"rule": "additive", "t": [0.1, 0.2]}
     with pytest.raises(PipelineError, match="additive, t is given twice"):
         build_dials([dial, {**dial, "t": [0.3, 0.4]}])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["distributions.k=8"], r"distributions\.k=8 is too small for .* m=8"),
-        (["prompts.min_tokens=99", "prompts.max_tokens=98"], "min_tokens=99 exceeds .*=98"),
-        (["device.threads=1000000"], r"^device.threads=1000000 exceeds the \d+ processors"),
-        (["targets.mini_large.label=mini-small"], "label=mini-small is given to two targets"),
-        (["targets.mini_large.label='日本'", "targets.mini_small.label='中国'"], "same letters"),
-        (["certificates.divergence=tv"], "divergence=tv is not for stage=report"),
-        (["certificates.divergence=js"], r"^certificates\.divergence='js.*give kl, tv, hell"),
-    ],
-)
-def test_what_cannot_succeed_is_refused_before_any_work(
-    overrides: list[str], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(PipelineError, match=message):
-        cli.run(mini(*overrides, f"outputs={tmp_path}"))
-    assert not list(tmp_path.rglob("*.parquet"))
-
-
 def planned(tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    return cli.prepare(mini(f"outputs={tmp_path}", *overrides))[1]
+    return prepare(mini(f"outputs={tmp_path}", *overrides))[1]
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
-    model = tmp_path / "my-model"
+def test_all_that_is_wrong_is_said_at_once_before_torch_is_imported(tmp_path: Path) -> None:
+    """A model of one's own without a template, a prompt a line in a .txt file, a key mistyped."""
+    model, source = tmp_path / "my-model", tmp_path / "questions.txt"
     shutil.copytree(ROOT / "assets/mini/large", model)
-    own = ["target=local", f"targets.local.path={model}"]
-    with pytest.raises(PipelineError) as error:
-        planned(tmp_path, *own, "drafter.path=/nowhere", "statistics.resamples=0")
-    resamples, drafter = str(error.value).splitlines()
-    assert resamples.startswith("statistics.resamples=0 is not allowed")
-    assert drafter.startswith("drafter.path=/nowhere does not exist")
+    (model / "chat_template.jinja").unlink()
+    source.write_text("one\ntwo words here\nthree\n")
+    own = ["target=local", f"targets.local.path={model}", f"prompts.source={source}"]
+    wrong = [
+        "drafter.path=/nowhere",
+        "statistics.resamples=0",
+        "prompts.cuont=1",
+        "statistcs.seed=1",
+    ]
+    code = (
+        "import sys\nfrom pipeline import cli\ntry: cli.main()\n"
+        "except SystemExit as end: print(end); print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "study=mini", *own, *wrong, f"outputs={tmp_path}"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    *lines, torch = said.splitlines()
+    assert torch == "False"
+    for line, begin in zip(
+        lines,
+        ["error: Could not override 'prompts.cuont'", "error: Could not override 'statistcs.seed'",
+         "error: statistics.resamples=0 is not allowed",
+         f"error: {model}: its tokenizer has no chat template", "error: prompts.count=96: ",
+         "error: drafter.path=/nowhere does not exist"],
+        strict=True,
+    ):  # fmt: skip
+        assert line.startswith(begin), said
+    assert "(did you mean count?)" in lines[0]
+    assert "(did you mean statistics?)" in lines[1]
+    assert "has only 0 prompts of 64 to 384 tokens (all that it has: 12 to 12)" in lines[4]
+    assert "a .txt file is one prompt, all of its text (questions.txt: 3 lines)" in lines[4]
     assert settings(*own).targets["local"].label == "my-model"
+
+
+@pytest.mark.parametrize(("excess", "refused"), [(SLACK, False), (SLACK + 1, True)])
+def test_lengths_are_refused_early_only_where_they_are_surely_too_short(
+    tmp_path: Path, excess: int, refused: bool
+) -> None:
+    """Of the file's tokenizer as of transformers': exactly, here, and with some room."""
+    source = tmp_path / "one.jsonl"
+    text = "What does the function len return for a dictionary?"
+    source.write_text(json.dumps({"text": text}))
+    folder = ROOT / "assets/mini/large"
+    tokens = len(encode(file_tokenizer(str(folder)), [text], "chat", enable_thinking=False))
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert tokens == len(encode(loaded, [text], "chat", enable_thinking=False))
+    wanted = [
+        "prompts.count=1",
+        f"prompts.source={source}",
+        f"prompts.min_tokens={tokens + excess}",
+    ]
+    if refused:
+        with pytest.raises(PipelineError, match=rf"all that it has: {tokens} to {tokens}\)"):
+            planned(tmp_path, *wanted)
+    else:
+        assert planned(tmp_path, *wanted)
 
 
 def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Path) -> None:
@@ -277,8 +312,10 @@ def test_a_foreign_model_or_tokenizer_is_refused_only_where_it_is_needed(tmp_pat
     wanted = ["target=local", f"targets.local.path={model}", "prompts.max_tokens=2000"]
     for stage in ("prompts", "distributions", "certificates", "run_lengths"):
         assert planned(tmp_path, *wanted, f"stage={stage}")[stage]
-    with pytest.raises(PipelineError, match=r"their tokenizers differ .*drafter=none$"):
-        cli.run(mini(*wanted, "stage=report", f"outputs={tmp_path}"))
+    message = r"^targets.local.path=.* and drafter.path=.*: their tokenizers .*drafter=none$"
+    for stage in ("drafts", "acceptance", "decoding", "report"):
+        with pytest.raises(PipelineError, match=message):
+            planned(tmp_path, *wanted, f"stage={stage}")
     assert planned(tmp_path, *wanted, "stage=report", "drafter=none")["report"]
     (model / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(PipelineError, match=r"^targets.local.path=.*: MambaForCausalLM takes no k"):

@@ -33,13 +33,10 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_lists_every_target() -> None:
+def test_help_lists_every_target_and_every_target_parses() -> None:
     done = make()
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines()] == TARGETS
-
-
-def test_every_target_parses() -> None:
     done = make("-n", *TARGETS, "STUDY=paper", "ARGS=stage=certificates")
     assert done.returncode == 0, done.stderr
     assert ".venv/bin/python -m pipeline study=paper stage=certificates" in done.stdout

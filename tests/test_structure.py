@@ -104,19 +104,6 @@ def test_what_a_stage_is_made_from_it_declares(tmp_path: Path) -> None:
             assert above <= set(STAGES[name].upstream), name
 
 
-def test_a_cached_run_imports_nothing_heavy() -> None:
-    script = (
-        "import sys, pipeline.cli, pipeline.plan.graph, pipeline.execution.runner, "
-        "pipeline.store.identity, "
-        "pipeline.plan.slices, pipeline.plan.methods, pipeline.sweeps\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
 def test_the_public_names_are_imported_when_asked_for() -> None:
     script = (
         "import sys, analysis\n"

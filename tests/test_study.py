@@ -9,18 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, StrictGreedy, Tree
-from pipeline import cli, solve
+from pipeline import solve
 from pipeline.loader import Study
-from pipeline.paths import CONF
 from tests.conftest import HEAVY, ROOT, SMALL, SmallStudy, pipeline
 from tests.pipeline.reading import page_links, page_text
 
@@ -96,11 +93,6 @@ def test_certificates_of_other_divergences_are_swept(small_study: SmallStudy) ->
             np.testing.assert_array_equal(found["upper"], wanted.upper[:, 0])
 
 
-def cli_prepared(overrides: list[str]) -> Any:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return cli.prepare(compose("config", overrides))
-
-
 def test_solve_agrees_with_a_sweep_of_certificates(
     small_study: SmallStudy, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -109,9 +101,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
         "solve.dials=[{rule: additive, t: [0.0, 1.0]}, {rule: tree, m: [1, 20]}]",
     ]  # fmt: skip
     study = Study(*given)
-    settings, nodes, store = cli_prepared(given)
-    read = list(solve.solved_targets(settings, nodes, store, given))
-    found = solve.tables(settings, nodes, read)
+    found = solve.tables(study, [solve.SolvedTarget(study, name) for name in study.targets])
     promised = found["promised"]
     solved = [row for row in found["solved"] if row["kind"] == "certified"]
     assert len(solved) == 2 * 2 * 3

@@ -98,7 +98,7 @@ def resampled_rejections(
     Returns:
         (B,).
 
-    Example:
+    Examples:
         >>> resampled_rejections(
         ...     np.array([0.25, 0.5, 1.0]), np.array([0, 1, 1]), np.array([[3.0, 1.0]]),
         ...     np.array([1.3])

@@ -119,7 +119,7 @@ def solve(
     Raises:
         ValueError: eps is negative, or `certify` refuses a rule.
 
-    Example:
+    Examples:
         >>> from ..rules.build import build_dial
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
         >>> dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})

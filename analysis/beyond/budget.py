@@ -35,7 +35,7 @@ def rejections(certificates: ArrayLike, mean_kl: ArrayLike) -> NDArray[np.int64]
     Raises:
         ValueError: there are no steps, or a certificate or a mean KL is negative or nan.
 
-    Example:
+    Examples:
         >>> rejections([0.25, 0.5, 1.0, np.inf], [0.0, 0.1875, 0.5]).tolist()
         [0, 2, 3]
     """
@@ -66,7 +66,7 @@ def certified_tokens(
         ValueError: as `rejections` says; or the ends are no increasing steps up to the last, or
             the draft length is below 1.
 
-    Example:
+    Examples:
         >>> certified_tokens([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.05)
         2.0
         >>> certified_tokens([0.5, 0.1, 0.2, 0.0], [3], mean_kl=0.0, draft_length=1)

@@ -54,7 +54,7 @@ def divergence_of(r: ArrayLike, p: ArrayLike, name: str = "kl") -> float:
     kl: KL(r || p), reverse_kl: KL(p || r), chi2: sum (r - p)^2 / p, hellinger: 1 - sum sqrt(p r),
     tv: half the sum of |r - p|. Nats where there is a logarithm; infinite where it is.
 
-    Example:
+    Examples:
         >>> round(divergence_of([0.5, 0.5], [0.25, 0.75]), 6)
         0.143841
     """
@@ -92,7 +92,7 @@ def clip_law(
         ValueError: a dial or divergence is not known, the value is out of range, or p or q is no
             distribution.
 
-    Example:
+    Examples:
         >>> p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
         >>> clip_law(p, q, "c1", 2.0)[0].round(3).tolist()
         [0.375, 0.225, 0.4]
@@ -246,7 +246,7 @@ def argmax_law(p: ArrayLike, divergence: float) -> Floats:
         p: p(x), in [0, 1].
         divergence: D, nats, at least 0.
 
-    Example:
+    Examples:
         >>> argmax_law([0.2, 0.9, 1.0], 0.1).round(4).tolist()
         [0.3952, 0.9991, 1.0]
     """

@@ -46,7 +46,7 @@ def certify_draft(q: TopK, rule: Rule) -> Floats:
         ValueError: the rule depends on more of the target than p(y) and p0 (its entropy, its raw
             logits), or its convention is the paper's; or too few tokens are stored.
 
-    Example:
+    Examples:
         >>> from analysis.rules import Additive, StrictGreedy, Tree
         >>> q = TopK.from_probabilities([[0.5, 0.3, 0.15, 0.05]])
         >>> [certify_draft(q, rule).round(4).tolist() for rule in (StrictGreedy(), Tree(2))]

@@ -35,7 +35,7 @@ LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
 def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
     """Return kl(a || b) = a log(a/b) + (1-a) log((1-a)/(1-b)), nats; +inf where it is infinite.
 
-    Example:
+    Examples:
         >>> coin_kl([0.5, 1.0, 0.0], [0.25, 0.5, 0.0]).round(6).tolist()
         [0.143841, 0.693147, 0.0]
     """
@@ -63,7 +63,7 @@ def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
     Raises:
         ValueError: a mass is not in [0, 1], or eps is negative.
 
-    Example:
+    Examples:
         >>> sampled_draft([1.0, 0.9, 0.5], 0.1).round(6).tolist()
         [0.904837, 0.717621, 0.287121]
     """
@@ -129,7 +129,7 @@ def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> Flo
     Raises:
         ValueError: eps is negative.
 
-    Example:
+    Examples:
         >>> argmax_draft(TopK.from_probabilities([0.5, 0.4, 0.1]), 0.01).tolist()
         [0.4]
     """
@@ -182,7 +182,7 @@ def lossless(dist: TopK, eps: ArrayLike) -> Floats:
     Raises:
         ValueError: eps is negative.
 
-    Example:
+    Examples:
         >>> lossless(TopK.from_probabilities([0.9, 0.1]), 0.1).round(6).tolist()
         [0.817621]
     """

@@ -19,7 +19,7 @@ LOG2 = math.log(2.0)
 def phi(u: ArrayLike) -> Floats:
     """Return (1 + u) log(1 + u) - u, u >= -1: the term of a KL divergence that is never negative.
 
-    Example:
+    Examples:
         >>> phi([-1.0, 0.0, 1.0]).round(6).tolist()
         [1.0, 0.0, 0.386294]
     """
@@ -39,7 +39,7 @@ def g(d: ArrayLike) -> Floats:
 
     For small d as d atanh(d) + log(1 - d^2) / 2, whose terms do not cancel.
 
-    Example:
+    Examples:
         >>> g([0.0, 0.5, 1.0]).round(6).tolist()
         [0.0, 0.130812, 0.693147]
     """
@@ -66,7 +66,7 @@ def g_upper(d: ArrayLike) -> Floats:
 def g_inverse(eps: ArrayLike) -> Floats:
     """g^-1 on [0, log 2]: the margin above which strict greedy is safe (Theorem 4.9 i).
 
-    Example:
+    Examples:
         >>> float(g_inverse(g(0.3)).round(12))
         0.3
     """
@@ -91,7 +91,7 @@ def two_token(a: ArrayLike, b: ArrayLike) -> Floats:
     Lemma 4.5: with a = p0, no certificate whose best rejected token has probability b (value
     form), or at most b (threshold form), is below it.
 
-    Example:
+    Examples:
         >>> float(two_token(0.75, 0.25).round(6))
         0.130812
     """
@@ -159,7 +159,7 @@ def tree_lower(gamma: ArrayLike, m: ArrayLike) -> Floats:
     (1 + gamma) log tau - log((tau^2 + (m-1) tau + 1) / (m+1)) with tau = tau_0; written in
     tau - 1, so that it keeps its accuracy as gamma goes to 0. B_m(1) = log(m + 1).
 
-    Example:
+    Examples:
         >>> tree_lower(0.5, [1, 2, 8]).round(6).tolist()
         [0.130812, 0.197378, 0.521396]
     """

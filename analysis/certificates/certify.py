@@ -44,7 +44,7 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl")
             none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
             what is given is no TopK, no rule, or no divergence.
 
-    Example:
+    Examples:
         >>> from analysis.rules import StrictGreedy
         >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6).tolist()
         [[0.130812]]
@@ -80,7 +80,7 @@ def certify_logits(
     Raises:
         ValueError: as `TopK.from_logits` and `certify` say.
 
-    Example:
+    Examples:
         >>> from analysis.rules import StrictGreedy
         >>> certify_logits([1.0, 0.0, -np.inf], StrictGreedy()).lower.round(6).tolist()
         [[0.110944]]

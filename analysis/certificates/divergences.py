@@ -78,7 +78,7 @@ class Divergence:
     def label(self) -> str:
         """The name by which `named` finds it, the shortest of several.
 
-        Example:
+        Examples:
             >>> Divergence.named("renyi:0.50").label, Divergence.named("renyi:1").label
             ('renyi:0.5', 'kl')
         """
@@ -96,7 +96,7 @@ class Divergence:
     def ceiling(self, width: int = 1) -> float:
         """Return the largest certificate with something to reject; `width` is m of a tree.
 
-        Example:
+        Examples:
             >>> Divergence.named("tv").ceiling(), Divergence.named("renyi:2").ceiling(3)
             (0.5, 1.3862943611198906)
         """

@@ -27,7 +27,7 @@ def certify_plainly(dist: TopK, rules: Sequence[Rule]) -> Floats:
     Raises:
         ValueError: some tokens are not stored.
 
-    Example:
+    Examples:
         >>> from analysis.rules import Additive, StrictGreedy, Tree
         >>> p = TopK.from_probabilities([[0.5, 0.3, 0.15, 0.05]])
         >>> certify_plainly(p, [StrictGreedy(), Additive(0.3), Tree(2)]).round(4).tolist()
@@ -118,7 +118,7 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     Raises:
         ValueError: the rule rejects nothing at this p, or p is no distribution.
 
-    Example:
+    Examples:
         >>> from analysis.rules import StrictGreedy, Tree
         >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
         >>> q.round(6).tolist(), round(kl, 6)

@@ -152,7 +152,7 @@ def batch_schedule(batches: Sequence[int], lengths: Sequence[int]) -> list[list[
 
     A size between two that were measured gets the length of the larger.
 
-    Example:
+    Examples:
         >>> batch_schedule([1, 4, 16], [3, 3, 0])
         [[1, 4, 3], [5, 16, 0]]
     """

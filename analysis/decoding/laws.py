@@ -29,7 +29,7 @@ NOTHING = -1  # in the place of a token: none is drafted
 def leading(accepted: Flags) -> int:
     """Return how many of the (n,) tests succeed before the first failure.
 
-    Example:
+    Examples:
         >>> leading(np.array([True, True, False, True]))
         2
     """

@@ -34,7 +34,7 @@ def tokens_per_call(a: float, gamma: int) -> float:
     Raises:
         ValueError: a or gamma is out of range.
 
-    Example:
+    Examples:
         >>> round(tokens_per_call(0.8, 5), 2)
         3.69
     """
@@ -60,7 +60,7 @@ def answer_seconds(tokens: int, rates: Sequence[float], costs: Sequence[float]) 
     Returns:
         (tokens + 1,) seconds S(m).
 
-    Example:
+    Examples:
         >>> answer_seconds(3, [0.5], [1.0, 1.2]).round(2).tolist()  # S(3) = 1.2 + (S(2) + S(1)) / 2
         [0.0, 1.0, 1.7, 2.55]
     """
@@ -87,7 +87,7 @@ def optimal_draft_length(a: float, costs: Sequence[float]) -> tuple[int, float]:
     Returns:
         A draft length below len(costs), and its speedup; 0 and 1 say that drafting does not pay.
 
-    Example:
+    Examples:
         >>> optimal_draft_length(0.8, [1 + 0.05 * gamma for gamma in range(65)])[0]
         8
     """
@@ -108,7 +108,7 @@ def break_even(costs: Sequence[float]) -> tuple[int, float]:
         which its drafts are no slower than none; 0 and NaN where no length pays even if all of its
         tokens are accepted.
 
-    Example:
+    Examples:
         >>> gamma, a = break_even([1.0, 1.4, 1.5])  # 1 + a + a^2 = 1.5
         >>> gamma, round(a, 4)
         (2, 0.366)

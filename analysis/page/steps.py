@@ -46,7 +46,7 @@ DIVERGENCES = {  # of stage drafts: printed name and unit
 def digits(value: float, significant: int = 3) -> float | None:
     """Return a number with so many significant digits; None, JSON's null, if it is not finite.
 
-    Example:
+    Examples:
         >>> digits(0.123456), digits(math.inf)
         (0.123, None)
     """
@@ -56,7 +56,7 @@ def digits(value: float, significant: int = 3) -> float | None:
 def pack_levels(lower: Floats) -> str:
     """Return, a character a step, how many of `LEVELS` the (N,) certificates exceed, strictly.
 
-    Example:
+    Examples:
         >>> pack_levels(np.array([0.0, 0.005, 0.006, np.inf]))
         'ABC_'
     """
@@ -69,7 +69,7 @@ def pack_counts(counts: Numbers | Flags) -> str:
     Raises:
         ValueError: one is 64 or more, or negative.
 
-    Example:
+    Examples:
         >>> pack_counts(np.array([[0, 2], [1, 1]]))
         'ACBB'
     """
@@ -155,7 +155,7 @@ def curves(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
 def spread(shares: Floats, count: int = ANSWERS) -> Integers:
     """Return which of P answers are shown: at equal distances in the order of their shares.
 
-    Example:
+    Examples:
         >>> spread(np.array([0.5, 0.1, 0.9, 0.3, 0.7]), 3).tolist()
         [1, 0, 2]
     """

@@ -6,7 +6,7 @@ frame and says which of its statistics become columns, in which format; `analysi
 writes it as CSV and LaTeX. No section lays out a cell itself. Titles, questions, captions and most
 columns lie in `texts.toml`.
 
-Example:
+Examples:
     >>> from analysis.report.render import lines
     >>> from analysis.report.text import share_text
     >>> frame = pd.DataFrame(

@@ -53,7 +53,7 @@ def to_mapping(rule: Rule) -> dict[str, Any]:
 def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     """Build rules, with a list as a value standing for one rule each; lists multiply.
 
-    Example:
+    Examples:
         >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
         ['additive t=0.1', 'additive t=0.2']
     """

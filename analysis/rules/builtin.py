@@ -309,7 +309,7 @@ def best_path(parents: Sequence[int], costs: Sequence[float], mu: float) -> tupl
         costs: of each, at least 0; infinite for one that can't be taken.
         mu: tokens for a unit of cost, above 0; infinite takes tokens of cost 0.
 
-    Example:
+    Examples:
         >>> best_path([-1, 0, 1], [0.6, 0.1, 2.0], 1.0)  # 0.4 + 0.9, then -1
         (0, 1)
     """

@@ -27,8 +27,9 @@ FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
 def few(prompts: int) -> bool:
     """Return whether intervals resampled from so many prompts are to be distrusted.
 
-    >>> few(29), few(30)
-    (True, False)
+    Examples:
+        >>> few(29), few(30)
+        (True, False)
     """
     return prompts < FEW_PROMPTS
 

@@ -29,7 +29,7 @@ def gaps(token: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.nda
         (N,) float32 each; of a token that is not among the K, the gap to the last of them, which
         is a lower bound. Where K = 1 the margin is infinite.
 
-    Example:
+    Examples:
         >>> gaps(np.array([7, 8]), np.array([[7, 8], [7, 8]]), np.array([[3.0, 2.5], [1.0, 0.0]]))
         (array([-1.,  1.], dtype=float32), array([0.5, 1. ], dtype=float32))
     """

@@ -79,7 +79,7 @@ def calls_made(accepted: Flags, trajectories: Trajectories, draft_length: int | 
     Raises:
         ValueError: the draft length is below 1.
 
-    Example:
+    Examples:
         >>> steps = Trajectories.from_positions(np.arange(5))
         >>> accepted = np.array([[1, 0], [1, 1], [0, 0], [1, 1], [1, 1]], dtype=bool)
         >>> calls_made(accepted, steps, 2).tolist(), calls_made(accepted, steps, None).tolist()
@@ -113,7 +113,7 @@ def drafts_made(
     Raises:
         ValueError: the draft length is below 1.
 
-    Example:
+    Examples:
         >>> steps = Trajectories.from_positions(np.arange(5))
         >>> tested, kept = drafts_made(np.array([1, 1, 0, 1, 0], dtype=bool), steps, 2)
         >>> tested.tolist(), kept.tolist()
@@ -147,7 +147,7 @@ def place_shares(
         place (from 1), reached, accepted; `conditional` accepted / reached, the acceptance rate;
         `of_all` accepted / calls, what inference engines print.
 
-    Example:
+    Examples:
         >>> place_shares(10, [10, 8], [8, 6])[1]
         {'place': 2, 'reached': 8, 'accepted': 6, 'conditional': 0.75, 'of_all': 0.6}
     """
@@ -184,7 +184,7 @@ def inside_repeats(tokens: NDArray[np.integer], prompts: Integers, length: int =
     Returns:
         (N,) flags.
 
-    Example:
+    Examples:
         >>> inside_repeats(np.array([7, 8, 9, 7, 8, 9, 8]), np.zeros(7, dtype=int), 2).astype(int)
         array([0, 0, 0, 0, 1, 1, 0])
     """

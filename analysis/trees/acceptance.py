@@ -39,7 +39,7 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     Raises:
         ValueError: an accepted index is not one of its node's.
 
-    Example:
+    Examples:
         >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
         [0.25, 0.375]
     """
@@ -108,7 +108,7 @@ def greedy_rates(ranks: Integers, count: int) -> Floats:
         ranks: (N,) of the target's argmax under the drafter, from 1.
         count: how many indices.
 
-    Example:
+    Examples:
         >>> greedy_rates(np.array([1, 1, 3, 9]), 3).tolist()
         [0.5, 0.0, 0.25]
     """

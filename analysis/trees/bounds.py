@@ -32,7 +32,7 @@ def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> 
         k: drafted tokens.
         tight: equation (29); False gives equation (5), (log L + log(k + 1)) / H[R].
 
-    Example:
+    Examples:
         >>> round(tunstall_upper(math.log(2), 2, 6), 9)
         3.0
     """

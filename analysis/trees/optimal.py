@@ -39,7 +39,7 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
     Raises:
         ValueError: rates are no probabilities, or no tree of k nodes has that depth and width.
 
-    Example:
+    Examples:
         >>> optimal([0.6, 0.3], 4)
         Topology(parents=(-1, 0, -1, 1))
     """

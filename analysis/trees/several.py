@@ -39,7 +39,7 @@ def best_of_drafts(p: Floats, q: Floats, count: int, replacement: bool = False) 
         count: n, at least 1.
         replacement: whether the drafts are independent.
 
-    Example:
+    Examples:
         >>> p, q = np.array([[0.0, 1.0]]), np.array([[0.5, 0.5]])
         >>> [float(best_of_drafts(p, q, 2, way)[0].round(9)) for way in (True, False)]
         [0.75, 1.0]

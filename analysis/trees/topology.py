@@ -81,7 +81,7 @@ class Topology:
     def by_level(self) -> Topology:
         """Return the tree with its nodes numbered by depth; siblings stay in order.
 
-        Example:
+        Examples:
             >>> Topology((-1, 0, -1)).by_level()
             Topology(parents=(-1, -1, 0))
         """
@@ -92,7 +92,7 @@ class Topology:
     def within(self, depth: int) -> Topology:
         """Return the tree without the nodes below `depth`: drafts shorten where an answer ends.
 
-        Example:
+        Examples:
             >>> symmetric(2, 3).within(1)
             Topology(parents=(-1, -1))
         """
@@ -137,7 +137,7 @@ def expansion(widths: Sequence[int]) -> Topology:
     Raises:
         ValueError: a width is below 1.
 
-    Example:
+    Examples:
         >>> expansion([2, 1])
         Topology(parents=(-1, -1, 0, 1))
     """
@@ -192,7 +192,7 @@ def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> flo
     Raises:
         ValueError: a node has a sibling index above J.
 
-    Example:
+    Examples:
         >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
         3.69
     """

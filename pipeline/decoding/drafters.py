@@ -18,7 +18,6 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import chosen_statistics, top_k
 from pipeline.models.passes import Text
-from pipeline.plan.method import Drafting
 
 SHORTEST = 2  # tokens of a match of look-up, where longer ones are looked for: docs/decoding.md
 TreeShape = Topology | Growth
@@ -244,18 +243,20 @@ class LookupFirst(Drafter):
         self._other.accept(known, () if self._found else path, hidden)
 
 
-def stops(drafting: Drafting, logits: Tensor) -> bool:
+def stops(drafting: tuple[str, float], logits: Tensor) -> bool:
     """Return whether a drafter with these logits (1, V) of the next token ends its chain.
+
+    It does where the measure `drafting[0]` does not exceed `drafting[1]`, of the entropy where it
+    is not below.
 
     That depends on the text and the tokens drafted before, not on the token that would be drafted:
     what is emitted stays what it was.
     """
-    value = measured(drafting.drafting, logits)
+    measure, threshold = drafting
+    value = measured(measure, logits)
     if not math.isfinite(value):
         raise BrokenLogitsError("drafter")
-    if drafting.drafting == "entropy":
-        return value >= drafting.threshold
-    return value <= drafting.threshold
+    return value >= threshold if measure == "entropy" else value <= threshold
 
 
 def measured(measure: str, logits: Tensor) -> float:

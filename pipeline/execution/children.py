@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from threading import Thread, current_thread, main_thread
 
 from pipeline.errors import PipelineError
-
-LOOKS = 1.0  # seconds between two looks at the parent
 
 
 @contextmanager
@@ -26,7 +23,7 @@ def processes(count: int, label: str) -> Iterator[ProcessPoolExecutor]:
     """
     others = set(active_children())
     with _uninterrupted():  # starts multiprocessing's own process, which counts semaphores
-        pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (os.getpid(),))
+        pool = ProcessPoolExecutor(count, get_context("spawn"), _begin)
     try:
         with _uninterrupted():
             for _ in range(count):  # each starts one, as long as none is ready for more
@@ -58,18 +55,14 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(parent: int) -> None:
+def _begin() -> None:
     """Begin a process of a pool; an interruption from the keyboard is its parent's matter."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent)
+    Thread(target=_end_with_parent, daemon=True).start()
 
 
-def end_with_parent(parent: int) -> None:
-    """End this process when `parent`, which started it, ends."""
-    Thread(target=_watch, args=(parent,), daemon=True).start()
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(LOOKS)
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)

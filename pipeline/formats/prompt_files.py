@@ -78,6 +78,7 @@ class Source:
         """
         kinds = {".jsonl": _json_lines, ".parquet": _parquet, ".txt": _text}
         self._files = [kinds[file.suffix](file) for file in files]
+        self.text = files[0] if files[0].suffix == ".txt" else None  # one prompt each
         self._ends = list(accumulate(size for size, _ in self._files))
         if not len(self):
             raise PipelineError(f"prompts.source: {files[0]} holds no rows")

@@ -227,7 +227,7 @@ def deinterleave(weight: NDArray[Any], heads: int) -> NDArray[Any]:
             the original beside each other.
         heads: the number of heads.
 
-    Example:
+    Examples:
         >>> deinterleave(np.arange(8)[:, None], 2)[:, 0]
         array([0, 2, 1, 3, 4, 6, 5, 7])
     """

@@ -48,7 +48,7 @@ def source(path: str, key: str) -> GGUFSource | None:
     Raises:
         PipelineError: there is no such file, or a package is not given as it has to be.
 
-    Example:
+    Examples:
         >>> source("package:a==1.0/b.gguf#sha256=" + 64 * "0", "path").requirement
         'a==1.0'
     """
@@ -91,7 +91,7 @@ def directory(path: str, key: str) -> Path | None:
     if found is None:
         return None
     sha256 = file_digest(found.path) if found.path else found.sha256
-    place = MODELS / f"{found.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
+    place = _place(found, sha256)
     if place.is_dir() and conversion_damage(place) is None:
         return place
     try:
@@ -107,6 +107,17 @@ def directory(path: str, key: str) -> Path | None:
             f"{key}={path} can't be converted in {MODELS}: {error.strerror or first_line(error)}"
         ) from error
     return place
+
+
+def converted(path: str) -> Path | None:
+    """Return the directory made from a package's GGUF file if it is there, for a look at it."""
+    found = source(path, "path")
+    place = _place(found, found.sha256) if found and not found.path else None
+    return place if place is not None and place.is_dir() else None
+
+
+def _place(found: GGUFSource, sha256: str) -> Path:
+    return MODELS / f"{found.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
 
 
 def conversion_damage(place: Path, *, hashed: bool = False) -> str | None:

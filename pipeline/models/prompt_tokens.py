@@ -2,13 +2,83 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.gguf_models import source as gguf
+from pipeline.store.identity import local_path
 
 ROLES = ("user", "assistant")
 _tried: dict[str, bool] = {}  # whether a template's tokens change with the message
+
+
+class FileTokenizer:
+    """A tokenizer read from its files alone: transformers, which imports torch, takes seconds.
+
+    Its counts may differ from those of transformers by a few tokens, where that patches a file.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Read the files in `folder`; `name` is printed in errors.
+
+        Raises:
+            Exception: it has no tokenizer.json, or its template needs more than is here.
+        """
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from tokenizers import Tokenizer
+
+        self.name_or_path = name
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        settings: dict[str, Any] = {}
+        with suppress(OSError):
+            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = settings.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {one["name"]: one["template"] for one in template}.get("default")
+        with suppress(OSError):
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        self.chat_template = template
+        made = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        special = {
+            key: token["content"] if isinstance(token, dict) else token
+            for key, token in settings.items()
+            if key.endswith("_token")
+        }
+        self._template = made.from_string(template or "", globals=special)
+        if template is not None:
+            _listens(self, enable_thinking=False)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """Return the `input_ids` of a text."""
+        found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": found.ids}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return token to id, added tokens included."""
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **options: Any
+    ) -> Any:
+        """Return the text of messages, or its tokens."""
+        text = self._template.render(messages=messages, **options)
+        return self(text, add_special_tokens=False)["input_ids"] if tokenize else text
+
+
+def file_tokenizer(path: str) -> FileTokenizer | None:
+    """Return the tokenizer of a local model; None where its files do not suffice."""
+    folder = gguf.converted(path) if gguf.source(path, "path") else local_path(path)
+    try:
+        return None if folder is None else FileTokenizer(folder, path)
+    except Exception:  # libraries raise many kinds: who loads the model says what is wrong
+        return None
 
 
 def encode(

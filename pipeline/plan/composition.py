@@ -16,12 +16,15 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.fields import check, nearest
+from conf import schema
 from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError
-from pipeline.paths import CONF
+from pipeline.paths import CONF, ROOT
 from pipeline.plan.explain import noted, say
 from pipeline.store.node import fingerprint
 
+schema.register()
+OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
 
 
@@ -131,6 +134,9 @@ def name_of(path: str) -> str:
     """
     name = re.sub(r"^[\W_]+|[^ -~]", "", Path(path).name)[:LONGEST_NAME]
     return name if is_name(name) else "local"
+
+
+OmegaConf.register_new_resolver("name_of", name_of, replace=True)
 
 
 def quoted(text: str) -> str:

@@ -50,7 +50,7 @@ def say(problems: list[str]) -> None:
 def explain(error: BaseException) -> str:
     """Return an error of a user's making as printed.
 
-    Example:
+    Examples:
         >>> explain(PipelineError("no target"))
         'no target'
     """

@@ -1,20 +1,26 @@
 """The graph: which stages there are, in order. All else of a stage, its STAGE says.
 
-`plan` turns a configuration into nodes; a node is one artifact to be.
+`prepare` turns a configuration into nodes; a node is one artifact to be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
-from typing import Any
+from pathlib import Path
 
+from omegaconf import DictConfig
+
+from analysis.rules import Rule
 from conf import schema
 from conf.schema import Config, Model
 from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
+from pipeline.plan.composition import settings_of
 from pipeline.plan.explain import noted, say
+from pipeline.plan.slices import build_rules
 from pipeline.plan.stage import Request, Stage
+from pipeline.store.artifacts import Store
 from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
@@ -37,28 +43,27 @@ def with_upstream(nodes: Iterable[Node]) -> dict[str, Node]:
     return found
 
 
-def plan(
-    config: Config,
-    rules: list[Any],
-    identities: Identities,
-    made: Callable[[Node], bool] = lambda _: False,
-    problems: list[str] | None = None,
-) -> dict[str, list[Node]]:
-    """Return the nodes of every stage for `config`, by stage.
+def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]:
+    """Check a composed configuration and plan every stage, without computing anything.
 
-    `rules` are the acceptance rules of `config.criteria`, already built. `made` says whether an
-    artifact is there: the report shows some stages only then. `problems` has those found before.
+    Returns:
+        Typed settings, the nodes of every stage, target by target, and their store.
 
     Raises:
-        PipelineError: there is no target, or a stage refuses the configuration.
+        PipelineError: the configuration or an input is not usable; all that is wrong, a line each.
     """
+    problems, rules = list[str](), list[Rule]()
+    config = settings_of(composed, problems)
+    store = Store(Path(config.outputs) / "artifacts")
+    identities = Identities(store.root / ".identities.json")
+    with noted(problems):
+        rules = build_rules(config.criteria)
     if not config.targets:
         raise PipelineError(
             "no target: add target=mini_large, or target=local "
             "targets.local.path=DIRECTORY_OR_HUB_ID"
         )
-    request = Request(config, rules, identities, frozenset(_closure(config.stage)), made)
-    problems = [] if problems is None else problems
+    request = Request(config, rules, identities, frozenset(_closure(config.stage)), store.has)
     for stage in STAGES.values():
         with noted(problems):
             stage.check(request)
@@ -71,7 +76,8 @@ def plan(
                 request.nodes[stage.name] = list(stage.nodes(request))
     finally:  # what is out of range may break what is planned
         say(problems)
-    return request.nodes
+    identities.save()
+    return config, request.nodes, store
 
 
 def models_named(config: Config) -> dict[str, Model]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from analysis import rules
 from analysis.beyond.clip import FAMILIES
-from analysis.fields import check, from_mapping, ranged
+from analysis.fields import FieldError, check_keys, ranged, refused
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree, build_tree
@@ -38,33 +39,22 @@ BUDGETS = {  # keys of sampling: budget, one of them: the least value, and what 
 DRAFTING = ("drafting", "threshold")  # keys of an entry
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """A drafter stops where its measure of the next token is not sure enough.
-
-    Attributes:
-        drafting: max_q, the largest probability, or entropy.
-        threshold: max_q has to exceed it; the entropy, in nats, has to be below it.
-    """
-
-    drafting: str = ranged(f"one of {', '.join(MEASURES)}", lambda value: value in MEASURES)
-    threshold: float = ranged("a number of at least 0", lambda value: value >= 0)
-
-    @property
-    def shown(self) -> str:
-        """The rule as printed."""
-        return f"{self.drafting} threshold={self.threshold:g}"
-
-
-def build_drafting(mapping: Mapping[str, Any], where: str) -> Drafting:
+def read_drafting(mapping: Mapping[str, Any], where: str) -> tuple[str, float]:
     """Return the rule for stopping from those keys of an entry that are about it.
 
     Raises:
         FieldError: the measure or a key is not known or missing, or a value out of range.
     """
-    drafting = from_mapping(Drafting, mapping, where, "drafting")
-    check(drafting, where)
-    return drafting
+    check_keys(mapping, DRAFTING, where, "drafting")
+    measure, allowed = mapping["drafting"], "a number of at least 0"
+    if measure not in MEASURES:
+        raise refused(f"{where}drafting", measure, f"one of {', '.join(MEASURES)}")
+    if "threshold" not in mapping:
+        raise FieldError(f"{where}the key 'threshold' is missing: give {allowed}")
+    threshold = mapping["threshold"]
+    if type(threshold) not in (int, float) or not 0 <= threshold < math.inf:
+        raise refused(f"{where}threshold", threshold, allowed)
+    return measure, float(threshold)
 
 
 @dataclass(frozen=True)
@@ -81,7 +71,9 @@ class Method:
         model_length: those of the model where look-up finds nothing; None is draft_length.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
-        drafting: when its drafter stops before; None is never.
+        drafting: a measure of the drafter's next token, max_q (its largest probability) or entropy
+            (nats), and the threshold that it must exceed, or stay below; else the draft ends. None
+            is never.
         top_p: which of the most probable tokens target and drafter may choose; 1 is all.
         top_k: likewise, before top_p; 0 is all.
     """
@@ -97,7 +89,7 @@ class Method:
     )
     temperature: float = ranged("a number of at least 0", lambda value: value >= 0)
     tree: DraftTree | None = None
-    drafting: Drafting | None = None
+    drafting: tuple[str, float] | None = None
     top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
     top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
     model_length: int | None = ranged(
@@ -148,8 +140,13 @@ class Method:
         if self.tree is not None and not isinstance(self.rule, Tree):
             found.append(self.tree.shown)
         if self.drafting is not None:
-            found.append(f"drafting {self.drafting.shown}")
+            found.append(f"drafting {self.stopping}")
         return [part for part in found if part]
+
+    @property
+    def stopping(self) -> str | None:
+        """When its drafter stops before the draft length, as printed."""
+        return None if self.drafting is None else "{} threshold={:g}".format(*self.drafting)
 
     @property
     def _cut(self) -> str:
@@ -173,6 +170,7 @@ def method_mapping(method: Method) -> dict[str, Any]:
 
     The rates that stage drafts measured for its tree are left out: artifacts determine them.
     """
+    stops = dict(zip(DRAFTING, method.drafting or (), strict=False))
     return {
         "drafter": method.drafter,
         "sampling": method.sampling,
@@ -183,7 +181,7 @@ def method_mapping(method: Method) -> dict[str, Any]:
         **dict([method.budget] if method.budget else []),
         **({} if method.rule is None else {"rule": rules.to_mapping(method.rule)}),
         **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
-        **({} if method.drafting is None else {"drafting": asdict(method.drafting)}),
+        **({"drafting": stops} if stops else {}),
     }
 
 
@@ -220,5 +218,5 @@ def with_baselines(methods: list[Method]) -> list[Method]:
 MADE: Mapping[str, Callable[[Any], Any]] = {  # fields that have mappings of their own
     "rule": rules.build,
     "tree": lambda one: build_tree(one, "tree"),
-    "drafting": lambda one: build_drafting(one, "drafting."),
+    "drafting": lambda one: read_drafting(one, "drafting."),
 }

@@ -20,7 +20,7 @@ from pipeline.plan.method import (
     SAMPLINGS,
     SPECULATIVE,
     Method,
-    build_drafting,
+    read_drafting,
 )
 
 OWN = ("drafter", "sampling", "draft_length", "model_length", "temperature", "top_p", "top_k")
@@ -124,7 +124,7 @@ def _check_drafts(method: Method) -> None:
     if stops is not None:
         misfits += [
             (tree is not None or method.drafter == "prompt_lookup",
-             f"drafting: {stops.drafting}: a model that drafts a chain can stop: give drafter: "
+             f"drafting: {stops[0]}: a model that drafts a chain can stop: give drafter: "
              "model or lookup_first, and no tree"),
             (method.sampling == BLOCK, "sampling=block tests drafts of a length that is given"),
         ]  # fmt: skip
@@ -165,7 +165,7 @@ def _build(entry: dict[str, Any], where: str) -> Method:
                     f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
                 )
             tree = DraftTree("symmetric", rule.m)
-        stopping = build_drafting(stops, f"{where}.") if stops else None
+        stopping = read_drafting(stops, f"{where}.") if stops else None
         parts = {"rule": rule, "tree": tree, "drafting": stopping}
         given = from_mapping(Method, {"sampling": None, **plain, **parts}, f"{where}.", "method")
         check(given, f"{where}.")

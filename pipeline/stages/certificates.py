@@ -6,11 +6,8 @@ Run it with ``python -m pipeline stage=certificates``; of another divergence tha
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
@@ -20,16 +17,10 @@ from pipeline.store.columns import STEP
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import pyarrow as pa
+    from collections.abc import Sequence
 
     from analysis.rules import Rule
-    from analysis.topk import TopK
     from pipeline.store.artifacts import Artifact, Pending
-
-T = TypeVar("T")
-GROUPS = 1000  # row groups of a file, whose footer is in memory while it is written
 
 
 def check(request: Request) -> None:
@@ -73,7 +64,7 @@ def nodes(request: Request) -> list[Node]:
             rule.label,
             rule_slice(rule) | {"temperature": config.certificates.temperature} | other,
             {"distributions": (distributions,)},
-            settings={"rule": rule, "threads": config.device.threads, **statistics_slice(config)},
+            settings={"rule": rule, **statistics_slice(config)},
         )
         for distributions in request.nodes["distributions"]
         for rule in request.rules
@@ -81,88 +72,37 @@ def nodes(request: Request) -> list[Node]:
 
 
 def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: list[Pending]) -> None:
-    """Certify the distributions under the rule of every node, each into its own artifact."""
-    from pipeline.execution.threads import stream_threads
-    from pipeline.store import columns, distributions
-
-    rules = [node.settings["rule"] for node in nodes]
-    source = upstream["distributions"][0]
-    check_logged(rules, source)
-    schema = columns.schema("certificates")
-    with ExitStack() as stack:
-        write_certificates(
-            distributions.chunks(source, nodes[0].config["temperature"]),
-            rules,
-            nodes[0].config.get("divergence", "kl"),
-            [stack.enter_context(made.writer("data", schema)) for made in pending],
-            source.record["rows"]["data"],
-            stream_threads(nodes[0].settings.get("threads")),
-        )
-
-
-def write_certificates(
-    chunks: Iterable[tuple[pa.RecordBatch, TopK]],
-    rules: Sequence[Rule],
-    divergence: str,
-    writers: Sequence[Any],
-    steps: int,
-    threads: int,
-) -> None:
-    """Certify a stream of distributions, and write it under each rule, in the stream's order.
-
-    Args:
-        chunks: prompt_id and position of some steps, and their distributions.
-        rules: what is certified.
-        divergence: of target and draft.
-        writers: of the files, one a rule.
-        steps: in all chunks. A file has no more than about GROUPS row groups, however many.
-        threads: that certify chunks, and write files.
+    """Certify the distributions under the rule of every node, each into its own artifact.
 
     Raises:
-        PipelineError: a user's rule fails.
+        PipelineError: a log has too few tokens for a rule, or a user's rule fails.
     """
     import pyarrow as pa
 
     from analysis.certificates.certify import certify
-    from pipeline.execution.threads import in_order
-    from pipeline.store import columns
-    from pipeline.store.distributions import ROWS
+    from pipeline.store import columns, distributions
 
+    rules = [node.settings["rule"] for node in nodes]
+    source, asked = upstream["distributions"][0], nodes[0].config
+    check_logged(rules, source)
     schema = columns.schema("certificates")
-
-    def batches(chunk: tuple[pa.RecordBatch, TopK]) -> list[pa.RecordBatch]:
-        place, dist = chunk
-        try:
-            result = certify(dist, rules, divergence=divergence)
-        except ValueError as error:  # of a user's rule: those of the project are checked before
-            raise PipelineError(f"criteria: {error}") from error
-        found = []
-        for at in range(len(rules)):
-            count = result.accepted_count[:, at]
-            arrays = [
-                *place.columns,
-                pa.array(result.lower[:, at]),
-                pa.array(result.upper[:, at]),
-                pa.array(result.active_size[:, at]),
-                pa.array(count, mask=count <= 0),
-            ]
-            found.append(pa.record_batch(arrays, schema=schema))
-        return found
-
-    def write(at: int, group: list[list[pa.RecordBatch]]) -> None:
-        table = pa.Table.from_batches([found[at] for found in group])
-        writers[at].write_table(table, row_group_size=len(table))
-
-    with ThreadPoolExecutor(threads, "write") as pool:
-        for group in grouped(in_order(batches, chunks, threads), 1 + steps // (GROUPS * ROWS)):
-            list(pool.map(partial(write, group=group), range(len(writers))))
-
-
-def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of `size` items, the last one shorter."""
-    several = iter(items)
-    while group := list(islice(several, size)):
-        yield group
+    with ExitStack() as stack:
+        writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
+        for place, dist in distributions.chunks(source, asked["temperature"]):
+            try:
+                result = certify(dist, rules, divergence=asked.get("divergence", "kl"))
+            except ValueError as error:  # of a user's rule: those of the project are checked before
+                raise PipelineError(f"criteria: {error}") from error
+            for at, writer in enumerate(writers):
+                count = result.accepted_count[:, at]
+                arrays = [
+                    *place.columns,
+                    pa.array(result.lower[:, at]),
+                    pa.array(result.upper[:, at]),
+                    pa.array(result.active_size[:, at]),
+                    pa.array(count, mask=count <= 0),
+                ]
+                writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 def check_logged(rules: Sequence[Rule], source: Artifact) -> None:

@@ -82,15 +82,20 @@ class Artifact:
         return DamagedError(self.directory, reason) if damaged else PipelineError(reason)
 
     def damage(self) -> list[str]:
-        """Return what differs from the record, of every file; an empty list when nothing does."""
+        """Return what differs from the record, of every file; an empty list when nothing does.
+
+        A file that was added is damage: who reads the directory as a data set reads it as well.
+        """
         found = []
         try:
-            names = sorted(self.record["files"])
+            names = {*self.record["files"]}
         except DamagedError as error:
             return [error.reason]
         if not self.directory.name.endswith(f"-{self.record['fingerprint'][:12]}"):
             found.append(f"{self.directory / RECORD} is the record of another artifact")
-        for name in names:
+        there = (path for path in self.directory.rglob("*") if path.is_file())
+        names.update(path.relative_to(self.directory).as_posix() for path in there)
+        for name in sorted(names - {RECORD}):
             try:
                 self._check(name)
             except DamagedError as error:

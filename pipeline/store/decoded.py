@@ -16,9 +16,11 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.rules import Mars
-from pipeline.plan.method import read_method
+from pipeline.plan.method import Method, read_method
 from pipeline.store.artifacts import Artifact
 
+RUN = ("drafter", "draft_length", "sampling", "rule", "temperature", "lossless", "tree", "drafting")
+RUN += ("top_p", "top_k")
 Statistics = tuple[int, float, int]  # resamples, confidence and seed of the bootstrap
 
 
@@ -30,28 +32,16 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         return artifact.read(name).to_pandas()
 
     methods = [read_method(run) for run in facts["runs"]]
-    runs = pd.DataFrame(
-        [
-            {
-                "method": one.title,
-                "drafter": one.drafter,
-                "draft_length": one.draft_length,
-                "sampling": one.sampling,
-                "rule": None if one.rule is None else one.rule.label,
-                "temperature": one.temperature,
-                "lossless": one.lossless,
-                "tree": run.get("shape"),
-                "drafting": None if one.drafting is None else one.drafting.shown,
-                "top_p": one.top_p,
-                "top_k": one.top_k,
-            }
-            for one, run in zip(methods, facts["runs"], strict=True)
-        ]
-    )
+    runs = _runs(methods, *RUN)
+    rules = {one.rule.label: one.rule for one in methods if one.rule is not None}
     return Decoded(
         target,
         drafter,
-        runs,
+        runs.assign(
+            rule=[None if one.rule is None else one.rule.label for one in methods],
+            tree=[run.get("shape") for run in facts["runs"]],
+            drafting=[one.stopping for one in methods],
+        ),
         frame("data").drop(
             columns=["token_ids", "method", "drafter", "draft_length", "temperature"]
         ),
@@ -60,9 +50,16 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("timings/calls"),
         frame("trajectory"),
         facts["bytes"],
-        {one.rule.label: one.rule for one in methods if one.rule is not None},
+        rules,
         frame("levels"),
         frame("timings/passes"),
+    )
+
+
+def _runs(methods: Sequence[Method], *names: str) -> pd.DataFrame:
+    """Return a row a run: how its method is printed, and some of its fields."""
+    return pd.DataFrame(
+        [{"method": one.title} | {name: getattr(one, name) for name in names} for one in methods]
     )
 
 
@@ -79,25 +76,16 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read what a target, given by its printed name, answered."""
     facts = artifact.record["facts"]
     methods = [read_method(run) for run in facts["runs"]]
-    runs = pd.DataFrame(
-        [
-            {
-                "method": one.title,
-                "drafter": one.drafter,
-                "draft_length": one.draft_length,
-                "temperature": one.temperature,
-                "baseline": run["baseline"],
-                "rule": one.rule,
-                "exact": one.lossless and one.sampling not in ("speculative", "block"),
-            }
-            for one, run in zip(methods, facts["runs"], strict=True)
-        ]
-    )
+    exact = [one.lossless and one.sampling not in ("speculative", "block") for one in methods]
     data = artifact.read().to_pandas()
     return Answered(
         target,
         list(facts["tasks"]),
-        runs,
+        _runs(methods, "drafter", "draft_length", "temperature").assign(
+            baseline=[run["baseline"] for run in facts["runs"]],
+            rule=[one.rule for one in methods],
+            exact=exact,
+        ),
         data.drop(columns=["token_ids", "method", "drafter"]),
         artifact.read("timings/runs").to_pandas(),
     )

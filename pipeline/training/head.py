@@ -158,7 +158,7 @@ def tokens_and_calls(agreed: Tensor) -> tuple[int, int]:
     Args:
         agreed: (depth, n) whether the draft of token j is the target's at each depth.
 
-    Example:
+    Examples:
         >>> tokens_and_calls(torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1]]))
         (4, 2)
     """

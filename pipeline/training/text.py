@@ -252,7 +252,7 @@ class Novelty:
 def ngrams(text: str, n: int) -> set[int]:
     """Return the hashes of the n-grams of words of `text`; all its words where it has fewer.
 
-    Example:
+    Examples:
         >>> len(ngrams("One fish, two fish; one fish!", 2))
         4
     """

@@ -136,6 +136,7 @@ def damages(directory: Path) -> dict[str, Any]:
         "truncated": lambda: data.write_bytes(data.read_bytes()[:-9]),
         "empty": lambda: data.write_bytes(b""),
         "missing": data.unlink,
+        "added": lambda: (directory / "more.parquet").write_bytes(data.read_bytes()),
         "other rows": lambda: pq.write_table(fakes.table("other"), data),
         "record: a byte": lambda: flip(record),
         "record: a blank": lambda: record.write_text(record.read_text() + "\n"),

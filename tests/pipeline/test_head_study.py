@@ -20,13 +20,13 @@ from safetensors.torch import load_file, save_file
 from analysis.report import style
 from benchmarks import robustness
 from conf.schema import Config
-from pipeline import cli, sweeps, verify
+from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.models.heads.head_files import save_head
 from pipeline.models.load import load_model
 from pipeline.paths import CONF
-from pipeline.plan.graph import with_upstream
+from pipeline.plan.graph import prepare, with_upstream
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import Node
 from tests.pipeline import heads, tiny
@@ -62,7 +62,7 @@ def prepared(overrides: list[str]) -> Made:
     """Plan a study."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return Made(*cli.prepare(compose("config", overrides)))
+        return Made(*prepare(compose("config", overrides)))
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from benchmarks import robustness
-from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
 from pipeline.execution.shard_plan import Plan, Shard
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.graph import VERSIONS, with_upstream
+from pipeline.plan.graph import VERSIONS, prepare, with_upstream
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
 from tests.pipeline.stopping import interrupt
@@ -40,7 +39,7 @@ def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dic
     outputs = tmp_path_factory.mktemp("outputs")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", [*overrides, f"outputs='{outputs}'"])
-    return {stage: found[0] for stage, found in cli.prepare(config)[1].items()}
+    return {stage: found[0] for stage, found in prepare(config)[1].items()}
 
 
 @pytest.fixture(scope="module")

@@ -175,8 +175,8 @@ def test_a_token_shows_its_candidates_with_the_keyboard(opened: Opened) -> None:
 
 def test_the_calculator_agrees_with_solve(opened: Opened, small_study: SmallStudy) -> None:
     study = Study(*small_study.overrides, "solve.eps=0.1", "solve.draft_lengths=[2,5]")
-    read = list(solve.solved_targets(study.config, study.nodes, study._store, []))
-    promised = solve.tables(study.config, study.nodes, read)["promised"]
+    read = [solve.SolvedTarget(study, name) for name in study.targets]
+    promised = solve.tables(study, read)["promised"]
     labels = opened.page.evaluate("PAGE.rules.map((rule) => rule.label)")
     targets = opened.page.evaluate("PAGE.steps.map((target) => target.label)")
     lengths = {"of any length": 0, "of 2": 2, "of 5": 5}

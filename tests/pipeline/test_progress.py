@@ -16,14 +16,11 @@ def count(bar_of: int) -> None:
             bar.set_postfix_str("1.0 GiB", refresh=False)
 
 
-def test_a_short_stage_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    count(10)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_long_stage_writes_lines(
+def test_a_log_gets_lines_of_a_long_stage_and_a_terminal_a_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    count(10)
+    assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "SECONDS", 1e-9)
     count(10)
     lines = capsys.readouterr().err.split("\n")
@@ -33,11 +30,6 @@ def test_a_long_stage_writes_lines(
     counted = [line.partition(",")[0] for line in lines]
     assert list(dict.fromkeys(counted)) == ["drafts a: 5 of 10 steps", "drafts a: 10 of 10 steps"]
     assert all("\r" not in line and line.endswith(" left") for line in lines)
-
-
-def test_a_terminal_gets_a_bar(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     count(10)
     assert "\r" in capsys.readouterr().err

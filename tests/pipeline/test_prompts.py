@@ -76,6 +76,7 @@ def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
     assert {item["prompt_id"] for e in excluded.values() for item in e["first"]} == {
         "none", "turnless", "empty", "good3", "short", "long",
     }  # fmt: skip
+    refused(model, ultrachat, tmp_path / "no", r"split=train_gen; found none", split="train_gen")
 
 
 def test_seed_shuffles_and_count_stops(model: Path, ultrachat: Path, tmp_path: Path) -> None:
@@ -99,35 +100,6 @@ def test_thinking_reaches_the_template(model: Path, tmp_path: Path) -> None:
             assert ids[-1] == last
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"count": 50}, r"prompts.count=50: .* has only 6 prompts of 3 to 100 tokens"),
-    ({"split": "train_gen"}, r"prompts.split=train_gen; found none"),
-])  # fmt: skip
-def test_errors_name_the_key(
-    model: Path, tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    tiny.write_prompts(folder / "train_sft.jsonl", 6)
-    node = tiny.prompts_node(model, folder, **change)
-    with pytest.raises(PipelineError, match=message):
-        tiny.built(node, tmp_path / "store")
-
-
-def test_values_of_mixed_types(model: Path, tmp_path: Path) -> None:
-    source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
-    odd: list[Any] = [[{"role": "user", "content": 3}], ["text"], None]
-    with source.open("a") as file:
-        for i, messages in enumerate(odd):
-            bad = {"prompt": 3, "prompt_id": f"bad{i}", "messages": messages}
-            file.write(json.dumps(bad) + "\n")
-    with pytest.raises(
-        PipelineError,
-        match=r"only 6 prompts .*2 no user message \(row \d, \d\), 1 not a string \(row \d\)",
-    ):
-        tiny.built(tiny.prompts_node(model, source, count=9), tmp_path / "store")
-
-
 def build(model: Path, source: Path, root: Path, **changes: Any) -> list[dict[str, Any]]:
     """The prompts of a source in the order of its rows."""
     artifact = tiny.built(tiny.prompts_node(model, source, **changes), root)
@@ -149,7 +121,9 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     rows = [{"text": "a text of mine"}, {"prompt": "a prompt of mine"}, row("x", "a chat of mine"),
             {"text": "a text with a number", "id": 7},
             {"prompt": "a\nb", "prompt_id": None, "text": "not this"}, {"text": "a text of mine"},
-            {"text": "half a letter \ud800"}, {"text": "an odd number", "id": 1.5}]  # fmt: skip
+            {"text": "half a letter \ud800"}, {"text": "an odd number", "id": 1.5},
+            {"messages": [{"role": "user", "content": 3}]}, {"messages": ["text"]},
+            {"messages": None}]  # fmt: skip
     found = build(model, lines(tmp_path / "p.jsonl", *rows), tmp_path / "a", count=5, seed=1)
     texts = ["a text of mine", "a prompt of mine", "a chat of mine", "a text with a number", "a\nb"]
     assert sorted(r["text"] for r in found) == sorted(texts)
@@ -157,8 +131,8 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     assert (ids["a chat of mine"], ids["a text with a number"]) == ("x", "7")
     assert ids["a\nb"] == hashlib.sha256(b"a\nb").hexdigest()[:16]
     refused(model, tmp_path / "p.jsonl", tmp_path / "b",
-            r"only 5 prompts .* 2 not a string \(row \d, \d\), 1 duplicate id \(row \d\)\): lower "
-            "prompts.count$", count=6)  # fmt: skip
+            r"only 5 prompts .*: 2 no user message \(row \d+, \d+\), 3 not a string \(row .*\), 1 "
+            r"duplicate id \(row \d\)\): lower prompts.count$", count=6)  # fmt: skip
     lines(tmp_path / "p.jsonl", *rows[::-1])
     again = build(model, tmp_path / "p.jsonl", tmp_path / "c", count=5)
     assert {r["text"]: r["prompt_id"] for r in again} == ids  # of content, not of place

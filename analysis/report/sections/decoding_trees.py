@@ -191,7 +191,7 @@ def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
 
     `first` is the tokens a call without a draft; None leaves the first size out.
 
-    Example:
+    Examples:
         >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()
         [0.5, 0.2]
     """

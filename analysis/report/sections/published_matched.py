@@ -62,7 +62,7 @@ def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
         p0: by temperature, the (N,) probability of the most probable token.
         paper: one of `published.PAPERS`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> at = {0.5: np.array([0.3, 0.9, 1.0]), 1.0: np.array([0.1, 0.4, 0.8])}
         >>> nearest_temperature(at, "Qwen3-1.7B")

@@ -73,7 +73,8 @@ def nodes(request: Request) -> list[Node]:
     """The drafter beside each target, on the target's trajectories; none without a drafter.
 
     Raises:
-        PipelineError: prompts may be too short for the depths of a head.
+        PipelineError: prompts may be too short for the depths of a head, or a model's tokenizer is
+            not its target's.
     """
     config, drafter = request.config, request.config.drafter
     if drafter is None:
@@ -86,7 +87,7 @@ def nodes(request: Request) -> list[Node]:
                 f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
                 f"draft of that depth follows at least {depths + 1} tokens"
             )
-    return [
+    found = [
         Node(
             STAGE.name,
             distributions.label,
@@ -106,6 +107,25 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
+    if STAGE.name in request.asked and not logged and drafter.head is None:
+        ours = request.identities.tokenizer(drafter.path, drafter.revision, "drafter.path")
+        for node in found:
+            if ours != node.upstream["prompts"][0].config["tokenizer"] and not request.made(node):
+                _check_tokens(
+                    f"targets.{node.label}", node.settings["target"]["path"], drafter.path
+                )
+    return found
+
+
+def _check_tokens(key: str, target: str, drafter: str) -> None:
+    """Check, of local models, that drafter and target have the same tokens; none is loaded."""
+    from pipeline.models.prompt_tokens import file_tokenizer
+    from pipeline.models.vocabulary import check_same_tokens
+
+    ours, theirs = file_tokenizer(target), file_tokenizer(drafter)
+    if ours is not None and theirs is not None:
+        pair = f"{key}.path={target} and drafter.path={drafter}"
+        check_same_tokens(ours.get_vocab(), theirs.get_vocab(), pair)
 
 
 def _wanted(request: Request) -> bool:

@@ -8,19 +8,32 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.plan.explain import say
 from pipeline.plan.slices import file_slice, log_slice
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.node import Node
 
 
 def check(request: Request) -> None:
-    """Check that the lengths of prompts leave a range."""
+    """Check that there are such prompts, of those that were not chosen yet: all at once.
+
+    Raises:
+        PipelineError: no length is allowed, or `compute` will refuse them.
+    """
     prompts = request.config.prompts
     if prompts.min_tokens > prompts.max_tokens:
         raise PipelineError(
             f"prompts.min_tokens={prompts.min_tokens} exceeds "
             f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
         )
+    missing = {node.fingerprint: node for node in nodes(request) if not request.made(node)}
+    problems = list[str]()
+    for node in missing.values():
+        if "source" in node.config:
+            from pipeline.stages.prompts.compute import foreseen
+
+            problems += foreseen(node)
+    say(problems)
 
 
 def nodes(request: Request) -> list[Node]:

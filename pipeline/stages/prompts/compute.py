@@ -6,18 +6,17 @@ the user is the prompt, or Spec-Bench's `turns`. See `pipeline.formats.prompt_fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import PipelineError
 from pipeline.formats.engine_logs import prompt_id, read_log
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
-from pipeline.models.load import load_tokenizer
-from pipeline.models.prompt_tokens import encode, no_template
+from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
+from pipeline.plan.explain import say
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.identity import local_path
@@ -25,8 +24,8 @@ from pipeline.store.node import Node
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")
-
-
+MOST = 5000  # rows of a source that are tokenized before the stage runs
+SLACK = 8  # tokens by which a length that is counted then may be off
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
 
 
@@ -41,34 +40,15 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
 
         write_served(node, pending)
         return
+    from pipeline.models.load import load_tokenizer
+
     path = settings["source"]
-    files = source_files(path, config["source"].get("commit"), config["split"])
-    rows = Source(files)
+    rows = Source(source_files(path, config["source"].get("commit"), config["split"]))
     tokenizer = load_tokenizer(settings["model"], settings["model_revision"], "target")
-    problems = []
-    if config["template"] == "chat" and tokenizer.chat_template is None:
-        problems.append(no_template(tokenizer))
-        config = {**config, "template": "none"}  # lengths are near: what else is wrong is said, too
-    name = config["source"].get("hub") or Path(path).name
-    table, excluded, lengths = sample(rows, tokenizer, config, name)
+    table, excluded, problems = sample(rows, tokenizer, config, path)
+    say(problems)
     pending.facts |= {"source_rows": len(rows), "excluded": excluded}
     found, told = len(table["prompt_id"]), counted(excluded, config)
-    if found < config["count"]:
-        lower = [
-            f"{'raise' if key == 'max_tokens' else 'lower'} prompts.{key}"
-            for reason, key in LIMITS.items()
-            if reason in excluded
-        ]
-        if files[0].suffix == ".txt":
-            lower.append('give .jsonl rows {"text": ...} for a prompt a line (a .txt file is one)')
-        have = f" (all that it has: {min(lengths)} to {max(lengths)})" if lengths else ""
-        problems.append(
-            f"prompts.count={config['count']}: prompts.source={path} has only {found} prompts of "
-            f"{config['min_tokens']} to {config['max_tokens']} tokens{have} (excluded, rows "
-            f"counted from 0: {told or 'none'}): " + ", or ".join(["lower prompts.count", *lower])
-        )
-    if problems:
-        raise PipelineError("\n".join(problems))
     if excluded:
         visited = found + sum(entry["rows"] for entry in excluded.values())
         print(f"prompts {node.label}: of {visited} rows that were looked at {told}", flush=True)
@@ -76,6 +56,25 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
         "data",
         pa.table(table).select(columns.schema("prompts").names).cast(columns.schema("prompts")),
     )
+
+
+def foreseen(node: Node) -> list[str]:
+    """Return what `compute` will refuse, of a local source and model; transformers is not loaded.
+
+    Of a source with more than `MOST` rows only what is read of no row is said.
+    """
+    config, path, model = node.config, node.settings["source"], node.settings["model"]
+    tokenizer = file_tokenizer(model)
+    if tokenizer is None or local_path(path) is None:
+        return []
+    rows = Source(source_files(path, None, config["split"]))
+    if len(rows) > MOST:
+        config = {**config, "count": 0}
+    longest = config["max_tokens"] + SLACK
+    near = {**config, "min_tokens": config["min_tokens"] - SLACK, "max_tokens": longest}
+    return sample(
+        rows, tokenizer, config if sample(rows, tokenizer, near, path)[2] else near, path
+    )[2]
 
 
 def write_answers(node: Node, pending: Pending) -> None:
@@ -110,18 +109,24 @@ def counted(excluded: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def sample(
-    rows: Source, tokenizer: Any, config: Mapping[str, Any], source: str
-) -> tuple[dict[str, list[Any]], dict[str, Any], list[int]]:
-    """Return the columns of the first `count` usable rows in seeded order, and what was excluded.
-
-    And the tokens of every row that has a text.
+    rows: Source, tokenizer: Any, config: Mapping[str, Any], path: str
+) -> tuple[dict[str, list[Any]], dict[str, Any], list[str]]:
+    """Choose the first `count` usable rows in seeded order.
 
     Args:
         rows: of the source.
         tokenizer: the target's; lengths are counted after its chat template, where it is used.
-        config: count, min_tokens, max_tokens, seed, template, enable_thinking.
-        source: its name, for rows without a category.
+        config: source, count, min_tokens, max_tokens, seed, template, enable_thinking.
+        path: of the source.
+
+    Returns:
+        Columns, the rows that were excluded by reason, and what forbids to go on.
     """
+    problems, template = [], config["template"]
+    if template == "chat" and tokenizer.chat_template is None:
+        problems.append(no_template(tokenizer))
+        template = "none"  # lengths are near: what else is wrong is said, too
+    source = config["source"].get("hub") or Path(path).name
     table: dict[str, list[Any]] = {name: [] for name in columns.schema("prompts").names}
     excluded: dict[str, Any] = {}
     seen, lengths = set[str](), list[int]()
@@ -134,7 +139,7 @@ def sample(
             if values["prompt_id"] in seen:
                 raise ExcludedRowError("duplicate id")
             thinking = config["enable_thinking"]
-            ids = encode(tokenizer, [values["text"]], config["template"], enable_thinking=thinking)
+            ids = encode(tokenizer, [values["text"]], template, enable_thinking=thinking)
             lengths.append(len(ids))
             if len(ids) < config["min_tokens"]:
                 raise ExcludedRowError("too short")
@@ -149,4 +154,36 @@ def sample(
         seen.add(values["prompt_id"])
         for name, value in (values | {"token_ids": ids, "n_tokens": len(ids)}).items():
             table[name].append(value)
-    return table, {reason: excluded[reason] for reason in REASONS if reason in excluded}, lengths
+    excluded = {reason: excluded[reason] for reason in REASONS if reason in excluded}
+    if len(seen) < config["count"]:
+        problems.append(_too_few(rows, len(seen), excluded, lengths, config, path))
+    return table, excluded, problems
+
+
+def _too_few(
+    rows: Source,
+    found: int,
+    excluded: Mapping[str, Any],
+    lengths: Sequence[int],
+    config: Mapping[str, Any],
+    path: str,
+) -> str:
+    """Return the error of a source with `found` usable rows: the keys to change, and how."""
+    change = ["lower prompts.count"]
+    change += [
+        f"{'raise' if key == 'max_tokens' else 'lower'} prompts.{key}"
+        for reason, key in LIMITS.items()
+        if reason in excluded
+    ]
+    if rows.text is not None:
+        lines = str(rows[0]["text"]).count("\n") + 1
+        change.append(
+            'give .jsonl rows {"text": "..."} for a prompt a line: a .txt file is one prompt, all '
+            f"of its text ({rows.text.name}: {lines} lines)"
+        )
+    have = f" (all that it has: {min(lengths)} to {max(lengths)})" if lengths else ""
+    return (
+        f"prompts.count={config['count']}: prompts.source={path} has only {found} prompts of "
+        f"{config['min_tokens']} to {config['max_tokens']} tokens{have} (excluded, rows counted "
+        f"from 0: {counted(excluded, config) or 'none'}): " + ", or ".join(change)
+    )

@@ -29,7 +29,6 @@ from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
 from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
-from pipeline.plan.method import Drafting
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import (
     CPU,
@@ -251,7 +250,7 @@ def test_a_drafter_that_stops_leaves_what_is_emitted(
 ) -> None:
     for prompt in PROMPTS:
         wanted = plain_greedy(target, prompt)
-        stop = partial(stops, Drafting("max_q", threshold))
+        stop = partial(stops, ("max_q", threshold))
         answer = greedy(target, ModelDrafter(drafter, Greedy(), stop=stop), prompt, 4)
         assert answer.tokens == wanted
         sure = logits(drafter, prompt + wanted).softmax(1).max(1).values[len(prompt) :]
@@ -278,6 +277,6 @@ def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
     row = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
     for measure, surer in (("max_q", -np.inf), ("entropy", np.inf)):
         value = measured(measure, row)
-        assert stops(Drafting(measure, value), row)
-        assert not stops(Drafting(measure, float(np.nextafter(value, surer))), row)
-        assert stops(Drafting(measure, float(np.nextafter(value, -surer))), row)
+        assert stops((measure, value), row)
+        assert not stops((measure, float(np.nextafter(value, surer))), row)
+        assert stops((measure, float(np.nextafter(value, -surer))), row)

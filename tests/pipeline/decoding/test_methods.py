@@ -10,7 +10,7 @@ import pytest
 from analysis.rules import Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.method import Drafting, method_mapping, read_method, with_baselines
+from pipeline.plan.method import method_mapping, read_method, with_baselines
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 
@@ -221,7 +221,7 @@ def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
     ]
     assert [one.lossless for one in methods] == [True] * 5 + [False]
     assert method_slice(methods[0]) == method_slice(methods[2]) | {"model_length": 1}
-    assert methods[3].drafting == Drafting("max_q", 0.5)
+    assert methods[3].drafting == ("max_q", 0.5)
     assert method_slice(methods[3])["drafting"] == STOPS
     cut = build_methods([RACED, RACED | {"top_p": 0.9}, RACED | {"top_p": 0.9, "top_k": 5}])
     names = ["exponential races" + end for end in ("", " (top-p 0.9)", " (top-p 0.9, top-k 5)")]
