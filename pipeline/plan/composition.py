@@ -52,6 +52,8 @@ def composed(overrides: Iterable[str]) -> DictConfig:
     """
     overrides = list(overrides)
     check_groups(overrides)
+    if GlobalHydra.instance().is_initialized():  # it knows of directories that were added
+        return compose("config", overrides)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides)
 
@@ -94,7 +96,7 @@ def report_name(config: DictConfig) -> str:
         return str(config.study_name)
     study = str(config.study)
     try:
-        plain = _composed(f"study={quoted(study)}")
+        plain = composed([f"study={quoted(study)}"])
     except MissingConfigException:
         raise PipelineError(
             f"study: {study} is set in a file of another name: name the file {study}.yaml, or "
@@ -102,12 +104,6 @@ def report_name(config: DictConfig) -> str:
         ) from None
     ours, theirs = _content(config), _content(plain)
     return study if ours == theirs else f"{study}-{fingerprint(ours)[:8]}"
-
-
-def _composed(override: str) -> DictConfig:
-    if GlobalHydra.instance().is_initialized():  # it knows of directories that were added
-        return compose("config", [override])
-    return composed([override])
 
 
 def _content(config: DictConfig) -> dict[str, Any]:

@@ -6,29 +6,24 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
 from analysis.report import style
 from benchmarks import robustness
-from conf.schema import Config
 from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
+from pipeline.loader import Study
 from pipeline.models.heads.head_files import save_head
 from pipeline.models.load import load_model
-from pipeline.paths import CONF
-from pipeline.plan.graph import prepare, with_upstream
-from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.node import Node
+from pipeline.plan.graph import with_upstream
+from pipeline.store.artifacts import Store
 from tests.pipeline import heads, tiny
 from tests.pipeline.reading import page_text
 
@@ -41,28 +36,6 @@ METHODS = (
     "{drafter: [model, lookup_first], sampling: [speculative, races], draft_length: 3, "
     "temperature: 0.7}]"
 )
-
-
-@dataclass
-class Made:
-    """A study with a head: its configuration, and what its stages computed."""
-
-    settings: Config
-    nodes: dict[str, list[Node]]
-    store: Store
-
-    def artifact(self, stage: str) -> Artifact:
-        """The only artifact of a stage."""
-        found = self.store.find(self.nodes[stage][0])
-        assert found is not None
-        return found
-
-
-def prepared(overrides: list[str]) -> Made:
-    """Plan a study."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return Made(*prepare(compose("config", overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +61,14 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["reduced", "full"])
-def made(request: pytest.FixtureRequest, overrides: list[str]) -> Made:
+def made(request: pytest.FixtureRequest, overrides: list[str]) -> Study:
     """The study with all but its report."""
-    made = prepared([*overrides, f"drafter.head.vocabulary={request.param}", "stage=report"])
+    made = Study(*overrides, f"drafter.head.vocabulary={request.param}", "stage=report")
     runner.ensure([*made.nodes["acceptance"], *made.nodes["decoding"]], made.store)
     return made
 
 
-def test_depths_are_what_the_drafts_say(made: Made) -> None:
+def test_depths_are_what_the_drafts_say(made: Study) -> None:
     """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
     drafts = made.artifact("drafts").read().to_pandas()
     table = made.artifact("acceptance").read("breakdown").to_pandas()
@@ -108,7 +81,7 @@ def test_depths_are_what_the_drafts_say(made: Made) -> None:
         assert table[d + 1, "greedy", "acceptance"] == np.mean(rank[:, d] == 1)
         assert table[d + 1, "", "finite"] == np.mean(np.isfinite(kl[:, d]))
         assert table[d + 1, "", "kl_median"] == np.sort(kl[:, d])[17]
-    head = made.settings.drafter.head  # type: ignore[union-attr]
+    head = made.config.drafter.head  # type: ignore[union-attr]
     assert np.isinf(kl).all() == (head.vocabulary == "reduced")  # type: ignore[union-attr]
     assert len(np.unique(np.stack(drafts["depth_draft_token_id"].to_list()) % 2)) == (
         1 if np.isinf(kl).all() else 2
@@ -116,7 +89,7 @@ def test_depths_are_what_the_drafts_say(made: Made) -> None:
 
 
 @torch.inference_mode()
-def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Made, folder: Path) -> None:
+def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, folder: Path) -> None:
     artifact = made.artifact("decoding")
     data, runs = artifact.read().to_pandas(), artifact.record["facts"]["runs"]
     settings = {"path": str(folder / "target"), "label": "t", "device": "cpu", "threads": 1}
@@ -142,9 +115,9 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Made, fol
 
 @pytest.mark.thorough
 def test_the_report_of_a_head(
-    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reduced = made.settings.drafter.head.vocabulary == "reduced"  # type: ignore[union-attr]
+    reduced = made.config.drafter.head.vocabulary == "reduced"  # type: ignore[union-attr]
     if not reduced:  # drawing takes most of the time
         monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
     [report] = runner.ensure(made.nodes["report"], made.store)
@@ -171,7 +144,7 @@ def test_the_report_of_a_head(
     assert verify.main([str(root.parent)]) == 0
 
 
-def test_batches_change_nothing(made: Made, overrides: list[str], tmp_path: Path) -> None:
+def test_batches_change_nothing(made: Study, overrides: list[str], tmp_path: Path) -> None:
     """Prompts of 11 to 41 tokens beside each other, and each alone."""
     [node] = made.nodes["drafts"]
 
@@ -179,8 +152,8 @@ def test_batches_change_nothing(made: Made, overrides: list[str], tmp_path: Path
         there = made.store.find(above)
         assert there is not None
         shutil.copytree(there.directory, tmp_path / above.stage / there.directory.name)
-    given = [f"drafter.head.vocabulary={made.settings.drafter.head.vocabulary}"]  # type: ignore[union-attr]
-    [together] = prepared([*overrides, *given, "device.batch=6"]).nodes["drafts"]
+    given = [f"drafter.head.vocabulary={made.config.drafter.head.vocabulary}"]  # type: ignore[union-attr]
+    [together] = Study(*overrides, *given, "device.batch=6").nodes["drafts"]
     [whole] = runner.ensure([together], Store(tmp_path))
     ours, theirs = (one.read().to_pandas() for one in (made.artifact("drafts"), whole))
     for name in ("depth_tv", "depth_kl", "depth_draft_log_prob"):
@@ -191,7 +164,7 @@ def test_batches_change_nothing(made: Made, overrides: list[str], tmp_path: Path
 
 def planned(overrides: list[str], *more: str) -> None:
     """What a run does before it computes anything."""
-    nodes = prepared([*overrides, "stage=drafts", *more]).nodes
+    nodes = Study(*overrides, "stage=drafts", *more).nodes
     runner.check_models(nodes["drafts"])
 
 

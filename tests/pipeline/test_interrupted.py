@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hydra import compose, initialize_config_dir
 
 from benchmarks import robustness
 from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
 from pipeline.execution.shard_plan import Plan, Shard
-from pipeline.paths import CONF, ROOT
-from pipeline.plan.graph import VERSIONS, prepare, with_upstream
+from pipeline.loader import Study
+from pipeline.paths import ROOT
+from pipeline.plan.graph import VERSIONS, with_upstream
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
 from tests.pipeline.stopping import interrupt
@@ -37,9 +37,9 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Node]:
     outputs = tmp_path_factory.mktemp("outputs")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", [*overrides, f"outputs='{outputs}'"])
-    return {stage: found[0] for stage, found in prepare(config)[1].items()}
+    return {
+        stage: found[0] for stage, found in Study(*overrides, f"outputs='{outputs}'").nodes.items()
+    }
 
 
 @pytest.fixture(scope="module")

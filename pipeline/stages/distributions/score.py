@@ -12,7 +12,7 @@ import torch
 from analysis.statistics.drift import ANOTHER, compare_texts, drift, gaps, said
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.execution.threads import in_threads
+from pipeline.models.devices import in_threads
 from pipeline.models.forced import HELD, Batch, Found, joined
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Texts

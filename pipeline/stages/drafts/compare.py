@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.execution.threads import in_threads
+from pipeline.models.devices import in_threads
 from pipeline.models.forced import Batch, Found, joined
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
