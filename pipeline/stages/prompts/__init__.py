@@ -26,14 +26,12 @@ def check(request: Request) -> None:
             f"prompts.min_tokens={prompts.min_tokens} exceeds "
             f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
         )
+    asked = STAGE.name in request.asked and request.config.distributions.source == "model"
     missing = {node.fingerprint: node for node in nodes(request) if not request.made(node)}
-    problems = list[str]()
-    for node in missing.values():
-        if "source" in node.config:
-            from pipeline.stages.prompts.compute import foreseen
+    if asked and missing:
+        from pipeline.stages.prompts.compute import foreseen
 
-            problems += foreseen(node)
-    say(problems)
+        say([problem for node in missing.values() for problem in foreseen(node)])
 
 
 def nodes(request: Request) -> list[Node]:
