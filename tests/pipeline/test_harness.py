@@ -181,13 +181,10 @@ def test_its_documents_code_and_filter_determine_the_artifact_and_its_place_does
     assert len(others) == 3
 
 
-def test_the_chosen_filter_scores(place: Path) -> None:
+def test_the_chosen_filter_scores_and_grades_are_no_verdicts(place: Path) -> None:
     node = node_of(place, "accuracy.tasks=['words:nothing']", items=2)
     (artifact,) = runner.ensure([node], Store(place / "outputs" / "artifacts"))
     assert not any(artifact.read()["correct"].to_pylist())  # its filter leaves no text
-
-
-def test_grades_are_no_verdicts(place: Path) -> None:
     node = node_of(place, "accuracy.tasks=[grades]", items=1)
     with pytest.raises(PipelineError, match=r"grade of grades is 0\.5, neither 0 nor 1"):
         runner.ensure([node], Store(place / "outputs" / "artifacts"))
@@ -240,19 +237,14 @@ def test_no_folder_is_refused_and_other_stages_read_no_documents(
     assert given.nodes["accuracy"] == []
 
 
-def test_without_the_package_a_name_is_refused_with_what_to_install(
+def test_without_the_package_all_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "find_spec", lambda _: None)
+    for module in (harness, command):
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
     folder = write_place(tmp_path / "place")
     with pytest.raises(PipelineError, match=r'gsm8k is no task: .* pip install -e "\.\[harness\]"'):
         study(folder, "accuracy.tasks=[gsm8k]")
-
-
-def test_without_the_package_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
     with pytest.raises(PipelineError, match=r'pip install -e "\.\[harness\]"'):
         command.evaluate(["facts"], 1, [])
 

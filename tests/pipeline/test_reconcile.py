@@ -86,35 +86,6 @@ def test_without_histograms_the_engines_counts_are_all(
     assert pd.read_csv(folder / "calls.csv")["accepted"].tolist() == [6]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (answer("a", [1, 2]) | {"metrics": {"speculative_decoding": {"num_spec_steps": 2}}},
-         "line 1 has num_draft_tokens=None"),
-        ({"id": "a", "choices": []}, "no answer tells of drafts"),
-    ],
-)  # fmt: skip
-def test_wrong_answers(content: Any, said: str, tmp_path: Path) -> None:
-    path = lines(tmp_path / "answers.jsonl", content)
-    with pytest.raises(SystemExit, match=said):
-        reconcile.main([str(path), f"outputs={tmp_path}"])
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        (CALLS.drop(columns="emitted"), "it lacks emitted"),
-        (CALLS.assign(accepted=9), "accepted must lie from 0 to drafted"),
-        (CALLS[:0], "give one row a call"),
-    ],
-)
-def test_wrong_tables(table: pd.DataFrame, said: str, tmp_path: Path) -> None:
-    table.to_parquet(tmp_path / "calls.parquet")
-    for path, why in (("calls.parquet", said), (".", "no artifact of stage decoding")):
-        with pytest.raises(SystemExit, match=why):
-            reconcile.main([str(tmp_path / path), f"outputs={tmp_path}"])
-
-
 def test_the_command_holds_an_engine_beside_the_study(
     small_study: SmallStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,9 +119,21 @@ def test_the_command_holds_an_engine_beside_the_study(
         ([str(FILES / "vllm.txt"), "study=mini", "engine.draft_length=4"], "drafts of 3 tokens"),
         ([str(FILES / "vllm.txt"), "study=mini", "drafter=none"], "the study has no drafter"),
         ([str(FILES / "vllm.txt"), "engine.draft_length=0"], "engine.draft_length=0 is not"),
+        (["."], "no artifact of stage decoding"),
+        (CALLS.drop(columns="emitted"), "it lacks emitted"),
+        (CALLS.assign(accepted=9), "accepted must lie from 0 to drafted"),
+        (CALLS[:0], "give one row a call"),
+        (answer("a", [1, 2]) | {"metrics": {"speculative_decoding": {"num_spec_steps": 2}}},
+         "line 1 has num_draft_tokens=None"),
+        ({"id": "a", "choices": []}, "no answer tells of drafts"),
     ],
-)
-def test_wrong_words_are_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_wrong_files_and_words_are_one_line(words: Any, message: str, tmp_path: Path) -> None:
+    if isinstance(words, pd.DataFrame):
+        words.to_parquet(tmp_path / "calls.parquet")
+        words = [str(tmp_path / "calls.parquet")]
+    elif isinstance(words, dict):
+        words = [str(lines(tmp_path / "answers.jsonl", words))]
     with pytest.raises(SystemExit) as error:
         reconcile.main([*words, f"outputs={tmp_path}"])
     assert message in str(error.value)
