@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.certificates.certify import certify
 from analysis.rules import expand, to_mapping
-from analysis.topk import TopK
+from pipeline.execution.runner import ensure
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import Node
@@ -22,7 +21,7 @@ STATISTICS = {"resamples": 50, "confidence": 0.95, "statistics_seed": 0}
 
 
 class MadeUp:
-    """Publishes made-up upstream artifacts of targets into `store`."""
+    """Publishes made-up distributions of targets into `store`, and certifies them."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class MadeUp:
         )
 
     def target(self, label: str, seed: int) -> tuple[Node, list[Node]]:
-        """Publish a target's dump and its certificates; return their nodes."""
+        """Publish a target's dump and certify it; return the nodes."""
         rng = np.random.default_rng(seed)
         size = len(self.position)
         logits = rng.gumbel(size=(size, self.vocab_size)) * rng.gamma(2, 1.5, size=(size, 1)) + 5
@@ -91,6 +90,7 @@ class MadeUp:
                 "temperatures": TEMPERATURES,
             },
             {"prompts": (self.prompts,)},
+            settings={"label": label},
         )
         steps = {"prompt_id": self.prompt_id, "position": self.position}
         top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
@@ -101,28 +101,17 @@ class MadeUp:
             k=self.k,
             vocab_size=self.vocab_size,
         )
-        found = certify(TopK.from_columns(**dump, vocab_size=self.vocab_size), self.rules)
-        nodes = []
-        for at, rule in enumerate(self.rules):
-            nodes.append(
-                Node(
-                    "certificates",
-                    rule.label,
-                    {"rule": to_mapping(rule), "temperature": 1.0},
-                    {"distributions": (node,)},
-                )
+        nodes = [
+            Node(
+                "certificates",
+                rule.label,
+                {"rule": to_mapping(rule), "temperature": 1.0},
+                {"distributions": (node,)},
+                settings={"rule": rule, **STATISTICS},
             )
-            count = found.accepted_count[:, at]
-            self._publish(
-                nodes[-1],
-                {
-                    **steps,
-                    "lower": found.lower[:, at],
-                    "upper": found.upper[:, at],
-                    "active_size": found.active_size[:, at],
-                    "accepted_count": pa.array(count, mask=count < 0),
-                },
-            )
+            for rule in self.rules
+        ]
+        ensure(nodes, self.store)
         return node, nodes
 
     def run_lengths(self, label: str, certificates: Sequence[Node]) -> Node:
@@ -171,6 +160,4 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(
             pa.array(values.ravel(), kind.value_type), kind.list_size
         )
-    if isinstance(values, pa.Array):
-        return values.cast(kind)
     return pa.array(list(values), kind)

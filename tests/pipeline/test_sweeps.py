@@ -18,7 +18,7 @@ from pipeline import sweeps
 from pipeline.execution.runner import ensure
 from pipeline.stages.report import summary
 from pipeline.store.artifacts import Store
-from tests.pipeline.studies import STATISTICS, MadeUp
+from tests.pipeline.studies import MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored
 
@@ -28,10 +28,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     """Rows of certificates and of run lengths, and the certificates themselves."""
     store = Store(tmp_path_factory.mktemp("sweep"))
     made = MadeUp(store, RULES)
-    dump, nodes = made.target("T", 0)
-    for node, rule in zip(nodes, made.rules, strict=True):
-        node.settings.update(rule=rule, **STATISTICS)  # type: ignore[attr-defined]
-    dump.settings["label"] = "T"
+    _, nodes = made.target("T", 0)
     found = ensure(nodes, store)
     lengths = made.run_lengths("T", nodes)
     return {
