@@ -130,10 +130,11 @@ class SolvedTarget:
         self._bootstrap = PromptBootstrap(
             self._steps.prompts, statistics.resamples, statistics.confidence, statistics.seed
         )
-        self._drafted, self._drafter = None, settings.drafter and settings.drafter.path
+        drafter = settings.drafter
+        self._drafted, self._drafter = None, drafter and drafter.path
         if settings.distributions.source == "logs":  # whose paths are those of files
             self._path = _named(dump, "model", self.label)
-            self._drafter = drafts and _named(drafts, "drafter", settings.drafter.label)
+            self._drafter = _named(drafts, "drafter", drafter.label) if drafter and drafts else None
         elif drafts is not None:
             self._drafted = read_steps(drafts)
         self._goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -19,8 +20,10 @@ from analysis.rules import Mars
 from pipeline.plan.method import Method, read_method
 from pipeline.store.artifacts import Artifact
 
-RUN = ("drafter", "draft_length", "sampling", "rule", "temperature", "lossless", "tree", "drafting")
-RUN += ("top_p", "top_k")
+RUN = (  # fields of a method
+    *("drafter", "draft_length", "sampling", "rule", "temperature"),
+    *("lossless", "tree", "drafting", "top_p", "top_k"),
+)
 Statistics = tuple[int, float, int]  # resamples, confidence and seed of the bootstrap
 
 
@@ -32,16 +35,16 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         return artifact.read(name).to_pandas()
 
     methods = [read_method(run) for run in facts["runs"]]
-    runs = _runs(methods, *RUN)
+    printed: dict[str, Any] = {
+        "rule": [None if one.rule is None else one.rule.label for one in methods],
+        "tree": [run.get("shape") for run in facts["runs"]],
+        "drafting": [one.stopping for one in methods],
+    }
     rules = {one.rule.label: one.rule for one in methods if one.rule is not None}
     return Decoded(
         target,
         drafter,
-        runs.assign(
-            rule=[None if one.rule is None else one.rule.label for one in methods],
-            tree=[run.get("shape") for run in facts["runs"]],
-            drafting=[one.stopping for one in methods],
-        ),
+        _runs(methods, *RUN).assign(**printed),
         frame("data").drop(
             columns=["token_ids", "method", "drafter", "draft_length", "temperature"]
         ),
@@ -76,16 +79,16 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read what a target, given by its printed name, answered."""
     facts = artifact.record["facts"]
     methods = [read_method(run) for run in facts["runs"]]
-    exact = [one.lossless and one.sampling not in ("speculative", "block") for one in methods]
+    more: dict[str, Any] = {
+        "baseline": [run["baseline"] for run in facts["runs"]],
+        "rule": [one.rule for one in methods],
+        "exact": [one.lossless and one.sampling not in ("speculative", "block") for one in methods],
+    }
     data = artifact.read().to_pandas()
     return Answered(
         target,
         list(facts["tasks"]),
-        _runs(methods, "drafter", "draft_length", "temperature").assign(
-            baseline=[run["baseline"] for run in facts["runs"]],
-            rule=[one.rule for one in methods],
-            exact=exact,
-        ),
+        _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
         data.drop(columns=["token_ids", "method", "drafter"]),
         artifact.read("timings/runs").to_pandas(),
     )
