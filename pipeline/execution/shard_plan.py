@@ -45,36 +45,39 @@ class Plan:
     path: Path  # plan.json; the shards lie beside it in shards/
     made_from: dict[str, Any]
     shards: list[Shard]
-    suffix: str = ".parquet"
 
     @classmethod
-    def open(
-        cls, pending: Pending, lengths: Mapping[str, int], cut: Cut, suffix: str = ".parquet"
-    ) -> Plan:
-        """Take up the plan that an interrupted run left of the same, or make one.
+    def open(cls, pending: Pending, lengths: Mapping[str, int], cut: Cut) -> Plan:
+        """Take up the plan that an interrupted run left of the same, or cut the prompts anew.
 
         Args:
             pending: what is made, and from what.
             lengths: tokens of every prompt, by prompt_id.
-            cut: gives the sizes of the shards of a new plan.
-            suffix: of the shards' files.
+            cut: gives the sizes of the shards of a new plan, of the prompts with the longest first.
         """
         path = pending.workspace / PLAN
         try:
             plan = cls.load(path)
-        except FileNotFoundError:
-            return cls.make(path, pending.made_from, lengths, cut, suffix)
-        except ValueError as error:
-            reason = f"{path} {error}"
-        else:
             if plan.made_from == pending.made_from:
                 for file in plan.clean():
                     print(f"damaged: {file}: computed again", flush=True)
                 return plan
-            reason = f"{path} is of an interrupted run on other inputs"
-        print(f"{reason}: its shards are computed again", flush=True)
-        shutil.rmtree(path.parent / "shards", ignore_errors=True)
-        return cls.make(path, pending.made_from, lengths, cut, suffix)
+            reason = "is of an interrupted run on other inputs"
+        except FileNotFoundError:
+            reason = ""
+        except ValueError as error:
+            reason = str(error)
+        if reason:
+            print(f"{path} {reason}: its shards are computed again", flush=True)
+            shutil.rmtree(path.parent / "shards", ignore_errors=True)
+        ordered = sorted(lengths, key=lengths.__getitem__, reverse=True)
+        plan = cls(path, pending.made_from, [])
+        for size in cut([lengths[name] for name in ordered]):
+            plan.shards.append(Shard(f"{len(plan.shards):04}", ordered[:size]))
+            ordered = ordered[size:]
+        plan.folder.mkdir(exist_ok=True)
+        plan.save()
+        return plan
 
     @classmethod
     def load(cls, path: Path) -> Plan:
@@ -85,28 +88,7 @@ class Plan:
             ValueError: it is damaged; says how, without the path.
         """
         found = read_sealed(path)
-        shards = [Shard(**shard) for shard in found["shards"]]
-        return cls(path, found["made_from"], shards, found["suffix"])
-
-    @classmethod
-    def make(
-        cls,
-        path: Path,
-        made_from: dict[str, Any],
-        lengths: Mapping[str, int],
-        cut: Cut,
-        suffix: str = ".parquet",
-    ) -> Plan:
-        """Cut the prompts, longest first, into shards."""
-        ordered = sorted(lengths, key=lengths.__getitem__, reverse=True)
-        shards: list[Shard] = []
-        for size in cut([lengths[name] for name in ordered]):
-            shards.append(Shard(f"{len(shards):04}", ordered[:size]))
-            ordered = ordered[size:]
-        plan = cls(path, made_from, shards, suffix)
-        plan.folder.mkdir(exist_ok=True)
-        plan.save()
-        return plan
+        return cls(path, found["made_from"], [Shard(**shard) for shard in found["shards"]])
 
     @property
     def folder(self) -> Path:
@@ -115,7 +97,7 @@ class Plan:
 
     def file(self, shard: Shard) -> Path:
         """The file of a shard."""
-        return self.folder / f"{shard.name}{self.suffix}"
+        return self.folder / f"{shard.name}.shard"
 
     def unfinished(self) -> list[Shard]:
         """The unfinished shards, in order."""
@@ -161,11 +143,7 @@ class Plan:
         """Write the plan in one piece."""
         write_sealed(
             self.path,
-            {
-                "made_from": self.made_from,
-                "suffix": self.suffix,
-                "shards": [asdict(shard) for shard in self.shards],
-            },
+            {"made_from": self.made_from, "shards": [asdict(shard) for shard in self.shards]},
         )
 
     def halve(self, shard: Shard) -> list[Shard]:

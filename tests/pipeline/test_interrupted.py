@@ -72,7 +72,7 @@ def attempted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def noting(shard: Shard, path: Path, *rest: Any) -> Any:
         names.append(shard.name)
         computed = attempt(shard, path, *rest)
-        assert not path.with_suffix(".parquet").exists()  # written beside its place
+        assert not path.with_suffix(".shard").exists()  # written beside its place
         return computed
 
     monkeypatch.setattr(shards, "attempt", noting)

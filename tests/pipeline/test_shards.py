@@ -87,8 +87,8 @@ def test_error_while_writing_stops_the_run_and_keeps_what_was_finished(tmp_path:
         run(tmp_path, later(failing))
     assert calls[:2] == ["c", "a"]
     assert "b" not in calls  # computed, if at all, after the error was known
-    assert (tmp_path / "shards" / "0000.parquet").exists()
-    assert not (tmp_path / "shards" / "0001.parquet").exists()
+    assert (tmp_path / "shards" / "0000.shard").exists()
+    assert not (tmp_path / "shards" / "0001.shard").exists()
     before, calls[:] = set(calls) - {"a"}, []
     assert run(tmp_path, later(calls.append)) == sorted(PROMPTS)
     assert not before & set(calls)
@@ -105,7 +105,7 @@ def test_stopped_run_finishes_the_shard_it_is_writing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, compute)
-    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["0000.parquet"]
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["0000.shard"]
 
 
 def test_a_shard_and_the_plan_are_on_the_disk_before_they_get_their_names(
@@ -114,5 +114,5 @@ def test_a_shard_and_the_plan_are_on_the_disk_before_they_get_their_names(
     watch = fakes.Syncs(monkeypatch)
     run(tmp_path, later(lambda _: None))
     names = {path.name for path in watch.named}
-    assert names == {"plan.json", "0000.parquet", "0001.parquet", "0002.parquet", "0003.parquet"}
+    assert names == {"plan.json", "0000.shard", "0001.shard", "0002.shard", "0003.shard"}
     watch.check_directories()

@@ -76,7 +76,7 @@ def answer_all(
 ) -> list[dict[str, Any]]:
     """Answer every question, each a shard of its own; return their rows by table, in order."""
     named = {one.key: one for one in asked}
-    plan = Plan.open(pending, dict.fromkeys(named, 1), at_most(1), ".json")
+    plan = Plan.open(pending, dict.fromkeys(named, 1), at_most(1))
 
     def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
         one = named[planned.prompts[0]]

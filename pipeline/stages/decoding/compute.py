@@ -58,7 +58,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     rows = first_rows(node, upstream)
     with open_workers(Decoder, node, upstream) as workers:
         lengths = {row["prompt_id"]: 1 for row in rows}
-        plan = Plan.open(pending, lengths, workers.cut, suffix=".json")
+        plan = Plan.open(pending, lengths, workers.cut)
         label = f"decoding {node.label}"
         workers.compute_unfinished(plan, steps=1, label=label, unit="prompt")
         facts = workers.facts(plan)
