@@ -228,11 +228,8 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, 
     from analysis.report.escape import without_formulas
     from analysis.report.style import render
     from analysis.report.sweep_figure import sweep_figure
-    from analysis.statistics.bootstrap import FEW_PROMPTS
 
     table = pd.DataFrame(rows)
-    if "prompts" in table:
-        table["few_prompts"] = table["prompts"] < FEW_PROMPTS
     without_formulas(table).to_csv(directory / f"{name}.csv", index=False)
     table.to_parquet(directory / f"{name}.parquet", index=False)
     print_table(rows)
