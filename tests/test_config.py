@@ -111,7 +111,6 @@ def test_studies() -> None:
         ("prompts.max_tokens=63", "min_tokens=64 exceeds .*=63"),
         ("device.threads=1000000", r"^device.threads=1000000 exceeds the \d+ processors"),
         ("targets.mini_large.label=mini-small", "label=mini-small is given to two targets"),
-        ("targets.mini_large.label=mini.small", "have the same letters"),
         ("certificates.divergence=tv", "divergence=tv is not for stage=report"),
         ("certificates.divergence=js", r"^certificates\.divergence='js.*give kl, tv, hell"),
     ],
