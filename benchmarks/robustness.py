@@ -41,7 +41,7 @@ from pipeline import cli, verify
 from pipeline.execution import shards
 from pipeline.execution.shard_plan import Plan
 from pipeline.plan.composition import composed
-from pipeline.plan.graph import VERSIONS
+from pipeline.plan.graph import STAGES
 from pipeline.store.durable import read_sealed
 from tests.pipeline import tiny
 
@@ -135,7 +135,7 @@ class Trial:
     def artifacts(self) -> dict[str, Path]:
         """The published artifacts by stage and name."""
         found = [
-            path for stage in VERSIONS for path in (self.outputs / "artifacts" / stage).glob("*")
+            path for stage in STAGES for path in (self.outputs / "artifacts" / stage).glob("*")
         ]
         return {f"{path.parent.name}/{path.name}": path for path in found if path.name[0] != "."}
 
@@ -154,7 +154,7 @@ class Trial:
     def expect_whole(self, wanted: dict[str, str]) -> None:
         """Check that all is there as wanted, verifies, and nothing is left over; remove it."""
         assert self.contents() == wanted
-        places = [self.outputs / "artifacts" / stage for stage in VERSIONS]
+        places = [self.outputs / "artifacts" / stage for stage in STAGES]
         hidden = [path for place in (*places, self.outputs / "report") for path in place.glob(".*")]
         left = [*hidden, *self.outputs.rglob("*.tmp")]
         assert not left, left

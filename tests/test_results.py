@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.plan.graph import VERSIONS
+from pipeline.plan.graph import STAGES
 from tests import results
 from tests.results.study import FixedStudy
 
@@ -22,7 +22,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> FixedStudy:
     return FixedStudy(tmp_path_factory.mktemp("fixed"))
 
 
-@pytest.mark.parametrize("stage", VERSIONS)
+@pytest.mark.parametrize("stage", STAGES)
 def test_stage_computes_what_its_version_says(stage: str, study: FixedStudy) -> None:
     wrong = results.verdict(stage, study.versions(stage), study.results(stage))
     assert wrong is None, wrong

@@ -13,7 +13,7 @@ import pytest
 
 from conf import schema
 from pipeline.loader import Study
-from pipeline.plan.graph import MODULES, STAGES
+from pipeline.plan.graph import STAGES
 from tests.conftest import HEAVY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,7 +78,7 @@ def test_only_models_their_caches_and_attention_import_transformers() -> None:
 
 
 def test_stages_do_not_import_each_other() -> None:
-    rooms = {f"pipeline.stages.{name}." for name in MODULES}
+    rooms = {f"pipeline.stages.{name}." for name in STAGES}
     for path in files("pipeline"):
         others = tuple(room for room in rooms if not f"{module_of(path)}.".startswith(room))
         for name in imported(path):  # outside their own folder they are found by name

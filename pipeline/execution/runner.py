@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
-from pipeline.plan.graph import MODULES, STAGES, with_upstream
+from pipeline.plan.graph import STAGES, with_upstream
 from pipeline.plan.stage import models_of, stage_of
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
@@ -217,7 +217,7 @@ def _compute(group: list[Node], store: Store) -> list[DamagedError]:
 
 
 def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list[Artifact]:
-    module = importlib.import_module(MODULES[group[0].stage])
+    module = importlib.import_module(stage_of(group[0]).module)
     named = {
         name: [upstream[node.fingerprint] for node in nodes]
         for name, nodes in group[0].upstream.items()

@@ -27,8 +27,6 @@ from pipeline.store.node import Node
 STAGES: dict[str, Stage] = {
     name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGES
 }
-VERSIONS = {name: stage.version for name, stage in STAGES.items()}
-MODULES = {name: stage.module for name, stage in STAGES.items()}
 
 
 def with_upstream(nodes: Iterable[Node]) -> dict[str, Node]:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ import pytest
 from pipeline import verify
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.execution import runner
-from pipeline.plan import graph as stages
+from pipeline.stages import prompts
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import fingerprint
 from tests.pipeline import fakes
 
+FAKED = replace(prompts.STAGE, module="tests.pipeline.fakes")
+
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setitem(stages.MODULES, "prompts", "tests.pipeline.fakes")
+    monkeypatch.setattr(prompts, "STAGE", FAKED)
     fakes.calls.clear()
     return Store(tmp_path)
 
@@ -210,7 +213,7 @@ def test_all_is_on_the_disk_before_it_gets_its_name(
 
 
 def _slow(root: Path, done: Path) -> None:
-    stages.MODULES["prompts"] = "tests.pipeline.fakes"
+    prompts.STAGE = FAKED
     real = fakes.compute
 
     def compute(*arguments: object) -> None:

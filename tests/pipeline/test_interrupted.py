@@ -20,7 +20,7 @@ from pipeline.execution import runner, shards
 from pipeline.execution.shard_plan import Plan, Shard
 from pipeline.loader import Study
 from pipeline.paths import ROOT
-from pipeline.plan.graph import VERSIONS, with_upstream
+from pipeline.plan.graph import STAGES, with_upstream
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
 from tests.pipeline.stopping import interrupt
@@ -159,7 +159,7 @@ def test_shards_of_another_upstream_are_discarded(
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("stage", VERSIONS)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     stage: str, whole: Store, nodes: dict[str, Node], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

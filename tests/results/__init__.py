@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.plan.graph import VERSIONS
+from pipeline.plan.graph import STAGES
 
 FOLDER = Path(__file__).parent
 Tolerance = tuple[float, float]
 # (relative, absolute). Sums of float32 differ between processors; weights moved by 1e-6 stay
 # within it. A number inside a text may also differ by one in its last digit.
-TOLERANCES = dict.fromkeys(VERSIONS, (1e-4, 1e-5)) | {"prompts": (0.0, 0.0), "report": (1e-3, 1e-5)}
+TOLERANCES = dict.fromkeys(STAGES, (1e-4, 1e-5)) | {"prompts": (0.0, 0.0), "report": (1e-3, 1e-5)}
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])", re.IGNORECASE)
 
 
@@ -119,6 +119,6 @@ def verdict(stage: str, versions: dict[str, int], results: Any) -> str | None:
     return (
         f"{stage} computes other results under the same version, so old caches would be served "
         f"in their place ({len(found)} differ):\n  " + "\n  ".join(found[:10]) + "\nIf that is "
-        f"not meant, mend it. If it is, raise the version of STAGE (now {VERSIONS[stage]}) in "
+        f"not meant, mend it. If it is, raise the version of STAGE in "
         f"pipeline/stages/{stage} and run python -m tests.results {stage}"
     )

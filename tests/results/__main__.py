@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipeline.plan.graph import VERSIONS
+from pipeline.plan.graph import STAGES
 from tests.results import load, save, verdict
 from tests.results.study import FixedStudy
 
@@ -19,7 +19,7 @@ def main(stages: list[str]) -> int:
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
         study = FixedStudy(Path(folder))
-        for stage in VERSIONS:
+        for stage in STAGES:
             if stages and stage not in stages:
                 continue
             versions, results = study.versions(stage), study.results(stage)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from pipeline.execution import runner
 from pipeline.loader import Study
-from pipeline.plan.graph import VERSIONS
+from pipeline.plan.graph import STAGES
 from pipeline.store.artifacts import Artifact, Store
 from tests.results.models import write_model, write_prompts
 
@@ -92,7 +92,7 @@ class FixedStudy:
             above = todo.pop().upstream_nodes
             todo += above
             found |= {node.stage for node in above}
-        return {name: version for name, version in VERSIONS.items() if name in found}
+        return {name: one.version for name, one in STAGES.items() if name in found}
 
     def results(self, stage: str) -> dict[str, Any]:
         """Compute a stage; return its tables by file and column, and its texts by lines."""
