@@ -33,31 +33,26 @@ def _verify(outputs: Path) -> int:
         )
     directories = [path for stage in STAGES for path in sorted((root / stage).glob("*"))]
     artifacts = [path for path in directories if not path.name.startswith(".")]
-    damaged, failed = [], 0
+    damaged, unreadable = list[Path](), list[str]()
     for directory in artifacts:
         try:
-            problems = Artifact(directory).damage()
-            if problems and directory.is_dir():  # replaced meanwhile, perhaps
-                problems = Artifact(directory).damage()
-        except PipelineError as error:  # not readable for this user
-            problems, failed = [str(error)], failed + 1
-        else:
-            damaged += [directory] if problems else []
-        for problem in problems:
-            print(problem, file=sys.stderr)
+            damaged += [directory] if Artifact(directory).damage() else []
+        except PipelineError as error:  # not for this user
+            unreadable.append(str(error))
+            print(error, file=sys.stderr)
     try:
-        Store(root).set_aside(damaged)
+        damaged = Store(root).set_aside(damaged)  # those that nobody mended meanwhile
     except OSError as error:
-        print(f"not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"damaged, not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
     models = damaged_models(outputs / "models")
     for place, why in models.items():
         print(f"{place} {why}: removed, the next use converts it again", file=sys.stderr)
         shutil.rmtree(place, ignore_errors=True)
     print(
-        f"{len(artifacts)} artifacts verified, {len(damaged) + failed} damaged; "
+        f"{len(artifacts)} artifacts verified, {len(damaged) + len(unreadable)} damaged; "
         f"{len(directories) - len(artifacts)} unfinished"
     )
-    return 1 if damaged or failed or models else 0
+    return 1 if damaged or unreadable or models else 0
 
 
 if __name__ == "__main__":

@@ -337,6 +337,5 @@ class Store:
                 place = next(path for path in numbered if not path.exists())
                 directory.rename(place)
                 moved.append(directory)
-                more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
-                print(f"damaged: {damage[0]}{more}; set aside in {place}", flush=True)
+                print(f"damaged: {'; '.join(damage)}; set aside in {place}", flush=True)
         return moved
