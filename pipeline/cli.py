@@ -60,7 +60,8 @@ def _problems(overrides: Sequence[str], error: Exception) -> list[str]:
     from pipeline.plan.graph import prepare
 
     problems = list[str]()
-    while found := MISFIT.match(str(error)):
+    plain = all(map(OVERRIDE.match, overrides))  # no option: a directory of more files, say
+    while plain and (found := MISFIT.match(str(error))):
         left = [one for one in overrides if one.partition("=")[0] != found[1]]
         if len(left) == len(overrides):
             break
