@@ -150,7 +150,7 @@ def test_a_text_file_is_a_prompt_whole(model: Path, tmp_path: Path) -> None:
     assert [r["token_ids"] for r in found] == [tokenizer.encode(r["text"]) for r in found]
     assert {r["source"] for r in found} == {"texts"}
     message = (
-        r"only 1 prompts .*: lower prompts.count, or give .jsonl rows .*\(a .txt file is one\)"
+        r"only 1 prompts .*: lower prompts.count, or give .jsonl .*one prompt, .*\(0.txt: 3 lines\)"
     )
     refused(model, folder / "0.txt", tmp_path / "one", message, count=2)
 
