@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 from scipy.special import xlogy
 
 from analysis.acceptance.realised import Steps
 from analysis.certificates.certify import Certificates, certify
-from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, TopMMultiplicative, Typical
+from analysis.rules import (
+    AbsoluteThreshold,
+    Additive,
+    Mars,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    TopMMultiplicative,
+    Tree,
+    Typical,
+)
 from analysis.topk import Floats, TopK
-from tests.divergences import Comparison, compare_logits
+from tests.divergences import compare_logits
 
 # one rule of every kind of the paper that is neither strict greedy nor a tree
 THRESHOLD_RULES: list[Rule] = [
@@ -24,6 +36,11 @@ THRESHOLD_RULES: list[Rule] = [
     TopMAdditive(3, 0.3),
     TopMMultiplicative(4, 0.1),
     Typical(0.1, 0.09),
+]
+# and the others, at more than one place of their dials
+RULES: list[Rule] = [
+    *(StrictGreedy(), *THRESHOLD_RULES, Additive(0.1), Additive(0.9)),
+    *(AbsoluteThreshold(0.05), Mars(0.9), Tree(1), Tree(3)),
 ]
 
 
@@ -52,7 +69,7 @@ def stored_columns(z: np.ndarray, k: int, temperature: float = 1.0) -> dict[str,
 
 def drafted_steps(
     z: np.ndarray, w: np.ndarray, k: int | None = None, lengths: Sequence[int] = ()
-) -> tuple[Steps, Comparison]:
+) -> tuple[Steps, SimpleNamespace]:
     """Draft logits w beside target logits z (N, V), of which k are stored; one text, or several."""
     found = compare_logits(z, w)
     target = TopK.from_columns(**stored_columns(z, k or z.shape[1]), vocab_size=z.shape[1])
@@ -78,6 +95,18 @@ def certificate(p: np.ndarray, rule: Rule, k: int | None = None) -> float:
 def kl(p: np.ndarray, q: np.ndarray) -> float:
     """KL(p || q) in nats by its definition; tokens with p = 0 count nothing."""
     return math.fsum(x * math.log(x / y) for x, y in zip(p, q, strict=True) if x > 0)
+
+
+def distance(name: str, p: np.ndarray, q: np.ndarray) -> float:
+    """A divergence of p and q by its definition, over tokens with p > 0."""
+    if name in ("kl", "reverse_kl"):
+        return kl(p, q) if name == "kl" else kl(q, p)
+    if name == "tv":
+        return float(np.abs(p - q).sum() / 2)
+    if name == "hellinger":
+        return float(1 - np.sqrt(p * q).sum())
+    a = float(name.partition(":")[2])
+    return math.log((p**a * q ** (1 - a)).sum()) / (a - 1)
 
 
 def assert_same(found: Certificates, wanted: Certificates) -> None:

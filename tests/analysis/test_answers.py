@@ -1,13 +1,15 @@
-"""Accuracy of methods by hand-made answers; where a loss is excluded, and where accuracy falls."""
+"""Accuracy by hand-made answers: paired proportions, what a finished answer costs, thresholds."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from analysis.decoding.answers import (
     ALL,
@@ -19,9 +21,18 @@ from analysis.decoding.answers import (
     threshold_limits,
     verdicts,
 )
+from analysis.decoding.finished import COSTS, finished
 from analysis.rules import Additive, Mars, StrictGreedy
 from analysis.rules.rule import Rule
-from analysis.statistics.proportions import difference
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.proportions import (
+    BINS,
+    calibration_error,
+    difference,
+    mcnemar,
+    proportion,
+    reliability,
+)
 
 RUNS = pd.DataFrame(
     {
@@ -41,30 +52,23 @@ RIGHT = {  # of items a0..a3 of task a, and b0 of task b
 
 
 def answered() -> Answered:
-    rows = []
-    for at in range(5):
-        for run in range(3):
-            changed = run == 2 and at < 3
-            rows.append(
-                {
-                    "task": "a" if at < 4 else "b",
-                    "item_id": f"{at}",
-                    "run": run,
-                    "answer": f"answer {at}{'x' if changed else ''}",
-                    "correct": RIGHT[run][at],
-                    "draft_length": 3 * (run > 0),
-                    "temperature": 0.0,
-                    "n_tokens": 10,
-                    "log_likelihood": -4.0 - changed,
-                    "ended": at < 3,
-                    "departures": 5 * changed,
-                    "common_prefix": 2 if changed else 10,
-                    "gap": 0.5 if changed else math.nan,
-                    "calls": 9 if run == 0 else 3,
-                    "emitted": 9,
-                }
-            )
-    data = pd.DataFrame(rows)
+    cells = [(at, run, run == 2 and at < 3) for at in range(5) for run in range(3)]
+    at, run, changed = (np.array(column) for column in zip(*cells, strict=True))
+    ids = np.where(at < 4, "a", "b"), at.astype(str)
+    data = pd.DataFrame({"task": ids[0], "item_id": ids[1], "run": run}).assign(
+        answer=[f"answer {at}{'x' * changed}" for at, _, changed in cells],
+        correct=[RIGHT[run][at] for at, run, _ in cells],
+        draft_length=3 * (run > 0),
+        temperature=0.0,
+        n_tokens=10,
+        log_likelihood=-4.0 - changed,
+        ended=at < 3,
+        departures=5 * changed,
+        common_prefix=np.where(changed, 2, 10),
+        gap=np.where(changed, 0.5, math.nan),
+        calls=np.where(run == 0, 9, 3),
+        emitted=9,
+    )
     seconds = data[["task", "item_id", "run"]].assign(seconds=1.0 / (1 + data["run"]))
     return Answered("target", ["a", "b"], RUNS, data, seconds)
 
@@ -100,40 +104,32 @@ def test_the_same_answers_lose_nothing_but_their_interval_has_a_width() -> None:
     assert (alone["difference_ci_low"], alone["difference_ci_high"]) == (0.0, 0.0)
     assert alone["within"]
     assert not strict["within"]  # five items exclude no loss of 5 points
-
-
-def test_the_margin_is_excluded_strictly() -> None:
     low = row(accuracy(answered(), 10, 0.95, 0, 0.5), ALL, 2)["difference_ci_low"]
-    assert not row(accuracy(answered(), 10, 0.95, 0, -low), ALL, 2)["within"]
+    assert not row(accuracy(answered(), 10, 0.95, 0, -low), ALL, 2)["within"]  # strictly
     assert row(accuracy(answered(), 10, 0.95, 0, -low + 1e-9), ALL, 2)["within"]
 
 
-def test_no_call_and_no_right_answer_are_no_numbers() -> None:
+def test_no_call_no_right_answer_and_other_items() -> None:
     one = answered()
     one.data["calls"] = one.data["emitted"] = 0
     one.data["correct"] = False
     table = accuracy(one, 10, 0.95, 0, 0.05)
     assert table[["tokens_per_call", "tokens_per_call_ci_low", "recovery"]].isna().all(axis=None)
     assert (table["accuracy"] == 0).all()
-
-
-def test_a_run_that_answered_other_items_is_refused() -> None:
-    one = answered()
-    one.data.loc[(one.data["run"] == 2) & (one.data["item_id"] == "0"), "item_id"] = "9"
-    one.seconds.loc[(one.seconds["run"] == 2) & (one.seconds["item_id"] == "0"), "item_id"] = "9"
+    for frame in (one.data, one.seconds):
+        frame.loc[(frame["run"] == 2) & (frame["item_id"] == "0"), "item_id"] = "9"
     with pytest.raises(ValueError, match="different items"):
         accuracy(one, 10, 0.95, 0, 0.05)
 
 
 def test_differing_answers_stand_side_by_side() -> None:
     found = differing(answered())
-    assert found["method"].tolist() == ["Additive"] * 3
-    assert found["item_id"].tolist() == ["0", "1", "2"]
-    assert found["alone"].tolist() == ["answer 0", "answer 1", "answer 2"]
-    assert found["answer"].tolist() == ["answer 0x", "answer 1x", "answer 2x"]
-    assert found["alone_correct"].tolist() == [True, True, False]
-    assert found["correct"].tolist() == [False, False, True]
-    assert np.allclose(found["gap"], 0.5)
+    shown = ["method", "item_id", "alone", "answer", "alone_correct", "correct", "gap"]
+    assert found[shown].to_numpy().tolist() == [
+        ["Additive", "0", "answer 0", "answer 0x", True, False, 0.5],
+        ["Additive", "1", "answer 1", "answer 1x", True, False, 0.5],
+        ["Additive", "2", "answer 2", "answer 2x", False, True, 0.5],
+    ]
 
 
 RULES: list[Rule | None] = [None, StrictGreedy(), Additive(0.4), Additive(0.1), Additive(0.2),
@@ -199,7 +195,7 @@ def test_a_threshold_behind_one_that_failed_is_not_counted() -> None:
     assert verdicts(found)[4] == verdicts(found)[2] == "open"
 
 
-def test_bounds_are_one_sided() -> None:
+def test_bounds_are_one_sided_and_the_margin_itself_is_not_excluded() -> None:
     found = decide(table({3: (12, 4)}), runs(), 0.05, 0.95).set_index("run").loc[3]
     z = NormalDist().inv_cdf(0.95)
     mean, size = (4 - 12) / 302, 302
@@ -207,10 +203,98 @@ def test_bounds_are_one_sided() -> None:
     assert found["worst"] == pytest.approx(mean - z * spread / math.sqrt(size), abs=1e-12)
     assert found["best"] == pytest.approx(mean + z * spread / math.sqrt(size), abs=1e-12)
     assert found["worst"] > difference(12, 4, 300, 0.95)[0]  # than the two-sided end
+    for step, excluded in ((-1e-9, False), (0.0, False), (1e-9, True)):
+        margin = -float(found["worst"]) + step
+        beside = decide(table({3: (12, 4)}), runs(), margin, 0.95).set_index("run")
+        assert beside.loc[3, "excluded"] == excluded
 
 
-@pytest.mark.parametrize(("step", "excluded"), [(-1e-9, False), (0.0, False), (1e-9, True)])
-def test_the_margin_itself_is_not_excluded(step: float, excluded: bool) -> None:
-    worst, _ = difference(12, 4, 300, 2 * 0.95 - 1)
-    found = decide(table({3: (12, 4)}), runs(), -worst + step, 0.95).set_index("run")
-    assert found.loc[3, "excluded"] == excluded
+ALONE = pd.DataFrame([(10, True, 9, 2.0), (20, True, 19, 4.0), (30, False, 29, 6.0)], columns=COSTS)
+MINE = pd.DataFrame([(12, True, 4, 1.0), (30, False, 9, 2.0), (30, False, 9, 2.0)], columns=COSTS)
+BOOTSTRAP = PromptBootstrap(np.arange(3), 400, 0.98, 0)
+
+
+def test_ratios_by_hand() -> None:
+    found = finished(MINE.assign(correct=[True, False, True]), ALONE, BOOTSTRAP)
+    assert found["length_ratio"] == 72 / 60
+    assert found["cut"] == pytest.approx(2 / 3)
+    assert found["calls_finished"] == 22  # one answer ended, and the cut ones are paid for
+    assert found["seconds_finished"] == 5.0
+    assert found["calls_ratio"] == pytest.approx(22 / (57 / 2))
+    assert found["seconds_ratio"] == pytest.approx(5.0 / 6.0)  # half the time, and half as many end
+    assert found["right_per_second"] == pytest.approx(2 / 5)
+    # pairs stay together: resamples of the third prompt alone and the second alone are the ends
+    assert (found["length_ratio_ci_low"], found["length_ratio_ci_high"]) == (1.0, 1.5)
+    assert "right_per_second" not in finished(MINE, ALONE, BOOTSTRAP)
+
+
+def test_no_answer_ends() -> None:
+    """No number, and resamples without an answer that ended leave the others their interval."""
+    found = finished(MINE.assign(ended=False), ALONE, BOOTSTRAP)
+    assert found["cut"] == 1.0
+    assert np.isnan([found["calls_finished"], found["seconds_ratio"]]).all()
+    assert np.isnan(found["seconds_ratio_ci_low"])
+    same = finished(ALONE, ALONE, BOOTSTRAP)  # the target beside itself costs itself
+    for name in ("length_ratio", "calls_ratio", "seconds_ratio"):
+        assert [same[name], same[f"{name}_ci_low"], same[f"{name}_ci_high"]] == [1.0] * 3
+    one = finished(MINE, ALONE, BOOTSTRAP)
+    assert np.isfinite([one["seconds_ratio_ci_low"], one["seconds_ratio_ci_high"]]).all()
+
+
+@pytest.mark.parametrize(("right", "items"), [(0, 1), (1, 1), (3, 7), (50, 100), (299, 300)])
+def test_the_interval_of_a_proportion_is_scipys(right: int, items: int) -> None:
+    wanted = stats.binomtest(right, items).proportion_ci(0.9, method="wilson")
+    assert proportion(right, items, 0.9) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+
+
+def test_mcnemar_is_the_enumeration_of_fair_coins() -> None:
+    for lost, won in product(range(5), repeat=2):
+        pairs = lost + won
+        coins = [sum(toss) for toss in product((0, 1), repeat=pairs)]
+        as_far = [abs(2 * heads - pairs) >= abs(lost - won) for heads in coins]
+        assert mcnemar(lost, won) == pytest.approx(sum(as_far) / len(as_far), abs=1e-15)
+    assert mcnemar(400, 300) == pytest.approx(stats.binomtest(300, 700).pvalue, rel=1e-9)
+
+
+def test_the_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """Also where hardly a pair is discordant, and Wald's interval would have no width."""
+    rng = np.random.default_rng(0)
+    for lost, won, items in ((0.002, 0.0, 300), (0.05, 0.01, 100), (0.1, 0.1, 50), (0.3, 0.1, 80)):
+        drawn = rng.multinomial(items, [lost, won, 1 - lost - won], size=2000)
+        ends = [difference(int(c), int(b), items, 0.95) for c, b, _ in drawn]
+        held = [low <= won - lost <= high for low, high in ends]
+        assert np.mean(held) >= 0.93, (lost, won, items)
+
+
+def test_edges() -> None:
+    assert difference(0, 0, 1, 0.95)[0] < 0 < difference(0, 0, 1, 0.95)[1]
+    assert difference(1, 0, 1, 0.95)[0] == -1.0
+    low, high = difference(3, 8, 40, 0.95)
+    assert difference(8, 3, 40, 0.95) == pytest.approx((-high, -low))
+    assert proportion(0, 5, 0.95)[0] == 0.0
+    assert proportion(5, 5, 0.95)[1] == 1.0
+    for wrong in ((2, 2, 3), (0, 0, 0), (-1, 0, 3)):
+        with pytest.raises(ValueError, match="no paired table"):
+            difference(*wrong, 0.95)
+    for right, items in ((1, 0), (2, 1), (-1, 1)):
+        with pytest.raises(ValueError, match="no proportion"):
+            proportion(right, items, 0.95)
+
+
+def test_the_calibration_error_is_the_weighted_gap_of_equal_bins() -> None:
+    """By its definition, bin by bin; an edge belongs to the bin above it, 1 to the last."""
+    rng = np.random.default_rng(0)
+    q = np.append(rng.random(500), [0.0, 0.1, 0.5, 0.9, 1.0])
+    accepted, prompts = rng.random(505) < q**2, rng.integers(3, size=505)
+    wanted = 0.0
+    for low in range(BINS):
+        here = (q >= low / BINS) & ((q < (low + 1) / BINS) | (low == BINS - 1))
+        wanted += here.mean() * abs(accepted[here].mean() - q[here].mean())
+    sums = reliability(q, accepted, prompts)
+    assert sums.shape == (3, BINS, 3)
+    assert calibration_error(sums.sum(axis=0)) == pytest.approx(wanted, abs=1e-12)
+    calibrated = reliability(np.full(4, 0.75), np.arange(4) < 3, np.zeros(4, dtype=np.intp))
+    assert calibration_error(calibrated) == 0
+    for wrong in (-1e-9, 1 + 1e-9, np.nan):
+        with pytest.raises(ValueError, match="outside"):
+            reliability(np.array([0.5, wrong]), np.ones(2, dtype=bool), np.zeros(2, dtype=np.intp))

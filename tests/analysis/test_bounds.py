@@ -1,14 +1,19 @@
-"""The paper's bounds: against 50 digits, against certificates, and tight where said to be."""
+"""The paper's bounds: against 50 digits and certificates, tight where said to be; tables."""
+
+from __future__ import annotations
 
 import math
 
 import mpmath
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, Multiplicative, StrictGreedy, Tree
+from analysis.report.render import lines
+from analysis.report.sections.bounds import RuleSteps, bounds_table, determined_table, median
+from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from analysis.topk import TopK
 from tests.analysis.cases import (
     THRESHOLD_RULES,
@@ -44,18 +49,9 @@ def test_functions_at_50_digits(d: float) -> None:
 def test_ends_and_outside() -> None:
     assert bounds.g([0, 1]).tolist() == [0, math.log(2)]
     assert bounds.g_inverse([0, math.log(2)]) == pytest.approx([0, 1])
-    assert bounds.tree_lower(1.0, 4) == pytest.approx(math.log(5))
-    assert bounds.tree_lower(0.0, 4) == 0
-    assert np.isnan(
-        [
-            bounds.g(1.1),
-            bounds.g(-0.1),
-            bounds.g_inverse(0.7),
-            bounds.ceiling(1),
-            bounds.tree_lower(0.1, 0),
-            bounds.phi(-1.1),
-        ]
-    ).all()
+    assert bounds.tree_lower([0.0, 1.0], 4) == pytest.approx([0, math.log(5)])
+    outside = [bounds.g(1.1), bounds.g(-0.1), bounds.g_inverse(0.7), bounds.phi(-1.1)]
+    assert np.isnan([*outside, bounds.ceiling(1), bounds.tree_lower(0.1, 0)]).all()
 
 
 def test_values_by_hand() -> None:
@@ -66,12 +62,10 @@ def test_values_by_hand() -> None:
     assert bounds.single_upper(0.5) == pytest.approx(math.log(1.5), rel=1e-15)
     assert bounds.single_upper(0.5, 0.25) == pytest.approx(math.log(1.25) - 0.25 * log2, rel=1e-14)
     assert bounds.single_upper(0.3, 0.3) == 0
-    assert bounds.g_lower(0.6) == pytest.approx(0.18 + 0.0108, rel=1e-14)
+    assert bounds.g_lower([0.6, 1.0]) == pytest.approx([0.18 + 0.0108, 7 / 12], rel=1e-14)
     assert bounds.g_upper(0.6) == pytest.approx(0.36 / 1.28, rel=1e-14)
     # margin 0.4, s = 0.8: 0.16 / 1.6 + 0.0256 / (12 * 0.512)
     assert bounds.two_token_polynomial(0.6, 0.2) == pytest.approx(0.1 + 1 / 240, rel=1e-14)
-    assert bounds.g(1.0) == pytest.approx(log2, rel=1e-15)
-    assert bounds.g_lower(1.0) == pytest.approx(7 / 12, rel=1e-15)
 
 
 def test_lemma_a1_and_expansions() -> None:
@@ -132,23 +126,85 @@ def test_two_point_construction_is_tight(d: float) -> None:
     assert kl(p, q) == pytest.approx(float(bounds.g(d)), rel=1e-12)
     assert certificate(p, StrictGreedy()) == pytest.approx(kl(p, q), rel=1e-12)
     assert certificate(p, Additive(d * (1 - 1e-12))) == pytest.approx(kl(p, q), rel=1e-9)
+    p, q = multiplicative_example(d)
+    bound = float(bounds.multiplicative_lower(p[0], d))
+    assert kl(p, q) == pytest.approx(bound, rel=1e-12)
+    assert certificate(p, Multiplicative(d * (1 + 1e-12))) == pytest.approx(bound)
+    p, q = two_point_example(d)
     eps = float(bounds.g_upper(d))
     assert float(bounds.greedy_necessary_margin(eps)) == pytest.approx(d)
     assert kl(p, q) <= eps
 
 
-def test_other_constructions_are_tight() -> None:
-    for alpha in (0.1, 0.5, 0.9):
-        p, q = multiplicative_example(alpha)
-        bound = float(bounds.multiplicative_lower(p[0], alpha))
-        assert kl(p, q) == pytest.approx(bound, rel=1e-12)
-        assert certificate(p, Multiplicative(alpha * (1 + 1e-12))) == pytest.approx(bound)
-    for m in M:
-        for gamma in (0.01, 0.4, 0.9):
-            p, q = tree_example(gamma, m)
-            assert p[0] - p[-1] == pytest.approx(gamma, rel=1e-9)
-            assert kl(p, q) == pytest.approx(float(bounds.tree_lower(gamma, m)), rel=1e-9)
-            assert certificate(p, Tree(m)) == pytest.approx(kl(p, q), rel=1e-9)
-        p, q = confident_example(1e-9, m)
-        assert certificate(p, Tree(m)) == pytest.approx(kl(p, q))
-        assert kl(p, q) == pytest.approx(math.log(m + 1), rel=1e-6)
+@pytest.mark.parametrize("m", M)
+def test_the_tree_constructions_are_tight(m: int) -> None:
+    for gamma in (0.01, 0.4, 0.9):
+        p, q = tree_example(gamma, m)
+        assert p[0] - p[-1] == pytest.approx(gamma, rel=1e-9)
+        assert kl(p, q) == pytest.approx(float(bounds.tree_lower(gamma, m)), rel=1e-9)
+        assert certificate(p, Tree(m)) == pytest.approx(kl(p, q), rel=1e-9)
+    p, q = confident_example(1e-9, m)
+    assert certificate(p, Tree(m)) == pytest.approx(kl(p, q))
+    assert kl(p, q) == pytest.approx(math.log(m + 1), rel=1e-6)
+
+
+NAMES = ["certificate", "active_size", "p0", "b", "theta"]
+
+
+def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> RuleSteps:
+    """Four steps, of which one is compared: its certificate is KL(p || q), every token active."""
+    rows = [[kl(p, q), len(p), p[0], p[-1], theta], *[[math.nan] * 5] * 3]
+    return rule, pd.DataFrame(rows, columns=NAMES)
+
+
+def test_ratios_are_one_where_a_theorem_is_tight() -> None:
+    two, half = two_point_example(0.3), multiplicative_example(0.5)
+    tight = {
+        "theorem 4.9": one_step(StrictGreedy(), *two, math.nan),
+        "theorem 4.11": one_step(Additive(0.3), *two, two[0][1]),
+        "theorem 4.13": one_step(Multiplicative(0.5), *half, half[0][1]),
+        "corollary 4.14": one_step(TopMAdditive(2, 0.1), *two, two[0][1]),
+        "corollary 4.15": one_step(Typical(0.1, 0.09), *half, half[0][1]),
+        "theorem 5.2": one_step(Tree(4), *tree_example(0.4, 4), math.nan),
+    }
+    table = bounds_table({"target": list(tight.values())})
+    assert table is not None
+    data = table.data
+    for name, (rule, _) in tight.items():
+        rows = data[data["rule"] == rule.label].set_index("bound")
+        assert rows.loc[name, "ratio"] == pytest.approx(1)
+        assert (rows.loc[rows["kind"] != "asymptotic", "ratio"] > 1 - 1e-9).all()
+        assert rows.loc[name, "compared"] == 0.25
+    assert (data.loc[data["bound"] == "lemma 4.5", "ratio"].sub(1).abs() < 1e-9).all()
+    # theta is b here, so that the threshold form is as tight; the upper half of Lemma A.1 is not
+    forms = data.set_index("bound")["ratio"]
+    assert forms["lemma 4.5 threshold form"] == pytest.approx(1)
+    assert 1 < forms["lemma A.1"] < 1.1
+
+
+@pytest.mark.parametrize(("b", "theta"), [(0.3, 0.1), (0.1, 0.3)])
+def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, theta: float) -> None:
+    p = np.array([0.6, b, 1 - 0.6 - b])
+    steps = pd.DataFrame([[1.0, 2.0, 0.6, b, theta]], columns=NAMES)
+    table = bounds_table({"target": [(TopMAdditive(2, 0.3), steps)]})
+    assert table is not None
+    found = table.data.set_index("bound")["median"]
+    assert found["corollary 4.14"] == pytest.approx(float(bounds.two_token(p[0], 0.3)))
+    assert found["corollary 4.14 polynomial"] < found["corollary 4.14"]
+
+
+def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
+    steps = pd.DataFrame(np.full((5, 5), math.nan), columns=NAMES)
+    table = bounds_table({"target": [(Additive(0.1), steps)]})
+    assert table is not None
+    assert {cell for _, cells, _ in lines(table)[0][1] for cell in cells} == {"–"}
+    assert bounds_table({"target": []}) is None
+    assert median(np.array([4.0, 1.0, 2.0, 3.0])) == 2.0
+
+
+def test_what_is_determined() -> None:
+    lower = np.array([0.1, 0.2, 0.3, 0.4, math.inf])
+    upper = np.array([0.1, 0.25, math.inf, 0.4, math.inf])
+    table = determined_table({"target": {Additive(0.1): (lower, upper)}})
+    ((_, cells, _),) = lines(table)[0][1]
+    assert cells == ["60 %", "20 %", "0.05", "20 %"]

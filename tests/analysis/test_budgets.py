@@ -1,7 +1,8 @@
-"""Mean KL of a drafter: uniform bound, budget and realised, against copies written out."""
+"""Mean budgets: against every set of rejected steps, copies written out, and a drafter's own."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from analysis.acceptance.budgets import budget_of_drafter, resampled_rejections
 from analysis.acceptance.realised import Steps, judge
 from analysis.beyond.budget import certified_tokens, rejections
-from analysis.rules import Additive, StrictGreedy, Tree
+from analysis.rules import Additive, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import calls_made
 from tests.analysis.cases import drafted_steps, noisy
@@ -21,6 +22,79 @@ RULES = [StrictGreedy(), Additive(0.2), Tree(2)]
 
 def steps(noise: float = 0.5) -> Steps:
     return drafted_steps(*noisy(sum(LENGTHS), 10, 2.0, noise), lengths=LENGTHS)[0]
+
+
+def calls(rejected: set[int], ends: list[int], length: int | None) -> int:
+    """Walk: a call stops at a rejected token, at its length, or where the trajectory ends."""
+    count, at = 0, 0
+    for end in ends:
+        while at <= end:
+            count += 1
+            drafted = 0
+            while at <= end and at not in rejected and (length is None or drafted < length):
+                at, drafted = at + 1, drafted + 1
+            at = at + 1 if at <= end else at  # the corrected token, or the one behind the draft
+    return count
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, None])
+def test_tokens_per_call_bound_every_set_of_rejected_steps(length: int | None) -> None:
+    rng = np.random.default_rng(length or 0)
+    ends = [3, 4, 9]
+    sets = [set(c) for n in range(11) for c in itertools.combinations(range(10), n)]
+    walked = np.array([calls(chosen, ends, length) for chosen in sets])
+    for _ in range(6):
+        drawn, kind = np.round(rng.exponential(0.3, 10), 3), rng.choice(5, 10)
+        r = np.select([kind == 0, kind == 1], [0.0, np.inf], drawn)
+        spent = np.array([sum(r[i] for i in sorted(chosen)) for chosen in sets])
+        for eps in (0.0, 0.01, 0.05, 0.13, 0.5, np.inf):
+            most = walked[(spent <= 10 * eps) & np.isfinite(spent)].max()
+            found = certified_tokens(r, ends, eps, length)
+            assert found <= 10 / most + 1e-12
+            assert 10 / found <= most + (0 if length is None else 1) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("certificates", "mean_kl", "length", "tokens"),
+    [
+        # 3 eps rounds below the certificate that it is equal to
+        ([0.10312224871247906, np.inf, np.inf], 0.034374082904159685, None, 1.5),
+        ([0.10312224871247906, np.inf, np.inf], 0.034374082904159685, 2, 1.5),
+        # the dual of a budget that is spent to the last digit is rounded below a whole call
+        ([0.9, 0.9, 0.9, 0.9], 0.675, 2, 1.0),
+        ([0.1, 0.4, 0.3, 0.2], 0.025, 1, 4 / 3),
+    ],
+)
+def test_a_budget_that_is_spent_exactly_rejects(
+    certificates: list[float], mean_kl: float, length: int | None, tokens: float
+) -> None:
+    assert certified_tokens(certificates, [len(certificates) - 1], mean_kl, length) == tokens
+
+
+def test_rejections_at_exact_budgets() -> None:
+    r = [0.5, np.inf, 0.25, 0.0, 1.0]
+    # sorted sums: 0, 0.25, 0.75, 1.75
+    levels = [0.0, 0.04, 0.05, 0.15, 0.35, 9.0, np.inf]
+    assert rejections(r, levels).tolist() == [1, 1, 2, 3, 4, 4, 4]
+    tenths = [0.1] * 10  # their sum in floats is below 1, that of 0.1 and 0.2 is above 0.3
+    assert rejections(tenths, 0.1) == 10
+    assert rejections([0.1, 0.2], 0.15) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [0], 0.1), "N >= 1"),
+        (([0.1, np.nan], [1], 0.1), "at least 0"),
+        (([0.1, 0.2], [1], -0.1), "mean_kl=-0.1"),
+        (([0.1, 0.2], [0], 0.1), "the last 1"),
+        (([0.1, 0.2], [1, 1], 0.1), "increasing"),
+        (([0.1, 0.2], [1], 0.1, 0), "draft_length=0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certified_tokens(*arguments)
 
 
 @pytest.mark.parametrize("kind", ["random", "ties and zeros", "endless"])
@@ -44,49 +118,33 @@ def test_resampled_rejections_are_those_of_copies_written_out(kind: str) -> None
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_the_drafters_own_numbers(rule: object) -> None:
+@pytest.mark.parametrize("gamma", [None, 1, 3, 40])
+def test_the_drafters_own_numbers(rule: Rule, gamma: int | None) -> None:
     drafted = steps()
-    verdict = judge(drafted, [rule])[0]  # type: ignore[list-item]
-    bootstrap = PromptBootstrap(drafted.trajectories.prompts, 100, 0.9, 0)
-    frame = budget_of_drafter(drafted, verdict, bootstrap).set_index(["kind", "statistic"])
-    value = frame["value"].to_dict()
-    mean = drafted.kl.mean()
+    (verdict,) = judge(drafted, [rule])
+    calls, mean, lower = drafted.trajectories, float(drafted.kl.mean()), verdict.lower
+    bootstrap = PromptBootstrap(calls.prompts, 100, 0.9, 0)
+    frame = budget_of_drafter(drafted, verdict, bootstrap, gamma).set_index(["kind", "statistic"])
+    value, name = frame["value"].to_dict(), f"tokens_{gamma}" if gamma else "tokens"
     assert (frame["eps"] == mean).all()
-    assert value["uniform", "acceptance"] == pytest.approx(np.mean(verdict.lower > mean))
-    share = 1 - rejections(verdict.lower, mean) / len(drafted)
-    assert value["budget", "acceptance"] == pytest.approx(share)
-    assert value["realised", "acceptance"] == pytest.approx(verdict.accepted.mean())
-    ends = np.cumsum(LENGTHS) - 1
-    assert value["budget", "tokens"] == pytest.approx(certified_tokens(verdict.lower, ends, mean))
-    for name in ("acceptance", "tokens"):
-        kinds = [value[kind, name] for kind in ("budget", "uniform", "realised")]
-        assert kinds[0] <= min(kinds[1:]) + 1e-12
-    assert (frame["ci_low"] <= frame["value"]).all()
-    assert (frame["value"] <= frame["ci_high"]).all()
-    # soundness of every step implies that of their mean
-    assert np.sum(~verdict.accepted) <= rejections(verdict.lower, mean * (1 + 1e-9))
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("gamma", [1, 3, 40])
-def test_the_drafters_own_numbers_at_a_draft_length(rule: object, gamma: int) -> None:
-    drafted = steps()
-    verdict = judge(drafted, [rule])[0]  # type: ignore[list-item]
-    trajectories, mean = drafted.trajectories, float(drafted.kl.mean())
-    bootstrap = PromptBootstrap(trajectories.prompts, 50, 0.9, 0)
-    frame = budget_of_drafter(drafted, verdict, bootstrap, gamma)
-    found = frame[frame["statistic"] == f"tokens_{gamma}"].set_index("kind")
     size, ends = len(drafted), np.cumsum(LENGTHS) - 1
-    made = calls_made(verdict.accepted[:, None], trajectories, gamma).sum()
-    most = calls_made((verdict.lower > mean)[:, None], trajectories, gamma).sum()
-    assert found.loc["realised", "value"] == pytest.approx(size / made)
-    assert found.loc["uniform", "value"] == pytest.approx(size / most)
-    limited = certified_tokens(verdict.lower, ends, mean, gamma)
-    assert found.loc["budget", "value"] == pytest.approx(limited)
-    assert limited <= min(size / made, size / most) + 1e-12
-    assert np.isnan(found.loc["budget", "ci_low"])
+    for kind, accepted in (("uniform", lower > mean), ("realised", verdict.accepted)):
+        assert value[kind, "acceptance"] == pytest.approx(accepted.mean())
+        made = calls_made(accepted[:, None], calls, gamma).sum()
+        assert value[kind, name] == pytest.approx(size / made)
+    assert value["budget", "acceptance"] == pytest.approx(1 - rejections(lower, mean) / size)
+    assert value["budget", name] == pytest.approx(certified_tokens(lower, ends, mean, gamma))
+    for each in ("acceptance", name):
+        least = min(value["uniform", each], value["realised", each])
+        assert value["budget", each] <= least + 1e-12
+    known = frame[frame["ci_low"].notna()]
+    assert (known["ci_low"] <= known["value"]).all()
+    assert (known["value"] <= known["ci_high"]).all()
+    assert np.isnan(frame.loc[("budget", name), "ci_low"]) == (gamma is not None)
     if gamma == 40:  # as long as any trajectory: of any length but for the token behind a draft
-        assert limited >= frame.set_index(["kind", "statistic"]).loc[("budget", "tokens"), "value"]
+        assert value["budget", name] >= value["budget", "tokens"]
+    # soundness of every step implies that of their mean
+    assert np.sum(~verdict.accepted) <= rejections(lower, mean * (1 + 1e-9))
 
 
 def test_an_infinite_mean_leaves_what_can_never_be_rejected() -> None:

@@ -66,11 +66,8 @@ def test_the_boundaries_are_speculative_sampling_and_the_draft() -> None:
         assert 0 < 1 - np.minimum(below, q).sum() < 1e-8
         above = np.minimum(clip_law(p, q, "c1", 1 + 1e-9)[0], q).sum()
         assert above > np.minimum(p, q).sum()
-
-
-@pytest.mark.parametrize(("dial", "value"), [("c1", 1.5), ("ratio", 3.0), ("divergence", 0.01)])
-def test_equal_models_accept_everything(dial: str, value: float) -> None:
-    np.testing.assert_allclose(clip_law(P, P, dial, value)[0], P, rtol=1e-15)
+    for dial, value in (("c1", 1.5), ("ratio", 3.0), ("divergence", 0.01)):  # equal models
+        np.testing.assert_allclose(clip_law(P, P, dial, value)[0], P, rtol=1e-15)
 
 
 def test_each_dial_holds_what_it_names() -> None:

@@ -57,24 +57,17 @@ def test_accepts_by_rank_by_probability_and_for_trees() -> None:
         tree.accepts(whole, first, log_p)
 
 
-LABELS = {
-    "greedy": StrictGreedy(),
-    "additive t=0.1": Additive(0.1),
-    "multiplicative alpha=0.5": Multiplicative(0.5),
-    "typical eps0=0.1 delta0=0.09": Typical(0.1, 0.09),
-    "tree m=2": Tree(2),
-    "topm_additive m=2 t=0.1": TopMAdditive(2, 0.1),
-    "topm_multiplicative m=2 alpha=0.5": TopMMultiplicative(2, 0.5),
-    "mars theta=0.9": Mars(0.9),
-    "topm_additive m=2 t=0.1 convention=paper": TopMAdditive(2, 0.1, "paper"),
-    "additive t=1": Additive(1),
-    "additive t=0.123456789": Additive(0.123456789),
-}
-
-
 def test_labels_are_the_published_keys() -> None:
-    assert {rule.label: rule for rule in LABELS.values()} == LABELS
-    assert [rule.label for rule in LABELS.values()] == list(LABELS)
+    labels = {
+        "greedy": StrictGreedy(),
+        "typical eps0=0.1 delta0=0.09": Typical(0.1, 0.09),
+        "tree m=2": Tree(2),
+        "topm_additive m=2 t=0.1": TopMAdditive(2, 0.1),
+        "topm_additive m=2 t=0.1 convention=paper": TopMAdditive(2, 0.1, "paper"),
+        "additive t=1": Additive(1),
+        "additive t=0.123456789": Additive(0.123456789),
+    }
+    assert {name: rule.label for name, rule in labels.items()} == {name: name for name in labels}
 
 
 @pytest.mark.parametrize(
@@ -119,18 +112,11 @@ def test_every_criterion_file_is_a_rule(path: Path) -> None:
         assert f"criteria={path.stem}" in (ROOT / "docs/engines.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("rule", "needed"),
-    [
-        (StrictGreedy(), 2),
-        (Mars(0.9), 3),
-        (TopMAdditive(3, 0.1), 4),
-        (TopMMultiplicative(3, 0.5), 4),
-        (TopMAdditive(1, 0.1, "paper"), 2),
-        (TopMAdditive(5, 0.1, "paper"), 5),
-        (Tree(3), 4),
-    ],
-)
+NEEDED = {StrictGreedy(): 2, Mars(0.9): 3, TopMAdditive(3, 0.1): 4, TopMMultiplicative(3, 0.5): 4}
+NEEDED |= {TopMAdditive(1, 0.1, "paper"): 2, TopMAdditive(5, 0.1, "paper"): 5, Tree(3): 4}
+
+
+@pytest.mark.parametrize(("rule", "needed"), NEEDED.items(), ids=str)
 def test_a_rule_needs_its_first_rejected_token(rule: Rule, needed: int) -> None:
     check_k([rule], needed, 1000)
     with pytest.raises(ValueError, match=f"needs the {needed} most probable"):
@@ -152,16 +138,13 @@ def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert to_mapping(nucleus) == {"module": "my_rules", "rule": "nucleus", "share": 0.9}
         p = -np.sort(-dirichlet(0, 200, 30, 0.03))
         dist, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
-        found = certify(dist, [confident, nucleus, TopMMultiplicative(4, 0.3), StrictGreedy()])
         lenient = dist.entropy > 1.0
-        assert 20 < lenient.sum() < 180
+        found = certify(dist, [confident, nucleus, TopMMultiplicative(4, 0.3), StrictGreedy()])
         np.testing.assert_array_equal(
             found.lower[:, 0], np.where(lenient, found.lower[:, 2], found.lower[:, 3])
         )
-        held = np.cumsum(p, axis=1)
-        for row, n in enumerate(found.accepted_count[:, 1]):
-            assert held[row, n - 1] >= 0.9
-            assert n == 1 or held[row, n - 2] < 0.9
+        least = 1 + np.sum(np.cumsum(p, axis=1) < 0.9, axis=1)  # tokens that hold 0.9
+        np.testing.assert_array_equal(found.accepted_count[:, 1], least)
         short = certify(cut, [nucleus])
         unknown = short.accepted_count[:, 0] == -1
         assert 0 < unknown.sum() < 200

@@ -1,4 +1,4 @@
-"""Metrics of decoding on two answers small enough to be counted by hand."""
+"""Metrics, costs and predictions of decoding on two answers small enough to be counted by hand."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis.decoding import metrics as decoding
-from analysis.decoding import predicted, speed, speed_laws
-from analysis.decoding.laws import leading
+from analysis.decoding import predicted, speed
 from analysis.decoding.metrics import Decoded
-from analysis.report.render import lines
-from analysis.report.sections.decoding_trees import trees_table
 from analysis.rules import StrictGreedy
 
 RUNS = pd.DataFrame(
@@ -102,6 +99,15 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     # 10 tokens an all; run 2 loses one nat more a prompt than run 1, run 1 than the baseline
     assert found["given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
     assert found["agreement"].tolist() == [1.0, 1.0, 0.5]
+    data = made().data.assign(  # pooled over the longer of two answers
+        n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
+    )
+    pooled = decoding.acceptance(replace(made(), data=data))["agreement"]
+    assert pooled.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
+    rates = decoding.position_rates(made().calls).set_index(["run", "place"])
+    assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
+    assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
+    assert (2, 4) not in rates.index
 
 
 def test_intervals_of_acceptance_are_over_prompts() -> None:
@@ -113,93 +119,19 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
     assert found.iloc[0, 2:].tolist() == [1, 1]
 
 
-def test_places_are_counted() -> None:
-    rates = decoding.position_rates(made().calls).set_index(["run", "place"])
-    assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
-    assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
-    assert (2, 4) not in rates.index
+def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
+    calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
+    assert decoding.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
 
 
-def test_agreement_is_pooled_over_the_longer_of_two_answers() -> None:
-    one = made()
-    data = one.data.assign(
-        n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
-    )
-    found = decoding.acceptance(replace(one, data=data))["agreement"]
-    assert found.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
-
-
-def test_the_closed_form_is_what_independent_tests_give_in_answers_that_end() -> None:
-    """Drafts of 5 tokens, answers of 12: every test succeeds with 0.7; the nominal form is off."""
-    generator = np.random.default_rng(0)
-    calls = []
-    for _ in range(4000):
-        left = 12
-        while left > 0:
-            drafted = min(5, left - 1)
-            accepted = leading(generator.random(drafted) < 0.7)
-            calls.append((0, drafted, min(accepted + 1, drafted), accepted))
-            left -= accepted + 1
-    table = pd.DataFrame(calls, columns=["run", "reach", "tested", "accepted"])
-    measured = 1 + table["accepted"].mean()
-    rate = pd.Series([table["accepted"].sum() / table["tested"].sum()])
-    # about 14,000 calls, each with a standard deviation below 2: four standard errors are 0.07
-    assert decoding.closed_form(table, rate)[0] == pytest.approx(measured, abs=0.07)
-    assert speed_laws.tokens_per_call(rate[0], 5) > measured + 0.2
-    nothing = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})  # tested, and all accepted
-    assert decoding.closed_form(nothing, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
-
-
-def test_races_are_compared_with_the_target_alone_in_the_same_race() -> None:
-    runs = pd.DataFrame(
-        {
-            "drafter": ["none", "none", "none", "model", "model", "model"],
-            "sampling": [None, None, "races", "speculative", "races", None],
-            "temperature": [0.0, 1.0, 1.0, 1.0, 1.0, 0.0],
-            "top_p": 1.0,
-            "top_k": 0,
-        }
-    )
-    decoded = replace(made(), runs=runs)
-    assert [decoded.baseline(run) for run in range(6)] == [0, 1, 2, 1, 2, 0]
+def test_a_run_is_compared_with_the_target_alone_in_the_same_race_and_truncation() -> None:
+    sampling = [None, None, "races", "speculative", "races", None]
+    runs = pd.DataFrame({"drafter": ["none"] * 3 + ["model"] * 3, "sampling": sampling})
+    runs = runs.assign(temperature=[0.0, 1.0, 1.0, 1.0, 1.0, 0.0], top_p=1.0, top_k=0)
     cut = pd.concat([runs, runs.assign(top_p=0.9), runs.assign(top_k=5)], ignore_index=True)
     decoded = replace(made(), runs=cut)
-    assert [decoded.baseline(run) for run in (3, 9, 10, 15)] == [1, 7, 8, 13]
-
-
-def test_trees_are_shown_with_their_acceptance_prediction_and_bound() -> None:
-    statistics = (50, 0.9, 0)
-    one = made()
-    tree = {"name": "optimal", "shown": "tau*", "nodes": 3, "depth": 2, "parents": [-1, -1, 0]}
-    runs = one.runs.assign(tree=[None, tree, None], method=["alone", "a tree", "a chain"])
-    assert trees_table([one], statistics) is None
-    calls = one.calls.assign(drafted=one.calls["drafted"].where(one.calls["run"] != 1, 3))
-    levels = pd.DataFrame(
-        [("a", 1, 1, 1, 2, 1), ("a", 1, 1, 2, 1, 1), ("a", 1, 4, 1, 2, 0), ("b", 1, 1, 1, 2, 2)],
-        columns=decoding.LEVELS,
-    )
-    runs.loc[2, "rule"] = "additive"  # a chain of another law says nothing of R
-    table = trees_table([replace(one, runs=runs, calls=calls, levels=levels)], statistics)
-    assert table is not None
-    assert table.data is not None
-    [row] = table.data.to_dict("records")
-    # child 1 is accepted at 2 of 4 levels; of the 2 others, child 2 at one (one chance in two)
-    assert row["acceptance"] == "0.5 0.25"
-    assert row["predicted"] == pytest.approx(1 + 0.5 + 0.25 + 0.25)
-    assert row["bound"] >= row["predicted"]
-    assert (row["nodes"], row["levels"]) == (3, 2)
-    assert row["tokens_per_call"] == pytest.approx(8 / 5)
-    assert row["ci_low"] <= 8 / 5 <= row["ci_high"]
-    assert (row["first_level"], row["later_levels"]) == (pytest.approx(2 / 3), 1.0)
-    runs.loc[2, "rule"] = "greedy"
-    assert [name for _, rows in lines(table) for name, *_ in rows] == ["a tree"]
-    found = decoding.acceptance(replace(one, runs=runs, calls=calls, levels=levels))
-    assert np.isnan(found["closed_form"][1])
-    assert not np.isnan(found["closed_form"][2])
-    alone = speed.speed(replace(one, runs=runs, calls=calls, levels=levels), 20, 0.9, 0)
-    assert (
-        len(predicted.draft_lengths(replace(one, runs=runs), alone)) == 0
-    )  # one chain: none to choose
+    assert [decoded.baseline(run) for run in range(6)] == [0, 1, 2, 1, 2, 0]
+    assert [decoded.baseline(run) for run in (9, 10, 15)] == [7, 8, 13]
 
 
 def test_answers_that_part_are_found_with_their_gaps() -> None:
@@ -211,3 +143,106 @@ def test_answers_that_part_are_found_with_their_gaps() -> None:
     shown = ["method", "draft_length", "prompt_id", "position", "gap"]
     assert found[shown].to_numpy().tolist() == [["Strict greedy", 2, "a", 2, 5.0]]
     assert decoding.partings(replace(one, data=data, runs=one.runs.assign(rule=None))).empty
+
+
+def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights() -> None:
+    one = made()
+    answers = one.answers.assign(
+        begin_seconds=[0.0, 0.0, 0.5, 0.25, 0.0, 0.0],
+        peak_bytes=[5000.0, 5000.0, 5040.0, 5030.0, 5010.0, 5000.0],
+    )
+    changed = replace(one, answers=answers)
+    gained = speed.token_gaps(changed, 1) - speed.token_gaps(one, 1)
+    assert np.flatnonzero(gained).tolist() == [0, 5]  # 3 + 1 + 1 tokens of answer a come before
+    assert gained[[0, 5]] == pytest.approx([0.5, 0.25])
+    assert [speed.memory_overhead(changed, run) for run in range(3)] == [0, 140, 110]
+
+
+def test_speed_costs_and_predictions() -> None:
+    table = speed.speed(made(), 20, 0.9, 0)
+    assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
+    assert table["rho"].iloc[1] == pytest.approx(0.1)
+    assert table["verify_ratio"].iloc[1] == pytest.approx(1.2)
+    alone, drafted = 0.04 + 8 * 0.010, 0.04 + 5 * 0.012 + 7 * 0.001
+    assert table["speedup"].tolist()[:2] == pytest.approx([1.0, alone / drafted])
+    assert table["ci_low"].iloc[1] <= table["speedup"].iloc[1] <= table["ci_high"].iloc[1]
+    assert table["tokens_per_second"].iloc[0] == pytest.approx(10 / alone)
+    # eight tokens an all come after a first one, and 20 ms of each answer before it
+    assert table["tpot"].tolist()[:2] == pytest.approx([0.010, (5 * 0.012 + 7 * 0.001) / 8])
+    assert table["tpot_speedup"].tolist()[:2] == pytest.approx([1.0, 0.080 / 0.067])
+    ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
+    assert ends.is_monotonic_increasing
+    assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
+    assert table["itl_50"].iloc[0] == pytest.approx(0.010)
+    assert table["memory"].iloc[1] == 100 + 2 * 16
+    for given in (table, table[::-1]):
+        assert predicted.draft_lengths(made(), given)["tried"].tolist() == ["2, 3"]
+
+
+def test_the_ratio_of_spec_bench_is_of_means_over_prompts() -> None:
+    one = made()
+    found = speed.speedups(one, 20, 0.9, 0)
+    rates = {}
+    for run in (0, 1):
+        seconds = one.answers.query(f"run == {run}").set_index("prompt_id")["seconds"]
+        tokens = one.data.query(f"run == {run}").set_index("prompt_id")["n_tokens"]
+        rates[run] = sum(tokens[prompt] / seconds[prompt] for prompt in "ab") / 2
+    assert found["spec_bench_speedup"].tolist()[:2] == pytest.approx([1, rates[1] / rates[0]])
+    assert found["spec_bench_speedup"][1] != pytest.approx(found["speedup"][1], abs=1e-3)
+
+
+def test_answers_of_one_token_have_no_time_after_it() -> None:
+    one = made()
+    answers = one.answers.assign(seconds=one.answers["first_seconds"])
+    single = replace(one, answers=answers, data=one.data.assign(n_tokens=1))
+    table = speed.speedups(single, 20, 0.9, 0)
+    assert table["speedup"].tolist() == [1.0] * 3
+    assert table.filter(like="tpot").isna().all(axis=None)
+
+
+def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
+    table = speed.speed(made(), 20, 0.9, 0)
+    assert speed.signs_of_load(table) == []
+    # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
+    interrupted = made()
+    interrupted.spans.loc[interrupted.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
+    gap, verification = speed.signs_of_load(speed.speed(interrupted, 20, 0.9, 0))
+    assert gap.startswith("Autoregressive at T = 0: 1 % of the gaps")
+    assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
+    assert "Strict greedy at T = 0, γ = 2: a verification took 0.51 of" in verification
+    # the limits themselves are no sign
+    limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9)
+    assert speed.signs_of_load(limit) == []
+
+
+def simulated(rates: list[float], costs: list[float]) -> float:
+    """The speedup of answers of 6 and 4 tokens whose prompts take 20 ms, call by call."""
+    draws = np.random.default_rng(0)
+    spent, repeats = 0.0, 3000
+    for left in [5, 3] * repeats:
+        while left:
+            drafted = min(len(rates), left - 1)
+            tests = draws.uniform(size=drafted) < rates[:drafted]
+            spent += costs[drafted]
+            left -= 1 + int(np.cumprod(tests).sum())
+    return 0.12 / (0.04 + spent / repeats)
+
+
+@pytest.mark.parametrize(("run", "rates"), [(1, [2 / 3, 1 / 2]), (2, [2 / 2, 1 / 2, 1 / 1])])
+def test_a_prediction_is_over_the_answers_that_were_measured(run: int, rates: list[float]) -> None:
+    made_up = made()
+    table = speed.speed(made_up, 20, 0.9, 0)
+    costs = predicted.call_costs(made_up, table[1:])
+    assert costs == pytest.approx([0.010, 0.012, 0.014, 0.015])
+    assert table["predicted"].iloc[run] == pytest.approx(simulated(rates, costs), rel=0.01)
+    least = table["least"].iloc[run]
+    assert simulated([least] * len(rates), costs) == pytest.approx(1, rel=0.02)
+    if run == 2:  # the longest drafts say which length is best
+        gains = [1.0, *(simulated(rates[:gamma], costs) for gamma in (1, 2, 3))]
+        best = predicted.draft_lengths(made_up, table).iloc[0]
+        assert gains[best["predicted"]] == pytest.approx(max(gains), rel=0.01)
+        assert best["predicted_speedup"] == pytest.approx(max(gains), rel=0.01)
+    assert np.isnan(table[["predicted", "least"]].iloc[0]).all()
+    seconds = made_up.spans["verify_seconds"].where(made_up.spans["run"] == 0, 0.2)
+    slow = replace(made_up, spans=made_up.spans.assign(verify_seconds=seconds))
+    assert speed.speed(slow, 20, 0.9, 0)["least"].isna().all()  # drafts never pay

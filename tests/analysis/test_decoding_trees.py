@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.decoding import metrics
 from analysis.decoding.metrics import LEVELS, Decoded
 from analysis.decoding.trees import judged_levels, rates, tree_runs
+from analysis.report.render import lines
 from analysis.report.sections.decoding_trees import (
     FIXED,
     LEAST,
@@ -119,15 +122,10 @@ def test_chains_have_a_level_a_token() -> None:
 def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
     found = np.array([0.6, 0.2, 0.05])
     curves = predicted_curves(found, 7)
-    for name, tree in (
-        ("sequence", sequence(4)),
-        ("batch", batch(3)),
-        ("symmetric", symmetric(2, 2)),
-    ):
-        k, tokens = curves[name]
-        assert tokens[k.tolist().index(len(tree))] == pytest.approx(
-            tree_tokens_per_call(tree, found)
-        )
+    shapes = {"sequence": sequence(4), "batch": batch(3), "symmetric": symmetric(2, 2)}
+    for name, tree in shapes.items():
+        (tokens,) = curves[name][1][curves[name][0] == len(tree)]
+        assert tokens == pytest.approx(tree_tokens_per_call(tree, found))
     assert curves["batch"][0].tolist() == [1, 2, 3]  # R of a fourth is not known
     bounds = bound_curves(found, 7)
     assert set(bounds) == {FIXED, LEAST}
@@ -150,4 +148,30 @@ def test_the_figure_holds_what_it_draws() -> None:
     plain = Decoded(**{**vars(one), "runs": one.runs.assign(tree=None)})
     assert trees_figure([plain], STATISTICS) is None
     assert trees_table([plain], STATISTICS) is None
-    assert trees_table([made()], STATISTICS) is not None
+
+
+def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:
+    one = made()
+    table = trees_table([one], STATISTICS)
+    assert table is not None
+    rows = table.data.set_index("run")
+    assert rows.loc[3, "acceptance"] == "0.65 0.0875 0"
+    assert rows.loc[3, ["nodes", "levels"]].tolist() == [3, 1]
+    known = rows[rows["predicted"].notna()]
+    assert (known["bound"] >= known["predicted"]).all()
+    assert rows["first_level"].tolist() == pytest.approx([0.7, 0.5, 0.7, 0.9, 0.8, 1.0])
+    assert rows["later_levels"].isna().all()
+    printed = [name for _, rows in lines(table) for name, *_ in rows]
+    assert len(printed) == 6
+    assert metrics.acceptance(one)["closed_form"][1:].isna().all()  # of chains alone
+    # two levels: child 1 is accepted at 1 of 2 first and at 1 of 1 second levels
+    chain = run("speculative", "sequence", [-1, 0])
+    levels = pd.DataFrame(
+        [("a", 1, 1, 1, 1, 1), ("a", 1, 1, 2, 1, 1), ("a", 1, 4, 1, 1, 0)], columns=LEVELS
+    )
+    runs = pd.DataFrame([one.runs.iloc[0].to_dict(), chain])
+    calls = one.calls[one.calls["run"] == 1]
+    found = trees_table([replace(one, runs=runs, calls=calls, levels=levels)], STATISTICS)
+    assert found is not None
+    shown = found.data.iloc[0]
+    assert (shown["first_level"], shown["later_levels"]) == (0.5, 1.0)

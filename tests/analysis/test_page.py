@@ -76,12 +76,10 @@ def test_rules_are_ordered_by_family_from_strict_to_relaxed() -> None:
         *(GREEDY, Additive(0.1), Additive(0.3)),
         *(Multiplicative(0.5), Multiplicative(0.1), Tree(2), Tree(4)),
     ]
-
-
-def test_a_large_study_embeds_as_many_rules_as_the_page_has_room_for() -> None:
+    # a large study embeds as many rules as the page has room for
     rules = [TopMAdditive(m, 0.1) for m in range(1, 9)] + [GREEDY, Mars(0.9)]
-    assert len(steps.embedded(rules, steps.MOST // 30)) == 10
-    assert len(steps.embedded(rules, steps.MOST // 27)) == 9
+    for size, count in ((30, 10), (27, 9)):
+        assert len(steps.embedded(rules, steps.MOST // size)) == count
     assert steps.embedded(rules, 10 * steps.MOST) == [GREEDY]  # one in any case, the first
 
 

@@ -1,4 +1,4 @@
-"""Certified probabilities against convex programs, enumeration and the drafts that attain them."""
+"""Certified probabilities against convex programs and enumeration, and beside measured ones."""
 
 import itertools
 import math
@@ -7,13 +7,26 @@ import cvxpy
 import numpy as np
 import pytest
 
+from analysis.acceptance.sampling import (
+    ARGMAX,
+    SAMPLED,
+    SPECULATIVE,
+    accepted_mass,
+    sampling_statistics,
+    violations,
+)
 from analysis.beyond import probability
-from analysis.certificates.certify import certify
+from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
+from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import Floats, TopK
-from tests.analysis.cases import dirichlet, kl
+from tests import divergences
+from tests.analysis.cases import dirichlet, drafted_steps, kl, noisy
 
 EPS = [1e-6, 0.01, 0.1, 0.5, 3.0, 4.0, 30.0]
 TARGETS = [[0.6, 0.25, 0.1, 0.05], [0.25, 0.25, 0.25, 0.25], [0.97, 0.02, 0.007, 0.003]]
+LENGTHS = (12, 30, 18)
+BOOTSTRAP = PromptBootstrap(np.repeat(range(3), LENGTHS), 40, 0.9, 0)
+Sampled = tuple[TopK, np.ndarray, dict[str, np.ndarray]]  # p, KL, acceptance by law
 
 
 def inverse(a: float, eps: float) -> float:
@@ -117,19 +130,10 @@ def test_lossless_sampling_against_every_subset(eps: float) -> None:
     np.testing.assert_allclose(found[0][exact], truth[exact], atol=1e-8)
 
 
-def test_the_loss_of_lossless_sampling_need_not_be_concave_in_eps() -> None:
-    """p = (0.6, 0.3, 0.1): the best subset changes, so a mean budget is worth more than eps."""
+def test_a_mean_budget_is_worth_more_than_eps_where_the_loss_is_not_concave() -> None:
+    """p = (0.6, 0.3, 0.1): the best subset changes with eps."""
     p = np.array([0.6, 0.3, 0.1])
-    grid = np.linspace(0.01, 1.5, 300)
-    lost = np.array([most_lost(p, eps) for eps in grid])
-    assert np.diff(lost, 2).max() > 1e-5
     dist = TopK.from_probabilities(np.tile(p, (2, 1)))
-    split = max(
-        (most_lost(p, eps) + most_lost(p, 2 * middle - eps)) / 2 - most_lost(p, middle)
-        for middle in (0.3, 0.45, 0.6)
-        for eps in np.linspace(0.05, middle, 40)
-    )
-    assert split > 1e-4
     for eps in (0.01, 0.3, 0.6, 1.0):
         pairs = [
             (most_lost(p, x) + most_lost(p, 2 * eps - x)) / 2 for x in np.linspace(0, eps, 40)[1:]
@@ -145,4 +149,69 @@ def test_one_token_and_wrong_arguments() -> None:
         probability.lossless(one, -1.0)
     with pytest.raises(ValueError, match=r"mass must be in \[0, 1\]"):
         probability.sampled_draft(1.5, 0.1)
-    assert (certify(one, probability.FirstRanks(1)).lower == np.inf).all()
+
+
+def sampled(noise: float, k: int = 12, missing: bool = False) -> tuple[Sampled, np.ndarray]:
+    z, w = noisy(sum(LENGTHS), 12, 2.0, noise, seed=3)
+    if missing:
+        w[:, 0] = -np.inf
+    steps, found = drafted_steps(z, w, k)
+    p, q = (np.exp(divergences.log_softmax(x)) for x in (z, w))
+    drafted = p[range(len(p)), q.argmax(axis=1)]
+    return (steps.target, found.kl, {SPECULATIVE: 1.0 - found.tv, ARGMAX: drafted}), q
+
+
+@pytest.mark.parametrize("k", [12, 4])
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.5, 2.0])
+def test_nothing_is_accepted_less_often_than_certified(noise: float, missing: bool, k: int) -> None:
+    steps, q = sampled(noise, k, missing)
+    assert violations(*steps) == {SPECULATIVE: 0, ARGMAX: 0}
+    rules = [StrictGreedy(), Additive(0.2), Tree(2)]
+    frame = sampling_statistics(*steps, rules, BOOTSTRAP)
+    own = frame.set_index(["rule", "kind"])["value"]
+    laws = [SPECULATIVE, ARGMAX]
+    for law in laws:
+        for kind in ("step", "budget"):
+            assert own[law, kind] <= own[law, "measured"] + 1e-9
+        assert own[law, "budget"] <= own[law, "uniform"] + 1e-9
+    for rule in rules[:2]:
+        mass = accepted_mass(steps[0], rule)
+        p = np.sort(steps[0].probs, axis=1)[:, ::-1]
+        inside = (p == p[:, :1]) if rule == StrictGreedy() else p > p[:, :1] - 0.2
+        np.testing.assert_allclose(mass, np.where(inside, p, 0).sum(axis=1), atol=1e-12)
+        n = inside.sum(axis=1)
+        kept = [q[i, steps[0].ids[i, : n[i]]].sum() for i in range(len(q))]  # q(S)
+        bound = probability.sampled_draft(mass, steps[1])
+        assert (kept >= bound - 1e-9).all()
+        assert own[f"{SAMPLED}{rule.label}", "step"] == pytest.approx(bound.mean())
+    assert not any("tree" in law for law, _ in own.index)
+    if noise == 0 and not missing:
+        assert (own.xs(SPECULATIVE) >= 1 - 1e-6).all()
+        assert own[ARGMAX, "budget"] == pytest.approx(steps[0].top_probability.mean(), abs=1e-4)
+
+
+def test_a_violation_is_seen() -> None:
+    target, kl, measured = sampled(0.3)[0]
+    found = violations(target, kl, {SPECULATIVE: measured[SPECULATIVE] - 0.3, ARGMAX: 0 * kl})
+    assert found[SPECULATIVE] > 0
+    assert found[ARGMAX] == len(kl)
+
+
+def test_levels_of_each_step_are_those_of_single_numbers() -> None:
+    dist = TopK.from_probabilities(dirichlet(9, 8, 6, 0.3, 1.0), k=4)
+    eps = np.array([0.0, 1e-9, 1e-3, 0.01, 0.1, 0.5, 1.0, 3.0, 40.0, np.inf] + [0.2] * 6)
+    for bound in (probability.lossless, probability.argmax_draft):
+        found = bound(dist, eps)
+        for i, level in enumerate(eps):
+            alone = bound(dist[i : i + 1], float(level))[0]
+            assert found[i] == pytest.approx(alone, rel=1e-12), (bound, level)
+        assert (bound(dist, np.inf) == 0).all()
+
+
+def test_the_mass_of_all_tokens_is_one_and_a_tree_has_none() -> None:
+    dist, whole = (TopK.from_probabilities(dirichlet(4, 5, 6, 1.0), k=k) for k in (3, 6))
+    assert (accepted_mass(dist, AbsoluteThreshold(0.0)) <= 1).all()
+    assert (accepted_mass(whole, AbsoluteThreshold(0.0)) == 1).all()
+    with pytest.raises(ValueError, match="does not accept a set of tokens"):
+        accepted_mass(dist, Tree(2))

@@ -1,71 +1,198 @@
-"""The transcription of the paper's tables: complete, and with the properties the paper's have."""
+"""The transcription of the paper's tables, and ours beside it at the nearest temperature."""
 
 from __future__ import annotations
 
-import itertools
 import math
+from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from analysis.report import published
-from analysis.rules import Additive, Multiplicative, Rule, TopMAdditive, Typical, expand
+from analysis.report.measured import Results, certificate_statistics, top_statistics
+from analysis.report.records import together
+from analysis.report.render import latex_table, lines
+from analysis.report.sections.published_matched import (
+    Match,
+    compare,
+    nearest_temperature,
+    numbers_table,
+    verdict_table,
+)
+from analysis.rules import (
+    Additive,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    Typical,
+    expand,
+)
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.run_lengths import run_lengths
+from analysis.statistics.trajectories import Trajectories
 from pipeline.paths import CONF
 
 TARGETS = ["Qwen3-1.7B", "Qwen3-4B"]
 
 
-def grid() -> list[Rule]:
-    return expand(yaml.safe_load((CONF / "criteria/paper.yaml").read_text())["rules"])
-
-
 def test_every_table_is_complete_and_its_rules_are_in_the_grid() -> None:
-    rules = set(grid())
-    assert len(rules) == 40
+    rules = set(expand(yaml.safe_load((CONF / "criteria/paper.yaml").read_text())["rules"]))
     for target in TARGETS:
+        certificates, lengths = published.CERTIFICATES[target], published.RUN_LENGTHS[target]
         assert list(published.TOP_PROBABILITY[target]) == [1, 3, 5, 10, 25]
-        assert len(published.CERTIFICATES[target]) == 9
         assert len(published.P5[target]) == 6 + 6 + 4 * 4
-        assert published.RUN_LENGTHS[target].keys() == published.CERTIFICATES[target].keys()
-        assert published.CERTIFICATES[target].keys() | published.P5[target].keys() <= rules
-        assert {len(row) for row in published.TOP_PROBABILITY[target].values()} == {4}
-        assert {len(row) for row in published.CERTIFICATES[target].values()} == {4}
-        assert {len(row) for row in published.RUN_LENGTHS[target].values()} == {8}
+        assert len(certificates) == 9
+        assert lengths.keys() == certificates.keys()
+        assert certificates.keys() | published.P5[target].keys() <= rules
+        four = [*published.TOP_PROBABILITY[target].values(), *certificates.values()]
+        assert {len(row) for row in four} == {4}
+        assert {len(row) for row in lengths.values()} == {8}
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_monotone_where_mathematics_says_so(target: str) -> None:
     """A slip of a digit would most likely break an order."""
-    lengths = published.RUN_LENGTHS[target]
-    for row in lengths.values():
+    certificates, p5 = published.CERTIFICATES[target], published.P5[target]
+    for row in published.RUN_LENGTHS[target].values():
         assert list(row) == sorted(row, reverse=True)
-    for smaller, larger in itertools.pairwise(published.TOP_PROBABILITY[target].values()):
-        assert all(a <= b for a, b in zip(smaller, larger, strict=True))
-    for mean, median, p5, p25 in published.CERTIFICATES[target].values():
-        assert 0 < p5 < p25 < median
-        assert p5 < mean
-    p5, ts, ms = published.P5[target], [0.01, 0.05, 0.1, 0.2], [2, 4, 6, 8]
+    for column in zip(*published.TOP_PROBABILITY[target].values(), strict=True):
+        assert list(column) == sorted(column)
+    for mean, median, low, p25 in certificates.values():
+        assert 0 < low < p25 < median
+        assert low < mean
+    ts, ms = [0.01, 0.05, 0.1, 0.2], [2, 4, 6, 8]
     for family in (
-        [Additive(t) for t in (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)],
+        [Additive(t) for t in (*ts, 0.3, 0.5)],
         [Multiplicative(alpha) for alpha in (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)],
         *([TopMAdditive(m, t) for t in ts] for m in ms),
         *([TopMAdditive(m, t) for m in ms] for t in ts),
     ):
-        row = [p5[rule][0] for rule in family]
-        assert row == sorted(row)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_tables_2_and_3_print_the_same_p5(target: str) -> None:
-    shared = published.CERTIFICATES[target].keys() & published.P5[target].keys()
+        values = [p5[rule][0] for rule in family]
+        assert values == sorted(values)
+    shared = certificates.keys() & p5.keys()
     assert len(shared) == 4
-    for rule in shared:
-        assert published.CERTIFICATES[target][rule][2] == published.P5[target][rule][0]
-
-
-def test_the_known_contradictions_are_kept() -> None:
-    """Copied as printed, also where the paper contradicts itself."""
-    small = published.P5["Qwen3-4B"]
+    assert all(certificates[rule][2] == p5[rule][0] for rule in shared)
+    # copied as printed, also where the paper contradicts itself
+    small, medusa = published.P5["Qwen3-4B"], published.CERTIFICATES["Qwen3-1.7B"]
     assert small[TopMAdditive(2, 0.01)][0] > small[Additive(0.01)][0]  # a stricter rule
-    medusa = published.CERTIFICATES["Qwen3-1.7B"][Typical(0.1, 0.09)][2]
-    assert medusa > math.log(1 + published.TOP_PROBABILITY["Qwen3-1.7B"][1][2])  # R <= log(1 + p0)
+    top = published.TOP_PROBABILITY["Qwen3-1.7B"][1][2]
+    assert medusa[Typical(0.1, 0.09)][2] > math.log(1 + top)  # R <= log(1 + p0)
+
+
+PAPER = "Qwen3-1.7B"
+PROMPTS, EACH = 40, 50
+RULES: list[Rule] = [StrictGreedy(), Multiplicative(0.9)]  # of Tables 2 and 5, and of Table 3
+
+
+def spread(mean: float, median: float, p5: float, p25: float, top: float = 1.0) -> np.ndarray:
+    """A prompt's steps, the same for all prompts, with exactly these statistics, none above `top`.
+
+    Of 50 steps the ranks 3, 13 and 25 are the quantiles; all others move with the mean.
+    """
+    low = np.repeat([0, p5, p25, median], [2, 10, 12, 26])
+    high = np.repeat([p5, p25, median, top], [3, 10, 12, 25])
+    low[[2, 12, 24]] = high[[2, 12, 24]] = p5, p25, median
+    share = (mean - low.mean()) / (high.mean() - low.mean())
+    assert 0 <= share <= 1
+    return np.asarray(low + share * (high - low))
+
+
+def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -> Results:
+    prompts = np.repeat(np.arange(PROMPTS), EACH)
+    bootstrap = PromptBootstrap(prompts, 50, 0.95, 0)
+    trajectories = Trajectories(np.arange(PROMPTS) * EACH, prompts)
+    whole = {rule: np.tile(steps, PROMPTS) for rule, steps in values.items()}
+    runs = {r.label: run_lengths(v, v, eps, trajectories, bootstrap) for r, v in whole.items()}
+    return Results(
+        ["own"],
+        {rule.label: rule for rule in values},
+        {
+            "top": top_statistics("own", {1: np.tile(p0, PROMPTS)}, bootstrap),
+            "certificates": pd.concat(
+                [certificate_statistics("own", r, v, v, bootstrap) for r, v in whole.items()]
+            ),
+            "runs": together(runs, "rule").assign(target="own"),
+        },
+    )
+
+
+@pytest.fixture
+def match() -> Match:
+    p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
+    greedy = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
+    certificates = {StrictGreedy(): greedy, Multiplicative(0.9): np.full(EACH, math.inf)}
+    found = measured(certificates, p0, list(published.EPS))
+    return Match("own", PAPER, 1.0, 0.45, 0.3, 1.0, found)
+
+
+def test_the_nearest_temperature_is_by_all_four_statistics() -> None:
+    wanted = published.TOP_PROBABILITY[PAPER][1]
+    right, flat = spread(*wanted), np.full(EACH, wanted[0])  # the mean alone is the same
+    assert nearest_temperature({0.4: flat, 0.5: right, 1.0: right - 0.1}, PAPER) == 0.5
+    assert nearest_temperature({1.0: flat}, PAPER) == 1.0
+
+
+def test_what_the_paper_prints_is_inside_its_own_interval(match: Match) -> None:
+    ours = measured({rule: np.full(EACH, 0.2) for rule in RULES}, np.full(EACH, 0.5), [0.01, 0.1])
+    table = compare(ours, [match])
+    found = table.set_index(["table", "row", "statistic"])
+    p0, greedy = found.loc["1"].loc["1"], found.loc["2"].loc["greedy"]
+    assert not p0["outside"].any()
+    assert not greedy["outside"].any()
+    assert np.allclose(greedy["difference"], 0)
+    assert np.allclose(greedy["value"], 0.2)
+    assert (greedy["temperature"] == 0.45).all()
+    # an empty region stands as its ceiling: log 2 against the printed 0.008
+    other = found.loc[("3", "multiplicative alpha=0.9", "p5")]
+    assert other["outside"]
+    assert other["difference"] == pytest.approx(math.log(2) - 0.008)
+    runs = found.loc["5 and 6"].loc["greedy"]
+    assert list(runs.index) == list(published.EPS)
+    assert runs["value"].notna().tolist() == [True, False, True, *[False] * 5]  # ours has two ε
+    assert "multiplicative alpha=0.9" not in found.loc["5 and 6"].index
+    assert set(table["table"]) == {"1", "2", "3", "5 and 6"}
+
+
+@pytest.mark.parametrize(("shift", "outside"), [(0.0004, False), (0.0006, True)])
+def test_the_rounding_of_print_is_no_difference(shift: float, outside: bool) -> None:
+    """All prompts are alike, so that intervals have no width: half a digit remains."""
+    values = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2)) + shift
+    p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
+    moved = measured({StrictGreedy(): values}, p0, list(published.EPS))
+    table = compare(moved, [Match("own", PAPER, 1.0, 0.45, 0.3, 1.0, moved)])
+    greedy = table[table["table"] == "2"]
+    assert (greedy["outside"] == outside).all()
+    np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
+
+
+@pytest.mark.parametrize(("at", "end"), [(0.3, True), (0.45, False), (1.0, True)])
+def test_an_end_of_the_stored_temperatures_is_named(match: Match, at: float, end: bool) -> None:
+    found = replace(match, temperature=at)
+    notes = verdict_table(compare(match.results, [found]), [found]).notes
+    said = f"own beside {PAPER}: {at:g} is an end of distributions.temperatures"
+    assert [note.startswith(said) for note in notes] == [True] * end
+
+
+def test_tables_show_ours_matched_published_and_difference(match: Match) -> None:
+    other = Match("own", "Qwen3-4B", 1.0, 0.4, 0.3, 1.0, match.results)
+    table = compare(match.results, [match, other])
+    shown = numbers_table(table, [match, other])
+    found = dict(lines(shown))
+    heading = (
+        "own, Table 2: ours at temperature 1, matched at 0.45 for Qwen3-1.7B, 0.4 for Qwen3-4B"
+    )
+    printed = {name: cells for name, cells, _ in found[heading]}
+    same, theirs = "0.00600 [0.00600, 0.00600]", ["0.007", "−0.001 ≠"]
+    assert printed["Strict greedy, p5"] == ["0.00600", same, "0.006", "+0.000", same, *theirs]
+    assert [name.split(":")[0] for name in found] == [
+        f"own, {name}" for name in ("Table 1", "Table 2", "Table 3", "Tables 5 and 6")
+    ]
+    assert r"$\ne$" in latex_table(shown)
+    [(_, counted)] = lines(verdict_table(table, [match, other]))
+    assert [(name, cells[:5]) for name, cells, _ in counted] == [
+        ("own beside Qwen3-1.7B", ["0.45", "0 of 4", "0 of 4", "0 of 4", "1 of 1"]),
+        ("own beside Qwen3-4B", ["0.4", "4 of 4", "4 of 4", "4 of 4", "1 of 1"]),
+    ]

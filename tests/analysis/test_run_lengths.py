@@ -1,4 +1,4 @@
-"""The estimators of certifiable run lengths, against walking along the trajectories."""
+"""Run lengths and calls of limited drafts, against walking along the trajectories."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.report import published
-from analysis.rules import Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import (
     MeanRuns,
@@ -21,7 +19,13 @@ from analysis.statistics.run_lengths import (
     run_lengths,
     with_censored,
 )
-from analysis.statistics.trajectories import CENSORED, Trajectories
+from analysis.statistics.trajectories import (
+    CENSORED,
+    Trajectories,
+    calls_made,
+    drafts_made,
+    place_shares,
+)
 
 NAMES = ("per_call", "mean_run", "long_run", "residual_4")
 
@@ -65,16 +69,6 @@ def estimate(flags: list[list[bool]], window: int = 4, resamples: int = 5) -> pd
     return run_lengths(values, values, [0.1], trajectories, bootstrap, window)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=5))
-def test_estimators_equal_a_walk_along_the_steps(flags: list[list[bool]]) -> None:
-    found = estimate(flags).set_index("estimator")
-    for name, value in walk(flags, 4).items():
-        np.testing.assert_equal(found.loc[name, "value"], value)
-    assert (found["failing_prompts"] == sum(not all(part) for part in flags)).all()
-    assert (found["failures"] == sum(part.count(False) for part in flags)).all()
-
-
 def test_certified_is_strict_and_an_empty_region_is_always_certified() -> None:
     trajectories = Trajectories.from_positions(np.arange(4))
     bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
@@ -83,7 +77,7 @@ def test_certified_is_strict_and_an_empty_region_is_always_certified() -> None:
     assert found[found["estimator"] == "per_call"]["failures"].tolist() == [1, 2, 2]
 
 
-def test_the_bootstrap_equals_estimates_on_resamples_written_out() -> None:
+def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out() -> None:
     rng = np.random.default_rng(5)
     flags = [list(rng.random(n) < 0.9) for n in (12, 3, 12, 7, 12, 1, 12)]
     found = estimate(flags, resamples=80).set_index("estimator")
@@ -93,10 +87,13 @@ def test_the_bootstrap_equals_estimates_on_resamples_written_out() -> None:
         for times in bootstrap.weights
     ]
     for name in NAMES:
+        assert found.loc[name, "value"] == walk(flags, 4)[name]
         ordered = sorted(draw[name] for draw in drawn if not math.isnan(draw[name]))
         cut = math.ceil(0.025 * len(ordered) - 1e-9)
         assert found.loc[name, "ci_low"] == ordered[cut - 1]
         assert found.loc[name, "ci_high"] == ordered[-cut]
+    assert (found["failing_prompts"] == sum(not all(part) for part in flags)).all()
+    assert (found["failures"] == sum(part.count(False) for part in flags)).all()
 
 
 NO, YES, UNKNOWN = (0.1, 0.1), (0.5, 0.5), (0.1, 0.5)  # certificates around eps = 0.1, strictly
@@ -180,19 +177,59 @@ def test_steps_out_of_order_are_refused(position: list[int]) -> None:
         Trajectories.from_positions(np.array(position))
 
 
-@pytest.mark.parametrize("target", ["Qwen3-1.7B", "Qwen3-4B"])
-@pytest.mark.parametrize("m", [2, 4, 8])
-def test_the_published_tree_cells_decode_as_per_call(target: str, m: int) -> None:
-    """At eps = p5 (Table 2) a share 0.05 of the steps fails: per call 1/(0.05 + 0.95/128) = 17.4.
+LENGTHS = (6, 1, 4, 7)
+POSITION = np.concatenate([np.arange(n) for n in LENGTHS])
+STEPS = Trajectories.from_positions(POSITION)
 
-    Tables 5 and 6 are read between their columns on a logarithmic scale.
+
+def drafts(accepted: np.ndarray, gamma: int) -> list[tuple[int, int]]:
+    """Decode one trajectory: draft gamma tokens, keep those before a rejection, emit one more.
+
+    How many drafted tokens each call tests and keeps.
     """
-    p5 = published.CERTIFICATES[target][Tree(m)][2]
-    printed = published.RUN_LENGTHS[target][Tree(m)]
-    known = [
-        (eps, value)
-        for eps, value in zip(published.EPS, printed, strict=True)
-        if value != published.ABOVE
-    ]
-    between = np.exp(np.interp(math.log(p5), *np.log(np.array(known).T)))
-    assert between == pytest.approx(1 / (0.05 + 0.95 / 128), rel=0.015)
+    at, found = 0, []
+    while at < len(accepted):
+        drafted, kept = min(gamma, len(accepted) - at), 0
+        while kept < drafted and accepted[at + kept]:
+            kept += 1
+        found.append((min(kept + 1, drafted), kept))
+        at += kept + 1
+    return found
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 7, 50, None])
+def test_calls_of_any_flags(gamma: int | None) -> None:
+    rng = np.random.default_rng(gamma or 0)
+    flags = rng.random((len(POSITION), 8)) < np.linspace(0, 1, 8)
+    made = calls_made(flags, STEPS, gamma)
+    assert made.shape == (len(LENGTHS), 8)
+    longest = gamma or max(LENGTHS)
+    for p, g in itertools.product(range(len(LENGTHS)), range(8)):
+        own = flags[STEPS.prompts == p, g]
+        assert made[p, g] == len(drafts(own, longest))
+        free = np.flatnonzero(~own)
+        choices = itertools.product([False, True], repeat=len(free))
+        worst = 0
+        for choice in choices:
+            accepted = own.copy()
+            accepted[free] = choice
+            worst = max(worst, len(drafts(accepted, longest)))
+        assert made[p, g] == worst
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 50])
+def test_drafts_made_are_those_of_a_plain_walk(gamma: int) -> None:
+    accepted = np.random.default_rng(gamma).random(len(POSITION)) < 0.7
+    tested, kept = drafts_made(accepted, STEPS, gamma)
+    walks = (drafts(accepted[STEPS.prompts == p], gamma) for p in range(len(LENGTHS)))
+    assert list(zip(tested.tolist(), kept.tolist(), strict=True)) == list(itertools.chain(*walks))
+    for made, flags in ((drafts_made, accepted), (calls_made, accepted[:, None])):
+        with pytest.raises(ValueError, match="draft_length=0 is not allowed"):
+            made(flags, STEPS, 0)
+
+
+def test_shares_by_place_and_nothing_reached() -> None:
+    first, second = place_shares(4, [4, 0], [0, 0])
+    assert (first["conditional"], first["of_all"], second["of_all"]) == (0, 0, 0)
+    assert np.isnan(second["conditional"])
+    assert np.isnan(place_shares(0, [0], [0])[0]["of_all"])

@@ -98,13 +98,13 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
     steps, dial = pair(0.8, k=k), build_dial(mapping)
     ends = [statistics(steps, r)["realised_long_run"] for r in (dial.rules[0], dial.rules[-1])]
     calls = steps.trajectories
+
+    def tokens(rule: Rule) -> float:
+        flags = judge(steps, [rule])[0].accepted[:, None]
+        return len(steps) / float(calls_made(flags, calls, None).sum())
+
     for wanted in (1.2, 2 / (1 / ends[0] + 1 / ends[1])):
         (found,) = solve_accepted(steps, dial, [Goal(tokens=wanted)], bootstrap(steps))
-
-        def tokens(rule: Rule) -> float:
-            flags = judge(steps, [rule])[0].accepted[:, None]
-            return len(steps) / float(calls_made(flags, calls, None).sum())
-
         if found.rule is None:
             assert tokens(dial.rules[-1]) < wanted
             continue
@@ -130,14 +130,6 @@ def test_the_limits_are_quantiles_of_the_resamples_own_answers(dist: TopK, goal:
     assert low[0] < high[0]  # the prompts differ
 
 
-def test_what_strict_greedy_certifies_needs_no_relaxation(dist: TopK) -> None:
-    dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
-    found = solve(dist, dial, 0.0, Goal(share=1.0), BOOTSTRAP, STEPS)  # no ties: R > 0
-    assert (found.value, found.ci_low, found.ci_high, found.reached) == (0.0, 0.0, 0.0, 1.0)
-    one = solve(dist, dial, 10.0, Goal(tokens=1), BOOTSTRAP, STEPS)
-    assert one.value == 0.0  # every call emits a token
-
-
 def test_at_the_threshold_and_a_step_to_either_side() -> None:
     """p = (.6, .3, .1): below R = .051 rank 2 is out of reach; from there it must be accepted."""
     dist = TopK.from_probabilities([[0.6, 0.3, 0.1]])
@@ -149,27 +141,23 @@ def test_at_the_threshold_and_a_step_to_either_side() -> None:
     for eps, value in ((least - 1e-9, 0.0), (least, 0.3001), (least + 1e-9, 0.3001)):
         found = solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps)
         assert found.value == value, eps
+    found = solve(dist, dial, 0.0, Goal(share=1.0), bootstrap, steps)  # strict greedy certifies it
+    assert (found.value, found.ci_low, found.ci_high, found.reached) == (0.0, 0.0, 0.0, 1.0)
+    assert solve(dist, dial, 10.0, Goal(tokens=1), bootstrap, steps).value == 0.0
     for eps, value in ((0.149, 0.0), (0.151, 0.3001)):  # (p0 - p1) / 2 = 0.15
         assert solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps, "tv").value == value
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "either share or tokens"),
-        ({"share": 0.5, "tokens": 2.0}, "either share or tokens"),
-        ({"share": 0.0}, "share=0.0 is not allowed"),
-        ({"share": 1.1}, "share=1.1 is not allowed"),
-        ({"tokens": 0.5}, "tokens=0.5 is not allowed"),
-        ({"tokens": math.inf}, "tokens=inf is not allowed"),
-    ],
+    "given", [{"share": 0.0}, {"share": 1.1}, {"tokens": 0.5}, {"tokens": math.inf}]
 )
-def test_impossible_goals(given: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Goal(**given)  # type: ignore[arg-type]
-
-
-def test_eps_is_not_negative(dist: TopK) -> None:
+def test_impossible_goals(given: dict[str, float], dist: TopK) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=f"{name}={value} is not allowed"):
+        Goal(**given)
+    for both in ({}, {"share": 0.5, "tokens": 2.0}):
+        with pytest.raises(ValueError, match="either share or tokens"):
+            Goal(**both)
     with pytest.raises(ValueError, match="eps=-1 is not allowed"):
         solve(dist, build_dial(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
 

@@ -1,14 +1,19 @@
-"""Speed laws against the values of the literature, a simulation and the stationarity condition."""
+"""Speed laws: published values, a simulation, the stationarity condition, break-even."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import brentq
 
-from analysis.decoding import speed_laws
+from analysis.decoding import speed, speed_laws
+from analysis.decoding.metrics import Decoded
+from analysis.decoding.speed_laws import break_even, optimal_draft_length, tokens_per_call
+from tests.analysis.test_decoding_metrics import made
 
 # Seed table: expected tokens a call, to two digits
 PUBLISHED = {
@@ -20,16 +25,10 @@ PUBLISHED = {
 }
 
 
-def test_tokens_per_call_has_the_published_values() -> None:
+def test_tokens_per_call_has_the_published_values_and_its_limits() -> None:
     for a, row in PUBLISHED.items():
         for gamma, tokens in row.items():
             assert speed_laws.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
-
-
-def test_tokens_per_call_is_the_mean_of_independent_tests_and_has_its_limits() -> None:
-    tests = np.random.default_rng(0).random((200_000, 6)) < 0.6
-    mean = 1 + np.cumprod(tests, axis=1).sum(1).mean()
-    assert speed_laws.tokens_per_call(0.6, 6) == pytest.approx(mean, abs=0.02)  # 5 standard errors
     assert speed_laws.tokens_per_call(1.0, 6) == 7
     assert speed_laws.tokens_per_call(0.0, 6) == 1
     near = 1 - 1e-12  # the closed form cancels here
@@ -57,12 +56,9 @@ def test_drafting_does_not_pay_when_the_drafter_is_as_slow_as_it_is_right() -> N
     assert speed_laws.optimal_draft_length(0.3, linear(0.29))[0] == 1
     assert speed_laws.optimal_draft_length(0.5, linear(0.0, 9))[0] == 9
     assert speed_laws.optimal_draft_length(0.9, [2.0]) == (0, 1.0)
-
-
-def test_a_verification_that_costs_more_with_more_tokens_shortens_the_best_draft() -> None:
-    free = linear(0.05, 7)
-    dear = [cost + 0.4 * (gamma > 3) for gamma, cost in enumerate(free)]
-    assert speed_laws.optimal_draft_length(0.8, free)[0] == 7
+    # a verification that costs more with more tokens shortens the best draft
+    dear = [cost + 0.4 * (gamma > 3) for gamma, cost in enumerate(linear(0.05, 7))]
+    assert speed_laws.optimal_draft_length(0.8, linear(0.05, 7))[0] == 7
     assert speed_laws.optimal_draft_length(0.8, dear)[0] == 3
 
 
@@ -71,3 +67,64 @@ def test_out_of_range_is_refused() -> None:
         speed_laws.tokens_per_call(1.5, 3)
     with pytest.raises(ValueError, match="gamma=-1"):
         speed_laws.tokens_per_call(0.5, -1)
+
+
+STEP = 1e-9
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 7])
+@pytest.mark.parametrize("cost", [1.0001, 1.3, 1.9])
+def test_drafting_pays_above_break_even_and_not_below(gamma: int, cost: float) -> None:
+    length, a = break_even([1.0, *[9.0] * (gamma - 1), cost])
+    assert length == gamma
+    below, above = (tokens_per_call(a + step, gamma) - cost for step in (-STEP, STEP))
+    assert below < 0 < above
+
+
+def test_at_the_ends_of_the_range() -> None:
+    assert break_even([1.0, 1.0]) == break_even([1.0, 0.9]) == (1, 0.0)  # free: always pays
+    assert break_even([1.0, 2.0]) == (1, 1.0)  # only if all is accepted
+    assert break_even([1.0, 9.0, 3.0]) == (2, 1.0)
+    assert break_even([1.0, 1.25]) == (1, pytest.approx(0.25))  # 1 + a = 1.25
+    assert break_even([1.0, 1.0, 1.0]) == (1, 0.0)  # of equal ones the shortest
+    for costs in ([1.0], [1.0, 2.0 + STEP], [1.0, 9.0, 3.0 + STEP]):
+        gamma, a = break_even(costs)
+        assert (gamma, math.isnan(a)) == (0, True)
+
+
+@pytest.mark.parametrize("rho", [0.02, 0.1, 0.3])
+def test_break_even_is_where_a_best_draft_length_appears(rho: float) -> None:
+    costs = [1 + gamma * (rho + 0.05) for gamma in range(12)]
+    _, a = break_even(costs)
+    assert optimal_draft_length(max(a - 1e-6, 0), costs)[0] == 0
+    assert optimal_draft_length(a + 1e-6, costs)[0] > 0
+    assert a == pytest.approx(rho + 0.05)  # costs on a line: one token decides
+
+
+VERIFY = {1: [10.0, 10.5, 11.0, 11.5], 8: [20.0, 32.0, 44.0, 56.0], 64: [90.0, 180.0, 270, 360]}
+DRAFT = {1: 1.0, 8: 2.0, 64: 9.0}
+
+
+def batched() -> Decoded:
+    """Made-up answers with the passes above, in milliseconds; as read, in no order."""
+    rows = [
+        *(("target", b, n, t) for b, each in VERIFY.items() for n, t in enumerate(each, 1)),
+        *(("drafter", b, 1, t) for b, t in DRAFT.items()),
+    ]
+    passes = pd.DataFrame(rows[::-1], columns=["model", "batch", "tokens", "seconds"])
+    return replace(made(), passes=passes.assign(seconds=passes["seconds"] / 1e3))
+
+
+def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
+    tables = [speed.break_even_by_batch(batched(), rate) for rate in (0.5, 0.8)]
+    table: Any = pd.concat(tables).set_index(["batch", "rate"]).sort_index()
+    assert table.loc[(1, 0.8), "rho"] == pytest.approx(0.1)
+    assert table.loc[(1, 0.8), "verify_ratio"] == pytest.approx(1.15)
+    assert table.loc[(1, 0.8), "break_even"] == pytest.approx(0.15)  # 11.5 / 10 - 1
+    assert table.loc[(8, 0.8), "break_even"] == pytest.approx(34 / 20 - 1)
+    assert math.isnan(table.loc[(64, 0.8), "break_even"])
+    assert table["draft_length"].tolist() == [2, 3, 0, 1, 0, 0]
+    assert table["speedup"].tolist() == pytest.approx(
+        [1.75 / 1.3, (1 + 0.8 + 0.64 + 0.512) / 1.45, 1, 1.8 / 1.7, 1, 1]
+    )
+    assert table.loc[(64, 0.5), "at_length"] == 0

@@ -34,7 +34,7 @@ def smallest_reached(values: np.ndarray, level: float) -> float:
     return next(x for x in sorted(values) if np.mean(values <= x) >= level - 1e-12)
 
 
-def test_quantiles_agree_with_resamples_written_out() -> None:
+def test_quantiles_and_means_agree_with_resamples_written_out() -> None:
     values, prompts = clustered(0)
     bootstrap = PromptBootstrap(prompts, 60, 0.95, seed=3)
     points, draws = bootstrap.quantiles(values, LEVELS)
@@ -43,11 +43,7 @@ def test_quantiles_agree_with_resamples_written_out() -> None:
     for times, drawn in zip(bootstrap.weights, draws, strict=True):
         resample = in_full(values, prompts, times)
         assert drawn.tolist() == [smallest_reached(resample, level) for level in LEVELS]
-
-
-def test_means_agree_with_resamples_written_out() -> None:
     values, prompts = clustered(1, share_infinite=0.0)
-    bootstrap = PromptBootstrap(prompts, 60, 0.95, seed=3)
     mean, draws = bootstrap.mean(values)
     assert mean == pytest.approx(values.mean(), rel=1e-14)  # another order of addition
     expected = [in_full(values, prompts, times).mean() for times in bootstrap.weights]
