@@ -26,6 +26,7 @@ from analysis.statistics.trajectories import (
     drafts_made,
     place_shares,
 )
+from tests.analysis.cases import drafts
 
 NAMES = ("per_call", "mean_run", "long_run", "residual_4")
 
@@ -180,21 +181,6 @@ def test_steps_out_of_order_are_refused(position: list[int]) -> None:
 LENGTHS = (6, 1, 4, 7)
 POSITION = np.concatenate([np.arange(n) for n in LENGTHS])
 STEPS = Trajectories.from_positions(POSITION)
-
-
-def drafts(accepted: np.ndarray, gamma: int) -> list[tuple[int, int]]:
-    """Decode one trajectory: draft gamma tokens, keep those before a rejection, emit one more.
-
-    How many drafted tokens each call tests and keeps.
-    """
-    at, found = 0, []
-    while at < len(accepted):
-        drafted, kept = min(gamma, len(accepted) - at), 0
-        while kept < drafted and accepted[at + kept]:
-            kept += 1
-        found.append((min(kept + 1, drafted), kept))
-        at += kept + 1
-    return found
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 7, 50, None])
