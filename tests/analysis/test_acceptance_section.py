@@ -1,90 +1,46 @@
-"""The section on a drafter: its tables print what was measured, its notes what is missing."""
+"""The section on a drafter: what golden files of the fixed study do not have, and its notes."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.budgets import budget_of_drafter
-from analysis.acceptance.engine_laws import law_statistics
-from analysis.acceptance.frontier import frontier
-from analysis.acceptance.realised import judge
-from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics
-from analysis.acceptance.summary import (
-    calibration_statistics,
-    coverage,
-    depth_statistics,
-    finite_shares,
-    rule_statistics,
-    stochastic_statistics,
-)
 from analysis.report.measured import Results
-from analysis.report.records import Table
+from analysis.report.records import Table, together
 from analysis.report.render import lines
 from analysis.report.sections.acceptance import acceptance_part
 from analysis.report.text import share_text
-from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
-from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.trees.several import several_statistics
-from tests.analysis.cases import drafted_steps, noisy
+from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
+from analysis.rules.build import build_dial
+from pipeline.stages.report.inputs import PAIR_FRAMES
+from tests.pipeline.test_acceptance import drafts, logits, run
 
 RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
-TURNED = [Additive(1.0), Multiplicative(0.5), Mars(0.9), Tree(2)]
-LENGTHS = (20, 20, 20, 20)
-DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
-T, FEW = "target A", {"target": "target A", "prompts": 4, "few_prompts": True}
+PRESET, DIAL = Multiplicative(0.5), build_dial({"rule": "additive", "t": [0.0, 1.0]})
+T = "target A"
 
 
-def measured(missing: bool = False, sampled: bool = True) -> Results:
-    """A drafter, which lacks a token or not, of which only 5 target tokens are stored."""
-    z, w = noisy(80, 12, 1.5, 0.6)
+def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -> Results:
+    """A drafter, which lacks a token or not, of which 8 of 20 target tokens are stored."""
+    z, w = logits(0.3)
     if missing:
         w[:, 3] = -np.inf
-    steps, found = drafted_steps(z, w, 5, LENGTHS)
-    bootstrap = PromptBootstrap(np.repeat(range(4), LENGTHS), 20, 0.9, 0)
-    distances = {name: getattr(found, name) for name in DIVERGENCES}
-    every = judge(steps, [*RULES, *TURNED])
-    verdicts = every[: len(RULES)]
-    judged = {name: judge(steps, RULES, name, x) for name, x in distances.items()}
-    covered = [
-        coverage({name: judged[name][at] for name in DIVERGENCES}, bootstrap)
-        for at in range(len(RULES))
-    ]
-    breakdown = [
-        pd.concat([finite_shares(distances, bootstrap), *covered]).assign(depth=0),
-        *(depth_statistics(d, steps, verdicts, bootstrap).assign(divergence="") for d in (1, 2)),
-    ]
-    laws = {SPECULATIVE: 1 - found.tv, ARGMAX: np.exp(found.draft_log_prob)}
-    levels = [budget_of_drafter(steps, one, bootstrap, 3) for one in verdicts]
-    statistics = [rule_statistics(steps, one, bootstrap, 8) for one in every]
-    confidence = np.exp(w.max(axis=1) - np.logaddexp.reduce(w, axis=1))
-    statistics.append(calibration_statistics(confidence, every, bootstrap))
-    if sampled:
-        frame = sampling_statistics(steps.target, found.kl, laws, RULES, bootstrap)
-        levels.append(frame.assign(statistic="probability"))
-        p, q = (np.exp(x.astype(float) - x.max(axis=1, keepdims=True)) for x in (z, w))
-        p, q = (x / x.sum(axis=1, keepdims=True) for x in (p, q))
-        levels += [law_statistics(p, q, np.arange(80) % 2 == 0), several_statistics(p, q)]
-        four = (found.tv, found.erss_acceptance, found.harmonic_mean, laws[ARGMAX])
-        statistics.append(stochastic_statistics(*four, steps.trajectories, bootstrap))
-    groups = [("baseline", "", StrictGreedy()), *(("criteria", "", rule) for rule in RULES)]
-    groups += [("preset", "engine", Multiplicative(0.5)), *(("dial", "d", r) for r in TURNED)]
+    pair = drafts(folder / "in", z, w, sampled, deeper=(logits(1.0)[1],))
+    found, _ = run(folder / "out", pair, rules=RULES, presets={"engine": PRESET}, dials=[DIAL])
     frames = {
-        "acceptance": pd.concat(statistics).assign(**FEW),
-        "breakdown": pd.concat(breakdown).assign(**FEW),
-        "levels": pd.concat(levels).assign(**FEW),
-        "frontier": frontier(steps, every, bootstrap).assign(**FEW),
+        name: together({T: found.read(file).to_pandas()}) for name, file in PAIR_FRAMES.items()
     }
-    listing = pd.DataFrame([(*group, rule.label) for *group, rule in groups])
-    frames["listing"] = listing.set_axis(["group", "name", "rule"], axis=1)
-    rules = {rule.label: rule for rule in (*RULES, *TURNED)}
-    return Results([T], rules, frames, "D", {"sampled": 0.5 if sampled else None})
+    frames["listing"] = found.read("listing").to_pandas()
+    rules = {rule.label: rule for rule in (*RULES, PRESET, *DIAL.rules)}
+    return Results([T], rules, frames, "D", {"sampled": sampled})
 
 
 @pytest.fixture(scope="module")
-def full() -> Results:
-    return measured()
+def full(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return measured(tmp_path_factory.mktemp("full"))
 
 
 def tables(results: Results) -> dict[str, Table]:
@@ -96,7 +52,7 @@ def cells(table: Table) -> dict[str, list[str]]:
     return {name: texts for _, rows in lines(table) for name, texts, _ in rows}
 
 
-def test_what_golden_files_do_not_have(full: Results) -> None:
+def test_what_golden_files_do_not_have(full: Results, tmp_path: Path) -> None:
     """The cells of the fixed study's tables are in tests/results/report.json."""
     found = tables(full)
     exact, opened = (cells(found["acceptance"])[rule.title] for rule in (RULES[0], RULES[2]))
@@ -104,7 +60,7 @@ def test_what_golden_files_do_not_have(full: Results) -> None:
     assert any("–" in text for text in opened)  # certificates known as intervals
     assert any(note.startswith("Two numbers with a dash") for note in found["acceptance"].notes)
     for table in found.values():
-        assert any("Few prompts: intervals come from 4 prompts" in note for note in table.notes)
+        assert any("Few prompts: intervals come from 3 prompts" in note for note in table.notes)
     steps = full["breakdown"].set_index(["rule", "depth", "statistic"])["value"].sort_index()
     laid = lines(found["depths"])
     assert [heading for heading, _ in laid] == ["", "Accepted", "Certified"]
@@ -123,11 +79,11 @@ def test_what_golden_files_do_not_have(full: Results) -> None:
     certified = drawn[0].data.set_index("rule")["certified"]
     value = full["acceptance"].set_index(["rule", "statistic"])["value"]
     assert all(certified[rule.label] == value[rule.label, "certified"] for rule in RULES)
-    assert "sampling" not in tables(measured(sampled=False))
+    assert "sampling" not in tables(measured(tmp_path, sampled=None))
 
 
-def test_a_reduced_vocabulary_is_said_below_the_tables() -> None:
-    found = tables(measured(missing=True))
+def test_a_reduced_vocabulary_is_said_below_the_tables(tmp_path: Path) -> None:
+    found = tables(measured(tmp_path, missing=True))
     assert cells(found["divergences"])["Strict greedy"][0] == "0 %"
     assert cells(found["divergences"])["Strict greedy"][1] != "0 %"
     for name in ("acceptance", "divergences", "budgets"):

@@ -45,19 +45,16 @@ def test_every_tool_by_hand() -> None:
     assert [place["conditional"] for place in places(CALLS, 3)] == [0.75, 1.0, 0.5]
 
 
-def test_a_draft_that_ends_its_answer_counts_what_it_emits() -> None:
+def test_a_draft_that_ends_its_answer_counts_what_it_emits_and_none_has_no_rate() -> None:
     """The end of the answer stands among the accepted tokens: no token of the target follows."""
     calls = pd.DataFrame({"answer": ["A"], "drafted": [3], "accepted": [2], "emitted": [2]})
-    table = conventions(calls, 3).set_index("number")["value"]
-    assert table["Mean acceptance length"] == 3
-    assert table["#Mean accepted tokens"] == 2
-
-
-def test_nothing_drafted_has_no_rate() -> None:
-    calls = pd.DataFrame({"answer": ["A"], "drafted": [0], "accepted": [0], "emitted": [1]})
-    table = conventions(calls, 3).set_index("number")["value"]
-    assert table[["Mean acceptance length", "Avg Draft acceptance rate"]].isna().all()
-    assert table["#Mean accepted tokens"] == 1
+    ended, alone = (
+        conventions(each, 3).set_index("number")["value"]
+        for each in (calls, calls.assign(drafted=0, accepted=0, emitted=1))
+    )
+    assert (ended["Mean acceptance length"], ended["#Mean accepted tokens"]) == (3, 2)
+    assert alone[["Mean acceptance length", "Avg Draft acceptance rate"]].isna().all()
+    assert alone["#Mean accepted tokens"] == 1
 
 
 def test_the_profile_and_settings_by_hand() -> None:

@@ -122,6 +122,11 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
 def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
     calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
     assert decoding.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
+    tree = {"name": "optimal", "shown": "tau*", "nodes": 2, "depth": 1, "parents": [-1, -1]}
+    drawn = replace(made(), runs=made().runs.assign(tree=[None, tree, None]))
+    assert decoding.acceptance(drawn)["closed_form"].isna().tolist() == [False, True, False]
+    alone = speed.speed(drawn, 20, 0.9, 0)
+    assert predicted.draft_lengths(drawn, alone).empty  # one chain: none to choose
 
 
 def test_a_run_is_compared_with_the_target_alone_in_the_same_race_and_truncation() -> None:
