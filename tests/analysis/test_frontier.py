@@ -9,22 +9,13 @@ import pytest
 
 from analysis.acceptance.frontier import COSTS, frontier
 from analysis.acceptance.realised import judge
-from analysis.rules import (
-    AbsoluteThreshold,
-    Additive,
-    Mars,
-    Multiplicative,
-    StrictGreedy,
-    TopMMultiplicative,
-    Tree,
-    Typical,
-)
+from analysis.rules import Additive, Multiplicative, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import calls_made
+from tests.analysis import cases
 from tests.analysis.cases import drafted_steps, noisy
 
-RULES = [StrictGreedy(), Additive(0.1), Additive(1.0), Multiplicative(0.5)]
-RULES += [TopMMultiplicative(3, 0.5), Mars(0.9), Typical(0.1, 0.3), AbsoluteThreshold(0.2), Tree(2)]
+RULES = [*cases.RULES[:-2], Additive(1.0), Multiplicative(0.5), Tree(2)]
 BEST = {"nats": Multiplicative, "probability": Additive}
 
 
