@@ -24,7 +24,7 @@ space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu mini-models notebooks docs clean distclean
+.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu notebooks docs clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -84,9 +84,6 @@ robustness: install-dev ## Kill, damage and crowd a small study, and look for wh
 check-gpu: install-dev ## Check all that only a GPU can show, then time it (ARGS=--reduced: small, anywhere)
 	$(PY) -m benchmarks.gpu $(ARGS)
 
-mini-models: install ## Train the embedded models again (hours; resumes where it was stopped)
-	$(PY) -m pipeline.training.mini $(ARGS)
-
 notebooks: install-dev ## Run the notebooks on the embedded study and keep their copies in docs/
 	$(PY) -m tools.render_notebooks $(ARGS)
 
@@ -94,7 +91,7 @@ docs: install-dev ## Build the site of the documentation (outputs/site/index.htm
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 clean: ## Remove what is in outputs/, except what takes hours or the network to make again
-	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name mini_models ! -name models \
+	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name models \
 		! -name drafter_training -exec rm -rf {} +
 
 distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv

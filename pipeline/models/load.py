@@ -17,10 +17,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 from transformers import logging as transformers_logging
 
@@ -181,45 +177,6 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
 
 def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) -> Path:
     return local_path(path) or hub_files(path, commit, list(patterns), key)
-
-
-def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
-    """Return a randomly initialised Qwen3 of the given shape with tied embeddings."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocab_size,
-            hidden_size=shape.hidden_size,
-            num_hidden_layers=shape.layers,
-            intermediate_size=shape.intermediate_size,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=32,
-            tie_word_embeddings=True,
-            max_position_embeddings=1024,
-            rope_theta=10_000.0,
-            bos_token_id=None,
-            eos_token_id=2,
-            pad_token_id=0,
-        )
-    )
-
-
-def save_model(
-    model: Any, tokenizer_file: Path, directory: Path, chat_template: str, eos: str, pad: str
-) -> None:
-    """Write a model and its tokenizer as a directory that `load_model` reads."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer_file),
-        eos_token=eos,
-        pad_token=pad,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = chat_template
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
 
 
 Given = Mapping[str, Any]

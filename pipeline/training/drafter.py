@@ -28,6 +28,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.paths import ASSETS
 from pipeline.training import features, head
 from pipeline.training.features import Example
+from pipeline.training.loop import train_head
 from pipeline.training.text import alone, load_target, ngrams, recipe_of, study_prompts
 
 AS_TARGET = (  # of the head's layer, as the target's
@@ -81,25 +82,20 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
     else:
         start = read_weights(Path(settings.start))
         made.load_state_dict({name: start[name] for name in made.state_dict()})
-    projection = target.module.get_output_embeddings().weight
-    vocabulary = head.Vocabulary(
-        target.module.get_input_embeddings().weight,
-        projection,
-        head.drafted_tokens(used, settings.vocabulary, target.eos),
-    )
+    drafted = head.drafted_tokens(used, settings.vocabulary, target.eos)
     for part, some in ((name, used), ("held out", held_out)):
         tokens = sum(len(one.tokens) - one.answer_at for one in some)
         print(f"{part}: {len(some)} conversations, {tokens} answer tokens", flush=True)
     if trained:
-        fourth = head.HeldOut(held_out[::4], projection)
-        head.train_head(made, vocabulary, used, fourth, settings, directory / name)
-    found = head.HeldOut(held_out, projection).measured(made, vocabulary, 4)
+        fourth = head.HeldOut(held_out[::4], target, drafted)
+        train_head(made, target, drafted, used, fourth, settings, directory / name)
+    found = head.HeldOut(held_out, target, drafted).measured(made, 4)
     for key, value in found.items():
         print(f"{key}: {value:.3f}", flush=True)
     if not trained:
         return
     folder = ASSETS / "smollm2" / name
-    save_head(made, shape, settings.layers, vocabulary.drafted, folder)
+    save_head(made, shape, settings.layers, drafted, folder)
     print(f"{folder}: written", flush=True)
 
 

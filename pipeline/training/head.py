@@ -1,4 +1,4 @@
-"""Trains a head on its target's hidden states; see `pipeline.training.drafter`.
+"""The loss of a head on its target's hidden states, its first weights, and how well it drafts.
 
 Training-time test, after EAGLE-3 (arXiv 2503.01840): beyond depth 1 the head reads its own output
 for the tokens before, as it will when it drafts. The loss of a depth is the cross-entropy to the
@@ -8,9 +8,6 @@ target's distribution, and the distance of the normed output to the target's las
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,27 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.models.heads.feature_head import FeatureHead, GivenText
-from pipeline.training import loop
-from pipeline.training.features import Example, batches
+from pipeline.models.language_model import LanguageModel
+from pipeline.training.features import Example
 
 FIRST = 40, 128  # tokens of an answer
+DRAFT_LENGTH = 2
 BEST = "tokens a call"  # on average of both
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What drafts may consist of, and the target's embedding and projection."""
-
-    embedding: Tensor  # (V, d)
-    projection: Tensor  # (V, d)
-    drafted: Tensor  # (n,) ids, increasing
-
-    @cached_property
-    def others(self) -> Tensor:
-        """The ids that are not drafted, increasing."""
-        rest = torch.ones(len(self.embedding), dtype=torch.bool)
-        rest[self.drafted] = False
-        return rest.nonzero()[:, 0]
 
 
 def drafted_tokens(examples: Sequence[Example], size: int, always: Sequence[int]) -> Tensor:
@@ -48,6 +30,12 @@ def drafted_tokens(examples: Sequence[Example], size: int, always: Sequence[int]
     counts = torch.bincount(found, minlength=1 + max(always, default=0))
     counts[list(always)] = counts.max() + 1
     return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def embedding_and_projection(target: LanguageModel) -> tuple[Tensor, Tensor]:
+    """Return the weights (V, d) of the target's embedding and of its output projection."""
+    module = target.module
+    return module.get_input_embeddings().weight, module.get_output_embeddings().weight
 
 
 def initial(head: FeatureHead, norm: Tensor) -> None:
@@ -66,76 +54,31 @@ def initial(head: FeatureHead, norm: Tensor) -> None:
             small.weight.mul_(0.1)
 
 
-def train_head(
-    head: FeatureHead,
-    vocabulary: Vocabulary,
-    examples: Sequence[Example],
-    held_out: HeldOut,
-    recipe: Any,
-    directory: Path,
-) -> FeatureHead:
-    """Train `head` by `recipe` and return the weights that drafted best on held-out text.
-
-    Args:
-        head: as `initial` left it.
-        vocabulary: of the target and of drafts.
-        examples: to train on.
-        held_out: what is reported on.
-        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others,
-            checkpoint_seconds, seed, bfloat16; see conf/drafter_training.yaml.
-        directory: of the checkpoint and the log.
-
-    Raises:
-        PipelineError: the checkpoint is of another recipe or of other conversations.
-    """
-    plan = _plan([len(one.tokens) for one in examples], recipe)
-
-    def loss(step: int) -> Tensor:
-        members, depth = plan[step]
-        return _loss(head, vocabulary, [examples[i] for i in members], depth, step, recipe)
-
-    of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
-    loop.train_steps(
-        head,
-        loop.muon(head, recipe.learning_rate, recipe.learning_rate, 0.01, "match_rms_adamw"),
-        len(plan),
-        loss,
-        lambda step: _rate(step, len(plan), recipe),
-        lambda: held_out.measured(head, vocabulary, recipe.depth),
-        directory,
-        of | {"conversations": len(examples)},
-        checkpoint_seconds=recipe.checkpoint_seconds,
-        best=BEST,
-    )
-    return head
-
-
 class HeldOut:
     """Conversations to measure a head on: how often it agrees, and what drafting with it gives."""
 
-    def __init__(self, examples: Sequence[Example], projection: Tensor) -> None:
-        """Compute the target's argmax after every token from its `projection` (V, d)."""
-        self._examples = examples
-        self._said = [_argmax(one.hidden[:, -1].float(), projection) for one in examples]
+    def __init__(self, examples: Sequence[Example], target: LanguageModel, drafted: Tensor) -> None:
+        """Compute the argmax of `target` after every token; heads draft the tokens `drafted`."""
+        self._examples, self._drafted = examples, drafted
+        self._embedding, self._projection = embedding_and_projection(target)
+        self._said = [_argmax(one.hidden[:, -1].float(), self._projection) for one in examples]
 
     @torch.no_grad()
-    def measured(
-        self, head: FeatureHead, vocabulary: Vocabulary, depth: int, draft_length: int = 2
-    ) -> dict[str, float]:
+    def measured(self, head: FeatureHead, depth: int) -> dict[str, float]:
         """Return statistics of the first 40 and the first 128 tokens of the answers, by name.
 
         `share D of first N`: at depth D of a draft the head's argmax is the target's.
-        `tokens a call, first N`: with drafts of `draft_length`, as in decoding the answers: a
+        `tokens a call, first N`: with drafts of two, as in decoding the answers: a
         drafted token is read as the text's where it is accepted, so one pass over the given text
         tells which drafts would have been. The first token of an answer is the prompt's.
         """
-        rows = vocabulary.projection[vocabulary.drafted]
+        rows = self._projection[self._drafted]
         agreed = []  # by answer: (depth, tokens but the first)
         for begin in range(0, len(self._examples), 8):
             some = self._examples[begin : begin + 8]
             ids, hidden = _padded(some)
-            outputs = _outputs(head, vocabulary.embedding[ids], hidden, depth)
-            drafts = [vocabulary.drafted[_argmax(head.norm(one), rows)] for one in outputs]
+            outputs = _outputs(head, self._embedding[ids], hidden, depth)
+            drafts = [self._drafted[_argmax(head.norm(one), rows)] for one in outputs]
             for row, one in enumerate(some):
                 part = slice(one.answer_at, len(one.tokens) - 1)
                 said = self._said[begin + row][part]
@@ -145,7 +88,7 @@ class HeldOut:
             for d in range(depth):
                 there = torch.cat([one[d, d : first - 1] for one in agreed])
                 found[f"share {d + 1} of first {first}"] = float(there.float().mean())
-            calls = [tokens_and_calls(one[:draft_length, : first - 1]) for one in agreed]
+            calls = [tokens_and_calls(one[:DRAFT_LENGTH, : first - 1]) for one in agreed]
             tokens, made = (sum(column) for column in zip(*calls, strict=True))
             found[f"tokens a call, first {first}"] = tokens / max(made, 1)
         found[BEST] = sum(found[f"tokens a call, first {first}"] for first in FIRST) / len(FIRST)
@@ -178,9 +121,10 @@ def _argmax(states: Tensor, rows: Tensor) -> Tensor:
     return (states @ rows.T).argmax(-1)
 
 
-def _loss(
+def loss(
     head: FeatureHead,
-    vocabulary: Vocabulary,
+    target: LanguageModel,
+    drafted: Tensor,
     examples: Sequence[Example],
     depth: int,
     step: int,
@@ -195,12 +139,13 @@ def _loss(
     following, lengths = hidden[:, :, -1], [len(one.tokens) for one in examples]
     # the hidden state of the first token is an attention sink: the second learns nothing from it
     real = _between([2] * len(lengths), lengths, ids.shape[1])
-    others = vocabulary.others
+    embedding, projection = embedding_and_projection(target)
+    others = torch.ones(len(projection)).index_fill(0, drafted, 0).nonzero()[:, 0]
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     some = others[torch.randint(len(others), (recipe.others,), generator=generator)]
-    rows = vocabulary.projection[torch.cat([vocabulary.drafted, some])]
+    rows = projection[torch.cat([drafted, some])]
     stand_for = torch.zeros(len(rows))
-    stand_for[len(vocabulary.drafted) :] = np.log(len(others) / recipe.others)
+    stand_for[len(drafted) :] = np.log(len(others) / recipe.others)
     with torch.no_grad():
         p = (following[real] @ rows.T + stand_for).softmax(-1)
     scale = following[real].std()
@@ -208,7 +153,7 @@ def _loss(
     in_answer = _between(begins, ends, ids.shape[1])  # what follows is a token of the answer
     total = torch.zeros(())
     with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
-        outputs = _outputs(head, vocabulary.embedding[ids], hidden, depth)
+        outputs = _outputs(head, embedding[ids], hidden, depth)
     for d, features in enumerate(outputs):
         learned = real if d == 0 else real & in_answer
         made = head.norm(features.float())[learned]
@@ -238,23 +183,3 @@ def _between(firsts: Sequence[int], lasts: Sequence[int], width: int) -> Tensor:
     """Return (B, width) true from the first to before the last column of each row."""
     at = torch.arange(width)
     return (at >= torch.tensor(firsts)[:, None]) & (at < torch.tensor(lasts)[:, None])
-
-
-def _plan(lengths: Sequence[int], recipe: Any) -> list[tuple[list[int], int]]:
-    """Return the conversations of every step and the depth it trains; alike long ones together."""
-    plan = []
-    epochs = [1] * recipe.epochs + [recipe.depth] * recipe.deep_epochs
-    for epoch, depth in enumerate(epochs):
-        rng = np.random.default_rng([recipe.seed, epoch])
-        order = sorted(range(len(lengths)), key=lambda i: lengths[i] + rng.uniform(0, 20))
-        steps = list(batches(order, lengths, recipe.tokens))
-        plan += [(steps[at], depth) for at in rng.permutation(len(steps))]
-    return plan
-
-
-def _rate(step: int, steps: int, recipe: Any) -> float:
-    """Return the share of the peak learning rate: warm-up, then a cosine to a hundredth."""
-    if step < recipe.warmup_steps:
-        return (step + 1) / float(recipe.warmup_steps)
-    along = (step - recipe.warmup_steps) / max(1, steps - recipe.warmup_steps)
-    return float(0.01 + 0.99 * (1 + np.cos(np.pi * along)) / 2)

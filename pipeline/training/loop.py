@@ -1,4 +1,4 @@
-"""The training loop: every step of a plan once, checkpoints, the best weights kept.
+"""The training of a head: every step of its plan once, checkpoints, the best weights kept.
 
 A run that was stopped goes on from its checkpoint and ends with the same weights.
 """
@@ -6,107 +6,111 @@ A run that was stopped goes on from its checkpoint and ends with the same weight
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import PipelineError
+from pipeline.models.heads.feature_head import FeatureHead
+from pipeline.models.language_model import LanguageModel
+from pipeline.training.features import Example, batches
+from pipeline.training.head import BEST, HeldOut, loss
 
 REPORTS = 20  # a run; a fixed number of steps apart, so that the best does not depend on the clock
 
 Optimizers = list[torch.optim.Optimizer]
 
 
-def muon(
-    model: nn.Module,
-    rate: float,
-    other_rate: float,
-    other_decay: float = 0.0,
-    adjust: str | None = None,
-) -> Optimizers:
-    """Return Muon for the matrices but embeddings, and AdamW for all else.
-
-    Args:
-        model: whose parameters are trained.
-        rate: peak learning rate of the matrices.
-        other_rate: of the others.
-        other_decay: weight decay of the others.
-        adjust: how Muon scales its steps; "match_rms_adamw" makes them as long as AdamW's.
-    """
-    named = list(model.named_parameters())
-    matrices = [value for name, value in named if value.ndim == 2 and "embed" not in name]
-    others = [value for name, value in named if value.ndim != 2 or "embed" in name]
-    return [
-        torch.optim.Muon(matrices, rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn=adjust),
-        torch.optim.AdamW(others, other_rate, betas=(0.9, 0.95), weight_decay=other_decay),
-    ]
-
-
-def train_steps(
-    model: nn.Module,
-    optimizers: Optimizers,
-    steps: int,
-    loss: Callable[[int], Tensor],
-    schedule: Callable[[int], float],
-    report: Callable[[], Mapping[str, float]],
+def train_head(
+    head: FeatureHead,
+    target: LanguageModel,
+    drafted: Tensor,
+    examples: Sequence[Example],
+    held_out: HeldOut,
+    recipe: Any,
     directory: Path,
-    of: Mapping[str, Any],
-    *,
-    checkpoint_seconds: float,
-    best: str | None = None,
-) -> nn.Module:
-    """Train `model` to the last step, and return it in evaluation mode.
+) -> FeatureHead:
+    """Train `head` by `recipe` and return the weights that drafted best on held-out text.
+
+    Matrices are trained by Muon, with steps as long as AdamW's; all else by AdamW.
 
     Args:
-        model: with its initial weights.
-        optimizers: as of `muon`, at their peak rates.
-        steps: how many.
-        loss: of a step.
-        schedule: the share of the peak rates at a step.
-        report: what is measured on held-out text, by name.
+        head: with its initial weights.
+        target: that it drafts for.
+        drafted: (n,) ids of the tokens that can be drafted, increasing.
+        examples: to train on.
+        held_out: for the reports.
+        recipe: tokens (of a batch), epochs, deep_epochs, depth, learning_rate, others,
+            checkpoint_seconds, seed, bfloat16; see conf/drafter_training.yaml.
         directory: of the checkpoint.
-        of: what decides the result: a checkpoint of a run with other values is refused.
-        checkpoint_seconds: between two checkpoints.
-        best: which of the reported values decides whose weights are returned, the largest; None
-            takes the last weights.
 
     Raises:
-        PipelineError: the checkpoint is of another run.
+        PipelineError: the checkpoint is of another recipe or of other conversations.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    checkpoint, every = directory / "checkpoint.pt", max(1, steps // REPORTS)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    state = _load(checkpoint, of, model, optimizers)
+    plan, weights = plan_of([len(one.tokens) for one in examples], recipe), list(head.parameters())
+    optimizers: Optimizers = [
+        torch.optim.Muon([one for one in weights if one.ndim == 2], weight_decay=0.01,
+                         momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([one for one in weights if one.ndim != 2], betas=(0.9, 0.95),
+                          weight_decay=0.01),
+    ]  # fmt: skip
+    of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
+    of["conversations"] = len(examples)
+    checkpoint, every = directory / "checkpoint.pt", max(1, len(plan) // REPORTS)
+    state = _load(checkpoint, of, head, optimizers)
     saved = time.monotonic()
-    for step in range(state["step"], steps):
-        for optimizer, peak in zip(optimizers, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * schedule(step)
-        value = loss(step)
+    for step in range(state["step"], len(plan)):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate(step, len(plan), recipe)
+        members, depth = plan[step]
+        value = loss(head, target, drafted, [examples[i] for i in members], depth, step, recipe)
         value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         known = state["loss"]
         state["loss"] = value.item() if known is None else 0.98 * known + 0.02 * value.item()
         state["step"] = step + 1
-        last = step + 1 == steps
+        last = step + 1 == len(plan)
         if last or (step + 1) % every == 0:
-            found = report()
+            found = held_out.measured(head, recipe.depth)
             shown = ", ".join(f"{name} {number:.3f}" for name, number in found.items())
-            print(f"step {step + 1}/{steps}: loss {state['loss']:.3f}, {shown}", flush=True)
-            if best is not None and (state["best"] is None or found[best] > state["best"][0]):
-                weights = {name: value.clone() for name, value in model.state_dict().items()}
-                state["best"] = found[best], weights
-        if last or time.monotonic() - saved > checkpoint_seconds:
-            _save(checkpoint, state, of, model, optimizers)
+            print(f"step {step + 1}/{len(plan)}: loss {state['loss']:.3f}, {shown}", flush=True)
+            if state["best"] is None or found[BEST] > state["best"][0]:
+                kept = {name: value.clone() for name, value in head.state_dict().items()}
+                state["best"] = found[BEST], kept
+        if last or time.monotonic() - saved > recipe.checkpoint_seconds:
+            _save(checkpoint, state, of, head, optimizers)
             saved = time.monotonic()
     if state["best"] is not None:
-        model.load_state_dict(state["best"][1])
-    return model.eval()
+        head.load_state_dict(state["best"][1])
+    return head.eval()
+
+
+def plan_of(lengths: Sequence[int], recipe: Any) -> list[tuple[list[int], int]]:
+    """Return the conversations of every step and the depth it trains; alike long ones together."""
+    plan = []
+    epochs = [1] * recipe.epochs + [recipe.depth] * recipe.deep_epochs
+    for epoch, depth in enumerate(epochs):
+        rng = np.random.default_rng([recipe.seed, epoch])
+        order = sorted(range(len(lengths)), key=lambda i: lengths[i] + rng.uniform(0, 20))
+        steps = list(batches(order, lengths, recipe.tokens))
+        plan += [(steps[at], depth) for at in rng.permutation(len(steps))]
+    return plan
+
+
+def rate(step: int, steps: int, recipe: Any) -> float:
+    """Return the share of the peak learning rate: warm-up, then a cosine to a hundredth."""
+    if step < recipe.warmup_steps:
+        return (step + 1) / float(recipe.warmup_steps)
+    along = (step - recipe.warmup_steps) / max(1, steps - recipe.warmup_steps)
+    return float(0.01 + 0.99 * (1 + np.cos(np.pi * along)) / 2)
 
 
 def _load(

@@ -18,7 +18,7 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
-from pipeline.models.load import load_model, save_model, skeleton
+from pipeline.models.load import load_model, skeleton
 from pipeline.store.node import Node
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
@@ -58,9 +58,7 @@ def write(directory: Path, kind: str, shape: dict[str, Any], attention: str) -> 
         for weight in module.parameters():
             if weight.dim() > 1:
                 weight.normal_(std=0.3)
-    directory.mkdir()
-    tiny.write_tokenizer(directory / "trained.json")
-    save_model(module, directory / "trained.json", directory, tiny.TEMPLATE, "<|end|>", "<|pad|>")
+    tiny.save_model(module, directory, tiny.byte_tokenizer(), tiny.TEMPLATE, "<|end|>", "<|pad|>")
     return directory
 
 

@@ -19,7 +19,6 @@ from pipeline.models import vocabulary
 from pipeline.models.forced import Batch, Found
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states
-from pipeline.models.load import new_qwen3, wrap
 from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force
@@ -29,6 +28,7 @@ from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads
 from tests.pipeline.fakes import record
+from tests.pipeline.tiny import random_model
 
 VOCAB, K, TOKENS = 96, 16, 90
 PROMPTS = {"a": [5, 6, 7], "b": [8, 9, 10, 11, 12, 13], "c": [14]}
@@ -36,13 +36,7 @@ ANSWERS = {"a": [20, 21, 22, 23], "b": [24, 25], "c": [26, 27, 28]}
 
 
 def tiny(seed: int, vocab: int = VOCAB) -> LanguageModel:
-    torch.manual_seed(seed)
-    shape = SimpleNamespace(hidden_size=32, layers=2, intermediate_size=48, heads=2, kv_heads=1)
-    module = new_qwen3(shape, vocab)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.mul_(4)  # the default initialisation gives nearly uniform distributions
-    return wrap(module, f"tiny-{seed}", torch.device("cpu"), "float32", (2,), "test")
+    return random_model(vocab, seed=seed, label=f"tiny-{seed}")
 
 
 def pair(target: LanguageModel, drafter: LanguageModel, block: int = 1 << 20) -> ComparedPair:

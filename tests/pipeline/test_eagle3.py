@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +21,13 @@ from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import HeadDrafter
 from pipeline.errors import PipelineError
-from pipeline.models import load as models
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.head_files import load_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import Identities
-from tests.pipeline.decoding.pair import CPU, PROMPTS
+from tests.pipeline import tiny
+from tests.pipeline.decoding.pair import PROMPTS
 
 V, D, DEPTH = 24, 32, 7  # of the target: hidden states after 2, 3 and 4 layers are read
 HEADS, GROUPS, WIDTH, INNER, THETA, EPS = 4, 2, 8, 40, 500.0, 1e-5
@@ -41,14 +40,7 @@ Numbers = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def target() -> LanguageModel:
-    torch.manual_seed(0)
-    shape = SimpleNamespace(hidden_size=D, layers=DEPTH, intermediate_size=48, heads=2, kv_heads=1)
-    module = models.new_qwen3(shape, V)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(12)
-    return models.wrap(module, "tiny", CPU, "float32", (), "test")
+    return tiny.random_model(V, layers=DEPTH)
 
 
 def weights(width: int = D, wide: bool = False, ids: Tensor | None = IDS) -> Numbers:
@@ -346,8 +338,7 @@ def test_other_refusals(target: LanguageModel, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(PipelineError, match=r"can't be read: FileNotFoundError"):
         load(target, settings)
-    shape = SimpleNamespace(hidden_size=D, layers=2, intermediate_size=48, heads=2, kv_heads=1)
-    shallow = models.wrap(models.new_qwen3(shape, V), "shallow", CPU, "float32", (), "test")
+    shallow = tiny.random_model(V, label="shallow")
     write(tmp_path, "bin", weights())
     with pytest.raises(PipelineError, match=r"after 2, L/2 and L - 3 of L layers, shallow has 2"):
         load(shallow, settings)

@@ -19,14 +19,15 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.models.passes import Text
 from tests.pipeline import heads
-from tests.pipeline.decoding.pair import LIMIT, PROMPTS, plain_greedy, tiny
+from tests.pipeline.decoding.pair import LIMIT, PROMPTS, V, plain_greedy
+from tests.pipeline.tiny import random_model
 
 DRAFTED = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])
 
 
 @pytest.fixture(scope="module")
 def target() -> LanguageModel:
-    return tiny()
+    return random_model(V)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,9 @@ def test_a_reduced_vocabulary_drafts_nothing_else(target: LanguageModel) -> None
 @torch.inference_mode()
 @pytest.mark.parametrize("drafted", [None, DRAFTED])
 def test_a_bfloat16_target_with_a_float32_head(drafted: torch.Tensor | None) -> None:
-    target = wrap(tiny().module.bfloat16(), "t", torch.device("cpu"), "float32", (), "test")
+    target = wrap(
+        random_model(V).module.bfloat16(), "t", torch.device("cpu"), "float32", (), "test"
+    )
     model = heads.random_head(target, drafted)
     model.head.bfloat16()
     logits = model.logits(torch.randn(3, 32).bfloat16())

@@ -1,11 +1,10 @@
-"""Training of a head: what it reads, every conversation once an epoch, resumable, measured."""
+"""Training of a head: its text, every conversation once an epoch, resumable, measured."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +21,9 @@ from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.head_files import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_tokenizer
-from pipeline.training import drafter, features, head, loop, mini, text
-from pipeline.training.corpus import Tokens
+from pipeline.training import drafter, features, head, loop, text
 from pipeline.training.features import Example
+from pipeline.training.text import Novelty, written
 from tests.pipeline import heads, tiny
 
 LAYERS = (1, 2)
@@ -34,6 +33,10 @@ RECIPE = {
     "epochs": 2, "deep_epochs": 2, "learning_rate": 1e-3, "warmup_steps": 4, "feature_weight": 0.5,
     "others": 20, "checkpoint_seconds": 1000.0, "seed": 3, "bfloat16": False,
 }  # fmt: skip
+
+
+GREEDY, SAMPLED = {"temperature": 0.0, "top_p": 1.0}, {"temperature": 0.6, "top_p": 1.0}
+TURNS = [1, 40], [3]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ def test_features_of_other_layers_or_text_are_refused(
 
 def test_every_conversation_once_an_epoch_deep_ones_last() -> None:
     recipe = SimpleNamespace(**RECIPE)
-    plan = head._plan(LENGTHS, recipe)
+    plan = loop.plan_of(LENGTHS, recipe)
     depths = [depth for _, depth in plan]
     assert depths == sorted(depths)
     for depth in (1, 3):
@@ -114,8 +117,8 @@ def test_every_conversation_once_an_epoch_deep_ones_last() -> None:
     for members, _ in plan:
         # lengths are sorted with up to 20 tokens of noise, which batches may exceed their size by
         assert len(members) == 1 or len(members) * (max(LENGTHS[i] for i in members) - 20) <= 90
-    assert plan == head._plan(LENGTHS, recipe)
-    rates = [head._rate(step, 50, recipe) for step in range(50)]
+    assert plan == loop.plan_of(LENGTHS, recipe)
+    rates = [loop.rate(step, 50, recipe) for step in range(50)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert all(a > b for a, b in pairwise(rates[4:]))
     assert 0.01 < rates[-1] < 0.02
@@ -128,24 +131,17 @@ def test_drafted_tokens_are_the_most_frequent_and_the_end() -> None:
     assert head.drafted_tokens(some, 4, []).tolist() == [5, 7, 9, 11]
 
 
-def vocabulary(target: LanguageModel, examples: Sequence[Example], size: int) -> head.Vocabulary:
-    return head.Vocabulary(
-        target.module.get_input_embeddings().weight,
-        target.module.get_output_embeddings().weight,
-        head.drafted_tokens(examples, size, target.eos),
-    )
-
-
 def trained(
     target: LanguageModel, examples: list[Example], directory: Path, **changes: Any
 ) -> FeatureHead:
     torch.manual_seed(0)
-    recipe = SimpleNamespace(**RECIPE | changes)
+    recipe = SimpleNamespace(**{"held_out": None} | RECIPE | changes)
     made = FeatureHead(heads.shape_of(target), len(LAYERS))
     head.initial(made, target.module.model.norm.weight)
-    known = vocabulary(target, examples, recipe.vocabulary)
-    held_out = head.HeldOut(examples[:4], known.projection)
-    return head.train_head(made, known, examples, held_out, recipe, directory)
+    drafted = head.drafted_tokens(examples, recipe.vocabulary, target.eos)
+    held_out = recipe.held_out or head.HeldOut(examples[:4], target, drafted)
+    del recipe.held_out
+    return loop.train_head(made, target, drafted, examples, held_out, recipe, directory)
 
 
 def test_a_stopped_run_ends_with_the_same_weights(
@@ -194,32 +190,27 @@ def test_the_loss_falls(
     assert losses[1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize(
-    ("scores", "best", "kept"),
-    [([1, 3, 2, 0], "score", 2), ([4, 3, 5, 5], "score", 3), ([4, 3, 2], None, 3)],
-)
+@pytest.mark.parametrize(("scores", "best"), [([1, 3, 2, 0], 1), ([4, 3, 5, 5], 2), ([2], 0)])
 def test_the_best_weights_are_kept(
-    scores: list[float], best: str | None, kept: int, tmp_path: Path
+    scores: list[float],
+    best: int,
+    target: LanguageModel,
+    examples: list[Example],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of equal reports the first; again after a stop, from the checkpoint."""
+    monkeypatch.setattr(loop, "plan_of", lambda *_: [([0], 1)] * len(scores))
+    seen: list[torch.Tensor] = []
 
-    def run() -> tuple[int, float]:
-        model, left, made = torch.nn.Linear(1, 1, bias=False), list(scores), 0
-        torch.nn.init.constant_(model.weight, 0)
+    def measured(made: FeatureHead, _: int) -> dict[str, float]:
+        seen.append(made.fc.weight.detach().clone())
+        return {head.BEST: scores[len(seen) - 1]}
 
-        def step(_: int) -> torch.Tensor:
-            nonlocal made
-            made += 1
-            return -model.weight.sum()
-
-        optimizer = torch.optim.SGD(model.parameters(), 1.0)  # adds 1 a step
-        loop.train_steps(model, [optimizer], len(scores), step, lambda _: 1.0,
-                   lambda: {"score": left.pop(0)}, tmp_path, {},
-                   checkpoint_seconds=9.0, best=best)  # fmt: skip
-        return made, round(float(model.weight.detach()))
-
-    assert run() == (len(scores), kept)
-    assert run() == (0, kept)
+    for _ in range(2):
+        made = trained(target, examples, tmp_path, held_out=SimpleNamespace(measured=measured))
+        assert len(seen) == len(scores)
+        assert [made.fc.weight.equal(one) for one in seen].index(True) == best
 
 
 def plain_answer(model: LanguageModel, begin: list[int], n: int, end: int) -> list[int]:
@@ -238,8 +229,8 @@ def test_tokens_a_call_are_those_of_decoding(
     target: LanguageModel, examples: list[Example]
 ) -> None:
     """Each answer is decoded call by call, its drafts by separate passes over what is known."""
-    known = vocabulary(target, examples, 60)
-    model = heads.random_head(target, known.drafted)
+    drafted = head.drafted_tokens(examples, 60, target.eos)
+    model = heads.random_head(target, drafted)
     # answers that the target gives, so that what is accepted is what is read
     texts = [
         [*one.tokens[: one.answer_at].tolist(),
@@ -269,9 +260,9 @@ def test_tokens_a_call_are_those_of_decoding(
             tokens += min(accepted + 1, len(tokens_) - at)
             at += accepted + 1
             calls += 1
-    held_out = head.HeldOut(given, known.projection)
-    rounded = head.Vocabulary(known.embedding, known.projection.bfloat16().float(), known.drafted)
-    found = held_out.measured(model.head, rounded, 2)
+    held_out = head.HeldOut(given, target, drafted)
+    held_out._projection = held_out._projection.bfloat16().float()  # as decoding keeps its rows
+    found = held_out.measured(model.head, 2)
     assert found["tokens a call, first 40"] == pytest.approx(tokens / calls)
     assert found["tokens a call, first 40"] == found["tokens a call, first 128"]
 
@@ -352,13 +343,95 @@ def test_errors_of_training_are_one_line(assets: Path, arguments: list[str], sai
     assert "\n" not in str(caught.value)
 
 
-@torch.inference_mode()
-def test_held_out_loss_and_agreement_of_embedded_models(target: LanguageModel) -> None:
-    rng = np.random.default_rng(0)
-    data = Tokens(rng.integers(4, 200, 41).astype(np.uint16), rng.random(41) < 0.5)
-    loss, agreed = mini.held_out([target.module, target.module], data, 10, 9)
-    ids = torch.from_numpy(data.ids.astype(np.int64))
-    rows = [target.module(input_ids=ids[None, at : at + 10]).logits[0] for at in range(0, 40, 10)]
-    plain = torch.nn.functional.cross_entropy(torch.cat(rows), ids[1:], reduction="none")
-    assert loss == pytest.approx(float(plain[torch.from_numpy(data.in_answer[1:])].mean()))
-    assert agreed == 1
+@pytest.fixture(scope="module")
+def end(target: LanguageModel) -> int:
+    """A token that this model writes often: about one question in two ends in time with it."""
+    torch.manual_seed(3)
+    texts = written(target, [[1, 40]] * 16, 30, SAMPLED, tiny.VOCABULARY - 1)
+    return Counter(token for one in texts for token in set(one)).most_common(1)[0][0]
+
+
+@pytest.fixture
+def tokenizer(folder: Path, end: int) -> Any:
+    made = load_tokenizer(str(folder), None, "k")
+    made.eos_token = made.convert_ids_to_tokens(end)
+    return made
+
+
+def test_answers_are_greedy_continuations_that_do_not_disturb_each_other(
+    target: LanguageModel, end: int
+) -> None:
+    prompts = [[1, 40, *[60 + i] * (i % 4)] for i in range(12)]
+    found = written(target, prompts, 9, GREEDY, end)
+    assert found == [plain_answer(target, prompt, 9, end) for prompt in prompts]
+    assert {len(one) for one in found} >= {9}
+    assert written(target, [], 9, GREEDY, end) == []
+
+
+def test_a_conversation_is_a_question_in_the_template_and_its_answer(
+    target: LanguageModel, tokenizer: Any, end: int
+) -> None:
+    recipe = text.recipe_of(
+        ["generate.batch=24", "generate.max_question=30", "generate.max_answer=6"]
+    )
+    rows, why = text.conversations(0, recipe, target, tokenizer, TURNS, Novelty([], 8, 5, 1.0))
+    assert 3 < len(rows) < 24
+    assert len(rows) + sum(why.values()) == 24
+    assert why.keys() <= {"too long", "empty"}
+    for tokens, at, temperature, beginning in rows:
+        begin = [1, 40, *tokenizer.encode(beginning, add_special_tokens=False)]
+        assert tokens[: len(begin)] == begin
+        assert tokens[at - 2 : at] == [end, 3]  # the question's end, then the template
+        if temperature == 0:
+            assert tokens[at:] == plain_answer(target, tokens[:at], 6, end)
+    refusing = Novelty([], 8, 5, -1.0)  # any share is too much
+    rows, why = text.conversations(0, recipe, target, tokenizer, TURNS, refusing)
+    assert rows == []
+    assert why["repeated"] > 3
+
+
+def test_novelty() -> None:
+    study = ["How do whales communicate over long distances in the sea?"]
+    novelty = Novelty(study, n_study=4, n=3, repeated=0.5)
+    assert novelty.refusal("...") == "empty"
+    assert novelty.refusal("Do WHALES communicate, over a phone?") == "in the study"
+    assert novelty.refusal("Do whales communicate?") is None  # three words, not four
+    assert novelty.refusal("do whales communicate") == "repeated"
+    assert novelty.refusal("a b c d e f") is None  # 4 of 3 words
+    assert novelty.refusal("a b c d x y") is None  # 2 of its 4 seen before: exactly the half
+    assert novelty.refusal("a b c d e z") == "repeated"  # 3 of 4
+
+
+def test_shards_do_not_depend_on_interruptions(
+    target: LanguageModel, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read in order, each once, over several directories."""
+    monkeypatch.setattr(text, "load_target", lambda *_: (target, tokenizer))
+    monkeypatch.setattr(text, "turns_of", lambda _: TURNS)
+    for name, counts in (("whole", (2,)), ("parts", (1, 2))):
+        (tmp_path / name).mkdir()
+        for shards in counts:
+            given = ["generate.batch=12", f"generate.shards={shards}", "generate.max_answer=6"]
+            text.write_text(text.recipe_of(given), tmp_path / name)
+            (tmp_path / name / "shard-00001.partial").write_bytes(b"cut off")
+    shards_ = features.shards([tmp_path / "whole", tmp_path / "parts"])
+    assert [path.name for path in shards_] == ["shard-00000.parquet", "shard-00001.parquet"]
+    for path in shards_:
+        first, second = (pq.read_table(tmp_path / d / path.name) for d in ("whole", "parts"))
+        assert first.schema == text.SCHEMA
+        assert first.num_rows > 0
+        assert first.equals(second)
+        read = features.read_shard(path)
+        assert [one.tokens.tolist() for one in read] == first["token_ids"].to_pylist()
+        assert [one.answer_at for one in read] == first["answer_at"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [("generate.batsh=3", "batsh"), ("target=none", "target=none: give one of .*smollm2"),
+     ("generate.batch=x", "batch=x: ")],
+)  # fmt: skip
+def test_errors_of_text_are_one_line(override: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=f"^error: .*{said}") as caught:
+        text.main([f"directory={tmp_path}", override])
+    assert "\n" not in str(caught.value)

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from pipeline.execution import runner
-from pipeline.models.load import new_qwen3, save_model
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.load import wrap
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.durable import file_digest
 from pipeline.store.node import Node
@@ -30,8 +32,50 @@ DECODING = {
 }  # fmt: skip
 
 
-def write_tokenizer(path: Path) -> None:
-    """Train a byte-level tokenizer on one sentence."""
+def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
+    """A randomly initialised Qwen3 of a shape, with tied embeddings."""
+    return Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=vocab_size, hidden_size=shape.hidden_size, num_hidden_layers=shape.layers,
+        intermediate_size=shape.intermediate_size, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, head_dim=32, tie_word_embeddings=True,
+        max_position_embeddings=1024, rope_theta=10_000.0, bos_token_id=None, eos_token_id=2,
+        pad_token_id=0,
+    ))  # fmt: skip
+
+
+def random_model(
+    vocab_size: int, scale: float = 12.0, seed: int = 0, label: str = "tiny", layers: int = 2
+) -> LanguageModel:
+    """A random Qwen3 whose distributions are neither flat nor certain, every time the same."""
+    torch.manual_seed(seed)
+    shape = SimpleNamespace(
+        hidden_size=32, layers=layers, intermediate_size=48, heads=2, kv_heads=1
+    )
+    module = new_qwen3(shape, vocab_size)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.ndim == 2:
+                weight.mul_(scale)
+    return wrap(module, label, torch.device("cpu"), "float32", (), "test")
+
+
+def save_model(
+    model: Any, directory: Path, made: Tokenizer, template: str, eos: str, pad: str
+) -> None:
+    """Write a model and its tokenizer as a directory that `load_model` reads."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=eos, pad_token=pad, clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = template
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer, trained on one sentence."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -40,7 +84,7 @@ def write_tokenizer(path: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     tokenizer.train_from_iterator(["the answer to a question is a token and then another"], trainer)
-    tokenizer.save(str(path))
+    return tokenizer
 
 
 def write_model(directory: Path, seed: int = 0) -> Path:
@@ -52,10 +96,7 @@ def write_model(directory: Path, seed: int = 0) -> Path:
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(std=0.2 if "embed" in name else 0.6)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(directory / "trained.json")
-    save_model(model, directory / "trained.json", directory, TEMPLATE, "<|end|>", "<|pad|>")
-    (directory / "trained.json").unlink()
+    save_model(model, directory, byte_tokenizer(), TEMPLATE, "<|end|>", "<|pad|>")
     return directory
 
 

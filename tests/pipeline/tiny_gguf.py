@@ -62,10 +62,7 @@ def write(path: Path, model: LlamaForCausalLM, quantised: bool = False, **change
     `quantised` stores matrices as the package's file does: Q4_1, and the embedding Q8_0.
     """
     config = model.config
-    trained = path.with_suffix(".json")
-    tiny.write_tokenizer(trained)
-    tokenizer = json.loads(trained.read_text())
-    trained.unlink()
+    tokenizer = json.loads(tiny.byte_tokenizer().to_str())
     tokens = [*tokenizer["model"]["vocab"], *("".join(pair) for pair in PAIRS)]
     assert len(tokens) <= config.vocab_size
     tokens += [f"<|unused{i}|>" for i in range(config.vocab_size - len(tokens))]

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import logging as transformers_logging
 
-from pipeline.models.load import new_qwen3, save_model
+from tests.pipeline.tiny import new_qwen3, save_model
 
 SPECIAL = ["[unknown]", "[user]", "[end]", "[answer]"]  # ids 0 to 3; answers end with 2
 WORDS = [*SPECIAL, *(a + b for a in "bdfgklmnprt" for b in "aeio")]  # 48
@@ -43,12 +43,9 @@ def write_model(directory: Path, noise: float = 0.0) -> Path:
                 weight.copy_(uniform(at, weight.shape) + noise * uniform(100 + at, weight.shape))
                 weight *= scale
         model.get_input_embeddings().weight[2] *= 0.3  # few answers end early
-    directory.mkdir(parents=True)
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, SPECIAL[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(directory / "made.json"))
-    save_model(model, directory / "made.json", directory, TEMPLATE, "[end]", "[unknown]")
-    (directory / "made.json").unlink()
+    save_model(model, directory, tokenizer, TEMPLATE, "[end]", "[unknown]")
     return directory
 
 

@@ -6,18 +6,19 @@ import pytest
 import torch
 
 from pipeline.models.load import LanguageModel
-from tests.pipeline.decoding.pair import tiny
+from tests.pipeline.decoding.pair import V
+from tests.pipeline.tiny import random_model
 
 
 @pytest.fixture(scope="package")
 def target() -> LanguageModel:
-    return tiny()
+    return random_model(V)
 
 
 @pytest.fixture(scope="package")
 def drafter() -> LanguageModel:
     """The target with noise on its weights: right often, but not always."""
-    model = tiny()
+    model = random_model(V)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.module.parameters():

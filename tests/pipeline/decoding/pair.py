@@ -29,8 +29,7 @@ from pipeline.decoding.verifiers import (
     SpeculativeSampling,
     TreeSampling,
 )
-from pipeline.models import load as models
-from pipeline.models.load import LanguageModel
+from pipeline.models.language_model import LanguageModel
 
 V, LIMIT = 24, 24
 CPU = torch.device("cpu")
@@ -100,18 +99,6 @@ def history(
         calls.append((position, drafted, accepted))
         position += accepted + 1
     return calls
-
-
-def tiny() -> LanguageModel:
-    """A random Qwen3 whose distributions are neither flat nor certain, every time the same."""
-    torch.manual_seed(0)
-    shape = SimpleNamespace(hidden_size=32, layers=2, intermediate_size=48, heads=2, kv_heads=1)
-    module = models.new_qwen3(shape, V)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(12)
-    return models.wrap(module, "tiny", CPU, "float32", (), "test")
 
 
 @torch.inference_mode()
