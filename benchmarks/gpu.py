@@ -39,10 +39,10 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.execution.shards import out_of_memory
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
-from pipeline.models.forced import HELD, Found
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
-from pipeline.models.logit_statistics import tempered_statistics
+from pipeline.models.logit_statistics import Found, logit_statistics
+from pipeline.models.passes import HELD
 from pipeline.stages.distributions.decode import decode_batch
 from pipeline.stages.distributions.score import score_batch
 
@@ -137,11 +137,10 @@ def head_and_statistics(device: torch.device) -> str:
     assert product <= 1e-3, f"logits are {product:.3g} apart"
     here = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))
     here[0, :200] = here[0].max()  # ties
-    one, one_tempered = tempered_statistics(here, 64, [1.0, 0.5])
-    two, two_tempered = tempered_statistics(here.to(device), 64, [1.0, 0.5])
-    assert (one.top_ids == two.top_ids.cpu()).all(), "other tokens are stored"
-    pairs = zip((*one[2:], *one_tempered), (*two[2:], *two_tempered), strict=True)
-    worst = max((a - b.cpu()).abs().max().item() for a, b in pairs)
+    one = logit_statistics(here, 64, [1.0, 0.5])
+    two = logit_statistics(here.to(device), 64, [1.0, 0.5])
+    assert (one["top_ids"] == two["top_ids"].cpu()).all(), "other tokens are stored"
+    worst = max((one[name] - two[name].cpu()).abs().max().item() for name in one)
     assert worst <= 1e-10, f"statistics are {worst:.3g} apart"
     return f"logits {product:.2g} apart, statistics {worst:.2g}"
 

@@ -41,7 +41,7 @@ PLAIN = {"gpt-2", "default"}
 SPECIAL, WHOLE = 3, 4  # types of token: never text, and taken whole where it stands in text
 SPECIAL_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 ARRAY = 9  # the type of a field that is a list
-MOST_FIELDS, MOST_ELEMENTS = 1 << 16, 1 << 22  # fields or tensors of a file; elements of a list
+MOST_ELEMENTS = 1 << 22  # of a list
 
 
 def convert(path: Path, place: Path) -> dict[str, str]:
@@ -75,21 +75,9 @@ class Bounded(GGUFReader):
         return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        if raw_type == ARRAY:
-            self._allow(self._get(orig_offs + 4, np.uint64)[0], MOST_ELEMENTS)
+        if raw_type == ARRAY and self._get(orig_offs + 4, np.uint64)[0] > MOST_ELEMENTS:
+            raise ValueError(f"it has a list of more than {MOST_ELEMENTS} elements")
         return super()._get_field_parts(orig_offs, raw_type)
-
-    def _build_fields(self, offs: int, count: int) -> int:
-        self._allow(count, MOST_FIELDS)
-        return super()._build_fields(offs, count)
-
-    def _build_tensor_info(self, offs: int, count: int) -> Any:
-        self._allow(count, MOST_FIELDS)
-        return super()._build_tensor_info(offs, count)
-
-    def _allow(self, count: int, most: int) -> None:
-        if count > min(most, len(self.data)):
-            raise ValueError(f"it counts {count} elements, at most {most} are read")
 
 
 class GGUF:

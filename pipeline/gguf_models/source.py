@@ -96,6 +96,7 @@ def directory(path: str, key: str) -> Path | None:
         return place
     try:
         MODELS.mkdir(parents=True, exist_ok=True)
+        _sweep(MODELS)
         with _lock(place):
             if place.is_dir():
                 if (why := conversion_damage(place)) is None:
@@ -168,8 +169,7 @@ def _make(found: GGUFSource, sha256: str, place: Path) -> None:
 
     from pipeline.gguf_models.convert import convert
 
-    _sweep(MODELS, besides=place)
-    partial = _partial(place)
+    partial = place.with_name(f".{place.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     made, scratch = partial / "made", partial / "scratch"
     try:
@@ -196,25 +196,19 @@ def _make(found: GGUFSource, sha256: str, place: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _partial(place: Path) -> Path:
-    return place.with_name(f".{place.name}.partial")
-
-
 def _lock(place: Path, timeout: float = -1) -> Any:
     from filelock import FileLock
 
     return FileLock(place.with_name(f".{place.name}.lock"), timeout=timeout)
 
 
-def _sweep(models: Path, besides: Path | None = None) -> None:
+def _sweep(models: Path) -> None:
     """Remove what killed conversions left in `models`: no process holds their locks."""
     from filelock import Timeout
 
     for partial in models.glob(".*.partial"):
-        place = models / partial.name[1:].removesuffix(".partial")
-        if place != besides:
-            with suppress(Timeout), _lock(place, timeout=0):
-                shutil.rmtree(partial, ignore_errors=True)
+        with suppress(Timeout), _lock(models / partial.name[1:].removesuffix(".partial"), 0):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _state(path: Path) -> list[int]:

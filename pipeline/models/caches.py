@@ -9,8 +9,6 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
-from pipeline.models import few_rows
-
 Cache = DynamicCache  # of a model, all layers
 
 
@@ -83,18 +81,6 @@ def cache_refusal(kind: type) -> str | None:
     if "past_key_values" in inspect.signature(kind.forward).parameters:  # type: ignore[attr-defined]
         return None
     return f"{kind.__name__} takes no key-value cache (past_key_values)"
-
-
-def tree_refusal(module: Any) -> str | None:
-    """Return why a transformers model can't read branches of a tree in one pass, or None."""
-    attention = module.config._attn_implementation
-    if attention not in ("sdpa", "eager", few_rows.NAME):
-        return f"attention: {attention} takes no mask of the scores"
-    if any(type(layer) is not PreallocatedLayer for layer in new_cache(module, 1).layers):
-        return "it has layers that are no full attention"
-    if "position_ids" not in inspect.signature(module.forward).parameters:
-        return "it counts positions by the mask of the tokens"
-    return None
 
 
 def draft_refusal(module: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,18 +110,13 @@ class LanguageModel:
         )
         return out.logits, hidden_states(out, layers) if layers else None
 
-    def draft_refusal(self) -> str | None:
-        """Return why drafted tokens can't be taken back from its cache, or None."""
-        return caches.draft_refusal(self.module)
-
     def check_drafts(self, key: str) -> None:
         """Check that the model can read drafts and take them back.
 
         Raises:
             PipelineError: it can't; `key` is its configuration key.
         """
-        refusal = self.draft_refusal()
-        if refusal:
+        if refusal := caches.draft_refusal(self.module):
             raise PipelineError(
                 f"{key}: {self.label} can't be used with drafts: {refusal}. Take a model with "
                 "attention in all layers, or leave the drafter out with drafter=none"
@@ -132,7 +128,16 @@ class LanguageModel:
         Raises:
             PipelineError: it can't.
         """
-        if refusal := caches.tree_refusal(self.module):
+        attention = self.module.config._attn_implementation
+        layers = caches.new_cache(self.module, 1).layers
+        refusal = None
+        if attention not in ("sdpa", "eager", few_rows.NAME):
+            refusal = f"attention: {attention} takes no mask of the scores"
+        elif any(type(layer) is not caches.PreallocatedLayer for layer in layers):
+            refusal = "it has layers that are no full attention"
+        elif "position_ids" not in inspect.signature(self.module.forward).parameters:
+            refusal = "it counts positions by the mask of the tokens"
+        if refusal:
             raise PipelineError(
                 f"decoding.methods: {self.label} can't read draft trees: {refusal}. Take a model "
                 "with full attention in all layers and attention: sdpa or eager, or methods "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,34 +12,12 @@ CUDA_VALUES = 1 << 26  # the same on a GPU, where many small kernels cost more t
 MASKED_LOGIT = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
 
 
-class LogitStatistics(NamedTuple):
-    """Statistics of B rows of logits; logits raw, the rest in nats at one temperature."""
-
-    top_ids: Tensor  # (B, K) int64, by decreasing logit, ties by id
-    top_logits: Tensor  # (B, K) float32, -inf for masked tokens
-    logsumexp: Tensor  # (B,) float64, for readers: probabilities follow from the next
-    top_surprisal: Tensor  # (B,) float64, -log p0
-    log_tail: Tensor  # (B,) float64, log of the mass outside the top K; -inf when K = V
-    entropy: Tensor  # (B,) float64, over the full vocabulary
+STATISTICS = ("top_surprisal", "log_tail", "entropy")
+Found = dict[str, Tensor]  # what is known of rows, by column: fields (N, ...) or (B, n, ...)
 
 
-class Tempered(NamedTuple):
-    """The same of B rows of logits at each of n temperatures; (B, n) float64."""
-
-    top_surprisal: Tensor
-    log_tail: Tensor
-    entropy: Tensor
-
-
-def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> LogitStatistics:
-    """Return the statistics of `logits` (B, V) at one temperature."""
-    return tempered_statistics(logits, k, [temperature])[0]
-
-
-def tempered_statistics(
-    logits: Tensor, k: int, temperatures: Sequence[float]
-) -> tuple[LogitStatistics, Tempered]:
-    """Return the statistics of `logits` (B, V) at the first temperature, and those at the others.
+def logit_statistics(logits: Tensor, k: int, temperatures: Sequence[float] = (1.0,)) -> Found:
+    """Return statistics of `logits` (B, V), by column; raw logits, the rest in nats.
 
     Everything is measured from the largest logit m, in float64, a few rows at a time:
     with e_i = exp((z_i - m) / T) and d the sum of all e_i but the first, -log p0 is log1p(d), and
@@ -48,26 +25,38 @@ def tempered_statistics(
     sum is taken relative to its own largest logit: it neither cancels nor underflows. -inf is a
     masked token, of probability 0. A NaN or +inf in a row, or nothing else than masked tokens,
     makes its entropy NaN.
+
+    Returns:
+        top_ids: (B, K) int64, by decreasing logit, ties by id.
+        top_logits: (B, K) float32, -inf for masked tokens.
+        logsumexp: (B,) float64, for readers: probabilities follow from the next.
+        top_surprisal: (B,) float64, -log p0, at the first temperature as all that follow.
+        log_tail: (B,) float64, log of the mass outside the top K; -inf when K = V.
+        entropy: (B,) float64, over the full vocabulary.
+        tempered_*: (B, n) the last three at the other temperatures.
     """
     top_logits, top_ids = top_k(logits, k)
     rows = max(1, (CUDA_VALUES if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
-    parts = [
+    found = torch.cat([
         _of_chunk(
             logits[i : i + rows], top_logits[i : i + rows], top_ids[i : i + rows], temperatures
         )
         for i in range(0, len(logits), rows)
-    ]
-    found = Tempered(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    surprisal, log_tail, entropy = (column[:, 0] for column in found)
-    logsumexp = top_logits[:, 0].double() / temperatures[0] + surprisal
-    first = LogitStatistics(top_ids, top_logits.float(), logsumexp, surprisal, log_tail, entropy)
-    return first, Tempered(*(column[:, 1:] for column in found))
+    ], dim=1)  # fmt: skip
+    logsumexp = top_logits[:, 0].double() / temperatures[0] + found[0, :, 0]
+    return {
+        "top_ids": top_ids,
+        "top_logits": top_logits.float(),
+        "logsumexp": logsumexp,
+        **dict(zip(STATISTICS, found[:, :, 0], strict=True)),
+        **dict(zip((f"tempered_{name}" for name in STATISTICS), found[:, :, 1:], strict=True)),
+    }
 
 
 def _of_chunk(
     logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]
-) -> Tempered:
-    """Return the statistics of whole rows at every temperature."""
+) -> Tensor:
+    """Return the `STATISTICS` (3, B, n) of whole rows at every temperature."""
     z = logits.to(torch.float64, copy=True)
     z.sub_(top_logits[:, :1]).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids)
@@ -77,14 +66,13 @@ def _of_chunk(
         drop = z.amax(1)
         z.sub_(drop[:, None]).scatter_(1, top_ids, MASKED_LOGIT)
     room = torch.empty_like(z)
-    columns = [_at_temperature(below, z, drop, room, temperature) for temperature in temperatures]
-    return Tempered(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
+    return torch.stack([_at_temperature(below, z, drop, room, one) for one in temperatures], dim=2)
 
 
 def _at_temperature(
     below: Tensor, z: Tensor, drop: Tensor | None, room: Tensor, temperature: float
-) -> Tempered:
-    """Return the statistics (B,) of rows: the top K measured from the largest, the tail from its.
+) -> Tensor:
+    """Return the `STATISTICS` (3, B) at one temperature.
 
     Args:
         below: (B, K) logits of the top K less the largest.
@@ -107,7 +95,8 @@ def _at_temperature(
         spread = spread + fallen.exp() * tail_spread
         log_tail = torch.where(drop > MASKED_LOGIT, fallen + tail_sum.log(), -torch.inf)
     log_sum = others.log1p()
-    return Tempered(log_sum, log_tail - log_sum, log_sum - spread * torch.exp(-log_sum))
+    entropy = log_sum - spread * torch.exp(-log_sum)
+    return torch.stack([log_sum, log_tail - log_sum, entropy])
 
 
 def chosen_statistics(logits: Tensor, top_ids: Tensor, names: Sequence[str]) -> list[Tensor]:
@@ -118,7 +107,7 @@ def chosen_statistics(logits: Tensor, top_ids: Tensor, names: Sequence[str]) -> 
     Args:
         logits: finite, or -inf for masked tokens.
         top_ids: (B, K) of the largest, as of `top_k`.
-        names: of `top_surprisal`, `log_tail` and `entropy`.
+        names: of `STATISTICS`.
     """
     if not names:
         return []

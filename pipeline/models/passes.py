@@ -8,7 +8,8 @@ loaded model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,17 +18,70 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.models.caches import draft_refusal
 from pipeline.models.devices import send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
+from pipeline.models.logit_statistics import Found
 
 Model = LanguageModel | HiddenDrafter  # both have the same `read`
+HELD = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits of one model at once: 128 and 512 MB in float32
 TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
 STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
 # The error as a part of the logits' spread, both root mean squares over the vocabulary. Rounding
 # to float16 gave 4 units of the dtype in 36 random layers; a model without its past is off by 1.
 ALLOWED_UNITS = 32
 LEAST = 1e-3  # float32 sums in another order: up to 8e-5 in a mixture of experts of large weights
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts, left-padded, and their answers, right-padded: B rows of W + n tokens."""
+
+    ids: Tensor  # (B, W + n)
+    mask: Tensor  # (B, W + n), 0 left of the prompts
+    positions: Tensor  # (B, W + n)
+    padding: Tensor  # (B,) columns left of the prompts
+    width: int  # W
+    lengths: Tensor  # (B,) tokens of each answer
+
+    @classmethod
+    def make(
+        cls, prompts: Sequence[list[int]], answers: Sequence[list[int]], device: torch.device
+    ) -> Batch:
+        """Pad prompts and answers; every prompt ends, and every answer begins, at column W."""
+        width, steps = max(map(len, prompts)), max(map(len, answers))
+        ids = torch.zeros((len(prompts), width + steps), dtype=torch.long)
+        mask = torch.ones_like(ids)
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            ids[row, width - len(prompt) : width + len(answer)] = torch.tensor(prompt + answer)
+            mask[row, : width - len(prompt)] = 0
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        lengths = torch.tensor([len(answer) for answer in answers])
+        padding = width - torch.tensor([len(prompt) for prompt in prompts])
+        ids, mask, positions, padding, lengths = (
+            one.to(device) for one in (ids, mask, positions, padding, lengths)
+        )
+        return cls(ids, mask, positions, padding, width, lengths)
+
+    def blocks(self, values: int, vocabulary: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the columns of each block that is read, from begin to end, and its answer steps.
+
+        The logits of a step are those after the token before it: the first block is the prompts
+        without their last token, and has none. A block has as many columns as `values` logits
+        allow: it bounds what a full vocabulary takes, and a key-value cache makes all one pass.
+        """
+        if self.width > 1:
+            yield 0, self.width - 1, 0
+        length = max(1, values // (len(self.ids) * vocabulary))
+        for begin in range(self.width - 1, self.ids.shape[1] - 1, length):
+            end = min(begin + length, self.ids.shape[1] - 1)
+            yield begin, end, end - begin
+
+
+def joined(parts: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Found:
+    """Return the columns of all parts, one behind the other along a dimension."""
+    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
 
 
 class TreePass(NamedTuple):
@@ -242,7 +296,7 @@ def both_ways(model: LanguageModel) -> tuple[Tensor, Tensor]:
     ids[1, :PADDED] = 0
     texts = Texts(model, TOKENS, padding=torch.tensor([0, PADDED], device=model.device))
     ends = [*range(TOKENS - STEPS, TOKENS + 1)]
-    if model.draft_refusal() is None:
+    if draft_refusal(model.module) is None:
         del ends[ALONE + 1 : -1]
     cached = [texts.extend(ids[:, begin:end]) for begin, end in pairwise([0, *ends])]
     return torch.stack(plain).double(), torch.cat(cached[1:], dim=1).double()

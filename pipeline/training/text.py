@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 
 from pipeline.console import command
 from pipeline.errors import PipelineError
-from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.passes import Batch
 from pipeline.paths import ASSETS, CONF, OUTPUTS
 
 SCHEMA = pa.schema(

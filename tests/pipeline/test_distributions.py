@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
-from pipeline.models.logit_statistics import logit_statistics, top_k
+from pipeline.models.logit_statistics import STATISTICS, logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
 from pipeline.stages.distributions.decode import choose, uniforms
 from pipeline.store import distributions as stored
@@ -250,7 +250,7 @@ def test_statistics_against_sixty_digits(temperature: float) -> None:
     """A flat row, a sharp one (entropy 1e-15), and a tail of e^-2000 that float64 underflows."""
     rows = np.array([[1.0, 0.5, 0.25, 0.0, -1.0], [40.0, 2.0, 1.0, 0.5, -3.0],
                      [5.0, 4.0, -2000.0, -2001.0, -2002.0]], dtype=np.float32)  # fmt: skip
-    found = logit_statistics(torch.from_numpy(rows), 2, temperature)
+    found = logit_statistics(torch.from_numpy(rows), 2, [temperature])
     mpmath.mp.dps = 60
     for i, row in enumerate(rows):
         z = [mpmath.mpf(float(value)) / mpmath.mpf(temperature) for value in row]
@@ -258,12 +258,12 @@ def test_statistics_against_sixty_digits(temperature: float) -> None:
         p = [mpmath.exp(value - total) for value in z]
         entropy = -mpmath.fsum(q * mpmath.log(q) for q in p)
         tail = mpmath.log(mpmath.fsum(p[2:]))
-        assert found.logsumexp[i].item() == pytest.approx(float(total), rel=1e-14)
+        assert found["logsumexp"][i].item() == pytest.approx(float(total), rel=1e-14)
         surprisal = float(-mpmath.log(p[0]))
-        assert found.top_surprisal[i].item() == pytest.approx(surprisal, rel=1e-14)
-        assert found.entropy[i].item() == pytest.approx(float(entropy), rel=1e-13)
-        assert found.log_tail[i].item() == pytest.approx(float(tail), rel=1e-13)
-    assert found.top_logits.tolist() == rows[:, :2].tolist()  # raw at any temperature
+        assert found["top_surprisal"][i].item() == pytest.approx(surprisal, rel=1e-14)
+        assert found["entropy"][i].item() == pytest.approx(float(entropy), rel=1e-13)
+        assert found["log_tail"][i].item() == pytest.approx(float(tail), rel=1e-13)
+    assert found["top_logits"].tolist() == rows[:, :2].tolist()  # raw at any temperature
 
 
 @pytest.mark.parametrize("k", [1, 4, 9])
@@ -273,18 +273,18 @@ def test_statistics_of_masked_and_of_large_logits(k: int) -> None:
     z = rng.normal(size=(40, 9)).astype(np.float32)
     z[:10, :3] = z[10:20, 2:] = z[20:30, 1:] = -np.inf
     z[30:] += 10_000
-    found, wanted = logit_statistics(torch.from_numpy(z), k, 0.7), TopK.from_logits(z, k, 0.7)
-    np.testing.assert_array_equal(found.top_ids, wanted.ids)
-    np.testing.assert_array_equal(found.top_logits, wanted.logits)
-    for name in ("top_surprisal", "log_tail", "entropy"):
-        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-14)
-    assert (found.entropy[20:30] == 0).all()
-    TopK.from_columns(*(t.numpy() for t in (*found[:2], *found[3:])), 9, 0.7)  # none is refused
-    for broken in (np.nan, np.inf):
-        z[3, 1] = broken
-        assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
-    z[3] = -np.inf
-    assert logit_statistics(torch.from_numpy(z), k).entropy.isnan().nonzero().tolist() == [[3]]
+    found, wanted = logit_statistics(torch.from_numpy(z), k, [0.7]), TopK.from_logits(z, k, 0.7)
+    np.testing.assert_array_equal(found["top_ids"], wanted.ids)
+    np.testing.assert_array_equal(found["top_logits"], wanted.logits)
+    for name in STATISTICS:
+        np.testing.assert_allclose(found[name], getattr(wanted, name), rtol=1e-14)
+    assert (found["entropy"][20:30] == 0).all()
+    names = ("top_ids", "top_logits", *STATISTICS)
+    TopK.from_columns(*(found[name].numpy() for name in names), 9, 0.7)  # none is refused
+    for broken in (np.nan, np.inf, -np.inf):
+        z[3, slice(None) if broken < 0 else 1] = broken
+        entropy = logit_statistics(torch.from_numpy(z), k)["entropy"]
+        assert entropy.isnan().nonzero().tolist() == [[3]]
 
 
 @pytest.mark.thorough
@@ -303,10 +303,8 @@ def test_stored_temperatures_are_those_of_the_whole_rows(
         wanted = TopK.from_logits(raw, 20, temperature)
         found = stored.read_distributions(part, temperature)
         np.testing.assert_array_equal(found.ids, wanted.ids)
-        for name in ("top_surprisal", "log_tail", "entropy"):
-            np.testing.assert_allclose(
-                getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name
-            )
+        for name in STATISTICS:
+            np.testing.assert_allclose(found[name], getattr(wanted, name), rtol=1e-12, err_msg=name)
         in_chunks = [dist for _, dist in stored.chunks(part, temperature, rows=50)]
         assert len(in_chunks) > 1
         np.testing.assert_array_equal(

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.models import vocabulary
-from pipeline.models.forced import Batch, Found
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states
+from pipeline.models.load import check_same_tokens, common_rows
+from pipeline.models.logit_statistics import Found
+from pipeline.models.passes import Batch
 from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force
@@ -279,26 +280,26 @@ def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_permuted_vocabulary_is_refused() -> None:
     target = {f"t{i}": i for i in range(10)}
-    vocabulary.check_same_tokens(target, dict(target), "A and B")
+    check_same_tokens(target, dict(target), "A and B")
     permuted = target | {"t3": 7, "t7": 3}
     with pytest.raises(
         PipelineError,
         match=r"A and B: their tokenizers differ in 2 tokens "
         r"\('t3' is 3 and 7; 't7' is 7 and 3\)",
     ):
-        vocabulary.check_same_tokens(target, permuted, "A and B")
+        check_same_tokens(target, permuted, "A and B")
     with pytest.raises(PipelineError, match="'t9' is 9 and missing"):
-        vocabulary.check_same_tokens(target, {f"t{i}": i for i in range(9)}, "A and B")
+        check_same_tokens(target, {f"t{i}": i for i in range(9)}, "A and B")
 
 
 def test_padded_rows_are_allowed_when_both_models_pad() -> None:
-    assert vocabulary.common_rows(100, 100, 90, "A and B") == 100
-    assert vocabulary.common_rows(100, 96, 90, "A and B") == 96
-    assert vocabulary.common_rows(90, 90, 90, "A and B") == 90
+    assert common_rows(100, 100, 90, "A and B") == 100
+    assert common_rows(100, 96, 90, "A and B") == 96
+    assert common_rows(90, 90, 90, "A and B") == 90
     with pytest.raises(PipelineError, match="allowed when both models have them"):
-        vocabulary.common_rows(100, 90, 90, "A and B")
+        common_rows(100, 90, 90, "A and B")
     with pytest.raises(PipelineError, match="a model lacks some"):
-        vocabulary.common_rows(100, 80, 90, "A and B")
+        common_rows(100, 80, 90, "A and B")
 
 
 def test_depth_statistics_are_those_of_the_pair() -> None:

@@ -23,9 +23,8 @@ from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Match
 from pipeline.models import few_rows
 from pipeline.models.few_rows import MOST_ROWS, FewRows, upper_halves, use_few_rows
-from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel, load_model, skeleton
-from pipeline.models.passes import Text, Texts
+from pipeline.models.passes import Batch, Text, Texts
 from pipeline.paths import ROOT
 from tests.pipeline import tiny
 

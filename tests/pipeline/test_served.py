@@ -22,7 +22,7 @@ from pipeline.formats import served
 from pipeline.formats.engine_answers import AGAIN, CUT
 from pipeline.formats.served import read_served
 from pipeline.loader import Study
-from pipeline.models.forced import HELD
+from pipeline.models.passes import HELD
 from pipeline.stages.distributions import compute as distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import read_distributions

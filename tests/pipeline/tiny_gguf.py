@@ -57,7 +57,7 @@ def tensor_name(name: str) -> str:
 
 
 def write(path: Path, model: LlamaForCausalLM, quantised: bool = False, **changes: Any) -> Path:
-    """Write `model` with the tokenizer of `tests.pipeline.tiny`; None in `changes` drops a field.
+    """Write `model` with the tokenizer of `tests.pipeline.tiny`.
 
     `quantised` stores matrices as the package's file does: Q4_1, and the embedding Q8_0.
     """
@@ -84,17 +84,15 @@ def write(path: Path, model: LlamaForCausalLM, quantised: bool = False, **change
         "tokenizer.ggml.padding_token_id": 0, "tokenizer.chat_template": tiny.TEMPLATE,
     }  # fmt: skip
     architecture = changes.pop("architecture", "llama")
-    dropped = changes.pop("without", None)
     writer = GGUFWriter(path, architecture)
     add: dict[type, Any] = {
         str: writer.add_string, int: writer.add_uint32, float: writer.add_float32,
         list: writer.add_array,
     }  # fmt: skip
     for name, value in (fields | changes).items():
-        if value is not None:
-            add[type(value)](name, value)
+        add[type(value)](name, value)
     for name, weight in model.state_dict().items():
-        if (name == "lm_head.weight" and config.tie_word_embeddings) or name == dropped:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         value = weight.numpy()
         for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):

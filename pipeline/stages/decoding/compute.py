@@ -287,16 +287,16 @@ def trajectory(pair: DecodingPair, prompt: dict[str, Any], answer: Sequence[int]
     found, mine = logit_statistics(logits, 2), logits.gather(1, token[:, None])
     before = torch.arange(logits.shape[1], device=logits.device) < token[:, None]
     ahead = ((logits > mine) | ((logits == mine) & before)).sum(1)
-    below = (mine[:, 0].double() - found.top_logits[:, 0]) - found.top_surprisal
+    below = (mine[:, 0].double() - found["top_logits"][:, 0]) - found["top_surprisal"]
     columns = {
         "position": range(len(answer)),
         "token_id": answer,
         "draft_token_id": token.tolist(),
         "draft_rank": (1 + ahead).tolist(),
         "draft_log_prob": below.tolist(),
-        "z1": found.top_logits[:, 0].tolist(),
-        "z2": found.top_logits[:, 1].tolist(),
-        "top_surprisal": found.top_surprisal.tolist(),
+        "z1": found["top_logits"][:, 0].tolist(),
+        "z2": found["top_logits"][:, 1].tolist(),
+        "top_surprisal": found["top_surprisal"].tolist(),
     }
     return [
         {"prompt_id": prompt["prompt_id"], **dict(zip(columns, row, strict=True))}

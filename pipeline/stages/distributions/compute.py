@@ -19,8 +19,8 @@ from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
-from pipeline.models.forced import Found
 from pipeline.models.load import load_model, skeleton
+from pipeline.models.logit_statistics import Found
 from pipeline.stages.distributions.decode import decode_batch
 from pipeline.stages.distributions.score import score_batch, served_answers, tell_drift
 from pipeline.store import columns

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from pipeline.decoding.choices import invert
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.models.forced import Batch, Found
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import nucleus, tempered_statistics
-from pipeline.models.passes import Texts
+from pipeline.models.logit_statistics import Found, logit_statistics, nucleus
+from pipeline.models.passes import Batch, Texts
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
@@ -92,9 +91,8 @@ def decode_batch(
 
 def stored_statistics(logits: Tensor, k: int, temperatures: Sequence[float]) -> Found:
     """Return what is stored of logits (N, V), by column, at temperature 1 and at others."""
-    found, tempered = tempered_statistics(logits, k, [1.0, *temperatures])
-    others = {f"tempered_{name}": column for name, column in tempered._asdict().items()}
-    return found._asdict() | others | {"top_ids": found.top_ids.int()}
+    found = logit_statistics(logits, k, [1.0, *temperatures])
+    return found | {"top_ids": found["top_ids"].int()}
 
 
 def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:

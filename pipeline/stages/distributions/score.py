@@ -13,9 +13,9 @@ from analysis.statistics.drift import ANOTHER, compare_texts, drift, gaps, said
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.devices import in_threads
-from pipeline.models.forced import HELD, Batch, Found, joined
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.passes import Texts
+from pipeline.models.logit_statistics import Found
+from pipeline.models.passes import HELD, Batch, Texts, joined
 from pipeline.stages.distributions.decode import stored_statistics
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import numbers

@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.models.devices import in_threads
-from pipeline.models.forced import Batch, Found, joined
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import (
     CPU_CHUNK,
     MASKED_LOGIT,
-    Tempered,
+    STATISTICS,
+    Found,
     logit_statistics,
-    tempered_statistics,
 )
-from pipeline.models.passes import Texts
+from pipeline.models.passes import Batch, Texts, joined
 
 Rows = NDArray[np.float64]
 
@@ -247,7 +246,7 @@ class ComparedPair:
 
     target: LanguageModel
     drafter: LanguageModel | HiddenDrafter
-    rows: int  # of logits that are compared: pipeline.models.vocabulary.common_rows
+    rows: int  # of logits that are compared: pipeline.models.load.common_rows
     k: int
     draft_k: int  # of the drafter's distribution
     temperature: float
@@ -313,18 +312,14 @@ def _measure_rows(pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor]) 
     left_out = torch.stack([_left_out(target, pair), _left_out(drafts[0], pair)], dim=1)
     target, drafts = target[:, : pair.rows], [draft[:, : pair.rows] for draft in drafts]
     at = [pair.temperature] if pair.sampled is None else [pair.temperature, pair.sampled]
-    statistics, tempered = tempered_statistics(target, pair.k, at)
-    unknown = torch.full_like(statistics.entropy, torch.nan)
-    draft = logit_statistics(drafts[0], pair.draft_k, pair.temperature)
-    found = {f"draft_{name}": column for name, column in draft._asdict().items()}
-    for name, column in zip(Tempered._fields, tempered, strict=True):
+    found = logit_statistics(target, pair.k, at)
+    draft = logit_statistics(drafts[0], pair.draft_k, [pair.temperature])
+    found |= {f"draft_{name}": column for name, column in draft.items()}
+    unknown = torch.full_like(found["entropy"], torch.nan)
+    for name in STATISTICS:
+        column = found.pop(f"tempered_{name}")
         found[f"sampled_{name}"] = unknown if pair.sampled is None else column[:, 0]
-    return (
-        found
-        | statistics._asdict()
-        | compare(target, drafts, pair.temperature, pair.sampled)
-        | {"left_out": left_out}
-    )
+    return found | compare(target, drafts, pair.temperature, pair.sampled) | {"left_out": left_out}
 
 
 def _left_out(logits: Tensor, pair: ComparedPair) -> Tensor:

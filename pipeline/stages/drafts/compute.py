@@ -19,11 +19,10 @@ from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import describe_device, peak_memory
 from pipeline.execution.workers import open_workers
-from pipeline.models.forced import Batch
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_pair, pair_tokenizer
-from pipeline.models.vocabulary import common_rows
+from pipeline.models.load import common_rows, load_pair, pair_tokenizer
+from pipeline.models.passes import Batch
 from pipeline.plan.stage import pair_label
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from pipeline.store import columns

@@ -27,8 +27,8 @@ from pipeline.decoding.drafters import (
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
-from pipeline.models.forced import Batch
 from pipeline.models.load import LanguageModel
+from pipeline.models.passes import Batch
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import (
     CPU,
