@@ -90,6 +90,15 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
         fourth = head.HeldOut(held_out[::4], target, drafted)
         train_head(made, target, drafted, used, fourth, settings, directory / name)
     found = head.HeldOut(held_out, target, drafted).measured(made, 4)
+    lengths = [len(one.tokens) for one in held_out]
+    with torch.no_grad():
+        losses = [
+            head.loss(
+                made, target, drafted, [held_out[i] for i in some], settings.depth, 0, settings
+            )
+            for some in features.batches(range(len(held_out)), lengths, settings.tokens)
+        ]
+    found[f"loss at depths 1 to {settings.depth}"] = float(torch.stack(losses).mean())
     for key, value in found.items():
         print(f"{key}: {value:.3f}", flush=True)
     if not trained:

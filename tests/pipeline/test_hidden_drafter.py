@@ -11,7 +11,6 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
-from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.head_files import load_head, save_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
@@ -170,34 +169,15 @@ def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
     assert all(bool(output.isfinite().all()) for output in outputs)
 
 
-CONFIG = {"head": {"vocabulary": "reduced", "depths": 2}}
-
-
-def written(model: HiddenDrafter, folder: Path) -> dict[str, object]:
-    save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, folder)
-    return {"path": str(folder), "label": "h"}
-
-
 def test_read_as_written(model: HiddenDrafter, tmp_path: Path) -> None:
-    settings = written(model, tmp_path)
-    read = load_head(CONFIG, settings, "drafter", model.target)
+    save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, tmp_path)
+    settings = {"path": str(tmp_path), "label": "h"}
+    reduced, full = ({"head": {"vocabulary": kind, "depths": 2}} for kind in ("reduced", "full"))
+    read = load_head(reduced, settings, "drafter", model.target)
     assert read.drafted is not None
     assert read.drafted.tolist() == DRAFTED.tolist()
     assert read.layers == model.layers
     ours = model.head.state_dict()
     for name, value in read.head.state_dict().items():
         torch.testing.assert_close(value, ours[name].bfloat16().float(), rtol=0, atol=0)
-    full = {"head": {"vocabulary": "full", "depths": 2}}
     assert load_head(full, settings, "drafter", model.target).drafted is None
-
-
-def test_broken_files_are_refused(model: HiddenDrafter, tmp_path: Path) -> None:
-    """What does not fit the target: see test_head_study."""
-    broken = heads.random_head(model.target)
-    broken.head.norm.weight[3] = torch.nan
-    settings = written(broken, tmp_path)
-    with pytest.raises(PipelineError, match=r"h gives NaN or infinite logits"):
-        load_head(CONFIG, settings, "drafter", model.target)
-    (tmp_path / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(PipelineError, match="its weights can't be read"):
-        load_head(CONFIG, settings, "drafter", model.target)

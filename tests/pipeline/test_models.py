@@ -28,8 +28,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def load(directory: Path | str, device: str = "cpu", **changes: Any) -> LanguageModel:
-    settings = {"path": str(directory), "label": "tiny", "device": device, "threads": 1}
-    return load_model({**tiny.MODEL, **changes}, settings, "targets.tiny")
+    config = {**tiny.MODEL, **changes}
+    return load_model(config, tiny.settings(directory, device), "targets.tiny")
 
 
 def last_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> LanguageModel:
-    settings = {"path": str(folder), "revision": None, "label": "t", "device": "cpu", "threads": 1}
-    return load_model(tiny.MODEL, settings, "k")
+    return load_model(tiny.MODEL, tiny.settings(folder), "k")
 
 
 def conversations(count: int = len(LENGTHS)) -> list[Example]:
@@ -308,6 +307,7 @@ def test_a_head_is_trained_written_measured_and_drafts(
     assert "held out: 4 conversations, " in said
     measured = [line for line in said.splitlines() if line.startswith(("share", "tokens a call"))]
     assert len(measured) == 2 * (4 + 1) + 1
+    assert re.search(r"^loss at depths 1 to 3: [1-9][\d.]+$", said, re.MULTILINE)
     written = assets / "smollm2" / "drafter"
     config = {"head": {"vocabulary": "reduced", "depths": 2}}
     read = load_head(config, {"path": str(written), "label": "h"}, "drafter", target)

@@ -87,6 +87,11 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def settings(directory: Path | str, device: str = "cpu") -> dict[str, Any]:
+    """Where a model is and how it runs."""
+    return {"path": str(directory), "label": "tiny", "device": device, "threads": 1}
+
+
 def write_model(directory: Path, seed: int = 0) -> Path:
     """Write a random model whose distributions are neither flat nor certain."""
     torch.manual_seed(seed)

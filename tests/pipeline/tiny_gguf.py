@@ -14,12 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.pipeline import tiny
 
-NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)  # two layers
 PAIRS = [("1", "2"), ("Ġ", "Ġ")]  # merges that the splitting of digits does or does not allow
 
 
@@ -48,12 +43,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def tensor_name(name: str) -> str:
     """The name in the file of a weight of transformers' model."""
-    parts = name.split(".")
-    if parts[1] == "layers":
-        return f"blk.{parts[2]}.{NAMES['.'.join(parts[3:-1])]}.weight"
-    return {"embed_tokens": "token_embd", "norm": "output_norm", "weight": "output"}[
-        parts[1]
-    ] + ".weight"
+    return f"{NAMES.get_name(name.removesuffix('.weight'))}.weight"
 
 
 def write(path: Path, model: LlamaForCausalLM, quantised: bool = False, **changes: Any) -> Path:
