@@ -26,6 +26,7 @@ from safetensors.numpy import load_file
 
 from analysis import certify
 from analysis.rules import StrictGreedy
+from analysis.statistics.drift import ANOTHER
 from pipeline import verify
 from pipeline.errors import PipelineError
 from pipeline.gguf_models import convert, source
@@ -390,6 +391,6 @@ def test_answers_that_llama_cpp_serves_are_certified(
     found = tiny.built(test_served.node(REAL, path, steps=24), tmp_path)
     drift = found.record["facts"]["drift"]["served.jsonl"]
     assert drift["steps"] >= 4 * 20
-    assert drift["share"] < 0.05  # its products are of 8 bits: 0 of 512 steps were measured
+    assert drift["share"] < ANOTHER  # its products are of 8 bits: 2.7 % of 512 steps were measured
     lower = certify(read_distributions(found), StrictGreedy()).lower
     assert 0.05 < np.median(lower) < 1
