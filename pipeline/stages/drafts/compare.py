@@ -314,11 +314,12 @@ def _measure_rows(pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor]) 
     at = [pair.temperature] if pair.sampled is None else [pair.temperature, pair.sampled]
     found = logit_statistics(target, pair.k, at)
     draft = logit_statistics(drafts[0], pair.draft_k, [pair.temperature])
-    found |= {f"draft_{name}": column for name, column in draft.items()}
     unknown = torch.full_like(found["entropy"], torch.nan)
     for name in STATISTICS:
         column = found.pop(f"tempered_{name}")
         found[f"sampled_{name}"] = unknown if pair.sampled is None else column[:, 0]
+        del draft[f"tempered_{name}"]
+    found |= {f"draft_{name}": column for name, column in draft.items()}
     return found | compare(target, drafts, pair.temperature, pair.sampled) | {"left_out": left_out}
 
 
