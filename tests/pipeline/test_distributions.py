@@ -304,7 +304,9 @@ def test_stored_temperatures_are_those_of_the_whole_rows(
         found = stored.read_distributions(part, temperature)
         np.testing.assert_array_equal(found.ids, wanted.ids)
         for name in STATISTICS:
-            np.testing.assert_allclose(found[name], getattr(wanted, name), rtol=1e-12, err_msg=name)
+            np.testing.assert_allclose(
+                getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name
+            )
         in_chunks = [dist for _, dist in stored.chunks(part, temperature, rows=50)]
         assert len(in_chunks) > 1
         np.testing.assert_array_equal(
