@@ -48,8 +48,9 @@ from pipeline.execution.shards import out_of_memory
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import common_rows, load_pair
+from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
+from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.method import BLOCK, RACES, Method, method_mapping, with_baselines
 from pipeline.plan.stage import pair_label
 from pipeline.store.node import Node

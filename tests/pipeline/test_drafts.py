@@ -17,9 +17,9 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel, hidden_states
-from pipeline.models.load import check_same_tokens, common_rows
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
+from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force

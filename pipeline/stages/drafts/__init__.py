@@ -118,8 +118,7 @@ def nodes(request: Request) -> list[Node]:
 
 def _check_tokens(key: str, target: str, drafter: str) -> None:
     """Check, of local models, that drafter and target have the same tokens; none is loaded."""
-    from pipeline.models.prompt_tokens import file_tokenizer
-    from pipeline.models.vocabulary import check_same_tokens
+    from pipeline.models.prompt_tokens import check_same_tokens, file_tokenizer
 
     ours, theirs = file_tokenizer(target), file_tokenizer(drafter)
     if ours is not None and theirs is not None:

@@ -246,7 +246,7 @@ class ComparedPair:
 
     target: LanguageModel
     drafter: LanguageModel | HiddenDrafter
-    rows: int  # of logits that are compared: pipeline.models.load.common_rows
+    rows: int  # of logits that are compared: pipeline.models.prompt_tokens.common_rows
     k: int
     draft_k: int  # of the drafter's distribution
     temperature: float

@@ -21,8 +21,9 @@ from pipeline.execution.stopwatch import describe_device, peak_memory
 from pipeline.execution.workers import open_workers
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import common_rows, load_pair, pair_tokenizer
+from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.passes import Batch
+from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.stage import pair_label
 from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from pipeline.store import columns
