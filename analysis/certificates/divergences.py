@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..rules.rule import Rule
 from ..topk import Floats
 from .bounds import phi
+from .kernel import distances, gaps
 from .kernel_types import HELLINGER, KL, RENYI, TV
 
 LARGEST = 1e6  # order; beyond it nothing changes but the rounding
@@ -139,7 +140,10 @@ class Divergence:
         value = p0 * self._given_up(active, weight, token, mean) * (1.0 + widen)
         size = weight.sum(axis=1) + 1.0
         least = p0 * size * self._level(mean) * (1.0 - widen)
-        return self._distance(value, least), size.astype(np.int32)
+        if self.kind not in (KL, TV):
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                value = distances(self.kind, self.order, (1.0 - self.order) * value, least)
+        return value, size.astype(np.int32)
 
     def _level_in(self, tokens: Ratios) -> Floats:
         """Return the x whose arithmetic mean over A is the level's: e, w^a - 1 or log w."""
@@ -160,38 +164,9 @@ class Divergence:
             terms = weight * phi((others[0] - mean[:, None]) / (1.0 + mean[:, None]))
             one = phi((token[0] - mean) / (1.0 + mean))
             return np.asarray((1.0 + mean) * (terms.sum(axis=1) + one))
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             level = np.log1p(mean) / self.order if self.order > 0 else mean
-            terms = weight * self._gap(others[1] - level[:, None])
-            total = np.where(weight > 0, terms, 0.0).sum(axis=1) + self._gap(token[1] - level)
+            terms = weight * gaps(self.order, others[1] - level[:, None])
+            total = np.where(weight > 0, terms, 0.0).sum(axis=1)
+            total += gaps(self.order, token[1] - level)
             return np.where(np.isneginf(level), np.inf, np.exp(level) * total)
-
-    def _gap(self, y: Floats) -> Floats:
-        """Return (e^y - 1 - (e^(ay) - 1) / a) / (1 - a), in series for small y: see the kernel."""
-        a = self.order
-        near = np.abs(y) * max(1.0, a) < 0.25
-        small, large = np.where(near, y, 0.0), np.maximum(np.where(near, 0.0, y), -700.0)
-        series, u, t, lead = np.zeros_like(y), np.ones_like(y), 0.5 * small * small, np.ones_like(y)
-        for n in range(3, 15):
-            series += u * t
-            lead = lead * small
-            u, t = u * a * small + lead, t / n
-        if a < 0.5:
-            direct = np.expm1(large) - (np.expm1(a * large) / a if a > 0 else large)
-            direct /= 1.0 - a
-        else:
-            tilted = np.expm1((a - 1.0) * large) / (a - 1.0)
-            direct = (np.exp(large) * tilted - np.expm1(large)) / a
-        return np.where(near, series, direct)
-
-    def _distance(self, value: Floats, least: Floats) -> Floats:
-        """Return the distance, Z being at least |A| M."""
-        if self.kind in (KL, TV):
-            return value
-        with np.errstate(divide="ignore"):
-            lost = (1.0 - self.order) * value  # 1 - Z
-            log_z = np.where(
-                lost < 0.5, np.log1p(-np.minimum(lost, 0.5)), np.log(np.maximum(1.0 - lost, least))
-            )
-        distance = -log_z / (1.0 - self.order) * (self.order if self.order > 0 else 1.0)
-        return -np.expm1(-0.5 * distance) if self.kind == HELLINGER else distance

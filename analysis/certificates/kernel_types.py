@@ -102,3 +102,8 @@ def compiled(function: F, inline: bool = True) -> F:
 def apart(function: F) -> F:
     """Compile what is seldom needed: inlined, it would slow the rest down."""
     return compiled(function, inline=False)
+
+
+def elementwise(function: Any) -> Callable[..., Any]:
+    """Compile a function of numbers, compiled already, for arrays of them."""
+    return cast(Callable[..., Any], numba.vectorize(cache=True)(function.py_func))
