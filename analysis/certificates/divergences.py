@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from ..rules.rule import Rule
 from ..topk import Floats
 from .bounds import phi
-from .kernel import distances, gaps
-from .kernel_types import HELLINGER, KL, RENYI, TV
+from .kernel import gap
+from .kernel_types import HELLINGER, KL, RENYI, TV, elementwise
 
 LARGEST = 1e6  # order; beyond it nothing changes but the rounding
 # Of tokens p / p0 - 1 and log(p / p0): near-ties need the first, small p the second
@@ -39,6 +39,8 @@ NAMED = {
     "hellinger": (HELLINGER, 0.5),
     "reverse_kl": (RENYI, 0.0),
 }
+
+gaps = elementwise(gap)
 
 
 def ratios(p: Floats, p0: Floats) -> Ratios:
@@ -140,10 +142,7 @@ class Divergence:
         value = p0 * self._given_up(active, weight, token, mean) * (1.0 + widen)
         size = weight.sum(axis=1) + 1.0
         least = p0 * size * self._level(mean) * (1.0 - widen)
-        if self.kind not in (KL, TV):
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                value = distances(self.kind, self.order, (1.0 - self.order) * value, least)
-        return value, size.astype(np.int32)
+        return self._distance(value, least), size.astype(np.int32)
 
     def _level_in(self, tokens: Ratios) -> Floats:
         """Return the x whose arithmetic mean over A is the level's: e, w^a - 1 or log w."""
@@ -170,3 +169,15 @@ class Divergence:
             total = np.where(weight > 0, terms, 0.0).sum(axis=1)
             total += gaps(self.order, token[1] - level)
             return np.where(np.isneginf(level), np.inf, np.exp(level) * total)
+
+    def _distance(self, value: Floats, least: Floats) -> Floats:
+        """Return the distance, Z being at least |A| M."""
+        if self.kind in (KL, TV):
+            return value
+        with np.errstate(divide="ignore"):
+            lost = (1.0 - self.order) * value  # 1 - Z
+            log_z = np.where(
+                lost < 0.5, np.log1p(-np.minimum(lost, 0.5)), np.log(np.maximum(1.0 - lost, least))
+            )
+        distance = -log_z / (1.0 - self.order) * (self.order if self.order > 0 else 1.0)
+        return -np.expm1(-0.5 * distance) if self.kind == HELLINGER else distance

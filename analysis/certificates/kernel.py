@@ -35,7 +35,6 @@ from .kernel_types import (
     StoredSteps,
     apart,
     compiled,
-    elementwise,
 )
 
 CUT, COUNTS, TREE = 0, 1, 2  # kinds of rules
@@ -74,18 +73,6 @@ def gap(order: float, y: float) -> float:
         return (math.expm1(y) - (math.expm1(order * y) / order if order > 0.0 else y)) / b
     y = max(y, -700.0)
     return (math.exp(y) * (-math.expm1(-b * y) / b if b != 0.0 else y) - math.expm1(y)) / order
-
-
-@compiled
-def distance(kind: int, order: float, lost: float, least: float) -> float:
-    """Return the distance of a level whose Z is 1 - lost, and at least `least`."""
-    if kind == HELLINGER:
-        return lost / (1.0 + math.sqrt(max(1.0 - lost, least)))
-    log_z = math.log1p(-lost) if lost < 0.5 else math.log(max(1.0 - lost, least))
-    return -log_z / (1.0 - order) * (order if order > 0.0 else 1.0)
-
-
-gaps, distances = elementwise(gap), elementwise(distance)  # of arrays, for `divergences`
 
 
 @compiled
@@ -156,7 +143,10 @@ def other_cost(
     if abs(value) < FAST * p0 * mass:
         level = math.log1p(mean) / order if order > 0.0 else mean
         value = p0 * (1.0 - order) * spread(s, base, first, k, at, order, level)
-    return distance(block.kind, order, value, p0 * (k + 1) * m)
+    if block.kind == HELLINGER:
+        return float(value / (1.0 + math.sqrt(1.0 - value)))
+    log_z = math.log1p(-value) if value < 0.5 else math.log(max(1.0 - value, p0 * (k + 1) * m))
+    return -log_z / (1.0 - order) * (order if order > 0.0 else 1.0)
 
 
 @compiled
