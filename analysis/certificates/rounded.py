@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rules.builtin import FirstRanks, Tree
+from ..rules.builtin import Tree
 from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
-from .divergences import Divergence
+from .divergences import Divergence, ratios
 from .kernel_types import KL, TV, Certificates
 from .truncation import MARGIN, Known, upper_end
 
@@ -62,7 +62,7 @@ def rounded(
             least, most = (exact(corner, [rule]) for corner in (box.relaxed, box.strict))
             lower, upper, active = least.lower[:, 0], most.upper[:, 0], least.active_size[:, 0]
         else:
-            lower, upper, active = box.single(rule, divergence, exact)
+            lower, upper, active = box.single(rule, divergence)
         found.lower[:, at], found.upper[:, at] = lower * (1 - MARGIN), upper * (1 + MARGIN)
         found.active_size[:, at] = active
     return found
@@ -89,7 +89,7 @@ class Box:
         self.relaxed = corner(self.low[:, 0], self.high, most)
 
     def single(
-        self, rule: Rule, divergence: Divergence, exact: Exact
+        self, rule: Rule, divergence: Divergence
     ) -> tuple[Floats, Floats, NDArray[np.int32]]:
         """Return lower, upper and |A| of a rule of single tokens, (N,) each."""
         theta_low, theta_high, most_rank = self.thresholds(rule)
@@ -97,8 +97,8 @@ class Box:
             np.maximum(1, np.minimum(np.sum(np.logical_and.accumulate(p > t[:, None], 1), 1), cap))
             for p, t, cap in ((self.low, theta_high, most_rank), (self.high, theta_low, most_rank))
         )
-        lower, active = self._lower_end(exact, fewest, theta_high, most_rank)
-        return lower, self._upper_end(exact, divergence, most, theta_low), active
+        lower, active = self._lower_end(divergence, fewest, theta_high, most_rank)
+        return lower, self._upper_end(divergence, most, theta_low), active
 
     def thresholds(self, rule: Rule) -> tuple[Floats, Floats, NDArray[np.int64]]:
         """Return the (N,) least and largest threshold of a rule, and its largest rank.
@@ -127,7 +127,7 @@ class Box:
         return low, high, np.broadcast_to(np.asarray(ranks, dtype=np.int64), low.shape)
 
     def _lower_end(
-        self, exact: Exact, n: Counts, theta: Floats, most_rank: NDArray[np.int64]
+        self, divergence: Divergence, n: Counts, theta: Floats, most_rank: NDArray[np.int64]
     ) -> tuple[Floats, NDArray[np.int32]]:
         """Return the least M of rank n + 1, and its |A|; n tokens at least are accepted."""
         k, size = self.dist.k, self.dist.vocab_size
@@ -135,18 +135,18 @@ class Box:
         b = np.take_along_axis(self.high, np.minimum(n, k - 1)[:, None], 1)[:, 0]
         tail_low, tail_high = self.dist.tail_range
         beyond = np.minimum(np.minimum(np.maximum(theta, 0.0), tail_high), self.high[:, -1])
-        value, active = _mode_cost(exact, self.low, n, np.where(inside, b, beyond))
+        value, active = _mode_cost(divergence, self.low, n, np.where(inside, b, beyond))
         # more tokens than are stored are surely accepted: all of the tail, if each exceeds theta
         each = tail_low - (size - k - 1) * self.high[:, -1]
         everything = ~inside & (most_rank >= size) & ((theta < 0) | (each > theta))
         everything |= n >= size
         return np.where(everything, np.inf, value), np.where(everything, 0, active)
 
-    def _upper_end(self, exact: Exact, divergence: Divergence, n: Counts, theta: Floats) -> Floats:
+    def _upper_end(self, divergence: Divergence, n: Counts, theta: Floats) -> Floats:
         """Return the largest M of rank n + 1; n tokens at most are accepted."""
         k, size = self.dist.k, self.dist.vocab_size
         b = np.take_along_axis(self.low, np.minimum(n, k - 1)[:, None], 1)[:, 0]
-        value, _ = _mode_cost(exact, self.high, n, b)
+        value, _ = _mode_cost(divergence, self.high, n, b)
         rows = np.flatnonzero((n >= k) & (n < size))
         if len(rows):
             value[rows] = self._beyond(divergence, rows, theta[rows])
@@ -168,25 +168,17 @@ class Box:
         return np.where(most >= others, np.inf, found)
 
 
-def _mode_cost(exact: Exact, p: Floats, n: Counts, b: Floats) -> tuple[Floats, NDArray[np.int32]]:
+def _mode_cost(
+    divergence: Divergence, p: Floats, n: Counts, b: Floats
+) -> tuple[Floats, NDArray[np.int32]]:
     """Return M of a token of probability b beside the n largest of p (N, K), and its |A|.
 
     Tokens that are not to count are taken to be as probable as b: they are not above the level.
     """
-    size, last = p.shape[1], b[:, None]
-    others = np.where(np.arange(size) < n[:, None], np.maximum(p, last), last)
-    none = np.zeros(len(p))
-    dist = TopK(
-        ids=np.broadcast_to(np.arange(size + 1, dtype=np.int32), (len(p), size + 1)),
-        logits=None,
-        top_surprisal=-np.log(others[:, 0]),
-        log_tail=none,
-        entropy=none,
-        vocab_size=size + 2,
-        stored_probs=np.column_stack([others, b]),
-    )
-    found = exact(dist, [FirstRanks(size)])
-    return found.lower[:, 0], found.active_size[:, 0]
+    last = b[:, None]
+    others = np.where(np.arange(p.shape[1]) < n[:, None], np.maximum(p, last), last)
+    p0 = others[:, 0]
+    return divergence.least(p0, ratios(others, p0[:, None]), ratios(b, p0))
 
 
 def _described(dist: TopK, probs: Floats, entropy: Floats) -> TopK:
