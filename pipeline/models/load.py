@@ -37,7 +37,7 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
 
     Args:
         config: what determines its numbers: commit (of a hub model), dtype, head_dtype, attention.
-        settings: where it is and runs: path, revision, label, device, threads.
+        settings: where it is and runs: path, label, device, threads.
         key: its configuration key, for errors; "targets.mini_large" for instance.
 
     Raises:

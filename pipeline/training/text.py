@@ -103,7 +103,7 @@ def write_text(recipe: Any, directory: Path) -> None:
 def load_target(recipe: Any, dtype: str) -> tuple[LanguageModel, Any]:
     """Return the target and its tokenizer."""
     path = OmegaConf.load(CONF / "target" / f"{recipe.target}.yaml").path
-    settings = {"path": path, "revision": None, "label": recipe.target, "device": "cpu"}
+    settings = {"path": path, "label": recipe.target, "device": "cpu"}
     config = {"dtype": dtype, "head_dtype": "float32", "attention": "sdpa"}
     model = load_model(config, settings | {"threads": recipe.threads}, "target")
     return model, load_tokenizer(path, None, "target")
