@@ -164,7 +164,7 @@ class SolvedTarget:
                         dial.name,
                         kind=kind,
                         wanted=_wanted(goal),
-                        parameter=one.parameter,
+                        parameter=dial.parameter,
                         **_interval("value", one.value, one.ci_low, one.ci_high),
                         reached=one.reached,
                     )
@@ -180,10 +180,10 @@ class SolvedTarget:
 
     def _certified(self, dial: Dial) -> list[Solution]:
         """Return the answers of a dial, found once."""
-        from analysis.acceptance.solve import solve_certified
+        from analysis.acceptance.solve import solve
 
         if dial.name not in self._found:
-            self._found[dial.name] = solve_certified(
+            self._found[dial.name] = solve(
                 self._dist,
                 dial,
                 self._asked.eps,
@@ -221,7 +221,7 @@ class SolvedTarget:
             low, high = one.ci_low, one.ci_high
             interval = f" [{low:.3g}, {high:.3g}]" if low < high else ""
             measured.append(
-                f"Wanted: certified {_wanted(goal)}. {one.parameter} = {one.value:g}{interval} "
+                f"Wanted: certified {_wanted(goal)}. {dial.parameter} = {one.value:g}{interval} "
                 f"reaches {one.reached:.4g}."
             )
         measured += [

@@ -12,9 +12,6 @@ never below it. Certificates that are intervals count by their lower ends.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 import numpy as np
 import pandas as pd
 
@@ -23,62 +20,54 @@ from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBoots
 from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
 
+KINDS = ("uniform", "budget", "realised")
+
 
 def budget_of_drafter(
-    steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap, draft_length: int | None = None
+    steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap, draft_length: int
 ) -> pd.DataFrame:
     """Return the three numbers of one rule at the drafter's mean KL, with intervals.
 
     The intervals are of what is certified at this level, and of what is realised.
 
     Returns:
-        Rows with rule, kind (uniform, budget, realised), eps, statistic (acceptance,
-        tokens, and with a draft length gamma tokens_<gamma>, with drafts of at most so many),
-        value, ci_low and ci_high (NaN of a budget at a draft length).
+        Rows with rule, kind (uniform, budget, realised), eps, statistic (acceptance, tokens, and
+        tokens_<gamma>, with drafts of at most `draft_length`), value, ci_low and ci_high (NaN of a
+        budget at a draft length).
     """
-    prompts, eps = bootstrap.prompts, float(steps.kl.mean())
-    last = np.zeros(len(steps), dtype=bool)
-    last[_ends(steps.trajectories)] = True
-    inner = np.where(last, np.inf, verdict.lower)  # whose rejection begins another call
+    eps, prompts, own = float(steps.kl.mean()), bootstrap.prompts, bootstrap.steps
     weights = np.concatenate([np.ones((1, bootstrap.count)), bootstrap.weights])
-    sizes, ends = weights @ bootstrap.steps, weights.sum(axis=1)
+    sizes = np.asarray(weights @ own)
+    last = _ends(steps.trajectories)
+    inner = verdict.lower.copy()
+    inner[last] = np.inf  # whose rejection begins no other call
+    flags = {"uniform": ~_reached(verdict.lower, eps), "realised": verdict.accepted}
 
-    def counted(flags: Flags) -> Floats:
-        return np.asarray(weights @ np.bincount(prompts, weights=flags))
+    def counted(of: Numbers) -> Floats:
+        """Sum (P,) numbers over each weighting of the prompts, (1 + B,)."""
+        return np.asarray(weights @ of)
 
     def spent(certificates: Floats) -> Floats:
-        return resampled_rejections(certificates, prompts, weights, np.asarray(sizes * eps))
+        return resampled_rejections(certificates, prompts, weights, sizes * eps)
 
-    found: dict[tuple[str, str], Floats] = {
-        ("uniform", "acceptance"): 1.0 - counted(_reached(verdict.lower, eps)) / sizes,
-        ("budget", "acceptance"): 1.0 - spent(verdict.lower) / sizes,
-        ("realised", "acceptance"): 1.0 - counted(~verdict.accepted) / sizes,
-        ("uniform", "tokens"): sizes / (ends + counted(_reached(inner, eps))),
-        ("budget", "tokens"): sizes / (ends + spent(inner)),
-        ("realised", "tokens"): sizes / (ends + counted(~verdict.accepted & ~last)),
-    }
+    found: dict[tuple[str, str], Floats] = {}
+    for kind, kept in flags.items():
+        found["acceptance", kind] = counted(np.bincount(prompts, weights=kept)) / sizes
+        for name, gamma in (("tokens", None), (f"tokens_{draft_length}", draft_length)):
+            calls = calls_made(kept[:, None], steps.trajectories, gamma)[:, 0]
+            found[name, kind] = sizes / counted(calls)
+    found["acceptance", "budget"] = 1.0 - spent(verdict.lower) / sizes
+    found["tokens", "budget"] = sizes / (weights.sum(axis=1) + spent(inner))
+    promised = certified_tokens(verdict.lower, last, eps, draft_length)
+    found[f"tokens_{draft_length}", "budget"] = np.append(promised, np.full(len(sizes) - 1, np.nan))
     rows = [
         (kind, name, float(draws[0]), *map(float, bootstrap.interval(draws[1:])))
-        for (kind, name), draws in found.items()
+        for name in ("acceptance", "tokens", f"tokens_{draft_length}")
+        for kind in KINDS
+        for draws in [found[name, kind]]
     ]
-    if draft_length is not None:
-        rows += _limited(steps, verdict, eps, bootstrap, draft_length)
     columns = ["kind", "statistic", "value", "ci_low", "ci_high"]
     return pd.DataFrame(rows, columns=columns).assign(eps=eps, rule=verdict.rule.label)
-
-
-def _limited(
-    steps: Steps, verdict: Verdict, eps: float, bootstrap: PromptBootstrap, draft_length: int
-) -> Iterator[tuple[str, str, float, float, float]]:
-    """Yield kind, statistic, tokens a call and their interval, with drafts of a limited length."""
-    name, certain = f"tokens_{draft_length}", ~_reached(verdict.lower, eps)
-    for kind, flags in (("uniform", certain), ("realised", verdict.accepted)):
-        calls = calls_made(flags[:, None], steps.trajectories, draft_length)[:, 0]
-        low, high = bootstrap.interval(bootstrap.sums(bootstrap.steps) / bootstrap.sums(calls))
-        yield kind, name, float(len(steps) / calls.sum()), float(low), float(high)
-    ends = _ends(steps.trajectories)
-    value = certified_tokens(verdict.lower, ends, eps, draft_length)
-    yield "budget", name, value, math.nan, math.nan
 
 
 def resampled_rejections(

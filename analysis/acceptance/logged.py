@@ -4,13 +4,13 @@ Of both, an engine logged some log-probabilities at the same steps. A token that
 probabilities p and q between two ends; one that only the target lists has a q that is at most the
 drafter's least, and the other way round; and the tails are whatever is left. So all that follows is
 known between two ends, which contain the truth for every pair of distributions that fit.
+
+Ends lie along the first axis of arrays: the least value, then the largest, both included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,55 +21,27 @@ from ..certificates.rounded import Box
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
 from ..topk import TopK
+from ..trees.acceptance import places
 from .summary import share_row
 
-Ranks = NDArray[np.int32]
-
-STATISTICS = ("acceptance", "certified_tv", "certified_kl")  # of a rule
 Judged = Mapping[str, tuple[Flags, Flags]]  # by statistic, the (N,) steps surely and possibly
-ENTRIES = 2**22  # comparisons held at a time
+LOW, HIGH = 0, 1
 
 
-class Range(NamedTuple):
-    """The least and the largest value, both included."""
-
-    low: Floats
-    high: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class LoggedPair:
-    """A drafter q beside its target p at N steps.
-
-    Attributes:
-        target: p, K log-probabilities.
-        tv: (N,) ends of the total variation; speculative sampling accepts with 1 - tv.
-        kl: (N,) ends of KL(p || q), nats; the upper one is infinite wherever p may have mass on a
-            token that the drafter did not list.
-        draft_rank: (N,) rank under p of the drafter's first token, from 1; 0 if p did not list it.
-        draft_prob: (N,) ends of its probability under p.
-        argmax_rank: (N,) rank under q of p's first token; 0 if q did not list it.
-        draft_k: how many tokens q lists.
-    """
-
-    target: TopK
-    tv: Range
-    kl: Range
-    draft_rank: Ranks
-    draft_prob: Range
-    argmax_rank: Ranks
-    draft_k: int
-
-    def __len__(self) -> int:
-        return len(self.target)
-
-
-def compare_logged(target: TopK, draft: TopK) -> LoggedPair:
-    """Compare two logs of the same steps, with token ids of one vocabulary.
+def compare_logged(target: TopK, draft: TopK) -> dict[str, NDArray[np.generic]]:
+    """Compare two logs of the same N steps, with token ids of one vocabulary.
 
     Args:
-        target: p, N steps with a `log_prob_error`.
+        target: p, with a `log_prob_error`.
         draft: q, the same.
+
+    Returns:
+        By name, (N,) each: tv_low and tv_high, ends of the total variation (speculative sampling
+        accepts with 1 - tv); kl_low and kl_high of KL(p || q), nats, the latter infinite wherever p
+        may have mass on a token that the drafter did not list; draft_rank, the rank under p of the
+        drafter's first token, from 1, and 0 if p did not list it; draft_prob_low and
+        draft_prob_high of its probability under p; argmax_rank, the rank under q of p's first
+        token, 0 if q did not list it.
 
     Raises:
         ValueError: the numbers of steps or the vocabularies differ.
@@ -79,58 +51,64 @@ def compare_logged(target: TopK, draft: TopK) -> LoggedPair:
             f"{len(target)} and {len(draft)} steps over vocabularies of {target.vocab_size} and "
             f"{draft.vocab_size} tokens: both must agree"
         )
-    p, q = Range(*target.prob_range), Range(*draft.prob_range)
-    p_tail, q_tail = Range(*target.tail_range), Range(*draft.tail_range)
-    where = _places(target.ids, draft.ids)  # in q's list, of each of p's tokens; -1
-    back = _places(draft.ids, target.ids)
-    p_other = np.minimum(p.high[:, -1], p_tail.high)  # of a token that p does not list
-    q_other = np.minimum(q.high[:, -1], q_tail.high)
+    p, q = np.stack(target.prob_range), np.stack(draft.prob_range)  # (2, N, K)
+    p_tail, q_tail = np.stack(target.tail_range), np.stack(draft.tail_range)
+    where = places(target.ids, draft.ids)  # in q's list, of each of p's tokens; -1
+    back = places(draft.ids, target.ids)
+    p_other = np.minimum(p[HIGH, :, -1], p_tail[HIGH])  # of a token that p does not list
+    q_other = np.minimum(q[HIGH, :, -1], q_tail[HIGH])
     of_p, of_q = _taken(q, where, q_other), _taken(p, back, p_other)
     alone = back < 0
-    rest = (
-        _rest(p_tail, alone.sum(axis=1) * p_other),
-        _rest(q_tail, (where < 0).sum(axis=1) * q_other),
+    rest = (  # the mass that neither lists
+        _less(p_tail, alone.sum(axis=1) * p_other),
+        _less(q_tail, (where < 0).sum(axis=1) * q_other),
     )
-    groups = [(p, of_p), (_only(of_q, alone), _only(q, alone)), rest]
-    more = sum(np.sum(_above(a.low, b.high), axis=-1) for a, b in groups)
-    less = sum(np.sum(_above(b.low, a.high), axis=-1) for a, b in groups)
+    groups = [(p, of_p), (np.where(alone, of_q, 0.0), np.where(alone, q, 0.0)), rest]
+    more = sum(_above(a[LOW], b[HIGH]) for a, b in groups)
+    less = sum(_above(b[LOW], a[HIGH]) for a, b in groups)
     most = np.minimum(
-        np.sum(_above(p.high, of_p.low), axis=1) + p_tail.high,
-        np.sum(_above(q.high, of_q.low), axis=1) + q_tail.high,
+        _above(p[HIGH], of_p[LOW]) + p_tail[HIGH], _above(q[HIGH], of_q[LOW]) + q_tail[HIGH]
     )
-    tv = Range(np.maximum(more, less), np.minimum(most, 1.0))
-    first = back[:, 0]
-    return LoggedPair(
-        target,
-        Range(np.minimum(tv.low, tv.high), tv.high),
-        _kl(groups, p, of_p, where, p_tail),
-        (first + 1).astype(np.int32),
-        Range(of_q.low[:, 0], of_q.high[:, 0]),
-        (where[:, 0] + 1).astype(np.int32),
-        draft.k,
-    )
+    tv_high = np.minimum(most, 1.0)
+    kl_low, kl_high = _kl(groups, p, of_p, where, p_tail)
+    return {
+        "tv_low": np.minimum(np.maximum(more, less), tv_high),
+        "tv_high": tv_high,
+        "kl_low": kl_low,
+        "kl_high": kl_high,
+        "draft_rank": (back[:, 0] + 1).astype(np.int32),
+        "draft_prob_low": of_q[LOW, :, 0],
+        "draft_prob_high": of_q[HIGH, :, 0],
+        "argmax_rank": (where[:, 0] + 1).astype(np.int32),
+    }
 
 
-def judge_logged(pair: LoggedPair, rules: Sequence[Rule]) -> dict[str, Judged]:
+def judge_logged(
+    target: TopK, pair: Mapping[str, NDArray[np.generic]], draft_k: int, rules: Sequence[Rule]
+) -> dict[str, Judged]:
     """Apply rules to all steps; both ends allow for all that is not known.
+
+    Args:
+        target: p, N steps with a `log_prob_error`.
+        pair: what `compare_logged` says of them.
+        draft_k: how many tokens q lists.
+        rules: what is applied.
 
     Returns:
         By the label of each rule: acceptance, whether the drafter's first token is accepted;
         certified_tv, whether the total variation lies below its certificate; certified_kl, the same
         of KL, surely only where the whole of q is known.
     """
-    by_tv = certify(pair.target, rules, divergence="tv")
-    by_kl = certify(pair.target, rules)
-    found: dict[str, Judged] = {}
-    for at, rule in enumerate(rules):
-        certified = [
-            (
-                np.isinf(ends.lower[:, at]) | (distance.high < ends.lower[:, at]),
-                np.isinf(ends.upper[:, at]) | (distance.low < ends.upper[:, at]),
-            )
-            for ends, distance in ((by_tv, pair.tv), (by_kl, pair.kl))
-        ]
-        found[rule.label] = dict(zip(STATISTICS, (_accepted(pair, rule), *certified), strict=True))
+    found: dict[str, dict[str, tuple[Flags, Flags]]] = {
+        rule.label: {"acceptance": _accepted(target, pair, draft_k, rule)} for rule in rules
+    }
+    for name in ("tv", "kl"):
+        ends = certify(target, rules, divergence=name)
+        low, high = pair[f"{name}_low"], pair[f"{name}_high"]
+        for at, rule in enumerate(rules):
+            least, most = ends.lower[:, at], ends.upper[:, at]
+            sure = np.isinf(least) | (high < least), np.isinf(most) | (low < most)
+            found[rule.label][f"certified_{name}"] = sure
     return found
 
 
@@ -141,7 +119,7 @@ def logged_violations(judged: Judged) -> NDArray[np.intp]:
 
 
 def logged_statistics(
-    pair: LoggedPair, judged: Mapping[str, Judged], bootstrap: PromptBootstrap
+    pair: Mapping[str, Floats], judged: Mapping[str, Judged], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
     """Sum up all steps.
 
@@ -151,7 +129,8 @@ def logged_statistics(
         that `judge_logged` names. Of the pair (rule empty): means of kl in nats and tv, and the
         acceptance of speculative sampling, at temperature 1.
     """
-    of_pair = {"kl": pair.kl, "tv": pair.tv, "acceptance": (1.0 - pair.tv.high, 1.0 - pair.tv.low)}
+    of_pair = {name: (pair[f"{name}_low"], pair[f"{name}_high"]) for name in ("kl", "tv")}
+    of_pair["acceptance"] = 1.0 - pair["tv_high"], 1.0 - pair["tv_low"]
     rows = [
         {"rule": rule, **share_row(name, bootstrap, *ends)}
         for rule, found in [*judged.items(), ("", of_pair)]
@@ -160,55 +139,46 @@ def logged_statistics(
     return pd.DataFrame(rows)
 
 
-def _accepted(pair: LoggedPair, rule: Rule) -> tuple[Flags, Flags]:
+def _accepted(
+    target: TopK, pair: Mapping[str, NDArray[np.generic]], draft_k: int, rule: Rule
+) -> tuple[Flags, Flags]:
     """Return where a rule surely, and possibly, accepts the drafter's first token."""
-    rank = pair.draft_rank
+    rank, argmax_rank = pair["draft_rank"], pair["argmax_rank"]
     if isinstance(rule, Tree):
-        listed = pair.argmax_rank > 0
-        sure = listed & (pair.argmax_rank <= rule.m)
-        return sure, sure | (~listed & (pair.draft_k < rule.m))
-    low, high, most_rank = Box(pair.target).thresholds(rule)
+        listed = argmax_rank > 0
+        sure = listed & (argmax_rank <= rule.m)
+        return sure, sure | (~listed & (draft_k < rule.m))
+    low, high, most_rank = Box(target).thresholds(rule)
     inside = (rank > 0) & (rank <= most_rank)
-    maybe = inside | ((rank == 0) & (pair.target.k < most_rank))
+    maybe = inside | ((rank == 0) & (target.k < most_rank))
     return (
-        (rank == 1) | (inside & (pair.draft_prob.low > high)),
-        (rank == 1) | (maybe & (pair.draft_prob.high > low)),
+        (rank == 1) | (inside & (pair["draft_prob_low"] > high)),
+        (rank == 1) | (maybe & (pair["draft_prob_high"] > low)),
     )
 
 
-def _places(ids: NDArray[np.int32], among: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Return where in its row of `among` each of `ids` stands, (N, K), or -1."""
-    places = np.empty(ids.shape, dtype=np.intp)
-    rows = max(1, ENTRIES // (ids.shape[1] * among.shape[1]))
-    for at in range(0, len(ids), rows):
-        same = ids[at : at + rows, :, None] == among[at : at + rows, None, :]
-        places[at : at + rows] = np.where(same.any(axis=2), same.argmax(axis=2), -1)
-    return places
-
-
-def _taken(ends: Range, places: NDArray[np.intp], other: Floats) -> Range:
+def _taken(ends: Floats, at: NDArray[np.intp], other: Floats) -> Floats:
     """Return the ends of tokens by their places; a token without one has at most `other`."""
-    at = np.maximum(places, 0)
-    low, high = (np.take_along_axis(side, at, axis=1) for side in ends)
-    return Range(np.where(places < 0, 0.0, low), np.where(places < 0, other[:, None], high))
+    missing = np.stack([np.zeros_like(other), other])[:, :, None]
+    return np.where(at < 0, missing, np.take_along_axis(ends, np.maximum(at, 0)[None], axis=2))
 
 
-def _only(ends: Range, flags: Flags) -> Range:
-    return Range(np.where(flags, ends.low, 0.0), np.where(flags, ends.high, 0.0))
-
-
-def _rest(tail: Range, others: Floats) -> Range:
-    """Return the ends of the mass that neither lists, (N, 1)."""
-    return Range(np.maximum(tail.low - others, 0.0)[:, None], tail.high[:, None])
+def _less(tail: Floats, others: Floats) -> Floats:
+    """Return the ends, (2, N, 1), of what is left of a tail without at most `others`."""
+    return np.stack([np.maximum(tail[LOW] - others, 0.0), tail[HIGH]])[:, :, None]
 
 
 def _above(a: Floats, b: Floats) -> Floats:
-    return np.maximum(a - b, 0.0)
+    return np.asarray(np.maximum(a - b, 0.0).sum(axis=-1))
 
 
 def _kl(
-    groups: list[tuple[Range, Range]], p: Range, of_p: Range, where: NDArray[np.intp], tail: Range
-) -> Range:
+    groups: Sequence[tuple[Floats, Floats]],
+    p: Floats,
+    of_p: Floats,
+    where: NDArray[np.intp],
+    tail: Floats,
+) -> tuple[Floats, Floats]:
     """Bound KL(p || q), the sum of p log(p / q), and of f(p, q) = p log(p / q) - p + q as well.
 
     f is never below 0 and rises as p and q part, so it is least at the ends that are next to each
@@ -218,12 +188,12 @@ def _kl(
     """
     least = np.zeros(len(where))
     for a, b in groups:
-        least += np.sum(_divergence(a.low, b.high, a.low > b.high), axis=-1)
-        least += np.sum(_divergence(a.high, b.low, b.low > a.high), axis=-1)
-    corners = [_divergence(x, of_p.low, True, masses=False) for x in p]
-    known = ((where >= 0) | (p.high <= 0.0)).all(axis=1) & (tail.high <= 0.0)
-    most = np.where(known, np.max(corners, axis=0).sum(axis=1), np.inf)
-    return Range(np.minimum(least, most), most)
+        least += np.sum(_divergence(a[LOW], b[HIGH], a[LOW] > b[HIGH]), axis=-1)
+        least += np.sum(_divergence(a[HIGH], b[LOW], b[LOW] > a[HIGH]), axis=-1)
+    corners = _divergence(p, of_p[LOW], True, masses=False)
+    known = ((where >= 0) | (p[HIGH] <= 0.0)).all(axis=1) & (tail[HIGH] <= 0.0)
+    most = np.where(known, corners.max(axis=0).sum(axis=1), np.inf)
+    return np.minimum(least, most), most
 
 
 def _divergence(p: Floats, q: Floats, where: Flags | bool, masses: bool = True) -> Floats:

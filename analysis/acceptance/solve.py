@@ -77,15 +77,13 @@ class Solution:
     """The answer for one rule.
 
     Attributes:
-        parameter: that is turned.
-        rule: with its value; None where not even the end of the dial reaches what is wanted.
-        value: of the parameter; NaN without a rule.
+        rule: that reaches what is wanted; None where not even the end of the dial does.
+        value: of the parameter that is turned; NaN without a rule.
         ci_low: lower limit of the interval over prompts; NaN where it lies beyond the dial's end.
         ci_high: upper limit, likewise.
         reached: share or tokens a call at value, or at the end of the dial.
     """
 
-    parameter: str
     rule: Rule | None
     value: float
     ci_low: float
@@ -97,12 +95,12 @@ def solve(
     dist: TopK,
     dial: Dial,
     eps: float,
-    goal: Goal,
+    goals: Sequence[Goal],
     bootstrap: PromptBootstrap,
     trajectories: Trajectories,
     divergence: str = "kl",
-) -> Solution:
-    """Find the strictest setting of a rule that certifies what is wanted.
+) -> list[Solution]:
+    """Find the strictest setting of a rule that certifies what is wanted, for each goal.
 
     A step is certified when its certificate exceeds eps, by its lower end where it is an interval:
     a drafter that is nowhere further than eps from the target is accepted there.
@@ -111,7 +109,7 @@ def solve(
         dist: N steps of the target.
         dial: the rule, and by its first and last setting the range that is searched.
         eps: of the drafter at every step, at least 0, in nats (or as the divergence is measured).
-        goal: what is wanted.
+        goals: what is wanted.
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
         divergence: as `certify` names it.
@@ -124,32 +122,19 @@ def solve(
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
         >>> dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
-        >>> found = solve(
-        ...     dist, dial, 0.06, Goal(share=1.0), PromptBootstrap(steps.prompts, 20, 0.9, 0), steps
-        ... )
+        >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
+        >>> (found,) = solve(dist, dial, 0.06, [Goal(share=1.0)], bootstrap, steps)
         >>> found.value, found.reached
         (0.3001, 1.0)
     """
-    return solve_certified(dist, dial, eps, [goal], bootstrap, trajectories, divergence)[0]
-
-
-def solve_certified(
-    dist: TopK,
-    dial: Dial,
-    eps: float,
-    goals: Sequence[Goal],
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-    divergence: str = "kl",
-) -> list[Solution]:
-    """Find the strictest setting for each goal; arguments and errors are those of `solve`."""
     if not eps >= 0:
         raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
 
     def certified(rule: Rule, at: Integers) -> Flags:
         return certify(_some(dist, at), rule, divergence=divergence).lower[:, 0] > eps
 
-    return _answers(certified, dial, goals, bootstrap, trajectories)
+    settings = _Settings(dial, certified, bootstrap, trajectories)
+    return [settings.answer(goal) for goal in goals]
 
 
 def solve_accepted(
@@ -160,7 +145,8 @@ def solve_accepted(
     def accepted(rule: Rule, at: Integers) -> Flags:
         return rule.accepts(_some(steps.target, at), *steps.drafted(at))
 
-    return _answers(accepted, dial, goals, bootstrap, steps.trajectories)
+    settings = _Settings(dial, accepted, bootstrap, steps.trajectories)
+    return [settings.answer(goal) for goal in goals]
 
 
 def _some(dist: TopK, at: Integers) -> TopK:
@@ -175,14 +161,18 @@ class _Settings:
         grows: whether the parameter grows as the rule is relaxed.
     """
 
-    def __init__(self, dial: Dial, passing: Passing, size: int) -> None:
+    def __init__(
+        self, dial: Dial, passing: Passing, bootstrap: PromptBootstrap, trajectories: Trajectories
+    ) -> None:
         self._dial, self._passing = dial, passing
+        self._bootstrap, self._trajectories = bootstrap, trajectories
         self._strict, self._relaxed = dial.value(dial.rules[0]), dial.value(dial.rules[-1])
         self.grows = self._relaxed >= self._strict
         self._whole = isinstance(dial.rules[0].parameters[dial.parameter], int)
         step = 1.0 if self._whole else RESOLUTION
         self.last = max(1, math.ceil(abs(self._relaxed - self._strict) / step - ROUNDING))
         self._step = math.copysign(step, self._relaxed - self._strict)
+        size = len(trajectories.prompts)
         self._known = {-1: np.zeros(size, dtype=bool), self.last + 1: np.ones(size, dtype=bool)}
 
     def value(self, i: int) -> float:
@@ -204,56 +194,38 @@ class _Settings:
             self._known[i] = passed
         return self._known[i]
 
+    def answer(self, goal: Goal) -> Solution:
+        """Find the setting of one goal, and the limits of its interval."""
+        wanted = goal.wanted - ROUNDING
 
-def _answers(
-    passing: Passing,
-    dial: Dial,
-    goals: Sequence[Goal],
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-) -> list[Solution]:
-    settings = _Settings(dial, passing, len(trajectories.prompts))
-    return [_answer(settings, dial.parameter, goal, bootstrap, trajectories) for goal in goals]
+        @cache
+        def sums(i: int) -> tuple[Numbers, Numbers]:
+            return goal.sums(self.passed(i), self._trajectories)
 
+        def overall(i: int) -> bool:
+            above, below = sums(i)
+            return bool(above.sum() >= wanted * below.sum())
 
-def _answer(
-    settings: _Settings,
-    parameter: str,
-    goal: Goal,
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-) -> Solution:
-    """Find the setting of one goal, and the limits of its interval."""
-    wanted = goal.wanted - ROUNDING
+        @cache
+        def resamples(i: int) -> int:
+            above, below = map(self._bootstrap.sums, sums(i))
+            return int(np.sum(above >= wanted * below))
 
-    @cache
-    def sums(i: int) -> tuple[Numbers, Numbers]:
-        return goal.sums(settings.passed(i), trajectories)
-
-    def overall(i: int) -> bool:
-        above, below = sums(i)
-        return bool(above.sum() >= wanted * below.sum())
-
-    @cache
-    def resamples(i: int) -> int:
-        above, below = map(bootstrap.sums, sums(i))
-        return int(np.sum(above >= wanted * below))
-
-    size = len(bootstrap.weights)
-    cut = max(1, math.ceil((1 - bootstrap.confidence) / 2 * size - ROUNDING))
-    at, strict, relaxed = (
-        _first(settings.last, test)
-        for test in (
-            overall,
-            lambda i: resamples(i) >= cut,
-            lambda i: resamples(i) >= size - cut + 1,
+        size = len(self._bootstrap.weights)
+        cut = max(1, math.ceil((1 - self._bootstrap.confidence) / 2 * size - ROUNDING))
+        at, strict, relaxed = (
+            _first(self.last, test)
+            for test in (
+                overall,
+                lambda i: resamples(i) >= cut,
+                lambda i: resamples(i) >= size - cut + 1,
+            )
         )
-    )
-    ends = [strict, relaxed] if settings.grows else [relaxed, strict]
-    value, low, high = (math.nan if i is None else settings.value(i) for i in (at, *ends))
-    rule = None if at is None else settings.rule(at)
-    above, below = sums(settings.last if at is None else at)
-    return Solution(parameter, rule, value, low, high, float(above.sum() / below.sum()))
+        ends = [strict, relaxed] if self.grows else [relaxed, strict]
+        value, low, high = (math.nan if i is None else self.value(i) for i in (at, *ends))
+        above, below = sums(self.last if at is None else at)
+        rule = None if at is None else self.rule(at)
+        return Solution(rule, value, low, high, float(above.sum() / below.sum()))
 
 
 def _first(last: int, test: Callable[[int], bool]) -> int | None:

@@ -15,19 +15,16 @@ from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..statistics.proportions import calibration_error, reliability
-from ..statistics.run_lengths import run_lengths
 from ..statistics.trajectories import Trajectories
 from .realised import Steps, Verdict
+from .sampling import ARGMAX, SPECULATIVE
 
 Row = dict[str, Any]
 Weights = NDArray[Any]  # numbers or truth values
 UNION = "union"  # of divergences: the steps that at least one of them certifies
-LENGTH_COLUMNS = ["value", "optimistic", "ci_low", "ci_high", "cut", "cut_optimistic"]
 
 
-def rule_statistics(
-    steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap, window: int
-) -> pd.DataFrame:
+def rule_statistics(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) -> pd.DataFrame:
     """Measure one rule on one drafter.
 
     Returns:
@@ -37,8 +34,8 @@ def rule_statistics(
         certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
         inexact (the certificate is an interval). coverage: certified among accepted.
         given_up: target probability an emitted draft gives up, mean over all steps.
-        slack_median: of R - KL, nats. realised_<estimator>, certified_<estimator>: acceptance
-        lengths with `cut` and `cut_optimistic`, NaN elsewhere, see analysis.statistics.run_lengths.
+        slack_median: of R - KL, nats. realised_per_call, certified_per_call: tokens a call of
+        `length_row`.
     """
     accepted, certified = verdict.accepted, verdict.certified
     departs = accepted & (steps.draft_rank > 1) & verdict.rule.judges_tokens
@@ -54,24 +51,11 @@ def rule_statistics(
         _quantile(
             "slack_median", bootstrap, steps.slack(verdict.lower), steps.slack(verdict.upper)
         ),
+        length_row("realised_per_call", bootstrap, steps.trajectories, accepted),
+        length_row(
+            "certified_per_call", bootstrap, steps.trajectories, certified, verdict.certifiable
+        ),
     ]
-    for kind, sure, maybe in (
-        ("realised", accepted, accepted),
-        ("certified", certified, verdict.certifiable),
-    ):
-        lengths = run_lengths(
-            sure.astype(np.float64),
-            maybe.astype(np.float64),
-            [0.5],
-            steps.trajectories,
-            bootstrap,
-            window,
-        )
-        rows += [
-            {"statistic": f"{kind}_{row['estimator']}"}
-            | {column: row[column] for column in LENGTH_COLUMNS}
-            for row in lengths.to_dict("records")
-        ]
     frame = pd.DataFrame(rows)
     frame.insert(0, "rule", verdict.rule.label)
     return frame
@@ -124,26 +108,21 @@ def stochastic_statistics(
         Rows like those of `rule_statistics`: acceptance, and realised_per_call with expected
         numbers of rejections and of trajectories that end accepted.
     """
-    ends = np.append(trajectories.starts[1:], len(tv)) - 1
-    frames = []
-    for name, accepted in (
-        ("speculative sampling", 1 - tv),
-        ("argmax drafted, speculative sampling", argmax),
-        ("exponential races", races),
-        ("exponential races, lower bound", harmonic),
-    ):
-        calls = 1 - accepted
-        calls[ends] += accepted[ends]
-        cut = accepted[ends].sum() / calls.sum()
-        length = share_row("realised_per_call", bootstrap, np.ones(len(tv)), below=calls)
-        rows = [
+    laws = {
+        SPECULATIVE: 1 - tv,
+        ARGMAX: argmax,
+        "exponential races": races,
+        "exponential races, lower bound": harmonic,
+    }
+    rows = [
+        {"rule": law, **row}
+        for law, accepted in laws.items()
+        for row in (
             share_row("acceptance", bootstrap, accepted),
-            length | {"cut": cut, "cut_optimistic": cut},
-        ]
-        frame = pd.DataFrame(rows)
-        frame.insert(0, "rule", name)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+            length_row("realised_per_call", bootstrap, trajectories, accepted),
+        )
+    ]
+    return pd.DataFrame(rows)
 
 
 def depth_statistics(
@@ -278,6 +257,39 @@ def share_row(
     if maybe is not None and not np.array_equal(sure, maybe):
         optimistic, _, high = ratio(maybe)
     return _row(name, value, optimistic, low, high)
+
+
+def length_row(
+    name: str,
+    bootstrap: PromptBootstrap,
+    trajectories: Trajectories,
+    sure: Weights,
+    maybe: Weights | None = None,
+) -> Row:
+    """Return tokens a call of drafts of any length, N / (F + E).
+
+    F rejections, and E trajectories that end accepted (`analysis.statistics.run_lengths`), or what
+    is expected of both. `cut`, and of the upper ends `cut_optimistic`, is E / (F + E).
+
+    Args:
+        name: of the statistic.
+        bootstrap: over prompts.
+        trajectories: of the N steps.
+        sure: (N,) which steps are accepted, or with which probability.
+        maybe: (N,) the same at best; None where both are equal.
+    """
+    ends = np.append(trajectories.starts[1:], len(sure)) - 1
+
+    def length(accepted: Weights) -> tuple[Row, float]:
+        calls = 1.0 - accepted
+        calls[ends] += accepted[ends]
+        row = share_row(name, bootstrap, np.ones(len(calls)), below=calls)
+        return row, float(accepted[ends].sum() / calls.sum())
+
+    row, cut = length(sure)
+    best, cut_at_best = (row, cut) if maybe is None else length(maybe)
+    ends_at_best = {"optimistic": best["value"], "ci_high": best["ci_high"]}
+    return row | ends_at_best | {"cut": cut, "cut_optimistic": cut_at_best}
 
 
 def _quantile(

@@ -68,8 +68,8 @@ def advise(
     """
     drafted = None if speeds is None else speeds[speeds["drafter"] != "none"]
     if speeds is None or drafted is None or drafted.empty:
-        how = f": `{command} stage=decoding` does that" if command and drafter else ""
-        said = f"Not measured for {target}: nothing was decoded with a drafter and timed{how}."
+        how = f" Run `{command} stage=decoding`." if command and drafter else ""
+        said = f"Not measured for {target}: nothing was decoded with a drafter and timed.{how}"
         return Advice(target, UNTIMED, said, [])
     runs = drafted[drafted["temperature"] == drafted["temperature"].min()]
     methods: list[Run] = runs.sort_values("speedup", ascending=False).to_dict("records")
@@ -82,18 +82,17 @@ def advise(
     doubt = _doubt(lossless, prompts, busy)
     outcome = OPEN if doubt or (unsure and not sure) else DRAFT if sure else DO_NOT
     how = "greedy decoding" if at == 0 else f"temperature {at:g}"
-    favoured = f"; the fastest of {len(lossless)} lossless methods, which favours it"
-    basis = f"({prompts} prompts, {how}{favoured if len(lossless) > 1 else ''})"
-    said = f"Not decided whether to draft for {target}: {doubt}"
+    basis = f"({prompts} prompts, {how}{_picked(lossless, 'lossless methods')})"
+    said = f"Not decided for {target}: {doubt}"
     if best is not None:
         text = "the text stays the same" if at == 0 else "the distribution of the text stays"
         name, speed = name_of(best, drafter), f"{speed_text(best)} as {target} alone"
         said = {
             DRAFT: f"Draft for {target} with {name}: {speed}, and {text}",
-            DO_NOT: f"Do not draft for {target} here: {name} is the fastest lossless method, and "
-            f"only {speed}",
+            DO_NOT: f"Do not draft for {target} here: {name}, the fastest lossless method, is only "
+            f"{speed}",
             OPEN: f"{said}{'; ' if doubt else ''}{name} was {speed}"
-            + ("" if doubt else ", and this interval contains 1"),
+            + ("" if doubt else ", and the interval contains 1"),
         }[outcome]
     beside = [*_needed(lossless, drafter, outcome), *_predicted(best, lengths, outcome)]
     if not doubt:
@@ -101,6 +100,13 @@ def advise(
     alone = {"drafter": "none", "method": "the target alone", "speedup": 1.0}
     ranked = sorted([*lossless, alone], key=lambda run: -run["speedup"])
     return Advice(target, outcome, f"{said} {basis}.", beside, best, ranked)
+
+
+def _picked(runs: Sequence[Run], what: str) -> str:
+    """Say that an interval of the best of several is too good, where there are several."""
+    if len(runs) < 2:
+        return ""
+    return f"; picked as the fastest of {len(runs)} {what}, so its interval is optimistic"
 
 
 def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
@@ -120,14 +126,14 @@ def _needed(lossless: Sequence[Run], drafter: str, outcome: str) -> list[str]:
     able = [run for run in chains if not math.isnan(run["least"])]
     if not able:
         return [
-            f"At the measured costs no acceptance of {drafter} would be enough: even if every "
-            "drafted token were accepted, drafting would be slower than not drafting."
+            f"At the measured costs {drafter} cannot pay off: drafting would be slower than not "
+            "drafting even if every drafted token were accepted."
         ]
     run = min(able, key=lambda run: run["least"] - run["rate"])
     return [
-        f"At the measured costs {drafter} with γ = {run['draft_length']} pays from an acceptance "
-        f"of {100 * run['least']:.0f} % of the tested tokens; {100 * run['rate']:.0f} % was "
-        "measured."
+        f"At the measured costs {drafter} with γ = {run['draft_length']} pays off once "
+        f"{100 * run['least']:.0f} % of the tested tokens are accepted; {100 * run['rate']:.0f} % "
+        "were."
     ]
 
 
@@ -160,30 +166,27 @@ def _relaxed(
     least = sure[0]["speedup"] if sure else 1.0
     faster = [run for run in relaxed if run["ci_low"] > 1 and run["speedup"] > least]
     said, offered = list[str](), False
-    favoured = (
-        f" (the fastest of {len(relaxed)} relaxed rules, which favours it)"
-        if len(relaxed) > 1
-        else ""
-    )
+    picked = _picked(relaxed, "relaxed rules")
     for run in faster:
         name, found = name_of(run, drafter), _on_answers(run, answers)
         if run["accepted"] >= run["tested"]:
-            said.append(f"{name} rejected nothing, so its speed says nothing for it.")
+            said.append(f"{name} rejected nothing, so its speed is no argument for it.")
         elif found is not None and found["down_to"]:
             said.append(
-                f"Not {name}, though it was {speed_text(run)}: right answers fell from "
+                f"Avoid {name}: it was {speed_text(run)}, but right answers fell from "
                 f"{found['alone']} to {found['right']} of {found['items']}."
             )
         elif not offered:
             offered = True
             than = f" instead of {least:.2f}" if sure else ""
             said.append(
-                f"If the text may change: {name}, {speed_text(run)}{than}{favoured}; it gives up "
-                f"{run['given_up']:.2g} nats of log-likelihood a token; {_answers(found, command)}."
+                f"If the text may change: {name} was {speed_text(run)}{than}{picked}. It gives up "
+                f"{run['given_up']:.2g} nats of log-likelihood per token. "
+                f"{_answers(found, command)}"
             )
     beaten = "the lossless method" if sure else "not drafting"
-    return said or ([f"No relaxed rule that was timed is surely faster than {beaten}."] if relaxed
-                    else [])  # fmt: skip
+    none = [f"No relaxed rule was measurably faster than {beaten}."] if relaxed else []
+    return said or none
 
 
 def _on_answers(run: Run, answers: pd.DataFrame | None) -> Run | None:
@@ -197,11 +200,11 @@ def _on_answers(run: Run, answers: pd.DataFrame | None) -> Run | None:
 
 def _answers(found: Run | None, command: str) -> str:
     if found is None:
-        how = f": `{command} stage=accuracy` does that" if command else ""
-        return f"it was not tested on answers{how}"
+        how = f": run `{command} stage=accuracy`" if command else ""
+        return f"It was not tested on answers{how}."
     right = f"{found['right']} of {found['items']} answers were right, {found['alone']} without it"
     points = f"a loss of {100 * found['margin']:g} points"
-    return f"{right}; {points} is {'excluded' if found['up_to'] else 'not excluded'}"
+    return f"{right}; {points} is {'excluded' if found['up_to'] else 'not excluded'}."
 
 
 def name_of(run: Run, drafter: str) -> str:
@@ -210,13 +213,19 @@ def name_of(run: Run, drafter: str) -> str:
     >>> run = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
     >>> name_of({**run, "draft_length": 5}, "small")
     'prompt look-up under strict greedy (γ = 5)'
+    >>> run = {"method": "Additive (t = 0.1), model drafts 2", "drafter": "lookup_first"}
+    >>> name_of({**run, "draft_length": 4}, "small")
+    'look-up first, else small, under additive (t = 0.1; γ = 4, 2 by the model)'
     """
     law = str(run["method"])
     for part in (", prompt lookup", ", look-up first"):
         law = law.replace(part, "")
+    law, _, own = law.partition(", model drafts ")
     law = law if law[:2].isupper() else law[:1].lower() + law[1:]
+    length = f"γ = {run['draft_length']}{own and f', {own} by the model'}"
     who = {"prompt_lookup": "prompt look-up", "lookup_first": f"look-up first, else {drafter},"}
-    return f"{who.get(run['drafter'], drafter)} under {law} (γ = {run['draft_length']})"
+    with_length = f"{law[:-1]}; {length})" if law.endswith(")") else f"{law} ({length})"
+    return f"{who.get(run['drafter'], drafter)} under {with_length}"
 
 
 def speed_text(run: Run) -> str:

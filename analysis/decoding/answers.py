@@ -64,8 +64,9 @@ def accuracy(
         One row a task and run, the columns of `answered.runs` and: items; right; accuracy and its
         interval (Wilson); lost and won, items that only the baseline or only this run has right;
         difference of accuracy, its interval (Agresti and Min) and McNemar's exact p_value; within,
-        whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's;
-        changed, the share of answers that differ from the baseline's in a token; given_up, the
+        whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's,
+        with the interval of the difference over it; changed, the share of answers that differ from
+        the baseline's in a token; given_up, the
         baseline's log-likelihood of a token less this one's, nats; departures, the share of tokens
         that are not the target's first choice; tokens_per_call with its interval over items;
         speedup, the baseline's seconds a token over this run's; and what `finished` returns.
@@ -105,6 +106,7 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
     tokens, likelihood, seconds = (np.array([one[name] for one in sums]) for name in sums[0].index)
     changed = mine["common_prefix"] < np.maximum(mine["n_tokens"], alone["n_tokens"])
     of_token, pace = likelihood / tokens, seconds / tokens
+    base = before.mean() or np.nan
     return {
         "items": items,
         "right": int(right.sum()),
@@ -117,36 +119,14 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
         "difference_ci_low": worst,
         "difference_ci_high": best,
         "p_value": mcnemar(lost, won),
-        "recovery": float(right.sum() / before.sum()) if before.any() else np.nan,
+        "recovery": float(right.sum() / (before.sum() or np.nan)),
+        "recovery_ci_low": float(np.maximum(0.0, 1 + worst / base)),
+        "recovery_ci_high": float(1 + best / base),
         "changed": float(changed.mean()),
         "given_up": float(of_token[1] - of_token[0]),
         "departures": float(mine["departures"].sum() / tokens[0]),
         "speedup": float(pace[1] / pace[0]),
     }
-
-
-def recoveries(one: Answered, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the recovery of all drafting runs at temperature 0, with its interval.
-
-    The paired interval of the difference of accuracies, over the accuracy of the target alone.
-
-    Args:
-        one: the answers.
-        table: of `accuracy`.
-    """
-    alone = table.set_index(["task", "run"])["accuracy"]
-    shown = table[(table["drafter"] != "none") & (table["temperature"] == 0)].reset_index(drop=True)
-    before = np.array(
-        [alone[task, base] for task, base in zip(shown["task"], shown["baseline"], strict=True)],
-        dtype=np.float64,
-    )
-    before[before == 0] = np.nan
-    keys = ["task", "run", "method", "draft_length", "items", "recovery"]
-    return shown[keys].assign(
-        target=one.target,
-        recovery_ci_low=np.maximum(0.0, 1 + shown["difference_ci_low"].to_numpy() / before),
-        recovery_ci_high=1 + shown["difference_ci_high"].to_numpy() / before,
-    )
 
 
 def differing(answered: Answered) -> pd.DataFrame:

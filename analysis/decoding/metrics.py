@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..rules.rule import Rule
+from ..rules import Multiplicative, Rule, StrictGreedy
 from ..statistics.bootstrap import PromptBootstrap
-from . import speed_laws
 from .finished import differing_answers, finished
+from .predicted import closed_form
 
 Floats = NDArray[np.float64]
 PASSES = ["model", "batch", "tokens", "seconds"]
@@ -111,28 +111,37 @@ def ratios(
         return above.sum(0) / below.sum(0), low, high
 
 
-def acceptance(decoded: Decoded) -> pd.DataFrame:
+def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
     """Return acceptance and quality of every run; nothing here depends on the clock.
+
+    Args:
+        decoded: calls and answers.
+        resamples: of the bootstrap over prompts.
+        confidence: of the intervals.
+        seed: of the bootstrap.
 
     Returns:
         One row a run: tested and accepted tokens, of a tree levels; `rate` accepted / tested
-        (only what received a decision counts); `tokens_per_call` emitted / calls;
-        `drafted_per_call`, and `depth_per_call` of them in a row, below the draft length where
-        answers end or look-up finds less; `closed_form` the tokens a call at this rate under
-        independence, mean over the calls with what each could emit, NaN of trees;
-        `agreement` share of positions with the baseline's token;
+        (only what received a decision counts) and `tokens_per_call` emitted / calls, with their
+        intervals in _ci_low and _ci_high; `drafted_per_call`, and `depth_per_call` of them in a
+        row, below the draft length where answers end or look-up finds less; `closed_form` the
+        tokens a call at this rate under independence, mean over the calls with what each could
+        emit, NaN of trees; `agreement` share of positions with the baseline's token;
         `log_likelihood` of an answer's token under the target, mean; `given_up` the baseline's
         less this, nats a token.
     """
-    counted = ["drafted", "depth", "tested", "accepted", "emitted"]
-    sums = decoded.calls.groupby("run")[counted].sum()
-    sums["calls"] = decoded.calls.groupby("run").size()
+    bootstrap, calls = decoded.bootstrap(resamples, confidence, seed), decoded.calls.assign(calls=1)
+    sums = calls.groupby("run")[
+        ["drafted", "depth", "tested", "accepted", "emitted", "calls"]
+    ].sum()
     table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(
         sums.drop(columns=["drafted", "depth"])
     )
     totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
-    table["rate"] = table["accepted"] / table["tested"].where(table["tested"] > 0)
-    table["tokens_per_call"] = table["emitted"] / table["calls"]
+    for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
+        found = ratios(*decoded.by_prompt(calls, *of), bootstrap)
+        for column, values in zip((name, f"{name}_ci_low", f"{name}_ci_high"), found, strict=True):
+            table[column] = values
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
     table["depth_per_call"] = sums["depth"] / table["calls"]
     table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
@@ -145,48 +154,40 @@ def acceptance(decoded: Decoded) -> pd.DataFrame:
     return table
 
 
-def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
-    """Return the tokens a call of each run that independent tests would give.
+def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+    """Return tokens a call over those of multiplicative rules that give up as many nats a token.
 
-    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run, n the drafted tokens a call could
-    emit (`reach`): an answer's limit or end, or a look-up that finds less, cuts drafts short.
-
-    Args:
-        calls: run and reach of each call.
-        rates: acceptance rate a of each run; NaN where nothing was tested, and 1 is returned.
-    """
-    counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
-    a = counts["run"].map(rates).fillna(0.0)
-    pairs = zip(a, counts["reach"], strict=True)
-    counts["emitted"] = [speed_laws.tokens_per_call(rate, n) for rate, n in pairs]
-    counts["emitted"] *= counts["calls"]
-    sums = counts.groupby("run")[["emitted", "calls"]].sum()
-    return sums["emitted"] / sums["calls"]
-
-
-def acceptance_intervals(
-    decoded: Decoded, resamples: int, confidence: float, seed: int
-) -> pd.DataFrame:
-    """Return intervals over prompts of the acceptance rate and of tokens a call, of every run.
-
-    Args:
-        decoded: calls and answers.
-        resamples: of the bootstrap.
-        confidence: of the interval.
-        seed: of the bootstrap.
+    Of single steps no rule is better than a threshold on nats (docs/method.md, section 16), but the
+    prefix rule accepts whole prefixes, and relaxed answers meet other drafts. So both are measured:
+    multiplicative rules and strict greedy with the same draft length and temperature are points
+    (nats given up a token, tokens a call), joined by straight lines.
 
     Returns:
-        One row a run: rate_ci_low, rate_ci_high, tokens_per_call_ci_low,
-        tokens_per_call_ci_high; NaN where nothing was tested.
+        One row a run: over_thresholds with over_thresholds_ci_low and _ci_high, paired by prompt;
+        NaN of the rules on the line, of trees, and where no rule on it gives up as much.
     """
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
-    calls = decoded.calls.assign(calls=1)
-    columns: dict[str, Floats] = {}
-    for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
-        above, below = decoded.by_prompt(calls, *of)
-        _, low, high = ratios(above, below, bootstrap)
-        columns |= {f"{name}_ci_low": low, f"{name}_ci_high": high}
-    return pd.DataFrame(columns)
+    counted = decoded.by_prompt(decoded.calls.assign(calls=1), "emitted", "calls")
+    scored = decoded.by_prompt(decoded.data, "log_likelihood", "n_tokens")
+    emitted, calls, likelihood, tokens = (
+        np.vstack([sums.sum(0), bootstrap.sums(sums)]) for sums in (*counted, *scored)
+    )
+    length, mean = emitted / calls, likelihood / tokens  # (1 + B, R)
+    given_up = mean[:, [decoded.baseline(run) for run in range(len(decoded.runs))]] - mean
+    over = np.full_like(length, np.nan)
+    chains = decoded.runs[(decoded.runs["drafter"] == "model") & ~decoded.of_trees]
+    for _, group in chains[chains["rule"].notna()].groupby(["draft_length", "temperature"]):
+        known = {run: decoded.rules[label] for run, label in group["rule"].items()}
+        line = [run for run in known if isinstance(known[run], StrictGreedy | Multiplicative)]
+        if not any(isinstance(known[run], Multiplicative) for run in line):
+            continue
+        for row, (nats, best) in enumerate(zip(given_up[:, line], length[:, line], strict=True)):
+            order, others = np.argsort(nats), group.index.difference(line)
+            at = np.interp(given_up[row, others], nats[order], best[order], right=np.nan)
+            over[row, others] = length[row, others] / at
+    low, high = bootstrap.interval(over[1:])
+    name = "over_thresholds"
+    return pd.DataFrame({name: over[0], f"{name}_ci_low": low, f"{name}_ci_high": high})
 
 
 def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
@@ -203,22 +204,6 @@ def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int
             for run, mine in enumerate(by_run)
         ]
     )
-
-
-def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return how often the token at each place of a draft is tested and accepted, by run.
-
-    Returns:
-        run, place (from 1), tested, accepted, rate: the accepted share of the tested.
-    """
-    rows = []
-    for run, mine in calls.groupby("run"):
-        tested, accepted = mine["tested"].to_numpy(), mine["accepted"].to_numpy()
-        for place in range(1, int(tested.max(initial=0)) + 1):
-            n = int(np.sum(tested >= place))
-            right = int(np.sum(accepted >= place))
-            rows.append((run, place, n, right, right / n))
-    return pd.DataFrame(rows, columns=["run", "place", "tested", "accepted", "rate"])
 
 
 def partings(decoded: Decoded) -> pd.DataFrame:

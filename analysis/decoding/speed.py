@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from ..statistics.bootstrap import few
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
-from .predicted import predictions
-from .speed_laws import break_even, optimal_draft_length
+from .predicted import break_even, optimal_draft_length, predictions
 
 Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
@@ -30,13 +29,12 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         token costs the target alone, the baseline's c_verify + c_other, and `c_q` what a
         drafted token costs, or a level of a tree: pass and choice of the token in both;
         `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
-        of `predictions`; `first_token` median; gaps between tokens `itl_50`, `itl_95`,
-        `itl_99`, and `itl_zero`, the share that arrive with the token before them; `memory`
-        bytes beside the target's at the longest answer; `seconds_finished` and `seconds_ratio`
-        of `finished`; `prompts`, and `few_prompts` where
-        they are too few for the intervals.
+        of `predictions`; `first_token` median; gaps between tokens `itl_50` and `itl_99`;
+        `memory` bytes beside the target's at the longest answer; `seconds_finished` and
+        `seconds_ratio` of `finished`; `prompts`, and `few_prompts` where they are too few for the
+        intervals.
     """
-    table = acceptance(decoded)
+    table = acceptance(decoded, resamples, confidence, seed)
     spans = decoded.spans.groupby("run")[
         ["draft_seconds", "verify_seconds", "other_seconds", "depth"]
     ].sum()
@@ -50,9 +48,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     table["verify_ratio"] = settled / table["c_p"]
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
-    for level in (50, 95, 99):
+    for level in (50, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
-    table["itl_zero"] = [np.mean(gap == 0) if len(gap) else np.nan for gap in gaps]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
     table = table.assign(prompts=decoded.prompts, few_prompts=few(decoded.prompts))
     ended = finished_runs(decoded, resamples, confidence, seed)[CLOCKED_ANSWERS]

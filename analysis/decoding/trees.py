@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ..rules import StrictGreedy, Tree
@@ -69,24 +68,12 @@ def rates(one: Decoded, table: pd.DataFrame, group: str) -> Floats:
 
 def judged_levels(one: Decoded) -> pd.DataFrame:
     """Return run, level, children and accepted of all levels tested; of a chain one child each."""
+    chains = one.calls[~one.calls["run"].map(one.of_trees)].reset_index(drop=True)
+    tested = chains.loc[chains.index.repeat(chains["tested"]), ["run", "accepted"]]
+    level = tested.groupby(level=0).cumcount() + 1
+    tested = tested.assign(level=level, children=1, accepted=level <= tested["accepted"])
     of_trees = one.levels[["run", "level", "children", "accepted"]]
-    chains = one.calls[~one.calls["run"].map(one.of_trees)]
-    tested = chains["tested"].to_numpy()
-    level = np.concatenate([np.arange(n) for n in tested]) if len(tested) else np.array([])
-    return pd.concat(
-        [
-            of_trees,
-            pd.DataFrame(
-                {
-                    "run": np.repeat(chains["run"].to_numpy(), tested),
-                    "level": level + 1,
-                    "children": 1,
-                    "accepted": level < np.repeat(chains["accepted"].to_numpy(), tested),
-                }
-            ),
-        ],
-        ignore_index=True,
-    ).astype(int)
+    return pd.concat([of_trees, tested], ignore_index=True).astype(int)
 
 
 def shape_of(one: Decoded, run: int) -> Topology | None:

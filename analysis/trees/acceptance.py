@@ -7,18 +7,32 @@ the probability that none is accepted; it belongs to no index.
 R is measured on decoded trees (`measured_rates`), or estimated without decoding a tree from what
 both models say of the same steps (`greedy_rates`, `drawn_rates`). Tokens that are not stored stand
 together as one for each model, which never meet: R is a little too small where they have much mass.
+
+R bounds the tokens that a tree emits (arXiv 2504.15475). The bounds are on the zero-order
+prediction (`tree_tokens_per_call`); tokens that are accepted in runs can exceed them. Entropies are
+in nats.
+
+A tree of k drafted tokens over an alphabet of L sibling indices ends a call in one of
+k (L - 1) + L ways: at each of its k + 1 nodes, the root included, any index that is not a child.
+This end has an entropy of G H[R], G being the tokens of the call, and at most the logarithm of
+their number. So the bounds hold for any tree of k nodes, not only for tau*.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .topology import Floats
 
+LARGEST_M = 1 << 53  # m beyond this is infinite: the bound differs by rounding only
 Integers = NDArray[np.integer[Any]]
+# The most probable tokens of N steps under one model: ids (N, K) by decreasing probability, weights
+# (N, K) proportional to their probabilities, and the weight (N,) of all other tokens.
+Stored = tuple[Integers, Floats, Floats]
 
 
 def measured_rates(accepted: Integers, children: Integers) -> Floats:
@@ -62,43 +76,17 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     return np.array(rates)
 
 
-def index_entropy(rates: Floats) -> float:
-    """Return H[R] = -sum R log R in nats (equation (3) of arXiv 2504.15475, of one context).
-
-    Where `rates` (J,) leave something over, this is a lower bound of the entropy over all indices.
-    """
-    positive = rates[rates > 0]
-    return float(-(positive * np.log(positive)).sum())
-
-
-class Stored(NamedTuple):
-    """The most probable tokens of N steps under one model.
-
-    Attributes:
-        ids: (N, K) by decreasing probability.
-        weights: (N, K) proportional to their probabilities.
-        tail: (N,) the weight of all other tokens.
-    """
-
-    ids: Integers
-    weights: Floats
-    tail: Floats
-
-    def rows(self, part: slice) -> Stored:
-        """Return those of some steps."""
-        return Stored(self.ids[part], self.weights[part], self.tail[part])
-
-    def truncated(self, top_p: float, top_k: int) -> Stored:
-        """Return them without the tokens that top_k, and then top_p, leave out."""
-        weights, tail = self.weights, self.tail
-        if top_k:
-            weights = np.where(np.arange(weights.shape[1]) < top_k, weights, 0.0)
-            tail = np.zeros_like(tail)
-        whole = weights.sum(axis=1) + tail
-        before = np.cumsum(weights, axis=1) - weights
-        kept = before < top_p * whole[:, None]
-        rest = weights.sum(axis=1) < top_p * whole
-        return Stored(self.ids, np.where(kept, weights, 0.0), np.where(rest, tail, 0.0))
+def truncated(stored: Stored, top_p: float, top_k: int) -> Stored:
+    """Return stored tokens without those that top_k, and then top_p, leave out."""
+    ids, weights, tail = stored
+    if top_k:
+        weights = np.where(np.arange(weights.shape[1]) < top_k, weights, 0.0)
+        tail = np.zeros_like(tail)
+    whole = weights.sum(axis=1) + tail
+    before = np.cumsum(weights, axis=1) - weights
+    kept = before < top_p * whole[:, None]
+    rest = weights.sum(axis=1) < top_p * whole
+    return ids, np.where(kept, weights, 0.0), np.where(rest, tail, 0.0)
 
 
 def greedy_rates(ranks: Integers, count: int) -> Floats:
@@ -115,22 +103,34 @@ def greedy_rates(ranks: Integers, count: int) -> Floats:
     return np.bincount(ranks, minlength=count + 1)[1 : count + 1] / len(ranks)
 
 
-def aligned(target: Stored, draft: Stored, vocab_size: int) -> tuple[Floats, Floats]:
+def aligned(target: Stored, draft: Stored) -> tuple[Floats, Floats]:
     """Return the distributions (N, 2 K + 2) of both models over the same tokens.
 
     The drafter's stored tokens come first, then those that only the target stored (in the place of
     a token that both stored there is none), then the rest of the one, and of the other.
     """
-    n = len(target.ids)
-    table = np.zeros((n, vocab_size))
-    np.put_along_axis(table, target.ids, target.weights, axis=1)
-    shared = np.take_along_axis(table, draft.ids, axis=1)
-    np.put_along_axis(table, draft.ids, 0.0, axis=1)
-    own = np.take_along_axis(table, target.ids, axis=1)
-    nothing = np.zeros((n, 1))
-    p = np.hstack([shared, own, target.tail[:, None], nothing])
-    q = np.hstack([draft.weights, np.zeros_like(own), nothing, draft.tail[:, None]])
+    (ids, p, p_tail), (draft_ids, q, q_tail) = target, draft
+    at = places(draft_ids, ids)
+    shared = np.where(at < 0, 0.0, np.take_along_axis(p, np.maximum(at, 0), axis=1))
+    own = np.where(places(ids, draft_ids) < 0, p, 0.0)
+    nothing = np.zeros((len(ids), 1))
+    p = np.hstack([shared, own, p_tail[:, None], nothing])
+    q = np.hstack([q, np.zeros_like(own), nothing, q_tail[:, None]])
     return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
+
+
+def places(ids: Integers, among: Integers) -> NDArray[np.intp]:
+    """Return where in its row of `among` (N, M) each of `ids` (N, K) stands, or -1.
+
+    Examples:
+        >>> places(np.array([[7, 3]]), np.array([[3, 5, 9]])).tolist()
+        [[-1, 0]]
+    """
+    rows = np.arange(len(ids))[:, None] * (1 + max(ids.max(), among.max()))
+    wanted, known = (ids + rows).ravel(), (among + rows).ravel()
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
+    return np.where(known[at] == wanted, at % among.shape[1], -1).reshape(ids.shape)
 
 
 def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) -> Floats:
@@ -166,3 +166,97 @@ def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) ->
         rest = q.sum(axis=1, keepdims=True)
         q = np.divide(q, rest, out=q, where=rest > 0)
     return rates
+
+
+def index_entropy(rates: Floats) -> float:
+    """Return H[R] = -sum R log R in nats (equation (3) of arXiv 2504.15475, of one context).
+
+    Where `rates` (J,) leave something over, this is a lower bound of the entropy over all indices.
+    """
+    positive = rates[rates > 0]
+    return float(-(positive * np.log(positive)).sum())
+
+
+def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> float:
+    """Return the bound of Theorem 4.2 on the tokens of a call, log(k (L - 1) + L) / H[R].
+
+    It is attained where all ends are equally probable: R = 1/L, every node within some depth.
+
+    Args:
+        entropy: H[R] over all L indices, whose R has the sum 1.
+        indices: L; the seed takes the size of the vocabulary.
+        k: drafted tokens.
+        tight: equation (29); False gives equation (5), (log L + log(k + 1)) / H[R].
+
+    Examples:
+        >>> round(tunstall_upper(math.log(2), 2, 6), 9)
+        3.0
+    """
+    return _ratio(_log_ends(indices, k, tight), entropy)
+
+
+def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
+    """Return the bound of Lemma 4.3 on the tokens of a call.
+
+    (log(d + m) + log(k + 1)) / (H[R(1), ..., R(d), p_res] + p_res log m): what the d indices of a
+    tree leave over, p_res, is spread evenly over m more. The tree does not see it, so that every
+    m of at least 1 gives a bound, also one below the p_res / min R that the lemma asks for.
+
+    Args:
+        rates: (d,) R of the sibling indices that the tree has.
+        k: drafted tokens.
+        m: over how many indices the rest is spread, at least 1.
+        tight: count the ends as in equation (29), log((k + 1)(d + m) - k).
+    """
+    rest = _rest(rates)
+    if rest == 0:
+        return tunstall_upper(index_entropy(rates), len(rates), k, tight)
+    spread = index_entropy(np.append(rates, rest)) + rest * math.log(m)
+    return _ratio(_log_ends(len(rates) + m, k, tight), spread)
+
+
+def least_residual_upper(rates: Floats, k: int, tight: bool = False) -> tuple[float, float]:
+    """Return the m at which `residual_upper` is least, and its value there.
+
+    The bound falls until some m and grows after it, so the sign of its slope finds this m. Where
+    H[R(1), ..., R(d), p_res] <= p_res log(k + 1) it falls for ever: m is inf, and the bound
+    1 / p_res, as every call ends with probability p_res at each token.
+
+    Args:
+        rates: (d,) R of the sibling indices that the tree has.
+        k: drafted tokens.
+        tight: count the ends as in equation (29).
+    """
+    rest = _rest(rates)
+    if rest == 0:
+        return 1, residual_upper(rates, k, 1, tight)
+    known = index_entropy(np.append(rates, rest))
+    offset = len(rates) - (k / (k + 1) if tight else 0)
+
+    def rises(m: int) -> bool:
+        """Whether (log(m + offset) + log(k + 1)) / (known + rest log m) grows at m."""
+        spread = known + rest * math.log(m)
+        return m / (m + offset) * spread >= rest * (math.log(m + offset) + math.log(k + 1))
+
+    if known <= rest * math.log(k + 1) or not rises(LARGEST_M):
+        return math.inf, 1 / rest
+    low, high = 0, LARGEST_M  # it rises at `high`, and at no m up to `low`
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rises(middle) else (middle, high)
+    return min(
+        ((m, residual_upper(rates, k, m, tight)) for m in (max(low, 1), high)),
+        key=lambda found: found[1],
+    )
+
+
+def _log_ends(indices: int, k: int, tight: bool) -> float:
+    return math.log(k * (indices - 1) + indices) if tight else math.log(indices) + math.log(k + 1)
+
+
+def _rest(rates: Floats) -> float:
+    return max(0.0, 1 - math.fsum(rates))
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator > 0 else math.inf

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.topk import TopK
-from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
+from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
 from analysis.trees.topology import Floats
 from pipeline.errors import PipelineError
 from pipeline.plan.method import RACES, Method
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 ROWS = 8192  # of a chunk
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
-CHUNK = 1 << 22  # numbers of a table of whole vocabularies
 FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
 DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # as Steps has them
@@ -164,19 +163,11 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     if method.temperature == 0:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
-    steps, target, draft = stored_pair(artifact, STEPS, method.temperature)
-    target, draft = (one.truncated(method.top_p, method.top_k) for one in (target, draft))
-    size = artifact.record["facts"]["vocab_size"]
-    generator = np.random.default_rng(0)
-    sums = np.zeros(count)
-    rows = max(1, CHUNK // size)
-    for start in range(0, len(steps), rows):
-        part = slice(start, start + rows)
-        p, q = aligned(target.rows(part), draft.rows(part), size)
-        times = generator.exponential(size=p.shape)
-        found = drawn_rates(p, q, times, count, method.sampling == RACES)
-        sums[: len(found)] += found
-    return sums / len(steps)
+    _, *pair = stored_pair(artifact, STEPS, method.temperature)
+    p, q = aligned(*(truncated(one, method.top_p, method.top_k) for one in pair))
+    times = np.random.default_rng(0).exponential(size=p.shape)
+    found = drawn_rates(p, q, times, count, method.sampling == RACES) / len(p)
+    return np.pad(found, (0, count - len(found)))
 
 
 def stored_pair(
@@ -207,10 +198,10 @@ def _stored(table: pa.Table, prefix: str, size: int, known_at: float, temperatur
     below = logits.astype(np.float64) - logits[:, :1]
     others = size - ids.shape[1]
     if others == 0:
-        return Stored(ids, np.exp(below / temperature), np.zeros(len(ids)))
+        return ids, np.exp(below / temperature), np.zeros(len(ids))
     each = known_at * (log_tail + surprisal - np.log(others))  # its logit, less the largest
     tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)
-    return Stored(ids, np.exp(below / temperature), tail)
+    return ids, np.exp(below / temperature), tail
 
 
 def words(

@@ -37,7 +37,7 @@ def bootstrap(steps: Steps) -> PromptBootstrap:
 
 def statistics(steps: Steps, rule: object, column: str = "value") -> dict[str, float]:
     verdict = judge(steps, [rule])[0]  # type: ignore[list-item]
-    frame = rule_statistics(steps, verdict, bootstrap(steps), 8)
+    frame = rule_statistics(steps, verdict, bootstrap(steps))
     return dict(zip(frame["statistic"], frame[column], strict=True))
 
 
@@ -96,7 +96,6 @@ def test_lengths_and_shares_by_hand() -> None:
     # calls end at the two rejections, and at the end of the first answer
     assert found["realised_per_call"] == pytest.approx(6 / (2 + 1))
     assert found["certified_per_call"] == pytest.approx(6 / (4 + 1))
-    assert found["realised_mean_run"] == pytest.approx(4 / 3)
     relaxed = statistics(steps, Additive(t=0.25))
     assert relaxed["acceptance"] == 1
     assert relaxed["departure"] == pytest.approx(2 / 6)
@@ -131,7 +130,7 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
 ) -> None:
     steps, verdict = opened(seed, grid)
     sampled, rng = bootstrap(steps), np.random.default_rng(seed)
-    found = rule_statistics(steps, verdict, sampled, 8).set_index("statistic").drop("inexact")
+    found = rule_statistics(steps, verdict, sampled).set_index("statistic").drop("inexact")
     needed = [kl_needed(verdict.lower, verdict.upper, share, sampled) for share in (0.5, 0.9)]
     names = ["certified_per_call", "empty"]
     assert (found.loc[names, "value"] < found.loc[names, "optimistic"]).all()
@@ -141,7 +140,7 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
         r = np.where(rng.random(len(steps)) < 0.3, np.minimum(between, verdict.upper), r)
         r = np.where(verdict.accepted, r, np.minimum(r, steps.kl))  # certified is accepted
         truth = replace(verdict, lower=r, upper=r, certified=steps.kl < r, certifiable=steps.kl < r)
-        exact = rule_statistics(steps, truth, sampled, 8).set_index("statistic").loc[found.index]
+        exact = rule_statistics(steps, truth, sampled).set_index("statistic").loc[found.index]
         rounding = 1e-12 * exact["value"].abs()
         for name in found.index[exact["value"].notna()]:
             low, high = found.loc[name, ["value", "optimistic"]]

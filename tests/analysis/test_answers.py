@@ -84,6 +84,10 @@ def test_counts_by_task_and_of_all() -> None:
     assert (relaxed["items"], relaxed["right"], relaxed["lost"], relaxed["won"]) == (4, 1, 2, 1)
     assert relaxed["difference"] == -0.25
     assert relaxed["recovery"] == 0.5
+    ends = [f"{of}_ci_{end}" for end in ("low", "high") for of in ("recovery", "difference")]
+    low, worst, high, best = relaxed[ends]
+    before = relaxed["accuracy"] - relaxed["difference"]
+    assert (low, high) == pytest.approx((max(0.0, 1 + worst / before), 1 + best / before))
     assert relaxed["changed"] == 0.75
     assert relaxed["given_up"] == pytest.approx(3 / 40)
     assert relaxed["cut"] == 0.25

@@ -8,7 +8,7 @@ import cvxpy
 import numpy as np
 import pytest
 
-from analysis.acceptance import engine_laws
+from analysis.acceptance import best_laws
 from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of, mean_curve
 from analysis.beyond.probability import coin_kl
 from analysis.topk import Floats
@@ -106,11 +106,11 @@ def test_tokens_without_probability(name: str) -> None:
 
 
 LAWS = {
-    "typical": engine_laws.typical_law,
-    "MARS": lambda p, q: engine_laws.mars_law(p, q, relaxed=True),
-    "cascade": engine_laws.cascade_law,
-    "mixture": engine_laws.mixture_law,
-    "Cactus": engine_laws.cactus_law,
+    "typical": best_laws.typical_law,
+    "MARS": lambda p, q: best_laws.mars_law(p, q, relaxed=True),
+    "cascade": best_laws.cascade_law,
+    "mixture": best_laws.mixture_law,
+    "Cactus": best_laws.cactus_law,
 }
 
 

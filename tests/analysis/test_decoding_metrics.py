@@ -11,8 +11,9 @@ import pytest
 from analysis.decoding import metrics as decoding
 from analysis.decoding import predicted, speed
 from analysis.decoding.metrics import Decoded
-from analysis.rules import StrictGreedy
+from analysis.rules import Multiplicative, Prefix, StrictGreedy
 
+STATISTICS = (20, 0.9, 0)
 RUNS = pd.DataFrame(
     {
         "method": ["Autoregressive", "Strict greedy", "Strict greedy"],
@@ -88,7 +89,7 @@ def made() -> Decoded:
 
 
 def test_acceptance_is_pooled_over_tested_tokens() -> None:
-    found = decoding.acceptance(made())
+    found = decoding.acceptance(made(), *STATISTICS)
     assert found["rate"].iloc[1] == pytest.approx(3 / 5)  # 2 + 0 + 1 of 2 + 1 + 2
     assert np.isnan(found["rate"].iloc[0])
     assert found["tokens_per_call"].tolist() == pytest.approx([1, 8 / 5, 8 / 4])
@@ -102,9 +103,9 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     data = made().data.assign(  # pooled over the longer of two answers
         n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
     )
-    pooled = decoding.acceptance(replace(made(), data=data))["agreement"]
+    pooled = decoding.acceptance(replace(made(), data=data), *STATISTICS)["agreement"]
     assert pooled.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
-    rates = decoding.position_rates(made().calls).set_index(["run", "place"])
+    rates = predicted.position_rates(made().calls).set_index(["run", "place"])
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
     assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
     assert (2, 4) not in rates.index
@@ -112,8 +113,8 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
 
 def test_intervals_of_acceptance_are_over_prompts() -> None:
     """Run 1 accepts 2 of 3 of prompt a in 3 calls, 1 of 2 of b in 2; resamples are aa, ab, bb."""
-    decoded = made()
-    found = decoding.acceptance_intervals(decoded, 200, 0.9, 0)
+    ends = [f"{name}_ci_{end}" for name in ("rate", "tokens_per_call") for end in ("low", "high")]
+    found = decoding.acceptance(made(), 200, 0.9, 0)[ends]
     assert found.iloc[1].tolist() == pytest.approx([1 / 2, 2 / 3, 3 / 2, 5 / 3])
     assert found.iloc[0, :2].isna().all()  # the baseline tests nothing
     assert found.iloc[0, 2:].tolist() == [1, 1]
@@ -121,10 +122,14 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
 
 def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
     calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
-    assert decoding.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
+    assert predicted.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
     tree = {"name": "optimal", "shown": "tau*", "nodes": 2, "depth": 1, "parents": [-1, -1]}
     drawn = replace(made(), runs=made().runs.assign(tree=[None, tree, None]))
-    assert decoding.acceptance(drawn)["closed_form"].isna().tolist() == [False, True, False]
+    assert decoding.acceptance(drawn, *STATISTICS)["closed_form"].isna().tolist() == [
+        False,
+        True,
+        False,
+    ]
     alone = speed.speed(drawn, 20, 0.9, 0)
     assert predicted.draft_lengths(drawn, alone).empty  # one chain: none to choose
 
@@ -177,7 +182,6 @@ def test_speed_costs_and_predictions() -> None:
     assert table["tpot_speedup"].tolist()[:2] == pytest.approx([1.0, 0.080 / 0.067])
     ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
     assert ends.is_monotonic_increasing
-    assert table["itl_zero"].iloc[1] == pytest.approx(3 / 8)
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["memory"].iloc[1] == 100 + 2 * 16
     for given in (table, table[::-1]):
@@ -251,3 +255,24 @@ def test_a_prediction_is_over_the_answers_that_were_measured(run: int, rates: li
     seconds = made_up.spans["verify_seconds"].where(made_up.spans["run"] == 0, 0.2)
     slow = replace(made_up, spans=made_up.spans.assign(verify_seconds=seconds))
     assert speed.speed(slow, 20, 0.9, 0)["least"].isna().all()  # drafts never pay
+
+
+@pytest.mark.parametrize(("nats", "over"), [(0.1, 1.1), (0.2, 2.75 / 3), (0.2 + 1e-9, np.nan)])
+def test_tokens_a_call_beside_thresholds_at_equal_nats(nats: float, over: float) -> None:
+    """Strict greedy emits 2 tokens a call, alpha = 0.5 gives up 0.2 nats for 3: 2.5 at 0.1."""
+    rules = [StrictGreedy(), Multiplicative(0.5), Prefix(2.0)]
+    labels = [rule.label for rule in rules]
+    runs = RUNS.iloc[[0, 1, 1, 1]].reset_index(drop=True).assign(rule=[None, *labels])
+    given, length = [0.0, 0.0, 0.2, nats], [1.0, 2.0, 3.0, 2.75]
+    rows = [(prompt, run) for prompt in "ab" for run in range(4)]
+    data = pd.DataFrame(rows, columns=["prompt_id", "run"]).assign(n_tokens=[10] * 4 + [20] * 4)
+    data["log_likelihood"] = -data["n_tokens"] * (1 + data["run"].map(dict(enumerate(given))))
+    calls = data[["prompt_id", "run"]].assign(emitted=data["run"].map(dict(enumerate(length))))
+    known = dict(zip(labels, rules, strict=True))
+    one = replace(made(), runs=runs, data=data, calls=calls, rules=known)
+    found = decoding.of_thresholds(one, 20, 0.9, 0)
+    assert found["over_thresholds"].tolist() == pytest.approx([np.nan] * 3 + [over], nan_ok=True)
+    alone = replace(one, rules={**known, labels[1]: StrictGreedy()})
+    assert decoding.of_thresholds(alone, 20, 0.9, 0).isna().all(axis=None)  # no line
+    longer = replace(one, runs=runs.assign(draft_length=[0, 2, 2, 3]))
+    assert decoding.of_thresholds(longer, 20, 0.9, 0).isna().all(axis=None)  # of other drafts

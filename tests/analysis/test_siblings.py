@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from analysis.acceptance.best_laws import best_of_drafts
 from analysis.topk import Floats
-from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
-from analysis.trees.several import best_of_drafts
+from analysis.trees.acceptance import aligned, drawn_rates, greedy_rates, truncated
 
 from .exact import exact
 
@@ -85,9 +85,9 @@ def test_greedy_rates_are_shares_of_ranks() -> None:
 
 
 def test_stored_tokens_meet_where_both_models_stored_them() -> None:
-    target = Stored(np.array([[0, 2]]), np.array([[0.5, 0.25]]), np.array([0.25]))
-    draft = Stored(np.array([[2, 1]]), np.array([[0.4, 0.4]]), np.array([0.2]))
-    p, q = aligned(target, draft, 4)
+    target = np.array([[0, 2]]), np.array([[0.5, 0.25]]), np.array([0.25])
+    draft = np.array([[2, 1]]), np.array([[0.4, 0.4]]), np.array([0.2])
+    p, q = aligned(target, draft)
     assert p.tolist() == [[0.25, 0, 0.5, 0, 0.25, 0]]
     assert q.tolist() == [[0.4, 0.4, 0, 0, 0, 0.2]]
 
@@ -108,10 +108,10 @@ def test_stored_tokens_meet_where_both_models_stored_them() -> None:
 def test_truncation_of_what_is_stored(
     top_p: float, top_k: int, weights: list[float], tail: float
 ) -> None:
-    stored = Stored(np.array([[3, 1, 0]]), np.array([[4.0, 2.0, 1.0]]), np.array([1.0]))
-    found = stored.truncated(top_p, top_k)
-    assert found.weights.tolist() == [weights]
-    assert found.tail.tolist() == [tail]
+    stored = np.array([[3, 1, 0]]), np.array([[4.0, 2.0, 1.0]]), np.array([1.0])
+    _, kept, rest = truncated(stored, top_p, top_k)
+    assert kept.tolist() == [weights]
+    assert rest.tolist() == [tail]
 
 
 def drafts(q: Floats, count: int, replacement: bool) -> Counter[frozenset[int]]:

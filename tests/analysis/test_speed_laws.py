@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy.optimize import brentq
 
-from analysis.decoding import speed, speed_laws
+from analysis.decoding import predicted, speed
 from analysis.decoding.metrics import Decoded
-from analysis.decoding.speed_laws import break_even, optimal_draft_length, tokens_per_call
+from analysis.decoding.predicted import break_even, optimal_draft_length, tokens_per_call
 from tests.analysis.test_decoding_metrics import made
 
 # Seed table: expected tokens a call, to two digits
@@ -28,11 +28,11 @@ PUBLISHED = {
 def test_tokens_per_call_has_the_published_values_and_its_limits() -> None:
     for a, row in PUBLISHED.items():
         for gamma, tokens in row.items():
-            assert speed_laws.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
-    assert speed_laws.tokens_per_call(1.0, 6) == 7
-    assert speed_laws.tokens_per_call(0.0, 6) == 1
+            assert predicted.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
+    assert predicted.tokens_per_call(1.0, 6) == 7
+    assert predicted.tokens_per_call(0.0, 6) == 1
     near = 1 - 1e-12  # the closed form cancels here
-    assert speed_laws.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
+    assert predicted.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
 
 
 def linear(rho: float, longest: int = 200) -> list[float]:
@@ -46,27 +46,27 @@ def test_optimal_draft_length_lies_at_the_root_of_the_derivative(a: float, rho: 
         return -(a ** (gamma + 1)) * math.log(a) * (1 + gamma * rho) - rho * (1 - a ** (gamma + 1))
 
     root = brentq(slope, 0, 200)
-    best, speedup = speed_laws.optimal_draft_length(a, linear(rho))
+    best, speedup = predicted.optimal_draft_length(a, linear(rho))
     assert best in {math.floor(root), math.ceil(root)}
-    assert speedup == pytest.approx(speed_laws.tokens_per_call(a, best) / (1 + best * rho))
+    assert speedup == pytest.approx(predicted.tokens_per_call(a, best) / (1 + best * rho))
 
 
 def test_drafting_does_not_pay_when_the_drafter_is_as_slow_as_it_is_right() -> None:
-    assert speed_laws.optimal_draft_length(0.3, linear(0.3)) == (0, 1.0)
-    assert speed_laws.optimal_draft_length(0.3, linear(0.29))[0] == 1
-    assert speed_laws.optimal_draft_length(0.5, linear(0.0, 9))[0] == 9
-    assert speed_laws.optimal_draft_length(0.9, [2.0]) == (0, 1.0)
+    assert predicted.optimal_draft_length(0.3, linear(0.3)) == (0, 1.0)
+    assert predicted.optimal_draft_length(0.3, linear(0.29))[0] == 1
+    assert predicted.optimal_draft_length(0.5, linear(0.0, 9))[0] == 9
+    assert predicted.optimal_draft_length(0.9, [2.0]) == (0, 1.0)
     # a verification that costs more with more tokens shortens the best draft
     dear = [cost + 0.4 * (gamma > 3) for gamma, cost in enumerate(linear(0.05, 7))]
-    assert speed_laws.optimal_draft_length(0.8, linear(0.05, 7))[0] == 7
-    assert speed_laws.optimal_draft_length(0.8, dear)[0] == 3
+    assert predicted.optimal_draft_length(0.8, linear(0.05, 7))[0] == 7
+    assert predicted.optimal_draft_length(0.8, dear)[0] == 3
 
 
 def test_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a=1\.5"):
-        speed_laws.tokens_per_call(1.5, 3)
+        predicted.tokens_per_call(1.5, 3)
     with pytest.raises(ValueError, match="gamma=-1"):
-        speed_laws.tokens_per_call(0.5, -1)
+        predicted.tokens_per_call(0.5, -1)
 
 
 STEP = 1e-9

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from analysis.decoding.speed_laws import optimal_draft_length
-from analysis.decoding.speed_laws import tokens_per_call as chain_tokens
-from analysis.trees import acceptance, bounds
+from analysis.decoding.predicted import optimal_draft_length
+from analysis.decoding.predicted import tokens_per_call as chain_tokens
+from analysis.trees import acceptance
 from analysis.trees.optimal import best_trees, optimal, optimal_by_cost
 from analysis.trees.topology import (
     ROOT,
@@ -185,14 +185,14 @@ def test_no_tree_exceeds_its_bounds(k: int) -> None:
         tree = optimal(whole, k)
         tokens = tree_tokens_per_call(tree, whole)
         h = acceptance.index_entropy(whole)
-        assert tokens <= bounds.tunstall_upper(h, 8, k) * (1 + 1e-12)
-        assert bounds.tunstall_upper(h, 8, k) <= bounds.tunstall_upper(h, 8, k, tight=False)
+        assert tokens <= acceptance.tunstall_upper(h, 8, k) * (1 + 1e-12)
+        assert acceptance.tunstall_upper(h, 8, k) <= acceptance.tunstall_upper(h, 8, k, tight=False)
         used = whole[: max(tree.siblings, default=0)]
         for tight in (True, False):
-            m, least = bounds.least_residual_upper(used, k, tight)
+            m, least = acceptance.least_residual_upper(used, k, tight)
             assert tokens <= least * (1 + 1e-12)
             if math.isfinite(m):
-                assert least == bounds.residual_upper(used, k, int(m), tight)
+                assert least == acceptance.residual_upper(used, k, int(m), tight)
 
 
 def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices() -> None:
@@ -200,36 +200,39 @@ def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices() -> None:
         k = len(symmetric(width, depth - 1))
         h = math.log(width)
         tokens = tree_tokens_per_call(symmetric(width, depth - 1), [1 / width] * width)
-        assert tokens == pytest.approx(bounds.tunstall_upper(h, width, k))
+        assert tokens == pytest.approx(acceptance.tunstall_upper(h, width, k))
         if k:
-            assert tokens < bounds.tunstall_upper(h, width, k, tight=False)
+            assert tokens < acceptance.tunstall_upper(h, width, k, tight=False)
 
 
 def test_lemma_4_3_by_hand_and_in_the_limit() -> None:
     rates = np.array([0.5, 0.25])
     h = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
     by_hand = (math.log(2 + 4) + math.log(11)) / (h + 0.25 * math.log(4))
-    assert bounds.residual_upper(rates, 10, 4) == pytest.approx(by_hand)
+    assert acceptance.residual_upper(rates, 10, 4) == pytest.approx(by_hand)
     # chains: 1 / (1 - a) is the limit of their tokens, and the least bound for long ones
-    m, least = bounds.least_residual_upper(np.array([0.8]), 10**6)
+    m, least = acceptance.least_residual_upper(np.array([0.8]), 10**6)
     assert (m, least) == (math.inf, pytest.approx(5))
     assert tree_tokens_per_call(sequence(200), [0.8]) == pytest.approx(5)
-    assert bounds.least_residual_upper(np.array([0.8]), 4)[0] < math.inf
+    assert acceptance.least_residual_upper(np.array([0.8]), 4)[0] < math.inf
     # nothing is left over: Theorem 4.2 of d indices
-    assert bounds.least_residual_upper(np.array([0.5, 0.5]), 6, tight=True)[1] == pytest.approx(3)
-    assert bounds.least_residual_upper(np.array([1.0]), 6)[1] == math.inf
-    assert bounds.least_residual_upper(np.array([]), 0)[1] == 1
+    assert acceptance.least_residual_upper(np.array([0.5, 0.5]), 6, tight=True)[1] == pytest.approx(
+        3
+    )
+    assert acceptance.least_residual_upper(np.array([1.0]), 6)[1] == math.inf
+    assert acceptance.least_residual_upper(np.array([]), 0)[1] == 1
 
 
 @pytest.mark.parametrize("tight", [True, False])
 def test_the_best_m_is_the_best_of_all(tight: bool) -> None:
     for seed, k in itertools.product(range(10), (1, 3, 10, 100)):
         rates = some_rates(seed, falling=True)[: 1 + seed % 4]
-        m, least = bounds.least_residual_upper(rates, k, tight)
+        m, least = acceptance.least_residual_upper(rates, k, tight)
         tried = np.unique(np.geomspace(1, 1e9, 300).astype(int))
-        values = [bounds.residual_upper(rates, k, int(at), tight) for at in tried]
+        values = [acceptance.residual_upper(rates, k, int(at), tight) for at in tried]
         assert least <= min(values) * (1 + 1e-12)
         if m < 1e3:
             assert m == min(
-                range(1, 3 * int(m) + 3), key=lambda at: bounds.residual_upper(rates, k, at, tight)
+                range(1, 3 * int(m) + 3),
+                key=lambda at: acceptance.residual_upper(rates, k, at, tight),
             )

@@ -98,8 +98,8 @@ def test_the_fastest_sure_lossless_method_comes_first() -> None:
     assert found.outcome == DRAFT
     assert found.sentence == (
         "Draft for T with prompt look-up under strict greedy (γ = 5): 1.20 [1.10, 1.30] times as "
-        "fast as T alone, and the text stays the same (30 prompts, greedy decoding; the fastest of "
-        "3 lossless methods, which favours it)."
+        "fast as T alone, and the text stays the same (30 prompts, greedy decoding; picked as the "
+        "fastest of 3 lossless methods, so its interval is optimistic)."
     )
     assert [one["speedup"] for one in found.methods] == [1.5, 1.2, 1.1, 1.0]
 
@@ -116,9 +116,9 @@ def test_one_method_is_the_best_of_none_and_sampling_keeps_the_distribution() ->
 @pytest.mark.parametrize(
     ("runs", "says"),
     [
-        ([run(0.8, 0.7, 0.9)], "pays from an acceptance of 80 % of the tested tokens; 50 % was"),
-        ([run(0.8, 0.7, 0.9, least=math.nan)], "no acceptance of D would be enough"),
-        ([run(0.8, 0.7, 0.9), run(1.2, 1.1, 1.3, **LOOKUP)], "D with γ = 5 pays from"),
+        ([run(0.8, 0.7, 0.9)], "pays off once 80 % of the tested tokens are accepted; 50 % were"),
+        ([run(0.8, 0.7, 0.9, least=math.nan)], "D cannot pay off"),
+        ([run(0.8, 0.7, 0.9), run(1.2, 1.1, 1.3, **LOOKUP)], "D with γ = 5 pays off"),
         ([run(0.8, 0.7, 0.9, draft_length=2, least=0.6), run(0.7, 0.6, 0.8)], "D with γ = 2 pays"),
         ([run(1.2, 1.1, 1.3)], ""),
         ([run(0.8, 0.7, 0.9, **LOOKUP)], ""),
@@ -138,8 +138,8 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, f"it was not tested on answers: `{COMMAND} stage=accuracy` does that."),
-        ({"answers": answers("mars theta=0.9")}, "it was not tested on answers"),
+        ({}, f"It was not tested on answers: run `{COMMAND} stage=accuracy`."),
+        ({"answers": answers("mars theta=0.9")}, "It was not tested on answers"),
         (
             {"answers": answers()},
             "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",
@@ -147,8 +147,8 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
         ({"answers": answers(up_to=True)}, "a loss of 5 points is excluded."),
         (
             {"answers": answers(down_to=True, right=93)},
-            "Not D under additive (t = 0.1) (γ = 5), though it was 1.50 [1.40, 1.60] times as "
-            "fast: right answers fell from 118 to 93 of 316.",
+            "Avoid D under additive (t = 0.1; γ = 5): it was 1.50 [1.40, 1.60] times as fast, but "
+            "right answers fell from 118 to 93 of 316.",
         ),
     ],
 )
@@ -159,9 +159,9 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
     assert found.outcome == DRAFT
     assert "strict greedy" in found.sentence
     assert says in found.beside[0]
-    if not says.startswith("Not"):
+    if not says.startswith("Avoid"):
         assert (
-            "1.50 [1.40, 1.60] times as fast instead of 1.20; it gives up 0.04 nats"
+            "1.50 [1.40, 1.60] times as fast instead of 1.20. It gives up 0.04 nats"
             in (found.beside[0])
         )
 
@@ -193,9 +193,9 @@ def test_behind_one_that_fell_the_next_is_offered() -> None:
         answers=answers("additive t=0.3", down_to=True),
     )
     assert found.outcome == DO_NOT
-    assert found.beside[0].startswith("Not D under additive (t = 0.3)")
+    assert found.beside[0].startswith("Avoid D under additive (t = 0.3; γ = 5)")
     assert (
-        "additive (t = 0.1) (γ = 5), 1.50 [1.40, 1.60] times as fast (the fastest of 2 relaxed"
+        "additive (t = 0.1; γ = 5) was 1.50 [1.40, 1.60] times as fast; picked as the fastest of 2"
         in (found.beside[1])
     )
 

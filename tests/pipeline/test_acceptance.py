@@ -108,7 +108,6 @@ def run(
             "resamples": 20,
             "confidence": 0.9,
             "statistics_seed": 0,
-            "window": 8,
             "divergences": list(divergences),
             "draft_length": 3,
         },

@@ -57,6 +57,8 @@ def test_the_study_of_a_log(tmp_path: Path) -> None:
     for name, value in known.items():
         assert f"| distributions.{name} | {value} |" in page
     assert "taken as raw" in page
+    said = (tmp_path / "out/report/mine/timings/verdict.md").read_text()
+    assert said == "Not measured for log: nothing was decoded with a drafter and timed.\n"
     assert len(STARTS) < FEW_PROMPTS
 
 
@@ -115,6 +117,7 @@ def test_a_drafter_that_scored_the_answers(
     assert '"model": "small"' in said
     solve.main([*command, "solve.eps=0.01", "solve.tokens=1.1"])
     said = capsys.readouterr().out
+    assert said.startswith("Not measured for log: nothing was decoded")
     assert "log: mars is left out: it takes raw logits, which a log does not have" in said
     assert "log: tree is left out: it takes 33 log-probabilities a step, and the log has 9" in said
     assert re.search(r"absolute +any drafter within 0\.01 .*0\.\d", said)

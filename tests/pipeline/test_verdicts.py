@@ -8,12 +8,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.acceptance.verdict import DO_NOT, OPEN
 from analysis.decoding.answers import Answered, accuracy
+from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
 from pipeline import solve
+from pipeline.execution.runner import ensure
+from pipeline.loader import Study
 from pipeline.paths import ROOT
-from pipeline.store.decoded import losses_on_answers
+from pipeline.store.artifacts import Store
+from pipeline.store.decoded import losses_on_answers, read_decoded, verdict
 from tests.conftest import SmallStudy
+from tests.pipeline.tiny import write_model, write_prompts
 
 
 def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
@@ -44,6 +50,34 @@ def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
     (row,) = found.to_dict("records")
     assert (row["rule"], row["alone"], row["right"], row["items"]) == ("additive t=0.1", 60, 30, 60)
     assert (row["down_to"], row["up_to"], row["margin"]) == (True, False, 0.05)
+
+
+def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
+    """The drafter costs what the target costs, and knows nothing of it."""
+    models = {
+        "targets.local": write_model(tmp_path / "wide", 0),
+        "drafter": write_model(tmp_path / "other", 1),
+    }
+    given = [
+        text
+        for key, path in models.items()
+        for text in (f"{key}.path='{path}'", f"{key}.label={path.name}", f"{key}.dtype=float32")
+    ]
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
+    method = "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}"
+    study = Study(
+        *("study=mini", "stage=decoding", "target=local", "drafter=local", *given),
+        *(f"prompts.source='{prompts}'", "prompts.count=30", "prompts.min_tokens=3"),
+        *(f"decoding.methods=[{method}]", "decoding.steps=6", "decoding.batches=[]"),
+        *("device={name: cpu, threads: 1}", f"outputs='{tmp_path}'"),
+    )
+    (made,) = ensure(study.nodes["decoding"], Store(tmp_path / "artifacts"))
+    decoded, statistics = read_decoded("wide", "other", made), (50, 0.95, 0)
+    found = verdict(decoded, speed(decoded, *statistics), None, statistics, 0.05, "")
+    assert found.run is not None
+    assert found.run["speedup"] < 1
+    assert found.outcome == DO_NOT or (found.outcome == OPEN and "busy" in found.sentence)
+    assert found.beside[-1].startswith("At the measured costs other")
 
 
 def test_solve_prints_the_verdict_and_at_most_40_lines(

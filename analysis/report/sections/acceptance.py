@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from ...acceptance.engine_laws import LAW
+from ...acceptance.best_laws import DRAFTS, LAW
+from ...acceptance.budgets import KINDS
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
-from ...trees.several import DRAFTS
 from ..measured import Results
 from ..records import Column, Part, Table, select, sentence, worded
 from ..text import FORMATS, number_text, share_text
@@ -44,7 +44,6 @@ DIVERGENCES = {
     "reverse_kl": "reverse KL",
     UNION: "union",
 }
-KINDS = ("uniform", "budget", "realised")  # of what a mean KL certifies
 TOKENS = "tokens"  # kind of a row that has the length under a law
 LAWS = {
     SPECULATIVE: "Speculative sampling",

@@ -15,15 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from ...decoding.answers import (
-    ALL,
-    Answered,
-    decide,
-    differing,
-    recoveries,
-    threshold_limits,
-    verdicts,
-)
+from ...decoding.answers import ALL, Answered, decide, differing, threshold_limits, verdicts
 from ...decoding.finished import CLOCKED
 from ...rules import Rule
 from ..records import Column, Figure, Part, Table, across, together, worded
@@ -215,8 +207,10 @@ def _beginning(text: str) -> str:
 @styled
 def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | None:
     """Accuracy of every method over that of the target alone, by task: Figure 3 of MARS."""
-    frames = [recoveries(one, table) for one, table in zip(answered, tables, strict=True)]
-    data = pd.concat(frames, ignore_index=True)
+    every = together({one.target: table for one, table in zip(answered, tables, strict=True)})
+    drawn = every[(every["drafter"] != "none") & (every["temperature"] == 0)]
+    shown = ["task", "run", "method", "draft_length", "items", *_interval("recovery"), "target"]
+    data = drawn[shown].reset_index(drop=True)
     if data.empty:
         return None
     drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(answered)), layout="constrained")

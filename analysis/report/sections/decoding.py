@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from ...decoding import metrics as decoding
 from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
+from ...decoding.predicted import position_rates
 from ...statistics.bootstrap import Floats, few
 from ..records import Column, Figure, Part, Table, worded
 from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
-from ..text import few_notes, share_text
+from ..text import FORMATS, few_notes, limits, share_text
 from .decoding_trees import Statistics, of_targets, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
@@ -47,15 +48,20 @@ def decoding_part(
 def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table:
     """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
     frames = [
-        decoding.acceptance(one)
-        .join(decoding.acceptance_intervals(one, *statistics))
+        decoding.acceptance(one, *statistics)
         .join(decoding.finished_runs(one, *statistics).drop(columns=CLOCKED_ANSWERS))
+        .join(decoding.of_thresholds(one, *statistics))
         .assign(prompts=one.prompts, few_prompts=few(one.prompts))
         for one in decoded
     ]
-    data = of_targets(decoded, frames)
+    data, name = of_targets(decoded, frames), "over_thresholds"
+    over, more = (name, *limits(name)), list[Column]()
+    if data[name].isna().all():  # no multiplicative rule was decoded
+        data = data.drop(columns=[*over])
+    else:
+        more = [Column("over thresholds", FORMATS["interval"], over)]
     return Table(
-        **worded("decoding_acceptance", confidence=f"{100 * statistics[1]:g} %"),
+        **worded("decoding_acceptance", more=more, confidence=f"{100 * statistics[1]:g} %"),
         data=data,
         shown=data.assign(closed_form=data["closed_form"].where(data["draft_length"] > 0)),
         notes=few_notes(one.prompts for one in decoded),
@@ -78,9 +84,7 @@ def partings_table(decoded: Sequence[Decoded]) -> Table | None:
 def rates_table(decoded: Sequence[Decoded]) -> Table:
     """How often the token at each place of a draft is accepted."""
     settings = ["method", "draft_length", "temperature"]
-    frames = [
-        decoding.position_rates(one.calls).join(one.runs[settings], on="run") for one in decoded
-    ]
+    frames = [position_rates(one.calls).join(one.runs[settings], on="run") for one in decoded]
     data = of_targets(decoded, [frame.query("draft_length > 0") for frame in frames])
     places = [
         Column(str(place), share_text, "rate", {"place": place}, above="place in the draft")

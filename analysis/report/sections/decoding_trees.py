@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...decoding.metrics import Decoded
 from ...decoding.trees import SHAPES, rates, tree_runs
-from ...trees.bounds import least_residual_upper, residual_upper
+from ...trees.acceptance import least_residual_upper, residual_upper
 from ...trees.optimal import best_trees
 from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
 from ..records import Figure, Table, worded

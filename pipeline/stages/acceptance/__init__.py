@@ -67,7 +67,6 @@ def nodes(request: Request) -> list[Node]:
             "dials": [rule_slice(rule) for rule in turned],
             "divergences": list(asked.divergences),
             "draft_length": asked.draft_length,
-            "window": config.run_lengths.window,
         }
         settings |= {"presets": presets, "dials": dials}
     return [
@@ -133,7 +132,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=14,
+    version=15,
     upstream=("drafts",),
     columns={
         "data": STEP

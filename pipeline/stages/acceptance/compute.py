@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from analysis.acceptance.best_laws import law_statistics
 from analysis.acceptance.budgets import budget_of_drafter
-from analysis.acceptance.engine_laws import law_statistics
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import Steps, Verdict, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
@@ -30,7 +30,6 @@ from analysis.rules import Mars, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
 from analysis.trees.acceptance import aligned
-from analysis.trees.several import several_statistics
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
@@ -72,7 +71,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
-            *(rule_statistics(steps, one, bootstrap, config["window"]) for one in judged),
+            *(rule_statistics(steps, one, bootstrap) for one in judged),
             calibration_statistics(confidence, chosen, bootstrap),
             acceptances,
         ],
@@ -189,9 +188,8 @@ def _laws(drafts: Artifact, steps: Steps) -> pd.DataFrame:
     rows, target, draft = stored_pair(drafts, LAW_STEPS, temperature)
     assert steps.target.logits is not None
     z1, z2 = steps.target.logits[rows, :2].T.astype(np.float64)
-    p, q = aligned(target, draft, steps.target.vocab_size)
-    laws = law_statistics(p, q, (z1 > 0) & (z2 > MARS.theta * z1))
-    return pd.concat([laws, several_statistics(p, q)])
+    p, q = aligned(target, draft)
+    return law_statistics(p, q, (z1 > 0) & (z2 > MARS.theta * z1))
 
 
 def check_sound(

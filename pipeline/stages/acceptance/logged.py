@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from analysis.acceptance.logged import (
-    LoggedPair,
-    Range,
-    judge_logged,
-    logged_statistics,
-    logged_violations,
-)
+from analysis.acceptance.logged import judge_logged, logged_statistics, logged_violations
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories
 from pipeline.errors import PipelineError
@@ -37,16 +31,7 @@ def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:
             )
     table = drafts.read("logged")
     column = {name: table[name].to_numpy() for name in table.column_names if "top_" not in name}
-    pair = LoggedPair(
-        read_logged(drafts),
-        Range(column["tv_low"], column["tv_high"]),
-        Range(column["kl_low"], column["kl_high"]),
-        column["draft_rank"],
-        Range(column["draft_prob_low"], column["draft_prob_high"]),
-        column["argmax_rank"],
-        facts["draft_k"],
-    )
-    judged = judge_logged(pair, rules)
+    judged = judge_logged(read_logged(drafts), column, facts["draft_k"], rules)
     for rule, found in judged.items():
         if len(wrong := logged_violations(found)):
             step = int(wrong[0])
@@ -57,7 +42,7 @@ def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:
             )
     prompts = Trajectories.from_positions(column["position"]).prompts
     bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.config))
-    frame = logged_statistics(pair, judged, bootstrap).assign(**bootstrap.counted)
+    frame = logged_statistics(column, judged, bootstrap).assign(**bootstrap.counted)
     schema = columns.schema("acceptance", "statistics")
     frame = frame.reindex(columns=schema.names)
     pending.write("statistics", pa.Table.from_pandas(frame, schema, preserve_index=False))

@@ -63,7 +63,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     bootstrap = bootstrap_settings(node.settings)
     one = read_decoded(target, drafter, artifact)
     speeds = speed.speedups(one, *bootstrap)
-    found = metrics.acceptance(one).join(metrics.acceptance_intervals(one, *bootstrap))
+    found = metrics.acceptance(one, *bootstrap)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
     ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
     found = found.join(speeds.rename(columns=ends)).join(metrics.finished_runs(one, *bootstrap))

@@ -101,19 +101,11 @@ def table_of(pairs: Pairs, logs: Sequence[EngineLog], vocab_size: int) -> pa.Tab
         TopK.from_log_probs(side["top_ids"], side["log_probs"], log.error, vocab_size)
         for log, side in zip(logs, sides, strict=True)
     )
-    pair = compare_logged(target, draft)
     schema = columns.schema("drafts", "logged", k=target.k)
     found = sides[0] | {
         "top_logits": target.log_probs.astype(np.float32),
         "top_surprisal": target.top_surprisal,
-        "kl_low": pair.kl.low,
-        "kl_high": pair.kl.high,
-        "tv_low": pair.tv.low,
-        "tv_high": pair.tv.high,
         "draft_token_id": draft.ids[:, 0],
-        "draft_rank": pair.draft_rank,
-        "draft_prob_low": pair.draft_prob.low,
-        "draft_prob_high": pair.draft_prob.high,
-        "argmax_rank": pair.argmax_rank,
+        **compare_logged(target, draft),
     }
     return columns.table(found, schema)
