@@ -6,7 +6,8 @@ its ranks and KL. Where target and drafter were logged by engines, all is known 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ SAMPLED = (  # what is known at the temperature of the answers
     *("top_surprisal", "log_tail", "entropy"),
 )
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+Judge = Callable[..., list[Verdict]]  # `judge_soundly` of a pair
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -62,8 +64,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     asked = [StrictGreedy(), *settings["rules"], *settings["presets"].values()]
     per_step = {rule.label: rule for rule in asked}  # each once, in order
     turned = {rule.label: rule for dial in settings["dials"] for rule in dial.rules}
-    judged = judge(steps, list((per_step | turned).values()))
-    check_sound(judged, steps, prompts, settings)
+    sound = partial(judge_soundly, settings, prompts)
+    judged = sound(steps, list((per_step | turned).values()))
     chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
@@ -76,8 +78,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             acceptances,
         ],
         "breakdown": [
-            _by_divergence(drafts, config["divergences"], steps, chosen, settings, bootstrap),
-            _by_depth(drafts, steps, chosen, settings, bootstrap),
+            _by_divergence(drafts, config["divergences"], steps, chosen, sound, bootstrap),
+            _by_depth(drafts, steps, chosen, sound, bootstrap),
         ],
         "levels": [
             *(budget_of_drafter(steps, one, bootstrap, config["draft_length"]) for one in chosen),
@@ -105,17 +107,16 @@ def _by_divergence(
     divergences: Sequence[str],
     steps: Steps,
     by_kl: Sequence[Verdict],
-    settings: Any,
+    sound: Judge,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Return what the certificates of each divergence, and their union, cover of each rule."""
-    table = drafts.read(columns=["prompt_id", *divergences])
+    table, rules = drafts.read(columns=list(divergences)), [one.rule for one in by_kl]
     distances = {name: table[name].to_numpy() for name in divergences}
-    judged = {}
-    for name, distance in distances.items():
-        rules = [one.rule for one in by_kl]
-        judged[name] = by_kl if name == "kl" else judge(steps, rules, name, distance)
-        check_sound(judged[name], steps, table["prompt_id"], settings, name, distance)
+    judged = {
+        name: by_kl if name == "kl" else sound(steps, rules, name, distance)
+        for name, distance in distances.items()
+    }
     covered = [
         coverage(dict(zip(judged, found, strict=True)), bootstrap)
         for found in zip(*judged.values(), strict=True)
@@ -127,11 +128,11 @@ def _by_depth(
     drafts: Artifact,
     steps: Steps,
     verdicts: Sequence[Verdict],
-    settings: Any,
+    sound: Judge,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Return the statistics at each depth of a draft; none where there is one: it is the first."""
-    table = drafts.read(columns=["prompt_id", *(f"depth_{name}" for name in DRAFTED)])
+    table = drafts.read(columns=[f"depth_{name}" for name in DRAFTED])
     lists = {name: columns.numbers(table[f"depth_{name}"]) for name in DRAFTED}
     depths = lists["kl"].shape[1]
     frames = []
@@ -139,8 +140,7 @@ def _by_depth(
         deep = Steps(
             steps.target, steps.position, **{name: x[:, depth - 1] for name, x in lists.items()}
         )
-        found = judge(deep, [one.rule for one in verdicts])
-        check_sound(found, deep, table["prompt_id"], settings)
+        found = sound(deep, [one.rule for one in verdicts])
         frames.append(depth_statistics(depth, deep, found, bootstrap))
     return pd.concat(frames).assign(divergence="") if frames else pd.DataFrame()
 
@@ -192,23 +192,22 @@ def _laws(drafts: Artifact, steps: Steps) -> pd.DataFrame:
     return law_statistics(p, q, (z1 > 0) & (z2 > MARS.theta * z1))
 
 
-def check_sound(
-    verdicts: Iterable[Verdict],
-    steps: Steps,
-    prompts: pa.ChunkedArray,
+def judge_soundly(
     settings: Any,
-    divergence: str = "KL",
+    prompts: pa.ChunkedArray,
+    steps: Steps,
+    rules: Sequence[Rule],
+    divergence: str = "kl",
     distance: Floats | None = None,
-) -> None:
-    """Check that no certified step is rejected, under any rule.
-
-    `distance` (N,) is by how much target and drafter differ in the divergence of the certificates,
-    the KL if not given.
+) -> list[Verdict]:
+    """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
         PipelineError: one is; the theory or a computation is wrong.
     """
+    verdicts = judge(steps, rules, divergence, distance)
     distance = steps.kl if distance is None else distance
+    name = "KL" if divergence == "kl" else divergence
     for verdict in verdicts:
         if len(verdict.violations):
             step = int(verdict.violations[0])
@@ -216,12 +215,13 @@ def check_sound(
                 f"{settings['target']} and {settings['drafter']}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
-                f"{int(steps.position[step])}, {divergence} "
+                f"{int(steps.position[step])}, {name} "
                 f"{float(distance[step])!r} < certificate "
                 f"{float(verdict.lower[step])!r}, target rank of the draft "
                 f"{int(steps.draft_rank[step])}, rank of the target's argmax "
                 f"{int(steps.argmax_rank[step])}. Please report it with this step"
             )
+    return verdicts
 
 
 def rule_listing(settings: Any) -> pd.DataFrame:
