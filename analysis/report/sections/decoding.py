@@ -17,7 +17,7 @@ from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...decoding.predicted import position_rates
 from ...statistics.bootstrap import Floats, few
-from ..records import Column, Figure, Part, Table, worded
+from ..records import Column, Figure, Part, Table, sentence, worded
 from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
 from ..text import FORMATS, few_notes, limits, share_text
 from .decoding_trees import Statistics, of_targets, trees_figure, trees_table
@@ -56,15 +56,17 @@ def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Tabl
     ]
     data, name = of_targets(decoded, frames), "over_thresholds"
     over, more = (name, *limits(name)), list[Column]()
+    notes = few_notes(one.prompts for one in decoded)
     if data[name].isna().all():  # no multiplicative rule was decoded
         data = data.drop(columns=[*over])
     else:
         more = [Column("over thresholds", FORMATS["interval"], over)]
+        notes = [*notes, sentence(name)]
     return Table(
         **worded("decoding_acceptance", more=more, confidence=f"{100 * statistics[1]:g} %"),
         data=data,
         shown=data.assign(closed_form=data["closed_form"].where(data["draft_length"] > 0)),
-        notes=few_notes(one.prompts for one in decoded),
+        notes=notes,
     )
 
 
