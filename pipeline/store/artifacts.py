@@ -111,11 +111,9 @@ class Artifact:
         with self._open(name) as file:
             return file.read(columns=columns)
 
-    def batches(
-        self, name: str = "data", columns: list[str] | None = None, rows: int = 8192
-    ) -> Iterator[pa.RecordBatch]:
-        """Stream a Parquet file in batches of at most `rows` rows; errors are those of `read`."""
-        with self._open(name) as file:
+    def batches(self, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Stream data.parquet in batches of at most `rows` rows; errors are those of `read`."""
+        with self._open("data") as file:
             # one row group at a time: over all of them, what was read is kept until the end
             for group in range(file.num_row_groups):
                 yield from file.iter_batches(rows, row_groups=[group], columns=columns)

@@ -53,7 +53,7 @@ def chunks(
     """
     columns, at = _columns(artifact, temperature)
     facts = artifact.record["facts"]
-    for batch in artifact.batches(columns=["prompt_id", "position", *TOKENS, *columns], rows=rows):
+    for batch in artifact.batches(["prompt_id", "position", *TOKENS, *columns], rows):
         yield (
             batch.select(["prompt_id", "position"]),
             as_top_k(batch, columns, at, facts, temperature),
