@@ -277,14 +277,11 @@ def environment(wall_seconds: float) -> dict[str, Any]:
     return {
         "wall_seconds": round(wall_seconds, 3),
         "argv": sys.argv,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in RECORDED_PACKAGES},
         "platform": platform.platform(),
         "git": _git(),
     }
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in RECORDED_PACKAGES}
 
 
 @cache
