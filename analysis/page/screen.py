@@ -88,13 +88,11 @@ def _fact(name: str, value: str, means: str) -> Row:
 
 
 def _share(row: Mapping[Any, Any]) -> str:
-    """Return a share with its interval, all with as many decimals."""
+    """Return a share with its interval, as the page's script prints them."""
     value, low, high = (100 * row[name] for name in ("value", "ci_low", "ci_high"))
     if math.isnan(value):
         return UNDEFINED
-    places = 0 if high - low >= 2 else 1 if high - low >= 0.2 else 2
-    ends = f" [{low:.{places}f}, {high:.{places}f}]" if low < high else ""
-    return f"{value:.{places}f} %{ends}"
+    return f"{value:.1f} %" + (f" [{low:.1f}, {high:.1f}]" if low < high else "")
 
 
 def rule_rows(results: Results, target: str) -> list[Row]:
@@ -137,9 +135,9 @@ def speed_rows(speeds: pd.DataFrame, drafter: str) -> list[Row]:
             "rule": run["rule"] if isinstance(run["rule"], str) else None,  # sampling has none
             "gamma": int(run["draft_length"]),
             "lossless": bool(run["lossless"]),
-            "speedup": digits(run["speedup"], 4),
-            "low": digits(run["ci_low"], 4),
-            "high": digits(run["ci_high"], 4),
+            "speedup": digits(run["speedup"], 6),
+            "low": digits(run["ci_low"], 6),
+            "high": digits(run["ci_high"], 6),
             "predicted": digits(run["predicted"]),
             "tokens": digits(run["tokens_per_call"]),
             "rate": digits(run["rate"]),

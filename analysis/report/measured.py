@@ -81,7 +81,8 @@ class Results:
     def rows(self, name: str, *keys: str) -> dict[tuple[Any, ...], Row]:
         """Return the rows of a frame by their values in some columns."""
         if (name, *keys) not in self._found:
-            self._found[name, *keys] = rows_by(self[name], *keys)
+            rows = records_of(self[name])
+            self._found[name, *keys] = {tuple(row[key] for key in keys): row for row in rows}
         return self._found[name, *keys]
 
     def row(self, target: str, rule: str, statistic: str, name: str = "certificates") -> Row:
@@ -166,11 +167,6 @@ class Target:
     divergence: str = "kl"
 
 
-def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple[Any, ...], Row]:
-    """Return the rows of a frame by their values in some columns."""
-    return {tuple(row[key] for key in keys): row for row in records_of(frame)}
-
-
 def certificate_statistics(
     target: str,
     rule: Rule,
@@ -187,10 +183,8 @@ def certificate_statistics(
     `undefined` counts the steps at which the rule's test means nothing (MARS: z1 <= 0); NaN for
     rules whose test always does.
     """
-    frame = _tidy(summarise(lower, upper, rule.ceiling, bootstrap), bootstrap)
-    frame.insert(0, "target", target)
-    frame.insert(1, "rule", rule.label)
-    return frame.assign(
+    keys = {"target": target, "rule": rule.label}
+    return _tidy(keys, lower, upper, rule.ceiling, bootstrap).assign(
         empty=float(np.mean(np.isinf(lower))),
         inexact=float(np.mean(lower < upper)),
         undefined=undefined,
@@ -202,18 +196,19 @@ def top_statistics(
     target: str, top: Mapping[int, Floats], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
     """Return the rows of frame `top` from the (N,) probabilities of the k most probable tokens."""
-    frames = []
-    for k, values in top.items():
-        frame = _tidy(summarise(values, values, math.inf, bootstrap), bootstrap)
-        frame.insert(0, "target", target)
-        frame.insert(1, "k", k)
-        frames.append(frame)
+    frames = [
+        _tidy({"target": target, "k": k}, values, values, math.inf, bootstrap)
+        for k, values in top.items()
+    ]
     return pd.concat(frames, ignore_index=True)
 
 
-def _tidy(found: dict[str, dict[str, float]], bootstrap: PromptBootstrap) -> pd.DataFrame:
+def _tidy(
+    keys: Row, lower: Floats, upper: Floats, ceiling: float, bootstrap: PromptBootstrap
+) -> pd.DataFrame:
+    found = summarise(lower, upper, ceiling, bootstrap)
     return pd.DataFrame(
-        [{"statistic": name, **values, **bootstrap.counted} for name, values in found.items()]
+        [{**keys, "statistic": x, **values, **bootstrap.counted} for x, values in found.items()]
     )
 
 

@@ -10,7 +10,6 @@ import math
 import pkgutil
 import tomllib
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from ..rules import Rule, TopMAdditive, build
@@ -71,13 +70,9 @@ def printed_rows(paper: str) -> list[tuple[str, Rule | int, str | float, float]]
     ]
 
 
-@cache
-def _by_cell() -> dict[tuple[str, Rule | int, str | float], float]:
-    return {
-        (paper, row, column): value
-        for paper in PAPERS
-        for _, row, column, value in printed_rows(paper)
-    }
+_BY_CELL = {
+    (paper, row, column): value for paper in PAPERS for _, row, column, value in printed_rows(paper)
+}
 
 
 def printed(target: str, row: Rule | int, column: str | float) -> float:
@@ -91,4 +86,4 @@ def printed(target: str, row: Rule | int, column: str | float) -> float:
     >>> printed("Qwen3-4B", 3, "p5"), printed("mini", 3, "p5"), printed("Qwen3-4B", TABLE2[6], 0.01)
     (0.787, nan, 64.57)
     """
-    return _by_cell().get((target, row, column), math.nan)
+    return _BY_CELL.get((target, row, column), math.nan)

@@ -84,7 +84,9 @@ def worded(
         facts: what stands for the braces in its texts.
     """
     known, entry = _texts()["shared"] | facts, {"name": name} | _texts()[name]
-    found = {key: of.format(**known) for key, of in entry.items() if isinstance(of, str)}
+    found: dict[str, Any] = {
+        key: of.format(**known) for key, of in entry.items() if isinstance(of, str)
+    }
     told = entry.get("columns", ())
     columns = [*(_column(heading.format(**known), *layout) for heading, *layout in told), *more]
     if columns:

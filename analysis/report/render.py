@@ -59,9 +59,11 @@ def lines(table: Table) -> list[tuple[str, list[Line]]]:
                 mine, lambda at, row: at if wide else tuple(row[x] for x in keys)
             )
         ]
-        parts = table.order
-        if not isinstance(parts, Mapping):
-            parts = {_text(table.names, heading) if table.section else "": parts}
+        parts: Mapping[Any, Any]
+        if isinstance(table.order, Mapping):
+            parts = table.order
+        else:
+            parts = {_text(table.names, heading) if table.section else "": table.order}
         for title, values in parts.items():
             names = {**table.names, **(values if isinstance(values, Mapping) else {})}
             chosen = printed if values is None else [

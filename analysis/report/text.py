@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_FLOOR, Decimal
 from functools import partial
 
@@ -90,7 +90,7 @@ def certificate_text(value: float, optimistic: float, ceiling: float) -> str:
     return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
 
 
-def run_text(value: float, optimistic: float, censored: tuple[bool, bool] = (False, False)) -> str:
+def run_text(value: float, optimistic: float, censored: Sequence[bool] = (False, False)) -> str:
     """Return a run length in tokens, ">100" above the paper's cap, "≥" where it is a lower bound.
 
     >>> run_text(17.414, 17.414), run_text(99.99, 130.0), run_text(128.0, 128.0)
@@ -107,7 +107,7 @@ def run_text(value: float, optimistic: float, censored: tuple[bool, bool] = (Fal
     return length_text(end(value), end(optimistic), censored)
 
 
-def length_text(first: str, last: str, censored: tuple[bool, bool]) -> str:
+def length_text(first: str, last: str, censored: Sequence[bool]) -> str:
     """Return the range of a printed length; "≥" marks lower bounds, and is said once.
 
     >>> length_text("5.0", "5.0", (True, True)), length_text("5.0", "6.0", (True, True))
@@ -117,7 +117,9 @@ def length_text(first: str, last: str, censored: tuple[bool, bool]) -> str:
     """
     if first == last:
         return _at_least(first, any(censored))
-    return range_text(_at_least(first, censored[0]), _at_least(last, censored == (False, True)))
+    return range_text(
+        _at_least(first, censored[0]), _at_least(last, list(censored) == [False, True])
+    )
 
 
 def _at_least(text: str, censored: bool) -> str:

@@ -184,8 +184,8 @@ def test_the_numbers_behind_the_verdict_are_four_where_something_was_timed() -> 
     assert [(fact["name"], fact["value"]) for fact in facts] == [
         ("Speed", "1.20× [1.10, 1.30]"),
         ("Tokens a call", "1.50"),
-        ("Accepted", "50 % [25, 75]"),
-        ("Certified", "60 % [55, 60]"),
+        ("Accepted", "50.0 % [25.0, 75.0]"),
+        ("Certified", "60.0 % [55.0, 60.0]"),
     ]
     assert len(screen.facts_of_pair(results({}), "a", None)) == 2
     rows = screen.rule_rows(results({}), "a")

@@ -15,7 +15,6 @@ from analysis.report.measured import Results, certificate_statistics, top_statis
 from analysis.report.records import together
 from analysis.report.render import latex_table, lines
 from analysis.report.sections.published_matched import (
-    Match,
     compare,
     nearest_temperature,
     numbers_table,
@@ -119,13 +118,18 @@ def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -
     )
 
 
+def matched(found: Results, paper: str = PAPER, at: float = 0.45) -> Results:
+    facts = {"paper": paper, "own": 1.0, "temperature": at, "least": 0.3, "most": 1.0}
+    return replace(found, facts=facts)
+
+
 @pytest.fixture
-def match() -> Match:
+def match() -> Results:
     p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
     greedy = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
     certificates = {StrictGreedy(): greedy, Multiplicative(0.9): np.full(EACH, math.inf)}
     found = measured(certificates, p0, list(published.EPS))
-    return Match("own", PAPER, 1.0, 0.45, 0.3, 1.0, found)
+    return matched(found)
 
 
 def test_the_nearest_temperature_is_by_all_four_statistics() -> None:
@@ -135,7 +139,7 @@ def test_the_nearest_temperature_is_by_all_four_statistics() -> None:
     assert nearest_temperature({1.0: flat}, PAPER) == 1.0
 
 
-def test_what_the_paper_prints_is_inside_its_own_interval(match: Match) -> None:
+def test_what_the_paper_prints_is_inside_its_own_interval(match: Results) -> None:
     ours = measured({rule: np.full(EACH, 0.2) for rule in RULES}, np.full(EACH, 0.5), [0.01, 0.1])
     table = compare(ours, [match])
     found = table.set_index(["table", "row", "statistic"])
@@ -162,23 +166,23 @@ def test_the_rounding_of_print_is_no_difference(shift: float, outside: bool) -> 
     values = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2)) + shift
     p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
     moved = measured({StrictGreedy(): values}, p0, list(published.EPS))
-    table = compare(moved, [Match("own", PAPER, 1.0, 0.45, 0.3, 1.0, moved)])
+    table = compare(moved, [matched(moved)])
     greedy = table[table["table"] == "2"]
     assert (greedy["outside"] == outside).all()
     np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
 
 
 @pytest.mark.parametrize(("at", "end"), [(0.3, True), (0.45, False), (1.0, True)])
-def test_an_end_of_the_stored_temperatures_is_named(match: Match, at: float, end: bool) -> None:
-    found = replace(match, temperature=at)
-    notes = verdict_table(compare(match.results, [found]), [found]).notes
+def test_an_end_of_the_stored_temperatures_is_named(match: Results, at: float, end: bool) -> None:
+    found = matched(match, at=at)
+    notes = verdict_table(compare(match, [found]), [found]).notes
     said = f"own beside {PAPER}: {at:g} is an end of distributions.temperatures"
     assert [note.startswith(said) for note in notes] == [True] * end
 
 
-def test_tables_show_ours_matched_published_and_difference(match: Match) -> None:
-    other = Match("own", "Qwen3-4B", 1.0, 0.4, 0.3, 1.0, match.results)
-    table = compare(match.results, [match, other])
+def test_tables_show_ours_matched_published_and_difference(match: Results) -> None:
+    other = matched(match, "Qwen3-4B", 0.4)
+    table = compare(match, [match, other])
     shown = numbers_table(table, [match, other])
     found = dict(lines(shown))
     heading = (

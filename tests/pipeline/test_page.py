@@ -192,6 +192,7 @@ def test_the_calculator_agrees_with_solve(opened: Opened, small_study: SmallStud
         one = mine["tokens" if row["kind"] == "certified" else "realised"]
         expected = [row["tokens"], row["tokens_ci_low"], row["tokens_ci_high"]]
         assert [one["value"], one["low"], one["high"]] == pytest.approx(expected, rel=1e-12)
+        assert mine["promised"]["value"] <= mine["realised"]["value"]
 
 
 def test_the_address_holds_what_was_chosen(

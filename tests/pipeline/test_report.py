@@ -79,6 +79,7 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
         f"| decoding steps | {steps} | {steps} |",
         "| temperature of the answers (0: greedy) | 0 | 0 |",
         "| with thinking | no | no |",
+        "| weights | float32 | float32 |",
         "| tokens of the vocabulary | 40 | 40 |",
         "| temperature of the certified distributions | 1 | 1 |",
         "| steps inside a repeated 16-gram of their answer | 85 % | 85 % |",

@@ -38,9 +38,9 @@ MARKERS = "osD^vP*Xh"
 DOTS = ("D", "o", "s", "^", "v")
 ROW, APART = 0.3, 0.16  # inches of a rule; of that, between two points
 MOST = 10  # rows of a panel
-COSTS_SHOWN = {  # axis of the figure, and the best rule there
-    "nats": ("log-likelihood given up, nats a token", "best: multiplicative"),
-    "probability": ("probability given up a token", "best: additive"),
+COSTS_SHOWN = {  # axis of the figure
+    "nats": "log-likelihood given up, nats a token",
+    "probability": "probability given up a token",
 }
 
 
@@ -161,19 +161,21 @@ def frontier_figure(results: Results) -> Figure:
     frame = results["frontier"]
     drawing, axes = grid(len(COSTS_SHOWN), results.targets)
     drawing.set_figheight(5.6)
-    for row, (cost, (name, best)) in zip(axes, COSTS_SHOWN.items(), strict=True):
+    for row, (cost, name) in zip(axes, COSTS_SHOWN.items(), strict=True):
         for axis, target in zip(row, results.targets, strict=True):
             part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
-            _plane(axis, part, results, best)
+            _plane(axis, part, results)
             axis.set_xlabel(name)
         row[0].set_ylabel("tokens a call (log scale)")
     legend(drawing, axes[:, 0], 3)
     return Figure(**worded("frontier_figure"), data=frame, drawing=drawing)
 
 
-def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
+def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
     curve = part[part["rule"] == ""]
-    axis.plot(curve["value"], curve["tokens"], color=GREY, linewidth=3, zorder=0, label=best)
+    axis.plot(
+        curve["value"], curve["tokens"], color=GREY, linewidth=3, zorder=0, label="the best rule"
+    )
     rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
     others = rules.drop(index=list(results.presets), errors="ignore")
     families = others.index.str.partition(" ").get_level_values(0)
@@ -196,12 +198,15 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results, best: str) -> None:
                 elinewidth=0.6,
                 label=f"{name}: {results.names[rule]}",
             )
-    shown = rules[["value", "ci_high"]].max(axis=None)
-    if shown > 0:  # the curve goes on where no rule is
-        drawn = curve.loc[curve["value"] <= 1.1 * shown, "tokens"]
-        heights = np.append(drawn, rules["tokens_high"])
-        axis.set_xlim(right=1.1 * shown)
-        axis.set_ylim(top=1.1 * heights[np.isfinite(heights)].max(initial=1))
     logarithmic(axis, "y")
+    most = rules[["value", "ci_high"]].max(axis=None)
+    if most > 0:  # the curve goes on where no rule is
+        drawn = curve.loc[curve["value"] <= 1.1 * most, "tokens"]
+        heights = np.concatenate(
+            [drawn, *rules[["tokens", "tokens_low", "tokens_high"]].T.to_numpy()]
+        )
+        heights = heights[np.isfinite(heights)]
+        axis.set_xlim(-0.03 * most, 1.1 * most)
+        axis.set_ylim(0.95 * heights.min(), 1.05 * heights.max())
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.grid(**RULED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -122,7 +123,7 @@ def _interval(name: str) -> tuple[str, str, str]:
     return name, *limits(name)
 
 
-def losses_table(data: pd.DataFrame, notes: Sequence[str], said: dict[str, str]) -> Table:
+def losses_table(data: pd.DataFrame, notes: Sequence[str], said: dict[str, Any]) -> Table:
     """Accuracy over all tasks beside what the method gains, paired with the target alone.
 
     Args:

@@ -9,7 +9,7 @@ threshold `theta` of MARS.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
 
@@ -105,7 +105,7 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | Non
     data = pd.concat(
         [group.assign(section=title) for title, group in groups.items()], ignore_index=True
     )
-    effects = {
+    effects: dict[str, tuple[Callable[..., str], str]] = {
         "speedup": (times_text, "speedup"),
         "τ": (number_text, "tokens_per_call"),
         "agreement": (share_text, "agreement"),

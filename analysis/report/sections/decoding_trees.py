@@ -162,7 +162,8 @@ def _curves(mine: pd.DataFrame, found: Floats) -> pd.DataFrame:
         once = part.drop_duplicates("drafted")
         if once["curve"].iloc[0] != LEAST:
             first = None if once["curve"].iloc[0] == FIXED else 1.0
-            k, gain = marginal(*once[["drafted", "value"]].to_numpy(np.float64).T, first)
+            k, tokens = once[["drafted", "value"]].to_numpy(np.float64).T
+            k, gain = marginal(k, tokens, first)
             added.append(
                 pd.DataFrame({**once.iloc[0][["curve", "of"]], "drafted": k, "value": gain})
             )
@@ -174,7 +175,8 @@ def _curves(mine: pd.DataFrame, found: Floats) -> pd.DataFrame:
 
 def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
     """Draw tokens a call, or what one more drafted token adds, over drafted tokens."""
-    for (name, of), part in drawn.groupby(["curve", "of"], sort=False):
+    for (curve, of), part in drawn.groupby(["curve", "of"], sort=False):
+        name = str(curve)
         if of == "measured":
             ends = reach(part["value"], part["ci_low"], part["ci_high"])
             style = {**POINTS, "color": COLOURS[name], "linewidth": 0.6, "label": name}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
@@ -23,33 +22,14 @@ from ..text import digits_text, few_notes, number_text, range_text, run_text
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
 DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # that a table of the paper prints
 DIFFERS = "≠"
+# A match is `Results` of one target at the temperature at which its p0 is nearest to that of a
+# model of the paper. Its facts: `paper`, the model's name, `own`, the temperature of the study's
+# certificates, `temperature`, the nearest one, `least` and `most` of those that are stored.
 OPENING = (
     "The paper's Tables 1 to 6 hold its own models on its own prompts. Here each target stands "
     "beside them twice: as it is, and at the temperature at which the probability of its most "
     "probable token is distributed most like the paper's."
 )
-
-
-@dataclass(frozen=True)
-class Match:
-    """A target at the temperature at which its p0 is nearest to that of a model of the paper.
-
-    Attributes:
-        target: its printed name.
-        paper: the model's, one of `published.PAPERS`.
-        own: temperature of the study's certificates.
-        temperature: the nearest one.
-        least, most: the temperatures that were looked at reach so far.
-        results: of the target alone, at `temperature`, its run lengths at `published.EPS`.
-    """
-
-    target: str
-    paper: str
-    own: float
-    temperature: float
-    least: float
-    most: float
-    results: Results
 
 
 def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
@@ -76,7 +56,7 @@ def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
     return min(p0, key=distance)
 
 
-def compare(ours: Results, matches: Sequence[Match]) -> pd.DataFrame:
+def compare(ours: Results, matches: Sequence[Results]) -> pd.DataFrame:
     """Return every number that the paper prints of what a study has, beside the study's.
 
     Returns:
@@ -89,13 +69,14 @@ def compare(ours: Results, matches: Sequence[Match]) -> pd.DataFrame:
     """
     frames = []
     for match in matches:
-        found = _measured(match.results, match.target).rename(
+        (target,), paper = match.targets, match.facts["paper"]
+        found = _measured(match, target).rename(
             columns={"value": "matched", "optimistic": "matched_optimistic"}
         )
-        own = _measured(ours, match.target)[["row", "statistic", "value", "optimistic"]]
-        frame = _published(match.paper, ours.certified).merge(found, on=["row", "statistic"])
+        own = _measured(ours, target)[["row", "statistic", "value", "optimistic"]]
+        frame = _published(paper, ours.certified).merge(found, on=["row", "statistic"])
         frame = frame.merge(own, on=["row", "statistic"], how="left")
-        frames.append(frame.assign(target=match.target, temperature=match.temperature))
+        frames.append(frame.assign(target=target, temperature=match.facts["temperature"]))
     data = pd.concat(frames, ignore_index=True)
     for name in ("value", "optimistic", "matched", "matched_optimistic", "ci_low", "ci_high"):
         data[name] = data[name].clip(upper=data["ceiling"])
@@ -143,43 +124,45 @@ def _measured(results: Results, target: str) -> pd.DataFrame:
     return pd.concat([part[names].astype({"statistic": object}) for part in parts if len(part)])
 
 
-def published_part(compared: pd.DataFrame, matches: Sequence[Match]) -> Part:
+def published_part(compared: pd.DataFrame, matches: Sequence[Results]) -> Part:
     """Return the part that holds every target against the paper; `compared` is of `compare`."""
     tables = [verdict_table(compared, matches), numbers_table(compared, matches)]
     return Part("Beside the published", tables, [OPENING])
 
 
-def verdict_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
+def verdict_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
     """Count, for each table of the paper, the published numbers outside our intervals."""
     rows, notes = [], []
     for match in matches:
-        mine = select(compared, target=match.target, paper=match.paper)
+        (target,), facts = match.targets, match.facts
+        mine = select(compared, target=target, paper=facts["paper"])
         parts = {"p0": select(mine, table="1", row="1")}
         parts |= {table: select(mine, table=table) for table in DIGITS}
         counts = {
             name: f"{int(part['outside'].sum())} of {len(part)}" if len(part) else ""
             for name, part in parts.items()
         }
-        pair = f"{match.target} beside {match.paper}"
-        row = {"target": match.target, "paper": match.paper, "temperature": match.temperature}
+        pair, at = f"{target} beside {facts['paper']}", facts["temperature"]
+        row = {"target": target, "paper": facts["paper"], "temperature": at}
         rows.append({"pair": pair, **row, **counts})
-        if match.least < match.most and match.temperature in (match.least, match.most):
+        if facts["least"] < facts["most"] and at in (facts["least"], facts["most"]):
             notes.append(
-                f"{pair}: {match.temperature:g} is an end of distributions.temperatures: one "
-                "beyond may be nearer."
+                f"{pair}: {at:g} is an end of distributions.temperatures: one beyond may be nearer."
             )
     return Table(**worded("published_verdict"), data=pd.DataFrame(rows), notes=notes)
 
 
-def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
+def numbers_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
     """Lay out every table of the paper: ours, ours matched, the published, and the difference."""
-    own = {match.target: match.own for match in matches}
-    at = {
-        target: ", ".join(f"{m.temperature:g} for {m.paper}" for m in matches if m.target == target)
-        for target in own
-    }
+    own: dict[str, float] = {}
+    at: dict[str, list[str]] = {}
+    for match in matches:
+        (target,), facts = match.targets, match.facts
+        own[target] = facts["own"]
+        at.setdefault(target, []).append(f"{facts['temperature']:g} for {facts['paper']}")
     headings = [
-        f"{target}, {_named(table)}: ours at temperature {own[target]:g}, matched at {at[target]}"
+        f"{target}, {_named(table)}: ours at temperature {own[target]:g}, "
+        f"matched at {', '.join(at[target])}"
         for target, table in zip(compared["target"], compared["table"], strict=True)
     ]
     lines = [
@@ -198,9 +181,7 @@ def numbers_table(compared: pd.DataFrame, matches: Sequence[Match]) -> Table:
         **worded("published", more=[own_column, *across(PAPERS, columns, key="paper")]),
         data=compared,
         shown=shown,
-        notes=few_notes(
-            prompts for match in matches for prompts in match.results["top"]["prompts"]
-        ),
+        notes=few_notes(prompts for match in matches for prompts in match["top"]["prompts"]),
     )
 
 

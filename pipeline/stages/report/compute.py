@@ -46,6 +46,7 @@ from pipeline.execution.progress import progress_bar
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
     Upstream,
+    bootstrap_of,
     comparisons,
     judged_by,
     matches_of,
@@ -77,7 +78,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         for target, mine in zip(targets, sources, strict=True)
         if "decoding" in mine
     ]
-    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
+    statistics = bootstrap_of(config)
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
     parts, begun = [], []
     count = min(MOST_DRAWERS, os.cpu_count() or 1)
@@ -90,7 +91,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
                 (part, item, pool.submit(files, item) if isinstance(item, Figure) else None)
                 for item in part.shown
             ]
-        made = {}
+        made: dict[str, bytes] = {}
         with progress_bar(len(begun), "table or figure", f"report {study}") as bar:
             for part, item, drawn in begun:
                 note = config.get("note", "")
@@ -98,17 +99,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
                 made |= {f"{part.place}{path}": content for path, content in found}
                 bar.update()
     made |= page_files(
-        node,
-        upstream,
-        targets,
-        results,
-        [*zip(decoded, speeds, strict=True)],
-        parts,
-        setups.introduction(results.targets, config),
-        {
-            target.label: setups.setup(target, mine)
-            for target, mine in zip(targets, sources, strict=True)
-        },
+        node, upstream, targets, results, [*zip(decoded, speeds, strict=True)], parts, sources
     )
     for name, content_of in made.items():
         path = pending.directory / name
@@ -131,7 +122,6 @@ def parts_of(
 ) -> Iterator[Part]:
     """Yield the parts of a report, in their order."""
     config = node.config
-    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
     yield certificates_part(targets, results, sources)
     if results.drafter:
         sampling = sources[0]["distributions"][0].record["config"]
@@ -142,7 +132,7 @@ def parts_of(
     if decoded:
         found = [mine["decoding"][0] for mine in sources]
         title = f"How it decodes with {config['drafter']}"
-        yield decoding_part(title, decoded, statistics, setups.extent(decoded, found))
+        yield decoding_part(title, decoded, bootstrap_of(config), setups.extent(decoded, found))
         said = [*setups.machines(decoded, found), *setups.warning(decoded, speeds)]
         yield speed_part(title, decoded, speeds, said)
     if "accuracy" in sources[0]:
@@ -212,7 +202,6 @@ def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
     config = node.config
     pairs = zip(config["targets"], found, strict=True)
     answered = [read_answered(target, artifact) for target, artifact in pairs]
-    confidence, margin = config["confidence"], config["margin"]
-    settings = config["resamples"], confidence, config["statistics_seed"], margin
-    tables = [accuracy(one, *settings) for one in answered]
-    return accuracy_parts(config["drafter"], answered, tables, margin, confidence)
+    margin = config["margin"]
+    tables = [accuracy(one, *bootstrap_of(config), margin) for one in answered]
+    return accuracy_parts(config["drafter"], answered, tables, margin, config["confidence"])

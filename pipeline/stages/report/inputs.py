@@ -17,7 +17,7 @@ from analysis.report.measured import Results, Target, certificate_statistics, to
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
 from analysis.report.sections.bounds import RuleSteps, has_closed_form
-from analysis.report.sections.published_matched import RULES, Match, nearest_temperature
+from analysis.report.sections.published_matched import RULES, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree, build
 from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
@@ -77,8 +77,6 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    config = node.config
-    settings = config["resamples"], config["confidence"], config["statistics_seed"]
     known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
     asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
     draft = None
@@ -90,9 +88,9 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     shown = np.concatenate(candidates)
     ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
     return Target(
-        config["targets"][at],
+        node.config["targets"][at],
         certificates,
-        PromptBootstrap(trajectories.prompts, *settings),
+        PromptBootstrap(trajectories.prompts, *bootstrap_of(node.config)),
         tokens,
         shown,
         np.concatenate(probabilities),
@@ -117,6 +115,11 @@ def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
     found = judge(steps, list(target.certificates), divergence, distance.to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
     return replace(target, judged=judged, divergence=divergence)
+
+
+def bootstrap_of(config: Mapping[str, Any]) -> tuple[int, float, int]:
+    """Return resamples, confidence and seed of the bootstrap over prompts."""
+    return config["resamples"], config["confidence"], config["statistics_seed"]
 
 
 def temperature_of(sources: Upstream) -> float:
@@ -226,7 +229,7 @@ def threshold(dist: TopK, rule: Rule) -> Floats:
     return np.full(len(dist), np.nan) if cut is None else cut.threshold(dist)
 
 
-def matches_of(target: Target, sources: Upstream) -> list[Match]:
+def matches_of(target: Target, sources: Upstream) -> list[Results]:
     """Match a target with each model of the paper, by the temperatures that are stored."""
     (dump,) = sources["distributions"]
     p0 = {
@@ -235,9 +238,9 @@ def matches_of(target: Target, sources: Upstream) -> list[Match]:
     }
     nearest = {paper: nearest_temperature(p0, paper) for paper in PAPERS}
     known = {at: measure_at(target, dump, at) for at in sorted(set(nearest.values()))}
-    own = temperature_of(sources)
+    facts = {"own": temperature_of(sources), "least": min(p0), "most": max(p0)}
     return [
-        Match(target.label, paper, own, at, min(p0), max(p0), known[at])
+        replace(known[at], facts=facts | {"paper": paper, "temperature": at})
         for paper, at in nearest.items()
     ]
 

@@ -30,6 +30,8 @@ from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.formats.engine_settings import ENGINES, setting_values
+from pipeline.stages.report.inputs import Upstream, bootstrap_of
+from pipeline.stages.report.setups import introduction, setup
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import verdict, verdict_lines
 from pipeline.store.durable import put
@@ -48,8 +50,7 @@ def page_files(
     results: Results,
     timed: Sequence[tuple[Decoded, pd.DataFrame]],
     parts: Sequence[Part],
-    introduction: Sequence[str],
-    setups: Mapping[str, Mapping[str, str]],
+    sources: Sequence[Upstream],
 ) -> dict[str, bytes]:
     """Return the page, one file that needs no other and no network, and what stands beside it.
 
@@ -62,10 +63,10 @@ def page_files(
         results: what was measured.
         timed: what was decoded and its speeds, target by target; empty where nothing was.
         parts: all tables and figures by part, those beside the published last.
-        introduction: paragraphs.
-        setups: how the numbers of each target were made.
+        sources: artifacts of each target by stage.
     """
     study, note = node.config["study"], node.config.get("note")
+    setups = {one.label: setup(one, mine) for one, mine in zip(targets, sources, strict=True)}
     advice = verdicts_of(node, upstream, results.targets, timed)
     rules = steps.embedded(list(targets[0].certificates), sum(len(one.tokens) for one in targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
@@ -93,7 +94,7 @@ def page_files(
         "contradictions": [steps.contradictions(target) for target in targets],
         "timed": bool(timed),
         "parts": parts,
-        "introduction": introduction,
+        "introduction": introduction(results.targets, node.config),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": parts[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
@@ -164,11 +165,10 @@ def verdicts_of(
     command = "" if logged else f"python -m pipeline study={node.label}"
     if not timed:
         return [advise(one, config.get("drafter") or "", None, command=command) for one in labels]
-    statistics = config["resamples"], config["confidence"], config["statistics_seed"]
     answers: Sequence[Artifact | None] = upstream.get("accuracy") or [None] * len(labels)
     margin = config.get("margin", MARGIN)
     return [
-        verdict(*one, found, statistics, margin, command)
+        verdict(*one, found, bootstrap_of(config), margin, command)
         for one, found in zip(timed, answers, strict=True)
     ]
 

@@ -36,6 +36,8 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "certificates.temperature": "temperature of the certified distributions",
     "distributions.k": "stored tokens a step, the most probable",
     "distributions.vocab_size": "tokens of the vocabulary",
+    "drafts.drafter.hub": "drafter",
+    "drafts.drafter.content": "drafter, digest of its files",
     "drafts.log": "log of the drafter",
     "drafts.drift.max_logit_difference": "logits of decoding and of scoring differ by at most",
     "acceptance.mean_kl": "KL(p‖q) of the drafter, mean, nats",
@@ -66,7 +68,7 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         sources: its artifacts by stage.
     """
     records = {name: found[0].record for name, found in sources.items()}
-    read = {name: record["config"] | record["facts"] for name, record in records.items()}
+    read = {name: record["facts"] | record["config"] for name, record in records.items()}
     (known,) = pd.json_normalize(read).to_dict("records")  # by dotted keys
     return {
         "decoding steps": str(len(target.tokens)),

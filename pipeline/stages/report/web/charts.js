@@ -10,6 +10,7 @@ const filled = {}; // what was last asked for, by name of the chart: data sets, 
 const drawn = {}; // what it shows
 const drawing = {}; // a promise a chart: the drawing under way
 
+const isNarrow = () => window.innerWidth < 600;
 const isDark = () => {
   const theme = document.documentElement.dataset.theme;
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -27,7 +28,7 @@ function pageColor(name) {
 /** The look of all charts, from the colours of the page. */
 function chartStyle() {
   const [ink, line] = [pageColor("--ink"), pageColor("--line")];
-  const narrow = window.innerWidth < 600;
+  const narrow = isNarrow();
   return {
     background: "transparent",
     font: getComputedStyle(document.body).fontFamily,
@@ -35,7 +36,7 @@ function chartStyle() {
     view: { stroke: null },
     axis: {
       labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line,
-      labelFontSize: 12, titleFontSize: narrow ? 11 : 12, titleFontWeight: "normal", labelOverlap: true,
+      labelFontSize: 12, titleFontSize: narrow ? 11 : 12, titleFontWeight: "normal", labelOverlap: true, labelFlush: false,
       labelLimit: narrow ? 150 : 340,
     },
     legend: {
@@ -79,7 +80,7 @@ async function drawFilled(name) {
   }
   views[name]?.finalize();
   const spec = { width: "container", ...structuredClone(CHARTS[name]), datasets: asked.sets };
-  if (!spec.height) spec.height = 22 * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
+  if (!spec.height) spec.height = (isNarrow() ? 46 : 22) * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
   if (asked.hues) {
     const scale = { domain: Object.keys(asked.hues), range: Object.values(asked.hues).map(onGround) };
     for (const { encoding } of spec.layer) if (encoding.color?.field) encoding.color.scale = scale;

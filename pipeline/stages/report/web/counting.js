@@ -99,6 +99,7 @@ function evaluate(target, rule, level, gamma) {
     const kept = flagsOf(accepted[rule]);
     found.accepted = ratio(sumsOf(kept, lengths), lengths);
     found.certified = ratio(sumsOf(flagsOf(certified[rule]), lengths), lengths);
+    found.promised = ratio(lengths, callsOf(mostCalls, flagsOf(certified[rule]), lengths, gamma));
     found.realised = ratio(lengths, callsOf(callsMade, kept, lengths, gamma));
   }
   return found;

@@ -9,7 +9,7 @@ const all = (selector) => document.querySelectorAll(selector);
 const asShare = (x) => `${(100 * x).toFixed(1)}\u00a0%`;
 const asNumber = (x) => x.toFixed(2);
 const withInterval = (found, shown) =>
-  `${shown(found.value)} [${shown(found.low).replace("\u00a0%", "")}, ${shown(found.high)}]`;
+  `${shown(found.value)} [${shown(found.low)},\u00a0${shown(found.high)}]`.replace(/\u00a0%(?=[,\]])/g, "");
 const epsText = () => `${PAGE.levels[state.level]} nats`;
 
 function addRow(id, texts) {
@@ -57,13 +57,13 @@ function readAddress() {
 function decodedText(label) {
   const runs = (TIMINGS.speed[state.target] ?? []).filter((run) => run.rule === label && run.drafter === "drafter");
   const same = runs.filter((run) => run.gamma === state.gamma);
-  return (same.length ? same : runs).map((run) => `${run.tokens} tokens a call, ${asNumber(run.speedup)}× (γ = ${run.gamma})`).join("; ") || "not decoded";
+  return (same.length ? same : runs).map((run) => `${asNumber(run.tokens)} tokens a call, ${asNumber(run.speedup)}× (γ = ${run.gamma})`).join("; ") || "not decoded";
 }
 
 function showCalculator() {
   const target = PAGE.steps[state.target];
   const found = evaluate(target, state.rule, state.level, state.gamma);
-  const shown = { share: asShare, tokens: asNumber, accepted: asShare, certified: asShare, realised: asNumber };
+  const shown = { share: asShare, tokens: asNumber, accepted: asShare, certified: asShare, promised: asNumber, realised: asNumber };
   for (const [name, how] of Object.entries(shown)) {
     const place = byId(`found-${name}`);
     if (place) place.textContent = found[name] ? withInterval(found[name], how) : "not judged by this rule";
@@ -112,7 +112,7 @@ function showRules() {
   if (!rows) return;
   const target = PAGE.steps[state.target];
   const two = [state.rule, state.beside];
-  const names = two.map((at) => PAGE.rules[at].title);
+  const names = two.map((at) => PAGE.rules[at].title.replaceAll(" = ", "\u00a0=\u00a0"));
   byId("compared-names").replaceChildren(
     document.createElement("td"),
     ...names.map((text) => Object.assign(document.createElement("th"), { textContent: text, scope: "col" })),
@@ -125,6 +125,7 @@ function showRules() {
     ["accepted", of("accepted", asShare)],
     ["certified for this drafter", of("certified", asShare)],
     [`tokens a call, γ = ${state.gamma}`, of("realised", asNumber)],
+    [`tokens a call, γ = ${state.gamma}, at least, by certified steps`, of("promised", asNumber)],
     ["departs from the first choice", known.map((row) => row.departure_text ?? "–")],
     ["target probability given up a step", known.map((row) => row.given_up_text ?? "–")],
     [`accepted for any drafter within ${epsText()}`, of("share", asShare)],
@@ -171,7 +172,7 @@ function showSpeed() {
   const share = (x) => (x === null ? "–" : `${(100 * x).toFixed(0)}\u00a0%`);
   for (const row of rows) {
     const measured = `${asNumber(row.speedup)} [${asNumber(row.low)}, ${asNumber(row.high)}]`;
-    addRow("speeds", [row.name, measured, row.predicted === null ? "–" : asNumber(row.predicted), row.tokens, share(row.rate), share(row.least)]);
+    addRow("speeds", [row.name, measured, row.predicted === null ? "–" : asNumber(row.predicted), asNumber(row.tokens), share(row.rate), share(row.least)]);
   }
 }
 

@@ -83,8 +83,11 @@ function survival() {
 
 /** Measured speed-ups of all methods, with intervals over prompts: a row each. */
 function speed() {
-  const y = { field: "name", type: "nominal", sort: null, title: null };
-  const x = number("speedup", { title: "times as fast as the target alone", scale: NOT_FROM_ZERO });
+  // on a narrow screen a name takes three lines
+  const lines = "split(datum.label, regexp(' under | (?=\\\\(γ)'))";
+  const axis = { labelExpr: window.innerWidth < 600 ? lines : "datum.label" };
+  const y = { field: "name", type: "nominal", sort: null, title: null, axis };
+  const x = number("speedup", { title: "times as fast as the target alone", scale: NOT_FROM_ZERO, axis: { tickCount: 6 } });
   const low = number("low", { scale: NOT_FROM_ZERO });
   const tooltip = [text("name", "method"), short("speedup", "speed-up"), short("low", "from"), short("high", "to"), short("tokens", "a call")];
   const color = shownBy("drafter");
