@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 
 import numpy as np
 import pandas as pd
@@ -167,21 +166,6 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
     assert set(tables["table4"].data["rule"]) == {f"topm_additive m={m} t=0.1" for m in (2, 4)}
     only = tables_of(measure(expand([{"rule": "mars", "theta": 0.5}])))
     assert list(only) == ["table1", "table5", "table6", "estimators", "table7"]
-
-
-def test_latex_has_as_many_cells_as_columns_and_balanced_braces(tables: dict[str, Table]) -> None:
-    for table in tables.values():
-        text = latex_table(table)
-        columns = re.search(r"\\begin{tabular}{l(r+)}", text)
-        assert columns is not None
-        for line in text.splitlines():
-            bare = line.replace(r"\{", "").replace(r"\}", "")
-            assert bare.count("{") == bare.count("}")
-            assert bare.replace(r"\$", "").count("$") % 2 == 0
-            if line.endswith(r"\\") and "multicolumn" not in line:
-                assert len(re.findall(r"(?<!\\)&", line)) == len(columns[1])
-        assert text.isascii()
-        assert r"mini\_large \& co" in text or table.name == "table5"
 
 
 def test_a_note_of_several_tables_is_said_once(tables: dict[str, Table]) -> None:
