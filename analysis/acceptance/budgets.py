@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..beyond.budget import certified_tokens, spend
-from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
+from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
 
@@ -71,7 +71,7 @@ def budget_of_drafter(
 
 
 def resampled_rejections(
-    certificates: Floats, prompts: Numbers, weights: Floats, budgets: Floats
+    certificates: Floats, prompts: Integers, weights: Floats, budgets: Floats
 ) -> Floats:
     """Return the most steps that a budget can reject, of each of B weightings of the prompts.
 

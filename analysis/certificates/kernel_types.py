@@ -106,4 +106,5 @@ def apart(function: F) -> F:
 
 def elementwise(function: Any) -> Callable[..., Any]:
     """Compile a function of numbers, compiled already, for arrays of them."""
-    return cast(Callable[..., Any], numba.vectorize(cache=True)(function.py_func))
+    vectorize: Any = numba.vectorize
+    return cast(Callable[..., Any], vectorize(cache=True)(function.py_func))
