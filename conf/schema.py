@@ -199,7 +199,6 @@ class Solve:
 class Engine:
     """What `python -m pipeline.reconcile` reads besides its file."""
 
-    since: str | None = MISSING
     draft_length: int | None = _at_least(1, optional=True)
 
 

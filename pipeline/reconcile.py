@@ -1,4 +1,4 @@
-"""What was counted of drafts, in every convention: ``python -m pipeline.reconcile FILE``.
+"""Prints counts of drafts in every convention: ``python -m pipeline.reconcile FILE``.
 
 FILE is a page of /metrics, answers of vLLM, SGLang or llama.cpp as JSON, an artifact of stage
 decoding (its folder), or a Parquet table of calls (answer, drafted, accepted, emitted; confidence,
@@ -32,7 +32,8 @@ from analysis.statistics.trajectories import Trajectories, drafts_made
 from pipeline import sweeps
 from pipeline.console import command
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_counts import Counts, read_counts
+from pipeline.formats.engine_answers import counted
+from pipeline.formats.engine_counts import read_counts
 from pipeline.loader import Study
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
             )
         path = Path(files[0])
         settings = settings_of(composed(overrides))
-        runs = list(read_runs(path, settings.engine.since))
+        runs = list(read_runs(path))
         if not runs:
             raise PipelineError(f"{path} holds no calls of drafted chains: only trees or none")
         found = [run.rows for run in runs]
@@ -118,7 +119,7 @@ def _length(runs: Sequence[Run], asked: int | None) -> int:
     return asked or told.pop()
 
 
-def read_runs(path: Path, since: str | None = None) -> Iterator[Run]:
+def read_runs(path: Path) -> Iterator[Run]:
     """Yield the runs that a file holds.
 
     Raises:
@@ -131,7 +132,7 @@ def read_runs(path: Path, since: str | None = None) -> Iterator[Run]:
         length = max(1, int(calls["drafted"].max()))
         yield Run(path.stem, length, rows_of({"from": path.stem}, calls, length), calls)
     else:
-        yield _counted(path, read_counts(path, None if since is None else Path(since)))
+        yield _counted(path)
 
 
 def rows_of(whose: SummaryRow, calls: pd.DataFrame, length: int) -> Rows:
@@ -182,17 +183,15 @@ def _decoded(folder: Path) -> Iterator[Run]:
         yield Run(name, length, rows_of({"from": name}, calls, length), calls, schedule)
 
 
-def _counted(path: Path, counts: Counts) -> Run:
+def _counted(path: Path) -> Run:
     """Return what an engine counted; calls where every answer has a histogram.
 
     A histogram does not say which draft was shorter: all are taken to be of full length, and every
     call to emit what it accepted and one token more.
     """
-    pieces = "series" if counts.written == "scrape" else "answers"
-    print(f"{path}: {counts.engine}, {counts.pieces} {pieces}")
-    for reason, times in counts.excluded.items():
-        print(f"left out: {reason}: {times}")
-    whose: SummaryRow = {"from": f"{counts.engine} ({counts.written})"}
+    counts = read_counts(path)
+    print(f"{path}: {counts.engine}, {counts.pieces}; left out: {counted(counts.excluded)}")
+    whose: SummaryRow = {"from": counts.engine}
     row: SummaryRow = {
         **whose,
         "calls": counts.calls,
@@ -202,16 +201,16 @@ def _counted(path: Path, counts: Counts) -> Run:
         "tokens_per_call": counts.tokens_per_call,
     }
     rows = row, [{**whose, **place} for place in counts.places]
-    if not counts.by_place or not counts.answers:
+    if not counts.by_place or not counts.histograms:
         print("calls can't be told apart: no convention but the engine's (docs/engines.md)")
         return Run(counts.engine, len(counts.by_place), rows)
-    tables = []
-    for answer, histogram in counts.answers.items():
-        accepted = np.repeat(np.arange(len(histogram)), histogram)
-        drafted = np.full(len(accepted), len(histogram) - 1)
-        columns = {"accepted": accepted, "drafted": drafted, "emitted": accepted + 1}
-        tables.append(pd.DataFrame(columns).assign(answer=answer))
-    return Run(counts.engine, len(counts.by_place), rows, pd.concat(tables, ignore_index=True))
+    calls = [
+        {"answer": answer, "drafted": len(histogram) - 1, "accepted": n, "emitted": n + 1}
+        for answer, histogram in counts.histograms.items()
+        for n, times in enumerate(histogram)
+        for _ in range(times)
+    ]
+    return Run(counts.engine, len(counts.by_place), rows, pd.DataFrame(calls))
 
 
 def reconcile(run: Run, calls: pd.DataFrame, directory: Path) -> None:

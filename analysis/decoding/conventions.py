@@ -1,4 +1,4 @@
-"""What each tool would print of the same calls: acceptance lengths and rates, with their formulas.
+"""Acceptance lengths and rates of the same calls as each tool prints them, with their formulas.
 
 Lengths that do not agree are mostly conventions. Of D calls with a draft among C calls, d drafted
 and a accepted tokens, e emitted ones, sums over all answers, an answer having one token more (the

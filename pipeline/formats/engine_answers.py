@@ -18,7 +18,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,30 +25,21 @@ from pipeline.errors import PipelineError, first_line
 
 STREAM_FIELDS = re.compile(r"(data|event|id|retry)?:")  # of server-sent events; bare is a comment
 NO_ANSWER = "objects that are no answers"
+NO_JSON = "lines that are no JSON"
+TORN = "events of streams behind such a line"
 AGAIN = "answers given again"
 CUT = "ends of answers that were cut off"
 
+DAMAGED, REQUEST = object(), object()  # in the place of an object: no JSON, and no answer
 Line = tuple[int, Any, bool]  # number, object, and whether it is of an event stream
 
 
 class FormatError(ValueError):
-    """What is wrong with an answer, to be said behind its file and line."""
-
-
-class Printed(float):
-    """A number and its text."""
-
-    text: str
-
-    def __new__(cls, text: str) -> Printed:
-        """Read a number."""
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
+    """An answer is wrong; the message follows its file and line."""
 
 
 class Part(NamedTuple):
-    """What an object has of an answer: all of it, or what one event of a stream adds.
+    """A part of an answer: all of it, or one event of a stream.
 
     Attributes:
         answer: its name; None is what a stream without names goes on with.
@@ -71,37 +61,39 @@ class Part(NamedTuple):
     finished: bool
 
 
-@dataclass
-class Answer:
-    """An answer: the line of its first part, what was read of each part, and whether it ended."""
-
-    line: int
-    said: list[Any] = field(default_factory=list)
-    finished: bool = False
-
-
 def read_answers(
-    path: Path, lines: Iterable[Line], read: Callable[[Part], Any], excluded: Counter[str]
-) -> tuple[dict[str, Answer], str | None]:
+    path: Path, lines: Iterable[Line], read: Callable[[Part], Any]
+) -> tuple[dict[str, tuple[int, list[Any]]], str | None, Counter[str]]:
     """Join the parts of every answer by name; a stream without names goes on until it ends.
+
+    A damaged line may have been an event: what a stream has behind it is left out.
 
     Args:
         path: of the file, for errors.
         lines: its objects, as `read_objects` gives them.
         read: takes what is wanted out of a part.
-        excluded: counts what is left out.
 
     Returns:
-        The answers by name, and the model that they name, None where they name none.
+        Of each answer, by name, the line where it begins and what was read of its parts; the model
+        that the answers name, None where they name none; and how much of what was left out.
 
     Raises:
         PipelineError: a part can't be read, or two models are mixed; names the file and the line.
     """
-    answers: dict[str, Answer] = {}
-    again = set[str]()
+    answers: dict[str, tuple[int, list[Any]]] = {}
+    finished, again, torn = set[str](), set[str](), set[str]()
+    excluded = Counter[str]()
     open_: str | None = None
     first: tuple[str, int] | None = None
+    before: Any = None
     for line, value, streamed in lines:
+        last, before = before, value
+        if value is DAMAGED:
+            excluded[NO_JSON] += 1
+            torn |= answers.keys() - finished
+        if value is DAMAGED or value is REQUEST:
+            open_ = None
+            continue
         parts = parts_of(value, line, streamed)
         if isinstance(parts, str):
             excluded[parts] += 1
@@ -116,25 +108,27 @@ def read_answers(
                 )
         for part in parts:
             name = part.answer or open_ or f"line-{line}"
-            held = answers.setdefault(name, Answer(line))
-            if held.finished and part.said:
+            open_ = name if part.answer is None and not part.finished else None
+            if name in finished and part.said:
                 again.add(name)
                 continue
+            if name in torn or (part.streamed and last is DAMAGED and name not in answers):
+                torn.add(name)
+                excluded[TORN] += 1
+                continue
             try:
-                held.said.append(read(part))
-            except FormatError as error:
-                raise PipelineError(f"{path}, line {line} {error}") from error
-            except KeyError as error:
-                what = f"holds a token without {error.args[0]}"
-                raise PipelineError(f"{path}, line {line} {what}") from error
-            except (IndexError, TypeError, ValueError, AttributeError) as error:
+                answers.setdefault(name, (line, []))[1].append(read(part))
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
                 what = f"can't be read as an answer: {first_line(error)}"
+                if isinstance(error, FormatError):
+                    what = str(error)
+                elif isinstance(error, KeyError):
+                    what = f"holds a token without {error.args[0]}"
                 raise PipelineError(f"{path}, line {line} {what}") from error
-            held.finished |= part.finished
-            open_ = name if part.answer is None and not part.finished else None
-    cut = sum(not answer.finished for answer in answers.values())
-    excluded |= Counter({CUT: cut, AGAIN: len(again)})
-    return answers, None if first is None else first[0]
+            if part.finished:
+                finished.add(name)
+    excluded |= Counter({CUT: len(answers.keys() - finished), AGAIN: len(again)})
+    return answers, None if first is None else first[0], excluded
 
 
 def parts_of(value: Any, line: int, streamed: bool) -> list[Part] | str:
@@ -145,30 +139,29 @@ def parts_of(value: Any, line: int, streamed: bool) -> list[Part] | str:
     body, custom = read
     choices, info = body.get("choices"), body.get("meta_info")
     streamed = streamed or str(body.get("object", "")).endswith(".chunk")
+
+    def part(name: str | None, place: str, said: Mapping[str, Any], ended: Any) -> Part:
+        return Part(name, line, body, place, said, streamed, bool(ended))
+
+    own = str(custom or body.get("id") or f"line-{line}")
+    if choices == []:
+        return [part(own, "choices", {}, not streamed)]
     if isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
-        own = str(custom or body.get("id") or f"line-{line}")
-        if not choices:
-            return [Part(own, line, body, "choices", {}, streamed, not streamed)]
         return [
-            Part(
+            part(
                 own + (f"#{choice['index']}" if choice.get("index") else ""),
-                line,
-                body,
                 "choices",
                 choice,
-                streamed,
-                choice.get("finish_reason") is not None or not streamed,
+                choice.get("finish_reason") or not streamed,
             )
             for choice in choices
         ]
     if isinstance(info, Mapping):
-        name = str(custom or info.get("id") or f"line-{line}")
-        ended = bool(info.get("finish_reason")) or not streamed
-        return [Part(name, line, body, "meta_info", info, streamed, ended)]
+        own = str(custom or info.get("id") or f"line-{line}")
+        return [part(own, "meta_info", info, info.get("finish_reason") or not streamed)]
     if "completion_probabilities" in body or {"content", "stop"} <= set(body):
         named = str(custom) if custom else None if streamed else f"line-{line}"
-        ended = bool(body.get("stop", True))
-        return [Part(named, line, body, "content", body, streamed, ended)]
+        return [part(named, "content", body, body.get("stop", True))]
     return NO_ANSWER
 
 
@@ -185,17 +178,14 @@ def body_of(value: Any) -> tuple[Mapping[str, Any], Any] | str:
     return body, value.get("custom_id")
 
 
-def read_objects(path: Path, excluded: Counter[str]) -> Iterator[Line]:
-    """Yield the objects of a file; what is no JSON is counted in `excluded`.
+def read_objects(path: Path) -> Iterator[Line]:
+    """Yield the objects of a file, DAMAGED for a line that is no JSON or no UTF-8.
 
     Raises:
         PipelineError: the file can't be read.
     """
-    decoder = json.JSONDecoder(parse_float=Printed)
-    lines = read_bytes(path).split(b"\n")
-    last = len(lines) if lines[-1].strip() else 0
-    for number, raw in enumerate(lines, start=1):
-        text, streamed = "", False
+    decoder = json.JSONDecoder()
+    for number, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
         try:
             text, streamed = _content(raw.decode().strip().removeprefix("\ufeff"))
             while text and text != "[DONE]":  # `curl` ends an answer without a newline
@@ -203,9 +193,8 @@ def read_objects(path: Path, excluded: Counter[str]) -> Iterator[Line]:
                 for item in value if isinstance(value, list) else [value]:
                     yield number, item, streamed
                 text = text[end:].strip()
-        except (ValueError, RecursionError):  # no JSON, or no UTF-8
-            cut = number == last and text.startswith(("{", "["))
-            excluded["truncated last line" if cut else "lines that are no JSON"] += 1
+        except (ValueError, RecursionError):
+            yield number, DAMAGED, False
 
 
 def read_bytes(path: Path) -> bytes:
@@ -231,14 +220,12 @@ def _content(text: str) -> tuple[str, bool]:
 
 
 def decimals(value: float) -> int:
-    """Return how many digits behind the point a number was printed with.
+    """Return how many digits behind the point a number has.
 
-    >>> decimals(Printed("-0.250")), decimals(Printed("1.5e-05")), decimals(-2)
-    (3, 6, 0)
+    >>> decimals(-0.25), decimals(1.5e-05), decimals(-2)
+    (2, 6, 0)
     """
-    if not isinstance(value, Printed):
-        return 0
-    mantissa, _, exponent = value.text.lower().partition("e")
+    mantissa, _, exponent = repr(value).partition("e")
     return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))
 
 

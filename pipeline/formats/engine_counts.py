@@ -1,4 +1,4 @@
-"""What inference engines count of speculative decoding: calls, drafted and accepted tokens.
+"""Reads the counts of speculative decoding that engines keep: calls, drafted and accepted tokens.
 
 | engine | written as | defined in |
 |---|---|---|
@@ -31,6 +31,7 @@ from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import (
     FormatError,
     Part,
+    counted,
     read_answers,
     read_bytes,
     read_objects,
@@ -52,8 +53,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # of the counts in an answer
     },
     "llama.cpp": {"drafted": ("draft_n",), "accepted": ("draft_n_accepted",)},
 }
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}  # by the start of a metric
-
+STARTS = {name.lower().replace(".", ""): name for name in NAMES}  # by the start of a metric
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
 OURS = ("vllm:spec_decode_", "llamacpp:spec_decode_", "sglang:spec_accept_")
@@ -61,40 +61,31 @@ SHOWN = 60  # characters of a line in an error
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
 
 
-@dataclass
+@dataclass(frozen=True)
 class Counts:
-    """What an engine counted.
+    """The counts of an engine.
 
     Attributes:
         engine: vLLM, SGLang or llama.cpp.
-        written: scrape or answers.
-        pieces: series or answers that were read.
+        pieces: what was read, "12 series".
         calls: verifications, NaN where they are not told.
         drafted: tokens, NaN likewise.
         accepted: tokens, those of the target's own not counted; NaN likewise.
+        tokens_per_call: 1 + accepted / calls, or as the engine printed it.
         by_place: accepted at each place of the draft, empty where it is not told.
-        answers: of each answer that tells its histogram, how many calls accepted 0, 1, ... tokens.
+        histograms: of each answer that tells it, how many calls accepted 0, 1, ... tokens.
         excluded: what was left out, and how often.
-        printed_length: tokens a call, where the engine gives nothing else.
     """
 
     engine: str
-    written: str
-    pieces: int
-    calls: float = math.nan
-    drafted: float = math.nan
-    accepted: float = math.nan
+    pieces: str
+    calls: float
+    drafted: float
+    accepted: float
+    tokens_per_call: float
     by_place: Sequence[float] = ()
-    answers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    histograms: Mapping[str, Sequence[int]] = field(default_factory=dict)
     excluded: Mapping[str, int] = field(default_factory=dict)
-    printed_length: float | None = None
-
-    @property
-    def tokens_per_call(self) -> float:
-        """1 + accepted / calls, or as the engine printed it."""
-        if self.printed_length is not None:
-            return self.printed_length
-        return 1 + self.accepted / self.calls if self.calls else math.nan
 
     @property
     def places(self) -> list[dict[str, float]]:
@@ -107,12 +98,8 @@ class Counts:
         return place_shares(self.calls, reached, self.by_place)
 
 
-def read_counts(path: Path, earlier: Path | None = None) -> Counts:
-    """Return what an engine counted, of a scrape of /metrics or of answers as JSON.
-
-    Args:
-        path: of the file.
-        earlier: a scrape whose counts are taken off.
+def read_counts(path: Path) -> Counts:
+    """Return what an engine counted, of a page of /metrics or of answers as JSON.
 
     Raises:
         PipelineError: the file can't be read, holds nothing of speculative decoding, two models or
@@ -120,31 +107,26 @@ def read_counts(path: Path, earlier: Path | None = None) -> Counts:
     """
     text = read_bytes(path).decode("utf-8", errors="replace")
     first = next((line for line in text.splitlines() if line.strip()), "")
-    if first.startswith(("# HELP ", "# TYPE ", "vllm:", "sglang:", "llamacpp:")):
-        counts = _of_scrape(path, text, earlier)
-    elif earlier is not None:
-        raise PipelineError(f"engine.since={earlier}: {path} is no page of /metrics: leave it out")
-    else:
-        counts = _of_answers(path)
+    page = first.startswith(("# HELP ", "# TYPE ", *(f"{start}:" for start in STARTS)))
+    counts = _of_page(path, text) if page else _of_answers(path)
     _check(path, counts)
     return counts
 
 
 def _of_answers(path: Path) -> Counts:
     """Add up what each answer counted; of a stream, what it said last."""
-    excluded = Counter[str]()
-    found, _ = read_answers(path, read_objects(path, excluded), counted_by, excluded)
+    found, _, excluded = read_answers(path, read_objects(path), counted_by)
     if not found:
         raise PipelineError(
-            f"{path} holds neither a page of /metrics nor answers as JSON: give one of them (what "
-            "a server prints into its log is not read)"
+            f"{path} holds neither a page of /metrics nor answers as JSON (left out: "
+            f"{counted(excluded)}): give one of them; what a server prints into its log is not read"
         )
     told: dict[str, dict[str, Any]] = {}
-    for name, answer in found.items():
-        said = [one for one in answer.said if one]
-        if said:
-            told[name] = said[-1]
-        elif None not in answer.said:
+    for name, (_, said) in found.items():
+        counts = [one for one in said if one]
+        if counts:
+            told[name] = counts[-1]
+        elif None not in said:
             excluded["answers that tell nothing of drafts"] += 1
     engines = {one["engine"] for one in told.values()}
     if not engines:
@@ -158,13 +140,22 @@ def _of_answers(path: Path) -> Counts:
     calls, drafted, accepted = (
         sum(one[name] for one in told.values()) for name in ("calls", "drafted", "accepted")
     )
-    answers = {name: one["histogram"] for name, one in told.items() if one["histogram"]}
+    histograms = {name: one["histogram"] for name, one in told.items() if one["histogram"]}
     by_place: list[float] = []
-    if len(answers) == len(told):
-        times = [sum(at) for at in zip_longest(*answers.values(), fillvalue=0)]
+    if len(histograms) == len(told):
+        times = [sum(at) for at in zip_longest(*histograms.values(), fillvalue=0)]
         by_place = [sum(times[place:]) for place in range(1, len(times))]
-    counts = (calls, drafted, accepted, by_place, answers, +excluded)
-    return Counts(engines.pop(), "answers", len(told), *counts)
+    return Counts(
+        engines.pop(),
+        f"{len(told)} answers",
+        calls,
+        drafted,
+        accepted,
+        1 + accepted / calls if calls else math.nan,
+        by_place,
+        histograms,
+        +excluded,
+    )
 
 
 def counted_by(part: Part) -> dict[str, Any] | None:
@@ -215,12 +206,10 @@ def _check_histogram(counts: Mapping[str, Any]) -> None:
         )
 
 
-def _of_scrape(path: Path, text: str, earlier: Path | None) -> Counts:
+def _of_page(path: Path, text: str) -> Counts:
+    """Add up the series of a page of /metrics: of all engines that serve one model."""
     excluded = Counter[str]()
     series = _series(path, text, excluded)
-    if earlier is not None:
-        before = read_bytes(earlier).decode("utf-8", errors="replace")
-        series = _since(path, series, _series(earlier, before, Counter()))
     models = {model for _, labels in series if (model := dict(labels).get("model_name"))}
     engines = {name.partition(":")[0] for name, _ in series}
     if not engines:
@@ -235,19 +224,21 @@ def _of_scrape(path: Path, text: str, earlier: Path | None) -> Counts:
             )
     engine = engines.pop()
     if engine != "sglang":
-        counts = _counters(path, series, engine)
-        return Counts(ENGINES[engine], "scrape", len(series), *counts, excluded=+excluded)
-    # the mean over the ranks that decoded in the last interval; the idle ones have 0
-    lengths = [one for (name, _), one in series.items() if name == "sglang:spec_accept_length"]
-    busy = [length for length in lengths if length > 0]
-    if not busy or min(busy) < 1:
-        raise PipelineError(
-            f"{path}: sglang:spec_accept_length is missing, below 1, or 0 at every rank: nothing "
-            "was decoded with a draft in the last interval"
-        )
-    excluded["idle ranks"] = len(lengths) - len(busy)
-    mean = sum(busy) / len(busy)
-    return Counts("SGLang", "scrape", len(busy), excluded=+excluded, printed_length=mean)
+        calls, drafted, accepted, by_place = _counters(path, series, engine)
+        length, pieces = 1 + accepted / calls if calls else math.nan, len(series)
+    else:  # the mean over the ranks that decoded in the last interval; the idle ones have 0
+        lengths = [one for (name, _), one in series.items() if name == "sglang:spec_accept_length"]
+        busy = [length for length in lengths if length > 0]
+        if not busy or min(busy) < 1:
+            raise PipelineError(
+                f"{path}: sglang:spec_accept_length is missing, below 1, or 0 at every rank: "
+                "nothing was decoded with a draft in the last interval"
+            )
+        excluded["idle ranks"] = len(lengths) - len(busy)
+        calls = drafted = accepted = math.nan
+        length, pieces, by_place = sum(busy) / len(busy), len(busy), []
+    counts = (f"{pieces} series", calls, drafted, accepted, length, by_place)
+    return Counts(STARTS[engine], *counts, excluded=+excluded)
 
 
 def _series(path: Path, text: str, excluded: Counter[str]) -> Series:
@@ -272,36 +263,18 @@ def _series(path: Path, text: str, excluded: Counter[str]) -> Series:
                 f"{at} is no metric ({line[:SHOWN]!r}): give the page as the engine's /metrics "
                 "sent it"
             )
-        name, inside, value = match.groups()
+        name, inside, value = match.groups(default="")
         if not name.startswith(OURS) or name.endswith("_created"):
             continue
-        labels = frozenset(LABEL.findall(inside or ""))
-        if LABEL.sub("", inside or ""):
+        if LABEL.sub("", inside):
             raise PipelineError(f"{at}: the labels {{{inside[:SHOWN]}}} can't be read")
         if not re.fullmatch(r"\+?[\d.]+([eE][+-]?\d+)?", value):
             raise PipelineError(f"{at}: {name} is {value}: a number of at least 0 was expected")
-        key = (name.removesuffix("_total"), labels)
+        key = (name.removesuffix("_total"), frozenset(LABEL.findall(inside)))
         if key in found:
-            raise PipelineError(
-                f"{at}: {name} was there already: give one scrape; an earlier one is "
-                "engine.since=FILE"
-            )
+            raise PipelineError(f"{at}: {name} was there already: give one page")
         found[key] = float(value)
     return found
-
-
-def _since(path: Path, now: Series, before: Series) -> Series:
-    """Return the series with what they counted since an earlier scrape; gauges stay."""
-    counted: Series = {}
-    for key, value in now.items():
-        began = 0.0 if key[0].startswith("sglang:") else before.get(key, 0.0)
-        if value < began:
-            raise PipelineError(
-                f"{path}: {key[0]} is {value:g}, less than the {began:g} of engine.since: the "
-                "server was restarted in between, or the two are exchanged"
-            )
-        counted[key] = value - began
-    return counted
 
 
 def _counters(path: Path, series: Series, engine: str) -> tuple[float, float, float, list[float]]:
@@ -332,18 +305,16 @@ def _check(path: Path, counts: Counts) -> None:
     """Refuse what no engine counts; NaN compares as false.
 
     Raises:
-        PipelineError: more was accepted than drafted, or at a place than at the one before.
+        PipelineError: more was accepted than drafted, or at a place than calls reached it.
     """
     if counts.calls == 0 or counts.drafted == 0:
         raise PipelineError(f"{path}: no token was drafted: let the engine decode first")
-    placed = sum(counts.by_place)
+    placed, reached = sum(counts.by_place), [counts.calls, *counts.by_place]
     wrong = None
     if counts.accepted > counts.drafted:
         wrong = f"{counts.accepted:g} tokens were accepted of {counts.drafted:g} drafted"
-    elif any(after > before * (1 + ODD_SHARE) for before, after in pairwise(counts.by_place)):
-        wrong = "more tokens were accepted at a place of the draft than at the one before"
-    elif counts.by_place and counts.by_place[0] > counts.calls * (1 + ODD_SHARE):
-        wrong = f"{counts.by_place[0]:g} calls of {counts.calls:g} accepted a first token"
+    elif any(after > before * (1 + ODD_SHARE) for before, after in pairwise(reached)):
+        wrong = "more tokens were accepted at a place of the draft than calls reached it"
     elif counts.by_place and abs(placed - counts.accepted) > max(1.0, ODD_SHARE * counts.accepted):
         wrong = f"{counts.accepted:g} tokens were accepted, {placed:g} by their places"
     if wrong:

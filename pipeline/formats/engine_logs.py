@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import (
-    Answer,
-    Part,
-    counted,
-    decimals,
-    read_answers,
-    read_objects,
-)
+from pipeline.formats.engine_answers import Part, counted, decimals, read_answers, read_objects
 from pipeline.formats.engine_steps import Step, Token, Top, by_llama, steps_of, tokens_told
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
@@ -42,7 +35,7 @@ Trajectories = Mapping[tuple[str, int], Sequence[Step]]
 
 @dataclass(frozen=True)
 class EngineLog:
-    """What an engine logged.
+    """The steps of a log, and what is known of it.
 
     Attributes:
         trajectories: steps one behind the other, by their answer and its first step: an answer, or
@@ -89,13 +82,13 @@ def read_log(
             log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
             left. Names the file and the line.
     """
-    part, excluded = asked["part"], Counter[str]()
+    part = asked["part"]
 
     def read(piece: Part) -> tuple[list[Step | None], int, bool]:
         return steps_of(piece, part), tokens_told(piece), by_llama(piece)
 
-    answers, model = read_answers(path, read_objects(path, excluded), read, excluded)
-    parts = [said for answer in answers.values() for said in answer.said]
+    answers, model, excluded = read_answers(path, read_objects(path), read)
+    parts = [said for _, told in answers.values() for said in told]
     sizes = Counter(len(step.top) for steps, _, _ in parts for step in steps if step is not None)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     found = _trajectories(path, answers, usual, excluded)
@@ -153,14 +146,14 @@ def prompt_id(key: tuple[str, int]) -> str:
 
 
 def _trajectories(
-    path: Path, answers: Mapping[str, Answer], usual: int, excluded: Counter[str]
+    path: Path, answers: Mapping[str, tuple[int, list[Any]]], usual: int, excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the parts of answers between steps that are left out."""
     found: dict[tuple[str, int], list[Step]] = {}
-    for name, answer in answers.items():
+    for name, (_, said) in answers.items():
         begin = 0
-        all_steps = [step for steps, _, _ in answer.said for step in steps]
-        excluded[LOST] += max(told for _, told, _ in answer.said) not in (0, len(all_steps))
+        all_steps = [step for steps, _, _ in said for step in steps]
+        excluded[LOST] += max(told for _, told, _ in said) not in (0, len(all_steps))
         for at, step in enumerate(all_steps):
             reason = "steps without log-probabilities"
             if step is not None:

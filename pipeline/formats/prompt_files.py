@@ -12,7 +12,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.store.identity import READERS, hub_files, local_path, split_patterns
 
 GROUPS = 16  # row groups of a Parquet file that are held
-
 
 Rows = tuple[int, Callable[[int], tuple[Any, str]]]  # how many; reads one, and where it stands
 
@@ -76,10 +75,10 @@ class Source:
         Raises:
             PipelineError: one can't be read, or there are no rows.
         """
-        kinds = {".jsonl": _json_lines, ".parquet": _parquet, ".txt": _text}
-        self._files = [kinds[file.suffix](file) for file in files]
+        kinds = {".jsonl": lambda path: [json_lines(path)], ".parquet": _parquet, ".txt": _text}
+        self._parts: list[Rows] = [part for file in files for part in kinds[file.suffix](file)]
         self.text = files[0] if files[0].suffix == ".txt" else None  # one prompt each
-        self._ends = list(accumulate(size for size, _ in self._files))
+        self._ends = list(accumulate((size for size, _ in self._parts), initial=0))
         if not len(self):
             raise PipelineError(f"prompts.source: {files[0]} holds no rows")
 
@@ -93,15 +92,14 @@ class Source:
         Raises:
             PipelineError: it can't be read, or is no mapping.
         """
-        file = bisect_right(self._ends, at)
-        _, read = self._files[file]
-        row, place = read(at - (self._ends[file - 1] if file else 0))
+        part = bisect_right(self._ends, at) - 1
+        row, place = self._parts[part][1](at - self._ends[part])
         if not isinstance(row, Mapping):
             raise PipelineError(f'prompts.source: {place}: expected an object, as {{"text": "Hi"}}')
         return row
 
 
-def _json_lines(path: Path) -> Rows:
+def json_lines(path: Path) -> Rows:
     """Return the rows of a .jsonl file, none parsed yet; empty lines are none."""
     found = enumerate(read_text(path).split("\n"), 1)
     lines = [(number, line) for number, line in found if line.strip()]
@@ -113,15 +111,14 @@ def _json_lines(path: Path) -> Rows:
             return json.loads(line), place
         except (ValueError, RecursionError) as error:
             raise PipelineError(
-                f"prompts.source: {place} is no JSON: {first_line(error)}. Expected is one object "
-                'a line, as {"text": "Hi"}'
+                f"{place} is no JSON: {first_line(error)}. Expected is one object a line"
             ) from error
 
     return len(lines), read
 
 
-def _parquet(path: Path) -> Rows:
-    """Return the rows of a .parquet file, read by row groups of which some are held."""
+def _parquet(path: Path) -> list[Rows]:
+    """Return the rows of each row group of a .parquet file; some groups are held."""
 
     def unreadable(error: Exception) -> PipelineError:
         return PipelineError(
@@ -129,30 +126,26 @@ def _parquet(path: Path) -> Rows:
             "Fetch or write it again"
         )
 
+    def read(group: int, at: int) -> tuple[Any, str]:
+        try:
+            [row] = group_of(group).slice(at, 1).to_pylist()
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise unreadable(error) from error
+        return row, str(path)
+
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(error) from error
-    about = file.metadata
-    ends = list(accumulate(about.row_group(at).num_rows for at in range(about.num_row_groups)))
     group_of = lru_cache(GROUPS)(file.read_row_group)
-
-    def read(at: int) -> tuple[Any, str]:
-        group = bisect_right(ends, at)
-        begin = ends[group - 1] if group else 0
-        try:
-            [row] = group_of(group).slice(at - begin, 1).to_pylist()
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise unreadable(error) from error
-        return row, f"{path}, row {at}"
-
-    return (ends[-1] if ends else 0), read
+    groups = range(file.metadata.num_row_groups)
+    return [(file.metadata.row_group(at).num_rows, partial(read, at)) for at in groups]
 
 
-def _text(path: Path) -> Rows:
+def _text(path: Path) -> list[Rows]:
     """Return the one row of a .txt file, without the newlines at its end."""
     text = read_text(path).rstrip("\r\n")
-    return 1, lambda _: ({"text": text}, str(path))
+    return [(1, lambda _: ({"text": text}, str(path)))]
 
 
 def read_text(path: Path) -> str:
@@ -172,8 +165,8 @@ def read_text(path: Path) -> str:
             return text
         wrong = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1} holds a NUL byte"
     raise PipelineError(
-        f"prompts.source: {path}: {wrong}. Save it as UTF-8 text (of Latin-1, for instance: "
-        f"iconv -f latin1 -t utf8 {path.name})"
+        f"{path}: {wrong}. Save it as UTF-8 text (of Latin-1, for instance: iconv -f latin1 -t "
+        f"utf8 {path.name})"
     )
 
 

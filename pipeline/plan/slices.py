@@ -22,6 +22,8 @@ from pipeline.store.identity import Identities, local_path
 if TYPE_CHECKING:
     from pipeline.plan.method import Method
 
+READER = 2  # version of what is read of the files of engines
+
 
 def build_rules(config: Any, key: str = "criteria") -> list[Rule]:
     """Return the rules of a `criteria` configuration, or of another key.
@@ -84,7 +86,7 @@ def build_dials(config: list[Any], key: str = "acceptance.dials") -> list[Dial]:
 
 
 def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
-    """What of a model determines its numbers."""
+    """Return what of a model determines its numbers."""
     return {
         **identities.model(model.path, model.revision, f"{key}.path"),
         "dtype": model.dtype,
@@ -94,13 +96,13 @@ def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any
 
 
 def drafter_slice(drafter: Drafter, identities: Identities) -> dict[str, Any]:
-    """What of the drafter determines its numbers."""
+    """Return what of the drafter determines its numbers."""
     head = {} if drafter.head is None else {"head": asdict(drafter.head)}
     return model_slice("drafter", drafter, identities) | head
 
 
 def log_slice(key: str, path: str, config: Config, identities: Identities) -> dict[str, Any]:
-    """What of an engine's log determines what is read of it.
+    """Return what of an engine's log determines what is read of it.
 
     Raises:
         PipelineError: there is no such file.
@@ -111,7 +113,7 @@ def log_slice(key: str, path: str, config: Config, identities: Identities) -> di
 
 
 def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:
-    """What of a file that an engine wrote determines what is read of it: its content.
+    """Return what determines what is read of an engine's file: its content and READER.
 
     Raises:
         PipelineError: there is no such file.
@@ -119,7 +121,7 @@ def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:
     local = local_path(path, key)
     if local is None or not local.is_file():
         raise PipelineError(f"{key}={path}: there is no such file")
-    return dict(identities.source(path, None, key))
+    return {**identities.source(path, None, key), "reader": READER}
 
 
 def run_settings(config: Config, model: Model) -> dict[str, Any]:
@@ -136,14 +138,14 @@ def run_settings(config: Config, model: Model) -> dict[str, Any]:
 
 
 def rule_slice(rule: Any) -> dict[str, Any]:
-    """What determines a rule: its parameters and, of a user's own, its source."""
+    """Return what determines a rule: its parameters and, of a user's own, its source."""
     if not rule.own:
         return {"rule": to_mapping(rule)}
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
 
 
 def method_slice(method: Method) -> dict[str, Any]:
-    """What of a method determines what it decodes: its mapping, and its rule's own source."""
+    """Return what determines what a method decodes: its mapping, and the source of its rule."""
     from pipeline.plan.method import method_mapping
 
     return method_mapping(method) | ({} if method.rule is None else rule_slice(method.rule))

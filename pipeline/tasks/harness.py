@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.models.prompt_tokens import encode
 from pipeline.store.durable import file_digest
 from pipeline.store.node import fingerprint
 
@@ -38,26 +39,18 @@ def parts_of(name: str) -> tuple[str, str | None]:
     return task, chosen or None
 
 
-def check_task(name: str, include: str | None, known: str, *, foreign_code: bool) -> None:
-    """Check, before any document is read, that a task can be asked.
+def problem(name: str, include: str | None, known: str, *, foreign_code: bool) -> str | None:
+    """Return why a task can't be asked, before any document is read; None where it can.
+
+    The harness is not installed, it has no such task or filter, the task is not answered with one
+    text, or it runs code and that is not allowed.
 
     Args:
         name: as in `accuracy.tasks`.
         include: a folder with YAML files of tasks, besides those of the harness.
         known: the project's tasks, as printed.
         foreign_code: whether code is run that answers tasks which are not the project's.
-
-    Raises:
-        PipelineError: the harness is not installed, it has no such task or filter, the task is not
-            answered with one text, or it runs code and that is not allowed.
     """
-    problem = _problem(name, include, known, foreign_code)
-    if problem is not None:
-        raise PipelineError(f"{TASKS_KEY}: {name} {problem}")
-
-
-def _problem(name: str, include: str | None, known: str, foreign_code: bool) -> str | None:
-    """Return why a task can't be asked."""
     named, chosen = parts_of(name)
     none = f"is no task: give {known}, a file *.jsonl, or a task of lm-evaluation-harness"
     if find_spec("lm_eval") is None:
@@ -174,8 +167,9 @@ def text_tokens(tokenizer: Any, text: str) -> list[int]:
     wants, and the text has none.
     """
     bos = tokenizer.bos_token
-    special = tokenizer.chat_template is None and not (bos and text.startswith(bos))
-    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+    if tokenizer.chat_template is None and not (bos and text.startswith(bos)):
+        return encode(tokenizer, [text], "none", enable_thinking=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def before_stop(text: str, until: Any) -> str:

@@ -6,7 +6,6 @@ of lm-evaluation-harness give questions as well (`pipeline.tasks.harness`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.formats.prompt_files import json_lines
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ROOT
 from pipeline.store.durable import file_digest
@@ -58,20 +58,14 @@ def read_items(path: Path) -> list[Item]:
         PipelineError: a row is wrong; names file and line.
     """
     items: dict[str, Item] = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PipelineError(f"{path} is no UTF-8: save it as UTF-8") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
+    size, read = json_lines(path)
+    for row, place in map(read, range(size)):
         try:
-            row = json.loads(line)
             check_item(row)
             if row["id"] in items:
                 raise ValueError(f"the id {row['id']} occurs twice")
         except (ValueError, TypeError) as error:
-            raise PipelineError(f"{path}, line {number}: {error}") from error
+            raise PipelineError(f"{place}: {error}") from error
         items[row["id"]] = row
     if not items:
         raise PipelineError(f"{path} has no items")
@@ -169,7 +163,8 @@ def check_tasks(names: Sequence[str], include: str | None, *, foreign_code: bool
     for name, path in zip(names, files, strict=True):
         if not is_ours_or_file(name):
             known = ", ".join(our_tasks())
-            harness.check_task(name, include, known, foreign_code=foreign_code)
+            if why := harness.problem(name, include, known, foreign_code=foreign_code):
+                raise PipelineError(f"accuracy.tasks: {name} {why}")
             continue
         code = any(item["kind"] == "python" for item in read_items(path))
         foreign = path.resolve().parent != FOLDER.resolve()

@@ -1,4 +1,4 @@
-"""What tools would print of one made-up log, against values computed by hand."""
+"""The numbers of every tool for one made-up log, against values computed by hand."""
 
 from __future__ import annotations
 

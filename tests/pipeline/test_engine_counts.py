@@ -1,4 +1,4 @@
-"""What engines count of their drafts: files in their formats, whole and damaged.
+"""Counts of drafts in the files of engines, whole and damaged.
 
 The files beside this test are written after the sources that `engine_counts` names.
 """
@@ -9,6 +9,7 @@ import gzip
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,15 +29,20 @@ def damaged(path: Path, name: str, *changes: tuple[str, str]) -> Path:
     return path
 
 
+def streamed(path: Path, *events: Any) -> Path:
+    path.write_text("".join(f"data: {json.dumps(event)}\n\n" for event in events))
+    return path
+
+
 @pytest.mark.parametrize(
     ("name", "engine", "numbers", "by_place", "length", "pieces"),
     [
-        ("vllm.txt", "vLLM", (1000, 3000, 1500), (800, 500, 200), 2.5, 12),
-        ("vllm.jsonl", "vLLM", (45, 135, 14), (6, 5, 3), 1 + 14 / 45, 2),
-        ("sglang.txt", "SGLang", (math.nan,) * 3, (), 2.95, 1),
-        ("sglang.jsonl", "SGLang", (6, 18, 9), (5, 3, 1), 2.5, 2),
-        ("llama.txt", "llama.cpp", (97, 388, 257), (78, 68, 61, 50), 1 + 257 / 97, 7),
-        ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (), math.nan, 1),
+        ("vllm.txt", "vLLM", (1000, 3000, 1500), (800, 500, 200), 2.5, "12 series"),
+        ("vllm.jsonl", "vLLM", (45, 135, 14), (6, 5, 3), 1 + 14 / 45, "2 answers"),
+        ("sglang.txt", "SGLang", (math.nan,) * 3, (), 2.95, "1 series"),
+        ("sglang.jsonl", "SGLang", (6, 18, 9), (5, 3, 1), 2.5, "2 answers"),
+        ("llama.txt", "llama.cpp", (97, 388, 257), (78, 68, 61, 50), 1 + 257 / 97, "7 series"),
+        ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (), math.nan, "1 answers"),
     ],
 )
 def test_every_format_is_read(
@@ -45,7 +51,7 @@ def test_every_format_is_read(
     numbers: tuple[float, ...],
     by_place: tuple[float, ...],
     length: float,
-    pieces: int,
+    pieces: str,
 ) -> None:
     counts = read_counts(FILES / name)
     assert (counts.engine, counts.pieces) == (engine, pieces)
@@ -61,24 +67,9 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
     assert [place["of_all"] for place in places] == [0.8, 0.5, 0.2]  # as engines print it
     assert [place["conditional"] for place in places] == [0.8, 500 / 800, 200 / 500]
     assert [place["reached"] for place in places] == [1000, 800, 500]
-    nothing = Counts("vLLM", "scrape", 1, 4, 8, 0, [0, 0]).places
+    nothing = Counts("vLLM", "1 series", 4, 8, 0, 1.0, [0, 0]).places
     assert math.isnan(nothing[1]["conditional"])
     assert nothing[1]["of_all"] == 0
-
-
-def test_an_earlier_page_is_taken_off(tmp_path: Path) -> None:
-    whole = damaged(
-        tmp_path / "before.txt", "vllm.txt",
-        ("} 600.0\nvllm:spec_decode_num_drafts", "} 100.0\nvllm:spec_decode_num_drafts"),
-        ("1800.0", "300.0"), ("900.0", "500.0"), ('position="0"} 480.0', 'position="0"} 80.0'),
-    )  # fmt: skip
-    counts = read_counts(FILES / "vllm.txt")
-    later = read_counts(FILES / "vllm.txt", earlier=whole)
-    assert (counts.calls, later.calls, later.accepted) == (1000, 500, 400)
-    with pytest.raises(PipelineError, match=r"less than the 600 of engine\.since: .* restarted"):
-        read_counts(whole, earlier=FILES / "vllm.txt")
-    with pytest.raises(PipelineError, match=r"engine\.since=.*is no page of /metrics"):
-        read_counts(FILES / "vllm.jsonl", earlier=FILES / "vllm.txt")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +79,7 @@ def test_an_earlier_page_is_taken_off(tmp_path: Path) -> None:
          r"holds models of B and Qwen/Qwen3-1\.7B: leave the lines of one"),
         ("vllm.txt", [('{engine="1",model_name="Qwen/Qwen3-1.7B"} 400.0',
                        '{engine="0",model_name="Qwen/Qwen3-1.7B"} 400.0')],
-         r"line 7: .*drafts_total was there already: give one scrape"),
+         r"line 7: .*drafts_total was there already: give one page"),
         ("vllm.txt", [("spec_decode_num_drafts_total{", "spec_decode_drafts{")],
          r"lacks vllm:spec_decode_num_drafts_total"),
         ("vllm.txt", [('position="1"', 'position="3"')], r"positions 0, 2, 3: one is missing"),
@@ -97,14 +88,18 @@ def test_an_earlier_page_is_taken_off(tmp_path: Path) -> None:
         ("vllm.txt", [("} 1800.0", "}")], r"line 13 is no metric \('vllm:"),
         ("vllm.txt", [("1800.0", "100.0"), ("1200.0", "100.0")], r"1500 tokens .* of 200 drafted"),
         ("vllm.txt", [("} 120.0", "} 420.0"), ("} 300.0", "} 0.0")], r"at a place of the draft"),
+        # 8 instead of 80: a page that was cut off lacks its last metric
+        ("vllm.txt", [("} 80.0\n", "} 8")], r"1500 tokens were accepted, 1420 by their places"),
         ("vllm.txt", [("spec_decode", "other")], r"no metrics of speculative decoding"),
         ("sglang.txt", [("} 2.95", "} 0.0")], r"spec_accept_length is missing, below 1, or 0 at"),
+        ("sglang.txt", [("} 2.95", "} 0.5")], r"below 1"),
         ("llama.txt", [("llamacpp:spec_decode_num_drafts_total 97", "vllm:spec_decode_num 97")],
          r"metrics of llamacpp and vllm: leave the lines"),
         ("vllm.jsonl", [('"num_spec_steps": 43', '"num_spec_steps": 42')],
          r"line 1 has a histogram of 43 verifications and 10 accepted .* counts of 42 and 10"),
         ("vllm.jsonl", [("speculative_decoding", "other")], r"no answer tells of drafts"),
-        ("vllm.jsonl", [('{"id"', 'INFO: {"id"')], r"neither a page of /metrics nor answers"),
+        ("vllm.jsonl", [('{"id"', 'INFO: {"id"')],
+         r"neither a page of /metrics nor answers as JSON \(left out: 2 lines that are no JSON\)"),
         ("sglang.jsonl", [("[1, 1, 1, 1]", "[2, 1, 1, 1]")],
          r"line 1 has a histogram of 5 verifications and 6 accepted"),
         ("sglang.jsonl", [('"spec_num_correct_drafts": 6,', "")], "has spec_num_correct_drafts"),
@@ -122,32 +117,20 @@ def test_damage_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_page_that_was_cut_off_lacks_its_last_metric(tmp_path: Path) -> None:
-    path = tmp_path / "vllm.txt"
-    text = (FILES / "vllm.txt").read_text()
-    path.write_text(text[:-3])  # `8` instead of `80.0`: not taken for a number
-    with pytest.raises(PipelineError, match=r"1500 tokens were accepted, 1420 by their places"):
-        read_counts(path)
-
-
 def test_idle_ranks_of_sglang_are_left_out(tmp_path: Path) -> None:
     text = (FILES / "sglang.txt").read_text()
     line = text.splitlines()[-1]
     path = tmp_path / "sglang.txt"
     path.write_text(text + line.replace('tp_rank="0"', 'tp_rank="1"').replace("2.95", "0.0") + "\n")
     counts = read_counts(path)
-    assert (counts.tokens_per_call, counts.pieces) == (2.95, 1)
-    assert counts.excluded == {"idle ranks": 1}
-    path.write_text(path.read_text().replace("} 0.0", "} 0.5"))
-    with pytest.raises(PipelineError, match="below 1"):
-        read_counts(path)
+    assert (counts.tokens_per_call, counts.excluded) == (2.95, {"idle ranks": 1})
 
 
 @pytest.mark.parametrize("name", ["vllm.jsonl", "sglang.jsonl"])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_what_is_no_answer_is_counted(name: str, streamed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["", "data: "])
+def test_what_is_no_answer_is_counted(name: str, start: str, tmp_path: Path) -> None:
     lines = (FILES / name).read_text().splitlines()
-    path, start = tmp_path / "answers.jsonl.gz", "data: " if streamed else ""
+    path = tmp_path / "answers.jsonl.gz"
     others = ['{"detail": "Not Found"}', "curl: (52) Empty reply from server", "[]", "3"]
     text = "\n".join(start + line for line in [*lines, *others, lines[0]])
     path.write_bytes(gzip.compress(text.encode()))
@@ -160,19 +143,12 @@ def test_what_is_no_answer_is_counted(name: str, streamed: bool, tmp_path: Path)
 
 
 def test_a_stream_counts_once_with_what_it_said_last(tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in (FILES / "sglang.jsonl").read_text().splitlines()]
-    first = {"meta_info": lines[0]["meta_info"] | {"spec_verify_ct": 1, "spec_accept_histogram": [
+    whole = json.loads((FILES / "sglang.jsonl").read_text().splitlines()[0])
+    first = {"meta_info": whole["meta_info"] | {"spec_verify_ct": 1, "spec_accept_histogram": [
         0, 1], "spec_num_correct_drafts": 1, "spec_correct_drafts_histogram": None,
         "finish_reason": None}}  # fmt: skip
-    path = tmp_path / "stream"
-    path.write_text("".join(f"data: {json.dumps(one)}\n\n" for one in (first, lines[0])))
-    assert read_counts(path).calls == 4
-
-
-def test_streams_of_llama_without_ids_all_count(tmp_path: Path) -> None:
-    whole = json.loads((FILES / "llama.jsonl").read_text().splitlines()[0])
-    partial = whole | {"stop": False, "timings": whole["timings"] | {"draft_n": 3}}
-    path = tmp_path / "stream"
-    path.write_text("".join(f"data: {json.dumps(one)}\n\n" for one in [partial, whole] * 2))
-    counts = read_counts(path)
-    assert (counts.drafted, counts.accepted, counts.pieces) == (18, 12, 2)
+    assert read_counts(streamed(tmp_path / "sglang", first, whole)).calls == 4
+    whole = json.loads((FILES / "llama.jsonl").read_text().splitlines()[0])  # without an id
+    first = whole | {"stop": False, "timings": whole["timings"] | {"draft_n": 3}}
+    counts = read_counts(streamed(tmp_path / "llama", *[first, whole] * 2))
+    assert (counts.drafted, counts.accepted, counts.pieces) == (18, 12, "2 answers")

@@ -204,26 +204,19 @@ def test_limits_that_exclude_are_named_with_their_keys(
     refused(model, source, tmp_path / "b", message, min_tokens=20)
 
 
-def test_questions_of_spec_bench(model: Path, tmp_path: Path) -> None:
+def test_questions_of_spec_bench_and_categories_of_any_row(model: Path, tmp_path: Path) -> None:
     rows = [{"question_id": 81, "category": "writing", "turns": ["Write it.", "Write it again."]},
             {"question_id": 200, "category": "qa", "turns": ["Who asks?"], "reference": ["You."]},
             {"question_id": 201, "category": "qa", "turns": []},
-            {"question_id": 202, "category": "qa", "turns": ["What", 3]}]  # fmt: skip
-    found = build(model, lines(tmp_path / "question.jsonl", *rows), tmp_path / "store", count=2)
+            {"question_id": 202, "category": "qa", "turns": ["What", 3]},
+            {**row("a", "a chat"), "category": "world"}, row("b", "b"),
+            {"text": "c", "id": "c", "category": 3}]  # fmt: skip
+    found = build(model, lines(tmp_path / "question.jsonl", *rows), tmp_path / "store", count=5)
     assert [(r["prompt_id"], r["source"], r["text"], r["later_turns"]) for r in found] == [
         ("81", "writing", "Write it.", ["Write it again."]), ("200", "qa", "Who asks?", []),
+        ("a", "world", "a chat", []), ("b", "question.jsonl", "b", []),
+        ("c", "question.jsonl", "c", []),
     ]  # fmt: skip
-
-
-def test_a_row_of_any_schema_may_have_a_category(model: Path, tmp_path: Path) -> None:
-    rows = [{**row("a", "a question"), "category": "writing"}, row("b", "another question"),
-            {"text": "a third", "category": "world"}, {"text": "a fourth", "category": None},
-            {"text": "a fifth", "category": 3}]  # fmt: skip
-    found = build(model, lines(tmp_path / "asked.jsonl", *rows), tmp_path / "store", count=5)
-    assert {r["text"]: r["source"] for r in found} == {
-        "a question": "writing", "another question": "asked.jsonl", "a third": "world",
-        "a fourth": "asked.jsonl", "a fifth": "asked.jsonl",
-    }  # fmt: skip
 
 
 def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
@@ -271,7 +264,7 @@ def test_a_template_that_fails_is_named(tmp_path: Path, template: str, message: 
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("name", ["p[12]", "p*", "[!a]", "p'q\"", "ü ✓", "{p1,p2}", "p#1%20", "**"])
+@pytest.mark.parametrize("name", ["p[12]", "p'q\"", "ü ✓", "{p1,p2}", "p#1%20", "**"])
 def test_a_path_is_no_pattern(model: Path, tmp_path: Path, name: str, suffix: str) -> None:
     """Neither a file nor its directory, beside others that the pattern would find."""
     for at, place in enumerate([f"{name}/{name}", "p1/p1", "p2/p2", f"{name}/p1", f"{name}/p2"]):

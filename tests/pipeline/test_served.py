@@ -18,12 +18,12 @@ from analysis import certify
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.drift import ANOTHER, compare_texts, drift, gaps
 from pipeline.errors import PipelineError
-from pipeline.formats import served
-from pipeline.formats.engine_answers import AGAIN, CUT
-from pipeline.formats.served import read_served
+from pipeline.formats.engine_answers import AGAIN, CUT, NO_JSON, TORN
 from pipeline.loader import Study
 from pipeline.models.passes import HELD
 from pipeline.stages.distributions import compute as distributions
+from pipeline.stages.prompts import served
+from pipeline.stages.prompts.served import read_served
 from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import read_distributions
 from pipeline.store.durable import file_digest
@@ -127,13 +127,49 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert [one["name"] for one in answers] == ["line-1", "twice", "cut"]
     assert answers[-1]["ids"] == IDS[:2]
     assert excluded == {
-        "lines that are no JSON": 1, "answers with an error": 1, "truncated last line": 1,
-        "objects that are no answers": 2, AGAIN: 1, CUT: 1, served.EMPTY: 2, served.APART: 1,
-        served.ALONE: 2,
+        NO_JSON: 2, "answers with an error": 1, "objects that are no answers": 2, AGAIN: 1, CUT: 1,
+        served.EMPTY: 2, served.APART: 1, served.ALONE: 2,
     }  # fmt: skip
-    for nothing in ("nonsense\n", json.dumps(ASKED)):
+    for nothing in ("", "nonsense\n", json.dumps(ASKED)):
         with pytest.raises(PipelineError, match=r"distributions.answers: .* has no answer that"):
             read_served(lines(path, nothing))
+
+
+@pytest.mark.parametrize("engine", ["vllm chat", "vllm stream", "batch", "sglang", "sglang stream",
+                                    "tensorrt-llm", "llama.cpp", "llama.cpp stream"])  # fmt: skip
+def test_a_damaged_line_costs_its_own_answer_alone(engine: str, tmp_path: Path) -> None:
+    """Each line of three answers in turn; of a stream stays what comes before."""
+    one = lines(tmp_path / "served [1].jsonl", *FORMATS[engine]).read_text().rstrip("\n")
+    texts = []
+    for at in "345":  # other questions, names, texts and tokens
+        text = re.sub(r"\b2([0-3])\b", rf"{at}\1", one).replace("[5, 6]", f"[{at}]")
+        for word in ("a question", "v", "s", "q", "ab", "chatcmpl-1"):
+            text = text.replace(f'"{word}"', f'"{word}{at}"')
+        texts.append(text)
+    whole = "\n".join(texts).encode().split(b"\n")
+    path = tmp_path / "served [1].jsonl"
+
+    def read(content: list[bytes]) -> tuple[dict[str, list[Any]], dict[str, int]]:
+        path.write_bytes(b"\n".join(content))
+        answers, excluded = read_served(path)
+        found = {str(one["request"]): [*(one["ids"] or one["text"])] for one in answers}
+        return found, excluded
+
+    answers, excluded = read(whole)
+    assert (len(answers), excluded) == (3, {})
+    again = {} if engine.startswith("llama") else {AGAIN: 3}  # whose answers have no names
+    assert read([*whole, *whole]) == (answers, again)
+    torn = 0
+    for at, line in enumerate(whole):
+        for damage in (line[:-3], line[:-3] + b"\xff" + line[-3:]) if line else ():
+            left, excluded = read([*whole[:at], damage, *whole[at + 1 :]])
+            mine = [*answers][3 * at // len(whole)]
+            own = left.pop(mine, [])
+            assert left == {asked: ids for asked, ids in answers.items() if asked != mine}
+            assert (answers[mine][: len(own)], excluded[NO_JSON]) == (own, 1)
+            assert own in ([], answers[mine]) or excluded[CUT] == 1
+            torn += excluded.get(TORN, 0)
+    assert (torn > 0) == ("stream" in engine)
 
 
 @pytest.fixture(scope="module")

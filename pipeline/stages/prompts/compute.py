@@ -33,7 +33,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Visit the rows of the source in seeded order until enough prompts are found."""
     config, settings = node.config, node.settings
     if "log" in config:
-        write_answers(node, pending)
+        write_log_rows(node, pending)
         return
     if "answers" in config:
         from pipeline.stages.prompts.served import write_served
@@ -45,17 +45,14 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     path = settings["source"]
     rows = Source(source_files(path, config["source"].get("commit"), config["split"]))
     tokenizer = load_tokenizer(settings["model"], settings["model_revision"], "target")
-    table, excluded, problems = sample(rows, tokenizer, config, path)
+    chosen, excluded, problems = sample(rows, tokenizer, config, path)
     say(problems)
     pending.facts |= {"source_rows": len(rows), "excluded": excluded}
-    found, told = len(table["prompt_id"]), counted(excluded, config)
+    found, told = len(chosen), excluded_rows(excluded, config)
     if excluded:
         visited = found + sum(entry["rows"] for entry in excluded.values())
         print(f"prompts {node.label}: of {visited} rows that were looked at {told}", flush=True)
-    pending.write(
-        "data",
-        pa.table(table).select(columns.schema("prompts").names).cast(columns.schema("prompts")),
-    )
+    pending.write("data", pa.Table.from_pylist(chosen, schema=columns.schema("prompts")))
 
 
 def foreseen(node: Node) -> list[str]:
@@ -77,26 +74,21 @@ def foreseen(node: Node) -> list[str]:
     )[2]
 
 
-def write_answers(node: Node, pending: Pending) -> None:
+def write_log_rows(node: Node, pending: Pending) -> None:
     """Write a row for each trajectory of an engine's log, which has neither texts nor tokens."""
     path = local_path(node.settings["source"])
     assert path is not None
     log = read_log(path, node.config["log"], 1)
-    size = len(log.trajectories)
-    table = {
-        "prompt_id": list(map(prompt_id, log.trajectories)),
-        "source": [path.name] * size,
-        "source_row": [steps[0].line for steps in log.trajectories.values()],
-        "text": [""] * size,
-        "later_turns": [[]] * size,
-        "token_ids": [[]] * size,
-        "n_tokens": [0] * size,
-    }
+    nothing = {"text": "", "later_turns": [], "token_ids": [], "n_tokens": 0}
+    rows = [
+        {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **nothing}
+        for key, steps in log.trajectories.items()
+    ]
     pending.facts |= {"answers": log.answers, "excluded": log.excluded}
-    pending.write("data", pa.table(table, schema=columns.schema("prompts")))
+    pending.write("data", pa.Table.from_pylist(rows, schema=columns.schema("prompts")))
 
 
-def counted(excluded: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def excluded_rows(excluded: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return how many rows were excluded for each reason, with the first ones."""
     parts = []
     for reason, entry in excluded.items():
@@ -110,7 +102,7 @@ def counted(excluded: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def sample(
     rows: Source, tokenizer: Any, config: Mapping[str, Any], path: str
-) -> tuple[dict[str, list[Any]], dict[str, Any], list[str]]:
+) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     """Choose the first `count` usable rows in seeded order.
 
     Args:
@@ -120,14 +112,14 @@ def sample(
         path: of the source.
 
     Returns:
-        Columns, the rows that were excluded by reason, and what forbids to go on.
+        These rows, those that were excluded by reason, and what forbids to go on.
     """
     problems, template = [], config["template"]
     if template == "chat" and tokenizer.chat_template is None:
         problems.append(no_template(tokenizer))
         template = "none"  # lengths are near: what else is wrong is said, too
     source = config["source"].get("hub") or Path(path).name
-    table: dict[str, list[Any]] = {name: [] for name in columns.schema("prompts").names}
+    chosen: list[dict[str, Any]] = []
     excluded: dict[str, Any] = {}
     seen, lengths = set[str](), list[int]()
     for at in map(int, np.random.default_rng(config["seed"]).permutation(len(rows))):
@@ -152,12 +144,11 @@ def sample(
                 entry["first"].append({"source_row": at, "prompt_id": str(row.get("prompt_id"))})
             continue
         seen.add(values["prompt_id"])
-        for name, value in (values | {"token_ids": ids, "n_tokens": len(ids)}).items():
-            table[name].append(value)
+        chosen.append(values | {"token_ids": ids, "n_tokens": len(ids)})
     excluded = {reason: excluded[reason] for reason in REASONS if reason in excluded}
     if len(seen) < config["count"]:
         problems.append(_too_few(rows, len(seen), excluded, lengths, config, path))
-    return table, excluded, problems
+    return chosen, excluded, problems
 
 
 def _too_few(
@@ -185,5 +176,5 @@ def _too_few(
     return (
         f"prompts.count={config['count']}: prompts.source={path} has only {found} prompts of "
         f"{config['min_tokens']} to {config['max_tokens']} tokens{have} (excluded, rows counted "
-        f"from 0: {counted(excluded, config) or 'none'}): " + ", or ".join(change)
+        f"from 0: {excluded_rows(excluded, config) or 'none'}): " + ", or ".join(change)
     )
