@@ -157,7 +157,8 @@ def _table(path: Path) -> pd.DataFrame:
     if ((calls["accepted"] < 0) | (calls["accepted"] > calls["drafted"])).any():
         raise PipelineError(f"{path}: accepted must lie from 0 to drafted")
     if "confidence" in calls:
-        each = pd.to_numeric(calls["confidence"].explode().dropna(), errors="coerce")
+        drafted = calls.loc[calls["drafted"] > 0, "confidence"]
+        each = pd.to_numeric(drafted.explode(), errors="coerce")
         whole = (calls["confidence"].str.len() == calls["drafted"]).all()
         if not whole or not each.between(0, 1).all():
             raise PipelineError(f"{path}: confidence must be a list of `drafted` numbers in [0, 1]")

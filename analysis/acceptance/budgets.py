@@ -43,7 +43,7 @@ def budget_of_drafter(
     inner[last] = np.inf  # whose rejection begins no other call
     flags = {"uniform": ~_reached(verdict.lower, eps), "realised": verdict.accepted}
 
-    def counted(of: Numbers) -> Floats:
+    def counted(of: Integers) -> Floats:
         """Sum (P,) numbers over each weighting of the prompts, (1 + B,)."""
         return np.asarray(weights @ of)
 

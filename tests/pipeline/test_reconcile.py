@@ -69,7 +69,7 @@ def test_a_table_of_calls_with_confidences(
     assert "(ECE): 0.1667" in capsys.readouterr().out
     bins = pd.read_csv(tmp_path / "reconcile/calls.parquet/calls-reliability.csv")
     assert bins["confidence"].tolist() == pytest.approx([0.3, 0.85, 0.95])
-    for wrong in ([0.95, 0.1], [1.5], ["high"]):
+    for wrong in ([0.95, 0.1], [1.5], ["high"], [None]):
         calls["confidence"] = [wrong, [0.5] * 3, []]
         calls.astype({"confidence": object}).head(1).to_parquet(path)
         with pytest.raises(SystemExit, match="confidence must be a list"):
