@@ -43,8 +43,7 @@ from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
 from pipeline.models.passes import HELD
-from pipeline.stages.distributions.decode import decode_batch
-from pipeline.stages.distributions.score import score_batch
+from pipeline.stages.distributions.decode import decode_batch, score_batch
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,

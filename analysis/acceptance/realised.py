@@ -21,6 +21,7 @@ from ..statistics.bootstrap import Flags, Floats
 from ..statistics.trajectories import Trajectories
 from ..topk import TopK
 
+FULL = "full_kl"  # KL(p||q') of a q' over all tokens that proposes what the drafter proposes
 CHUNK = 8192  # steps certified at once
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed to a computed certificate
 # Allowance for rounding, relative to p/q: log-probabilities down to -40 carry an absolute error
@@ -130,9 +131,12 @@ def judge(
     Args:
         steps: a drafter beside its target.
         rules: what is applied.
-        divergence: that of the certificates: kl, reverse_kl, hellinger or tv.
+        divergence: that of the certificates: kl, reverse_kl, hellinger or tv; or full_kl, which
+            certifies no tree: another draft shares a drafter's first choice, not its first m.
         distance: (N,) by which target and drafter differ in it; the KL of `steps` if not given.
     """
+    alike = [rule.judges_tokens or divergence != FULL for rule in rules]
+    divergence = "kl" if divergence == FULL else divergence
     size = (len(steps), len(rules))
     lower, upper, accepted = np.empty(size), np.empty(size), np.empty(size, dtype=bool)
     for start in range(0, len(steps), CHUNK):
@@ -144,7 +148,7 @@ def judge(
         for at, rule in enumerate(rules):
             accepted[part, at] = rule.accepts(dist, *drafted, found.accepted_count[:, at])
     distance = steps.kl if distance is None else distance
-    far = (distance + rounding(divergence, distance))[:, None]
+    far = np.where(alike, (distance + rounding(divergence, distance))[:, None], np.inf)
     certified, certifiable = (
         np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
     )

@@ -20,7 +20,6 @@ SHAPES = {  # name in the configuration: as printed
     "symmetric": "symmetric",
     "spec_infer": "SpecInfer's tree",
     "optimal": "tau*",
-    "by_cost": "tau* by cost",
     "dynamic": "dynamic",
 }
 RUN_COLUMNS = [

@@ -37,6 +37,7 @@ POINTS = 121  # of a survival curve
 ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
 DIVERGENCES = {  # of stage drafts: printed name and unit
     "kl": ("KL(p‖q)", " nats"),
+    "full_kl": ("KL, completed", " nats"),
     "tv": ("total variation", ""),
     "hellinger": ("Hellinger", ""),
     "reverse_kl": ("reverse KL", " nats"),

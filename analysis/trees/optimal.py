@@ -1,4 +1,4 @@
-"""The tree tau* that is expected to emit most tokens, of a given size, depth or cost.
+"""The tree tau* that is expected to emit most tokens, of a given size and depth.
 
 All of it is the zero-order prediction of `tree_tokens_per_call`, for the acceptance R over sibling
 indices. Where R does not increase, the k nodes of largest probability are a tree, and a heap finds
@@ -44,51 +44,6 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
         Topology(parents=(-1, 0, -1, 1))
     """
     return best_trees(rates, k, depth)[1](k)
-
-
-def optimal_by_cost(
-    rates: Sequence[float] | Floats,
-    costs: Sequence[float] | Floats,
-    draft_cost: float,
-    depth: int | None = None,
-) -> tuple[Topology, float]:
-    """Return the tree with the largest speedup, and this speedup.
-
-    The speedup of a tree of n nodes and tau tokens a call (`tree_tokens_per_call`) is
-    tau costs[0] / (costs[n] + depth draft_cost): one pass of the drafter a level. Of equal ones the
-    shallowest and smallest is taken.
-
-    Args:
-        rates: (J,) R(1), R(2), ...
-        costs: of a verification of 0, 1, ..., k drafted tokens; of 0, the target alone.
-        draft_cost: of a pass of the drafter, in the same unit, at least 0.
-        depth: the largest depth; None for any.
-
-    Returns:
-        The tree and its speedup; no nodes and 1 say that drafting does not pay.
-
-    Raises:
-        ValueError: as `optimal`, or a cost is not positive.
-    """
-    verify = np.asarray(costs, dtype=np.float64)
-    if not len(verify) or not (verify > 0).all() or not draft_cost >= 0:
-        raise ValueError(
-            f"costs={costs} and draft_cost={draft_cost} are not allowed: give at least one cost, "
-            "of the target alone; costs above 0; a draft_cost of at least 0"
-        )
-    k = len(verify) - 1
-    found, largest = Topology(()), 1.0
-    before = np.ones(k + 1)
-    for levels in range(1, (k if depth is None else min(depth, k)) + 1):
-        tokens, tree = best_trees(rates, k, levels)
-        speedups = tokens * verify[0] / (verify + levels * draft_cost)
-        at = int(np.argmax(speedups))
-        if speedups[at] > largest:
-            found, largest = tree(at), float(speedups[at])
-        if np.array_equal(tokens, before):  # more levels would change nothing either
-            break
-        before = tokens
-    return found, largest
 
 
 def best_trees(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Best:

@@ -13,10 +13,9 @@ from torch import Tensor
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
 from pipeline.decoding.shapes import Level, chain, columns_of, grow, levels_of, readable, within
-from pipeline.models.devices import read, send
+from pipeline.models.devices import send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.logit_statistics import chosen_statistics, top_k
 from pipeline.models.passes import Text
 
 SHORTEST = 2  # tokens of a match of look-up, where longer ones are looked for: docs/decoding.md
@@ -261,11 +260,10 @@ def stops(drafting: tuple[str, float], logits: Tensor) -> bool:
 
 def measured(measure: str, logits: Tensor) -> float:
     """Return max_q, the largest probability, or the entropy (nats) of logits (1, V)."""
-    entropy = measure == "entropy"
-    _, ids = top_k(logits.float(), 1)
-    name = "entropy" if entropy else "top_surprisal"
-    ((value,),) = read(*chosen_statistics(logits, ids, [name]))
-    return float(value) if entropy else min(math.exp(-value), 1.0)
+    log_q = logits.double().log_softmax(-1)
+    if measure == "entropy":
+        return float(torch.special.entr(log_q.exp()).sum())
+    return float(log_q.amax().exp())
 
 
 def nothing(device: torch.device) -> Draft:

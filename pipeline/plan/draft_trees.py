@@ -9,11 +9,11 @@ from typing import Any
 
 from analysis.fields import FieldError, check, check_keys, from_mapping, ranged, refused
 from analysis.trees import topology
-from analysis.trees.optimal import optimal, optimal_by_cost
+from analysis.trees.optimal import optimal
 from analysis.trees.topology import Growth, Topology
 
 Numbers = tuple[float, ...]
-VECTORS = ("acceptance", "costs")  # keys whose value is a list of numbers
+VECTOR = "acceptance"  # the key whose value is a list of numbers
 MOST_NODES = 4096  # of a tree: a verification reads them all
 MOST_GROWN = 256  # of a tree that each call grows: nothing of it is made once for all calls
 FEW = f"an integer from 1 to {MOST_NODES}"
@@ -32,28 +32,20 @@ class DraftTree:
         name: one of SHAPES.
         width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
         nodes: drafted tokens (optimal, dynamic).
-        acceptance: R over sibling indices (optimal, by_cost); None is that of stage drafts.
-        costs: of verifying 0, 1, ... drafted tokens, in any unit (by_cost).
-        draft_cost: of a pass of the drafter, in the same unit (by_cost).
+        acceptance: R over sibling indices (optimal); None is that of stage drafts.
+        measured: whether stage drafts measured it.
     """
 
     name: str
     width: int | None = ranged(FEW, lambda value: value is None or few(value), default=None)
     nodes: int | None = ranged(FEW, lambda value: value is None or few(value), default=None)
     acceptance: Numbers | None = None
-    costs: Numbers | None = None
-    draft_cost: float | None = None
     measured: bool = False
 
     @property
     def needs_drafts(self) -> bool:
         """Whether its shape is not known yet: it hangs on what stage drafts measured."""
         return "acceptance" in SHAPES[self.name][0] and self.acceptance is None
-
-    @property
-    def most_nodes(self) -> int:
-        """The most nodes that it can have, of one whose shape hangs on an acceptance."""
-        return self.nodes if self.nodes is not None else len(self.costs or ()) - 1
 
     def with_rates(self, acceptance: Sequence[float]) -> DraftTree:
         """Return it with the acceptance that stage drafts measured."""
@@ -127,13 +119,6 @@ SHAPES: Mapping[str, tuple[tuple[str, ...], str, Callable[[DraftTree, int], Topo
         lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
     ),
     DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
-    "by_cost": (
-        ("acceptance", "costs", "draft_cost"),
-        "tau* by cost",
-        lambda tree, length: optimal_by_cost(
-            tree.acceptance or (), tree.costs or (), tree.draft_cost or 0.0, length
-        )[0],
-    ),
 }
 KEYS = ("tree", *dict.fromkeys(key for keys, *_ in SHAPES.values() for key in keys))
 
@@ -153,9 +138,9 @@ def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
     for key in keys:
         if key not in given and key != "acceptance":
             raise FieldError(f"{where}.the key {key!r} is missing: tree: {name} takes it")
-    vectors = {key: _numbers(value, f"{where}.{key}") for key, value in given.items()
-               if key in VECTORS}  # fmt: skip
-    tree = from_mapping(DraftTree, {"name": name, **given, **vectors}, f"{where}.", "tree")
+    if VECTOR in given:
+        given[VECTOR] = _numbers(given[VECTOR], f"{where}.{VECTOR}")
+    tree = from_mapping(DraftTree, {"name": name, **given}, f"{where}.", "tree")
     check(tree, f"{where}.")
     return tree
 

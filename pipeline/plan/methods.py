@@ -11,7 +11,7 @@ from typing import Any
 from analysis.fields import FieldError, check, check_keys, from_mapping, refused
 from analysis.rules import Prefix, Rule, Tree, build
 from pipeline.errors import PipelineError
-from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTORS, DraftTree, build_tree
+from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTOR, DraftTree, build_tree
 from pipeline.plan.method import (
     BLOCK,
     BUDGET,
@@ -94,7 +94,7 @@ def _alternatives(key: str, value: Any) -> list[Any]:
     """Return the values of a key, one method each: a list, but of a list of numbers lists."""
     if not isinstance(value, list):
         return [value]
-    if key in VECTORS and not any(isinstance(one, list) for one in value):
+    if key == VECTOR and not any(isinstance(one, list) for one in value):
         return [value]
     return value
 
@@ -136,7 +136,7 @@ def _check_drafts(method: Method) -> None:
         return
     try:
         # where R is not known yet any will do: what is checked are sizes
-        known = tree.with_rates([1.0, *[0.0] * tree.most_nodes]) if tree.needs_drafts else tree
+        known = tree.with_rates([1.0, *[0.0] * (tree.nodes or 0)]) if tree.needs_drafts else tree
         known.topology(method.draft_length)
     except ValueError as error:
         raise PipelineError(f"{where}: {error}") from error

@@ -1,6 +1,7 @@
 """The columns of every file of every artifact, as its stage declares them, in Arrow's types.
 
-A stage names types as Arrow does: int32, float64, bool, string, list<int32>. Units: token ids are
+A stage names types as Arrow does: int32, float64, bool, string, list<int32>; a column that some
+artifacts lack ends with ?. Units: token ids are
 indices of the vocabulary, logits are raw, everything else is in nats or a probability.
 """
 
@@ -53,6 +54,7 @@ def arrow(kind: str) -> pa.DataType:
     """
     import pyarrow as pa
 
+    kind = kind.removesuffix("?")
     if kind.startswith("list<"):
         return pa.list_(arrow(kind.removeprefix("list<").removesuffix(">")))
     return pa.type_for_alias(kind)
@@ -105,11 +107,13 @@ def schema(
     k: int | None = None,
     draft_k: int | None = None,
     depths: int | None = None,
+    *,
+    optional: bool = False,
 ) -> pa.Schema:
     """Return the Arrow schema of a file.
 
     `k` fixes the length of the lists of the target's top K, `draft_k` of the drafter's,
-    `depths` of what is known of it by depth.
+    `depths` of what is known of it by depth. `optional` columns are in it, or not.
     """
     import pyarrow as pa
 
@@ -117,6 +121,8 @@ def schema(
     lengths |= {"draft_top_ids": draft_k, "draft_top_logits": draft_k}
     fields = []
     for column, named in columns_of(stage)[name].items():
+        if named.endswith("?") and not optional:
+            continue
         kind = arrow(named)
         length = depths if column.startswith("depth_") else lengths.get(column)
         fields.append(
@@ -136,6 +142,11 @@ def check_schema(stage: str, name: str, found: pa.Schema, path: Path) -> None:
     wanted = columns_of(stage).get(name)
     if wanted is None:
         return
+    wanted = {
+        column: named
+        for column, named in wanted.items()
+        if column in found.names or not named.endswith("?")
+    }
     if found.names != list(wanted):
         raise PipelineError(f"{path} has the columns {found.names}, expected {list(wanted)}")
     for column, named in wanted.items():

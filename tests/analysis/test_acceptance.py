@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.realised import Steps, Verdict, judge, rounding
+from analysis.acceptance.realised import FULL, Steps, Verdict, judge, rounding
 from analysis.acceptance.summary import (
     coverage,
     finite_shares,
@@ -62,6 +62,18 @@ def test_no_certified_step_is_rejected(noise: float, k: int, missing: int) -> No
     assert everything.certified.all() or k < VOCAB
     for rule in RULES:
         assert not math.isnan(statistics(steps, rule)["slack_median"]), rule
+
+
+def test_a_completed_draft_certifies_what_it_proposes_alike_and_no_tree() -> None:
+    """The target itself as q', of a drafter that lacks every third token."""
+    z = noisy(60, VOCAB, 3.0, 0.0, 3)[0]
+    w = np.where(np.arange(VOCAB) % 3 == 0, -np.inf, z).astype(np.float32)
+    steps, _ = drafted_steps(z, w, lengths=[15] * 4)
+    same = z.argmax(1) % 3 > 0
+    for verdict in judge(steps, RULES, FULL, np.where(same, 0.0, np.inf)):
+        sure = (same & (verdict.lower > 0) & verdict.rule.judges_tokens) | np.isinf(verdict.lower)
+        np.testing.assert_array_equal(verdict.certified, sure)
+        assert not len(verdict.violations)
 
 
 def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero() -> None:

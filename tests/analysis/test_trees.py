@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from analysis.decoding.predicted import optimal_draft_length
 from analysis.decoding.predicted import tokens_per_call as chain_tokens
 from analysis.trees import acceptance
-from analysis.trees.optimal import best_trees, optimal, optimal_by_cost
+from analysis.trees.optimal import best_trees, optimal
 from analysis.trees.topology import (
     ROOT,
     Topology,
@@ -133,35 +132,6 @@ def test_impossible_trees_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         optimal(rates, k, depth)
-
-
-@pytest.mark.parametrize("falling", [True, False])
-def test_no_tree_is_faster_at_its_cost(falling: bool) -> None:
-    trees = [t for k in range(7) for t in every_tree(k) if max(t.siblings, default=0) <= 4]
-    for seed, draft in itertools.product(range(4), (0.0, 0.05, 0.4)):
-        rates = some_rates(seed, falling)
-        costs = 2 * np.array([1, 1.02, 1.03, 1.3, 1.31, 1.32, 1.6])
-        best, speedup = optimal_by_cost(rates, costs, 2 * draft)
-        others = [
-            tree_tokens_per_call(tree, rates) * 2 / (costs[len(tree)] + 2 * draft * tree.depth)
-            for tree in trees
-        ]
-        assert speedup == pytest.approx(max(others), rel=1e-12)
-        own = tree_tokens_per_call(best, rates) * 2 / (costs[len(best)] + 2 * draft * best.depth)
-        assert own == pytest.approx(speedup, rel=1e-12)
-
-
-def test_chains_by_cost_have_the_optimal_draft_length() -> None:
-    costs = [1 + 0.01 * n for n in range(30)]
-    best, speedup = optimal_by_cost([0.8], costs, 0.05)
-    gamma, wanted = optimal_draft_length(0.8, [c + 0.05 * n for n, c in enumerate(costs)])
-    assert best == sequence(gamma)
-    assert speedup == pytest.approx(wanted)
-    assert optimal_by_cost([0.3, 0.2], [1, 9, 9], 0.1) == (Topology(()), 1.0)
-    assert optimal_by_cost([0.5, 0.25], [1, 1, 1], 0.0)[0] == batch(2)  # as good as the chain
-    for costs, draft in (([], 0.1), ([1, 0], 0.1), ([1, 1], -0.1), ([1, 1], math.nan)):
-        with pytest.raises(ValueError, match="are not allowed"):
-            optimal_by_cost([0.5], costs, draft)
 
 
 def test_measured_acceptance_uses_each_node_for_the_children_it_had() -> None:

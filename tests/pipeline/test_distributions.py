@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -85,23 +84,6 @@ def test_trajectory_rescored_without_cache_or_padding(
             assert row.entropy == pytest.approx(stats.entropy(logits.softmax(0)), abs=tolerance * 4)
 
 
-def test_answers_that_have_ended_leave_the_batch(source: Path, tmp_path: Path) -> None:
-    """In float32; those that go on are as if each were decoded alone."""
-    model = tiny.write_model(tmp_path / "model")
-    config = model / "generation_config.json"
-    ends = json.dumps(list(range(2, 14)))
-    config.write_text(config.read_text().replace('"eos_token_id": 2', f'"eos_token_id": {ends}'))
-    sampled = {"temperature": 1.5, "steps": 40}
-    together, alone = (
-        dump(model, source, tmp_path / str(batch), batch=batch, **sampled)[1] for batch in (6, 1)
-    )
-    lengths = together.groupby("prompt_id").size()
-    assert sum(lengths <= 24) >= 3
-    assert lengths.max() > 24
-    assert together["token_id"].tolist() == alone["token_id"].tolist()
-    np.testing.assert_allclose(together["entropy"], alone["entropy"], atol=1e-4)
-
-
 def test_greedy_tokens_equal_generate(model: Path, source: Path, tmp_path: Path) -> None:
     _, table = dump(model, source, tmp_path, batch=6)
     plain = AutoModelForCausalLM.from_pretrained(model)
@@ -114,23 +96,25 @@ def test_greedy_tokens_equal_generate(model: Path, source: Path, tmp_path: Path)
         )
 
 
-def test_answers_stop_with_the_end_token(source: Path, tmp_path: Path) -> None:
-    """The step that emits it is the last row, in a batch where others go on."""
+def test_answers_stop_with_an_end_token_and_leave_the_batch(source: Path, tmp_path: Path) -> None:
+    """In float32: the step that emits it is the last row; those that go on are as without it."""
     model = tiny.write_model(tmp_path / "model")
-    _, before = dump(model, source, tmp_path / "before", steps=40)
-    ending = int(before.loc[before["position"] == 5, "token_id"].iloc[0])
-    config = model / "generation_config.json"
-    config.write_text(config.read_text().replace('"eos_token_id": 2', f'"eos_token_id": {ending}'))
-    artifact, after = dump(model, source, tmp_path / "after", steps=40, batch=6)
-    assert artifact.record["facts"]["eos"] == [ending]
+    sampled = {"temperature": 1.5, "steps": 40}
+    _, before = dump(model, source, tmp_path / "before", **sampled)
+    config, ends = model / "generation_config.json", list(range(2, 14))
+    config.write_text(config.read_text().replace('"eos_token_id": 2', f'"eos_token_id": {ends}'))
+    artifact, after = dump(model, source, tmp_path / "after", batch=6, **sampled)
+    assert artifact.record["facts"]["eos"] == ends
     assert after["prompt_id"].unique().tolist() == list(prompt_ids(tmp_path / "after"))
-    lengths = set()
+    lengths = []
     for name, rows in before.groupby("prompt_id"):
-        tokens = rows["token_id"].tolist()
-        expected = tokens[: tokens.index(ending) + 1] if ending in tokens else tokens
-        assert after.loc[after["prompt_id"] == name, "token_id"].tolist() == expected
-        lengths.add(len(expected))
-    assert min(lengths) < 8 < max(lengths) == 40
+        end = rows["token_id"].isin(ends).to_numpy()
+        lengths.append(int(end.argmax()) + 1 if end.any() else 40)
+        found = after[after["prompt_id"] == name]
+        assert found["token_id"].tolist() == rows["token_id"].tolist()[: lengths[-1]]
+        np.testing.assert_allclose(found["entropy"], rows["entropy"][: lengths[-1]], atol=1e-4)
+    assert sum(length <= 24 for length in lengths) >= 3  # the batch was made smaller
+    assert max(lengths) > 24
 
 
 def test_sampling_does_not_depend_on_the_batch(model: Path, source: Path, tmp_path: Path) -> None:

@@ -16,13 +16,15 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
+from pipeline.models.heads.hidden_drafter import DELTA
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
-from pipeline.stages.drafts.compare import ComparedPair, teacher_force
+from pipeline.stages.drafts.compare import ComparedPair
+from pipeline.stages.drafts.compute import teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from tests import divergences
@@ -58,9 +60,12 @@ def run(both: ComparedPair) -> Found:
     return teacher_force(both, batch, lambda steps: None)
 
 
-@pytest.mark.parametrize("block", [1 << 20, 3 * VOCAB])  # all at once, a position at a time
-def test_all_columns_equal_plain_forward_passes(block: int) -> None:
-    both = pair(tiny(1), tiny(2), block)
+@pytest.mark.parametrize(
+    ("block", "sampled"),
+    [(1 << 20, None), (3 * VOCAB, 0.5)],  # all at once, a position at a time
+)
+def test_all_columns_equal_plain_forward_passes(block: int, sampled: float | None) -> None:
+    both = replace(pair(tiny(1), tiny(2), block), sampled=sampled)
     found = run(both)
     for row, name in enumerate(PROMPTS):
         n = len(ANSWERS[name])
@@ -71,10 +76,14 @@ def test_all_columns_equal_plain_forward_passes(block: int) -> None:
             np.testing.assert_allclose(
                 found[field][row, :n], values, rtol=2e-4, atol=1e-6, err_msg=field
             )
-        stored = stored_columns(z, K)
+        for prefix, at in (("", 1.0), ("sampled_", sampled)):
+            stored = stored_columns(z, K, at or 1.0)
+            for field in ("top_surprisal", "log_tail", "entropy"):
+                values = np.full(n, np.nan) if at is None else stored[field]
+                np.testing.assert_allclose(
+                    found[prefix + field][row, :n], values, rtol=1e-3, atol=1e-4
+                )
         np.testing.assert_array_equal(found["top_ids"][row, :n], stored["top_ids"])
-        np.testing.assert_allclose(found["entropy"][row, :n], stored["entropy"], rtol=1e-4)
-        np.testing.assert_allclose(found["log_tail"][row, :n], stored["log_tail"], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +113,6 @@ def test_device_formulas_equal_the_numpy_ones(temperature: float, sampled: float
         drafted = torch.softmax(torch.from_numpy(z).double() / sampled, 1)
         drafted = drafted.gather(1, found["draft_token_id"][:, None])[:, 0]
         np.testing.assert_allclose(found["sampled_draft_prob"], drafted, rtol=1e-11)
-
-
-def test_the_target_is_also_stored_at_the_temperature_of_the_answers() -> None:
-    both = pair(tiny(1), tiny(2))
-    fields = ("top_surprisal", "log_tail", "entropy")
-    assert all(run(both)[f"sampled_{field}"].isnan().all() for field in fields)
-    found = run(replace(both, sampled=0.5))
-    for row, name in enumerate(PROMPTS):
-        n = len(ANSWERS[name])
-        wanted = stored_columns(plain(both.target, name), K, 0.5)
-        stored = stored_columns(plain(both.target, name), K)
-        for field in fields:
-            for prefix, values in (("sampled_", wanted), ("", stored)):
-                np.testing.assert_allclose(
-                    found[prefix + field][row, :n], values[field], rtol=1e-3, atol=1e-4
-                )
 
 
 @pytest.mark.parametrize(
@@ -159,6 +152,26 @@ def test_long_sums_keep_their_digits() -> None:
     found = compare.divergence_sums(log_p, p, log_q, q)
     exact = [math.fsum((abs(row)).tolist()) / 2 for row in p - q]
     np.testing.assert_allclose(found["tv"], exact, rtol=1e-14)
+
+
+def test_sums_on_a_device_are_those_of_the_compiled_loops() -> None:
+    """With near and equal distributions, and tokens that one or both mask."""
+    rng = np.random.default_rng(2)
+    z = torch.from_numpy(3 * rng.standard_normal((40, 700)))
+    w = z + torch.from_numpy(rng.standard_normal((40, 1)) ** 5 * rng.standard_normal(z.shape))
+    w[3] = z[3]
+    z[10:20, 3:6] = w[10:30, 5:9] = -torch.inf
+    logs = [torch.log_softmax(one, 1) for one in (z, w)]
+    log_p, log_q = logs
+    p, q = (one.exp() for one in logs)
+    small = ((log_p - log_q).abs() < compare.SERIES_BELOW).sum(1)
+    assert small.min() < 50 < 700 - 10 < small.max()
+    found = compare.torch_sums(log_p, p, log_q, q)
+    wanted = compare.divergence_sums(log_p, p, log_q, q)
+    assert wanted["kl"].isinf().tolist() == [False] * 10 + [True] * 20 + [False] * 10
+    assert not found["kl"][3]
+    for name in compare.SUMS:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-12, atol=1e-16)
 
 
 def test_kl_and_tv_can_be_audited_from_the_columns(tmp_path: Path) -> None:
@@ -358,3 +371,33 @@ def test_a_head_is_compared_at_every_depth(block: int, reduced: bool) -> None:
                     err_msg=f"{name} {field} {depth}",
                 )
     torch.testing.assert_close(found["depth_kl"][:, :, 0], found["kl"])
+    assert ("full_kl" in found) == reduced
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_reduced_vocabulary_is_completed(own: bool) -> None:
+    """By the target's projection, or by delta in equal parts; inf where the choice is another."""
+    target, drafted = tiny(1), torch.arange(0, VOCAB, 2)
+    head = replace(heads.random_head(target, drafted), own_projection=own)
+    outputs = torch.randn((200, 32), generator=torch.Generator().manual_seed(1))
+    q, z = head.logits(outputs), torch.randn((200, VOCAB))
+    whole = head.completed(outputs, q)
+    assert whole is not None
+    if own:
+        weights = np.full((200, VOCAB), DELTA / (VOCAB // 2))
+        weights[:, ::2] = (1 - DELTA) * torch.softmax(q[:, ::2].double(), 1)
+        wanted = np.log(weights)
+    else:
+        every = heads.random_head(target).logits(outputs)
+        assert (every[:, ::2] - q[:, ::2]).abs().max() < 0.1  # the reduced rows are rounded
+        wanted = torch.where(torch.arange(VOCAB) % 2 == 0, q, every).double().numpy()
+    np.testing.assert_allclose(
+        torch.log_softmax(whole.double(), 1), divergences.log_softmax(wanted), atol=1e-5
+    )
+    found = compare.compare(z, [q], 1.0)
+    full = compare.completed_kl(z, whole, found["draft_token_id"], 1.0)
+    same = wanted.argmax(1) == found["draft_token_id"].numpy()
+    assert 0 < same.sum() < 200 or own
+    kl = divergences.kl(divergences.log_softmax(z.numpy()), divergences.log_softmax(wanted))
+    np.testing.assert_allclose(full, np.where(same, kl, np.inf), rtol=1e-4)
+    assert found["kl"].isinf().all()

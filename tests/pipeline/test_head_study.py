@@ -72,6 +72,9 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
     """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
     drafts = made.artifact("drafts").read().to_pandas()
     table = made.artifact("acceptance").read("breakdown").to_pandas()
+    by_divergence = table[table["rule"] != ""].set_index(["divergence", "rule", "statistic"])[
+        "value"
+    ]
     table = table.set_index(["depth", "rule", "statistic"])["value"]
     kl, rank = (np.stack(drafts[f"depth_{name}"].to_list()) for name in ("kl", "draft_rank"))
     assert kl.shape == (36, DEPTHS)
@@ -83,6 +86,14 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
         assert table[d + 1, "", "kl_median"] == np.sort(kl[:, d])[17]
     head = made.config.drafter.head  # type: ignore[union-attr]
     assert np.isinf(kl).all() == (head.vocabulary == "reduced")  # type: ignore[union-attr]
+    if np.isinf(kl).all():  # certified by a q' over all tokens, as far as it proposes the same
+        steps = made.artifact("acceptance").read().to_pandas()
+        lower = steps.loc[steps["rule"] == "greedy", "lower"].to_numpy()
+        full = drafts["full_kl"].to_numpy()
+        assert 0 < np.isfinite(full).mean() < 1
+        assert by_divergence["full_kl", "greedy", "certified"] == np.mean(full < lower)
+    else:
+        assert "full_kl" not in drafts
     assert len(np.unique(np.stack(drafts["depth_draft_token_id"].to_list()) % 2)) == (
         1 if np.isinf(kl).all() else 2
     )
@@ -125,7 +136,7 @@ def test_the_report_of_a_head(
     shown = page.split("\nWill a [head] be accepted?\n")[-1]
     shown = shown.split("\nHow each number was made\n")[0]
     assert not re.search(r"\b(nan|inf|None)\b", shown)
-    assert ("| acceptance.mean_kl | ∞ |" in page) == reduced
+    assert ("| KL(p‖q) of the drafter, mean, nats | ∞ |" in page) == reduced
     assert ("Steps with a finite divergence: KL 0 %" in page) == reduced
     depth = next(line for line in shown.splitlines() if line.startswith("| KL(p‖q), median, nats"))
     assert (depth.count("∞") == DEPTHS) == reduced

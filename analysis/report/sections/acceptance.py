@@ -13,6 +13,7 @@ import pandas as pd
 
 from ...acceptance.best_laws import DRAFTS, LAW
 from ...acceptance.budgets import KINDS
+from ...acceptance.realised import FULL
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
@@ -39,6 +40,7 @@ ENDS = ("value", "optimistic")
 ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
 DIVERGENCES = {
     "kl": "KL",
+    FULL: "KL, completed",
     "tv": "TV",
     "hellinger": "Hellinger",
     "reverse_kl": "reverse KL",
@@ -106,7 +108,8 @@ def divergence_table(results: Results) -> Table:
         Column(text, FORMATS["share range"], ENDS, {"divergence": x, "statistic": "coverage"})
         for x, text in names.items()
     ]
-    notes = infinite_notes(results, names)
+    notes = infinite_notes(results, {name: names[name] for name in names if name != FULL})
+    notes = [sentence("completed")] * (FULL in names) + notes
     return results.table("divergences", select(frame, rule=[*rules, ""]), columns, notes, rules)
 
 

@@ -24,7 +24,7 @@ from ..style import GREY, LINES, POINTS, grid, legend, reach, styled
 
 Statistics = tuple[int, float, int]  # resamples, confidence, seed
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
-COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=True)}
+COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
 QUANTITIES = {"tokens": "tokens a call", "added": "added by a token (log scale)"}
 COLUMNS = ["curve", "of", "drafted", "value", "ci_low", "ci_high"]

@@ -271,7 +271,8 @@ def load_head(
     parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
     use_few_rows(parts, halves=True)
     size = target.vocab_size
-    made = HiddenDrafter(target, head, parts[1], layers, label, drafted, size, embedding)
+    own = files.rows is not None
+    made = HiddenDrafter(target, head, parts[1], layers, label, drafted, size, embedding, own)
     if not made.gives_numbers():
         raise PipelineError(
             f"{key}: {label} gives NaN or infinite logits behind {target.label}: its weights are "

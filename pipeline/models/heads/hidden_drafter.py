@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from pipeline.models.heads.feature_head import FeatureHead, GivenText
 from pipeline.models.language_model import Head, LanguageModel, linear_of
 
 MADE_UP = 14  # tokens
+DELTA = 0.05  # about the share of a text's tokens that heads with a reduced vocabulary lack
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class HiddenDrafter:
         drafted: (n,) ids of the tokens that can be drafted; None is all.
         vocab_size: the length of a row of logits, as the target's.
         embedding: of tokens; None is the target's.
+        own_projection: whether `projection` is the head's, which has no rows for other tokens.
     """
 
     target: LanguageModel
@@ -40,6 +43,7 @@ class HiddenDrafter:
     drafted: Tensor | None
     vocab_size: int
     embedding: nn.Module | None = None
+    own_projection: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -59,6 +63,24 @@ class HiddenDrafter:
             return given[..., : self.vocab_size]
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
         return logits.scatter_(-1, self.drafted.expand_as(given), given)
+
+    def completed(self, outputs: Tensor, logits: Tensor) -> Tensor | None:
+        """Return logits (..., V) of a q' that keeps those of the n drafted tokens and has the rest.
+
+        The target's projection of the head's outputs (..., d) gives them. For a head with a
+        projection of its own they share the probability delta, `DELTA`, whatever the target says:
+        q'_i = (1 - delta) q_i of the drafted tokens, delta / (V - n) of the others. None where all
+        tokens can be drafted.
+        """
+        if self.drafted is None:
+            return None
+        if self.own_projection:
+            others = self.vocab_size - len(self.drafted)
+            share = math.log(DELTA / (1 - DELTA) / others)
+            rest = logits.logsumexp(-1, keepdim=True) + share
+        else:
+            rest = projection_of(self.target, None)(self.head.norm(outputs))[..., : self.vocab_size]
+        return torch.where(logits == -torch.inf, rest, logits)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from analysis.acceptance.best_laws import law_statistics
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
-from analysis.acceptance.realised import Steps, Verdict, judge
+from analysis.acceptance.realised import FULL, Steps, Verdict, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
 from analysis.acceptance.summary import (
     calibration_statistics,
@@ -111,8 +111,9 @@ def _by_divergence(
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Return what the certificates of each divergence, and their union, cover of each rule."""
-    table, rules = drafts.read(columns=list(divergences)), [one.rule for one in by_kl]
-    distances = {name: table[name].to_numpy() for name in divergences}
+    names = [*divergences, *([FULL] if "completed" in drafts.record["facts"] else [])]
+    table, rules = drafts.read(columns=names), [one.rule for one in by_kl]
+    distances = {name: table[name].to_numpy() for name in names}
     judged = {
         name: by_kl if name == "kl" else sound(steps, rules, name, distance)
         for name, distance in distances.items()

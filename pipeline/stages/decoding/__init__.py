@@ -46,6 +46,7 @@ def nodes(request: Request) -> list[Node]:
                 "lookup": asked.lookup,
                 "batches": asked.batches,
                 "methods": [method_slice(method) for method in methods],
+                **({"repeats": asked.repeats} if asked.repeats > 1 else {}),
             },
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
             settings={**drafts.settings, **statistics_slice(config), "methods": methods},
@@ -83,7 +84,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 STAGE = Stage(
     name="decoding",
     version=9,
-    upstream=("prompts", "drafts"),  # the latter for methods that hang on what it measured
+    upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
         | {  # one row a decoded answer

@@ -99,7 +99,7 @@ class Decoder:
             1 + max(self._tokenizer.get_vocab().values()),
             node.config["steps"],
         )
-        self._batches = node.config["batches"]
+        self._batches, self._repeats = node.config["batches"], node.config.get("repeats", 1)
         self.device = self._pair.target.device
         warm_up(self._pair, self._rows)
 
@@ -110,7 +110,7 @@ class Decoder:
     def compute(self, shard: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
         """Decode a prompt with every method, and the later turns of its conversation."""
         at = self._turns[shard.prompts[0]]
-        found = decode_prompt(self._pair, self._rows[at], at)
+        found = decode_prompt(self._pair, self._rows[at], at, self._repeats)
         if self._rows[at]["later_turns"] and "data" in found:
             found |= self._later_turns(self._rows[at], found)
         path.write_text(json.dumps(found))
@@ -166,23 +166,14 @@ class Decoder:
 
 
 def with_measured_trees(node: Node, drafts: Sequence[Artifact]) -> Node:
-    """Return the node with methods whose trees all have a shape.
-
-    Raises:
-        PipelineError: at the acceptance measured, no tree pays at its costs.
-    """
+    """Return the node with methods whose trees all have a shape."""
 
     def known(method: Method) -> Method:
         if method.tree is None or not method.needs_drafts:
             return method
-        most = method.tree.most_nodes
+        most = method.tree.nodes or 0
         rates = sibling_rates(drafts[0], method, min(most, WIDEST))
-        tree = method.tree.with_rates([*rates, *[0.0] * (most - len(rates))])
-        try:
-            tree.topology(method.draft_length)
-        except ValueError as error:
-            raise PipelineError(f"decoding.methods, {method.name}: {error}") from error
-        return replace(method, tree=tree)
+        return replace(method, tree=method.tree.with_rates([*rates, *[0.0] * (most - len(rates))]))
 
     methods = [known(method) for method in node.settings["methods"]]
     return replace(node, settings={**node.settings, "methods": methods})
@@ -206,19 +197,24 @@ def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
     raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
-def decode_prompt(pair: DecodingPair, row: dict[str, Any], turn: int) -> dict[str, Any]:
+def decode_prompt(
+    pair: DecodingPair, row: dict[str, Any], turn: int, repeats: int = 1
+) -> dict[str, Any]:
     """Decode one prompt with every method; a prompt that fails is recorded with its reason.
 
-    Every prompt begins with another method, so that none gains from its place.
+    Every prompt, and every repeat, begins with another method, so that none gains from its place.
+    Of the repeats of a method the one of middle seconds counts: all emit the same tokens.
     """
 
     def decode_all() -> dict[str, Any]:
         check_fits(pair, row)
-        answers: dict[int, tuple[Answer, int | None]] = {}
-        for at in range(len(pair.runs)):
-            index = (at + turn) % len(pair.runs)
-            answers[index] = decode_timed(pair, pair.runs[index], row, pair.steps)
-        return rows_of(pair, row, [answers[at] for at in range(len(answers))])
+        tries: list[list[tuple[Answer, int | None]]] = [[] for _ in pair.runs]
+        for repeat in range(repeats):
+            for at in range(len(pair.runs)):
+                index = (at + turn + repeat) % len(pair.runs)
+                tries[index].append(decode_timed(pair, pair.runs[index], row, pair.steps))
+        middle = [sorted(one, key=lambda found: found[0].seconds)[repeats // 2] for one in tries]
+        return rows_of(pair, row, middle)
 
     rows, reason = or_reason(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}

@@ -33,6 +33,9 @@ PAIR: Columns = {  # target p against drafter q
     "sampled_log_tail": "float64",
     "sampled_entropy": "float64",
 }
+# of a drafter that can't draft all tokens: KL(p||q') of a q' that has them all, as
+# HiddenDrafter.completed gives it; inf where the drafted token is no first choice of q'
+FULL: Columns = {"full_kl": "float64?"}
 DRAFT: Columns = {  # of q itself, with draft_entropy, so that kl and tv can be checked
     "draft_top_ids": "list<int32>",
     "draft_top_logits": "list<float32>",
@@ -139,10 +142,10 @@ def _wanted(request: Request) -> bool:
 
 STAGE = Stage(
     name="drafts",
-    version=5,
+    version=6,
     upstream=("prompts", "distributions"),
     columns={
-        "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS,
+        "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS | FULL,
         "tokens": {"token_id": "int32", "text": "string"},
         "logged": STEP | LOGGED,
     },

@@ -1,14 +1,15 @@
-"""One teacher-forced pass of target and drafter over trajectories of the target, step by step.
+"""How far the drafter's q lies from the target's p, from the logits of both at the same steps.
 
-How far the drafter's q lies from the target's p, over the full vocabulary, is compared on the
-processor. Ties are broken against the drafter: of several most probable draft tokens the drafted
-one is that of worst target rank, and a token that q gives the probability of the target's argmax
-ranks before it. Tests hold all of it against plain formulas (tests/divergences.py).
+All of it is over the full vocabulary and is computed where the models run, a few rows at a time:
+on a processor by compiled loops, on a GPU by torch. Ties are broken against the drafter: of
+several most probable draft tokens the drafted one is that of worst target rank, and a token that q
+gives the probability of the target's argmax ranks before it. Tests hold all of it against plain
+formulas (tests/divergences.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.models.devices import in_threads
-from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import (
@@ -29,7 +29,7 @@ from pipeline.models.logit_statistics import (
     Found,
     logit_statistics,
 )
-from pipeline.models.passes import Batch, Texts, joined
+from pipeline.models.passes import joined
 
 Rows = NDArray[np.float64]
 
@@ -38,6 +38,7 @@ SERIES_BELOW = 0.05  # |log(p/q)| under which phi is summed as a series
 # (n-1)/n! for n = 10..2: phi(e^d - 1) = e^d (d - 1) + 1 = sum (n-1)/n! d^n; the first term left
 # out is below 1e-17 of the sum at |d| = 0.05
 COEFFICIENTS = (1 / 403200, 1 / 45360, 1 / 5760, 1 / 840, 1 / 144, 1 / 30, 1 / 8, 1 / 3, 1 / 2)
+CUDA_CHUNK = 1 << 23  # float64 values of one array on a GPU; about ten are held at once
 SUMS = ("kl", "reverse_kl", "tv", "hellinger", "harmonic_mean")
 AT_DEPTH = ("kl", "tv", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")
 
@@ -51,15 +52,40 @@ def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found
     harmonic mean sum p q / (p + q), a lower bound of the acceptance of exponential races
     (equation (10) and Lemma C.1 of arXiv 2504.15475).
     """
+    if p.is_cuda:
+        return torch_sums(log_p, p, log_q, q)
     out = torch.empty((len(SUMS), len(p)), dtype=torch.float64)
     log_a, a, log_b, b = (one.contiguous().numpy() for one in (log_p, p, log_q, q))
     _sum(log_a, a, log_b, b, out.numpy())
     return dict(zip(SUMS, out, strict=True))
 
 
+def torch_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
+    """Return the `SUMS` by torch's operations, which leave the host free."""
+    d, apart = _numbers(log_p - log_q), p - q  # d of a token that both mask: 0
+    small, x = d.abs() < SERIES_BELOW, d.clamp(-SERIES_BELOW, SERIES_BELOW)
+    forward = torch.where(small, q * _series(x), _numbers(p * d) - apart)
+    backward = torch.where(small, p * _series(-x), apart - _numbers(q * d))
+    return {
+        "kl": forward.sum(1),
+        "reverse_kl": backward.sum(1),
+        "tv": apart.abs().sum(1) / 2,
+        "hellinger": (p.sqrt() - q.sqrt()).square_().sum(1) / 2,
+        "harmonic_mean": _numbers(p * q / (p + q)).sum(1),
+    }
+
+
+def _series(x: Tensor) -> Tensor:
+    """Return phi(e^x - 1) by its series."""
+    series = torch.zeros_like(x)
+    for coefficient in COEFFICIENTS:
+        series = series.mul_(x).add_(coefficient)
+    return series.mul_(x).mul_(x)
+
+
 @numba.njit(nogil=True, cache=True)
 def _phi(x: float) -> float:
-    """Return phi(e^x - 1) by its series."""
+    """Return what `_series` does of a number."""
     series = 0.0
     for coefficient in COEFFICIENTS:
         series = series * x + coefficient
@@ -118,18 +144,33 @@ def compare(
     Returns:
         (B,) each, the columns of stage drafts in docs/data.md; and of `AT_DEPTH` (B, depths).
     """
-    rows = max(1, CPU_CHUNK // target.shape[1])
-    return joined(
-        [
-            _compare(
-                target[begin : begin + rows],
-                [draft[begin : begin + rows] for draft in drafts],
-                temperature,
-                sampled,
-            )
-            for begin in range(0, len(target), rows)
-        ]
-    )
+    found = []
+    for part in _parts(target):
+        some = [draft[part] for draft in drafts]
+        found.append(_compare(target[part], some, temperature, sampled))
+    return joined(found)
+
+
+def completed_kl(target: Tensor, completed: Tensor, token: Tensor, temperature: float) -> Tensor:
+    """Return KL(p||q') (B,) where the drafted token is a first choice of q', elsewhere inf.
+
+    q' gives every token a probability, for a drafter that can't draft them all
+    (`HiddenDrafter.completed`). Where both have the same first choice, what certifies q' certifies
+    the drafter. `token` (B,) is drafted.
+    """
+    found = []
+    for part in _parts(target):
+        p, q = (_distribution(_below(z[part]), temperature) for z in (target, completed))
+        drafted = completed[part].gather(1, token[part, None])[:, 0]
+        first = drafted >= completed[part].amax(1)
+        found.append(torch.where(first, divergence_sums(*p, *q)["kl"], torch.inf))
+    return torch.cat(found)
+
+
+def _parts(logits: Tensor) -> list[slice]:
+    """Return the rows of logits (B, V) that are compared at once."""
+    rows = max(1, (CUDA_CHUNK if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
+    return [slice(begin, begin + rows) for begin in range(0, len(logits), rows)]
 
 
 def _compare(
@@ -173,9 +214,10 @@ def _sampled(
         unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
         return {f"sampled_{name}": unknown for name in names}
     (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in below)
-    found = divergence_sums(log_p, p, log_q, q)
-    found["erss_acceptance"] = _erss_acceptance(p, q, order)
-    found["draft_prob"] = p.gather(1, token[:, None])[:, 0]
+    found = divergence_sums(log_p, p, log_q, q) | {
+        "erss_acceptance": _erss_acceptance(p, q, order),
+        "draft_prob": p.gather(1, token[:, None])[:, 0],
+    }
     return {f"sampled_{name}": found[name] for name in names}
 
 
@@ -218,8 +260,10 @@ def _erss_acceptance(p: Tensor, q: Tensor, order: Tensor) -> Tensor:
 def _decreasing(values: Tensor) -> Tensor:
     """Return the columns (B, V) of each row by decreasing value, those of equal ones in any order.
 
-    NumPy sorts several times as fast as torch.
+    On a processor NumPy sorts several times as fast as torch.
     """
+    if values.is_cuda:
+        return values.argsort(dim=1, descending=True)
     return torch.from_numpy(np.argsort(values.neg().numpy(), axis=1))
 
 
@@ -255,72 +299,33 @@ class ComparedPair:
     sampled: float | None = None  # temperature of the answers, None where they are not p's own
 
 
-@torch.inference_mode()
-def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
-    """Run both models over `batch` and return what is known of each step, (B, n, ...).
+def measure(
+    pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor], completed: Tensor | None
+) -> Found:
+    """Measure (N, V) logits, the drafter's by depth.
 
-    The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
-    model has alone, target and drafter.
+    Much of it uses one thread of a processor, so each thread has rows of its own.
     """
-    size, columns = batch.ids.shape
-    drafter = pair.drafter
-    head = GivenText(drafter.head, pair.depths) if isinstance(drafter, HiddenDrafter) else None
-    layers = drafter.layers if isinstance(drafter, HiddenDrafter) else ()
-    target = Texts(pair.target, columns, layers, padding=batch.padding)
-    own = None if head else Texts(drafter, columns, padding=batch.padding)
-    parts = []
-    for begin, end, steps in batch.blocks(
-        pair.block, max(pair.target.vocab_size, drafter.vocab_size)
-    ):
-        ids, keep = batch.ids[:, begin:end], max(steps, 1)
-        logits = target.read(ids, keep)
-        if own is not None:
-            drafts = [own.read(ids, keep)]
-        else:
-            assert isinstance(drafter, HiddenDrafter)
-            assert head is not None
-            assert target.hidden is not None
-            at, real = batch.positions[:, begin:end], batch.mask[:, begin:end].bool()
-            drafts = head.read(drafter.embed(ids), target.hidden, at, real)
-        if not steps:
-            continue
-        drafts = [draft[:, -keep:].flatten(0, 1) for draft in drafts]
-        if isinstance(drafter, HiddenDrafter):
-            drafts = [drafter.logits(draft) for draft in drafts]
-        found = _measure(pair, logits.flatten(0, 1), drafts)
-        parts.append({name: tensor.unflatten(0, (size, -1)) for name, tensor in found.items()})
-        progress(size * steps)
-    return joined(parts, dim=1)
-
-
-def _measure(pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor]) -> Found:
-    """Measure (N, V) logits, the drafter's by depth, on the processor wherever they are.
-
-    Much of it uses one thread, so each thread has rows of its own.
-    """
-    target, drafts = target.cpu(), [draft.cpu() for draft in drafts]
-    return joined(
-        in_threads(
-            lambda rows: _measure_rows(pair, target[rows], [draft[rows] for draft in drafts]),
-            len(target),
-            target.device,
-        )
-    )
-
-
-def _measure_rows(pair: ComparedPair, target: Tensor, drafts: Sequence[Tensor]) -> Found:
-    left_out = torch.stack([_left_out(target, pair), _left_out(drafts[0], pair)], dim=1)
-    target, drafts = target[:, : pair.rows], [draft[:, : pair.rows] for draft in drafts]
     at = [pair.temperature] if pair.sampled is None else [pair.temperature, pair.sampled]
-    found = logit_statistics(target, pair.k, at)
-    draft = logit_statistics(drafts[0], pair.draft_k, [pair.temperature])
-    unknown = torch.full_like(found["entropy"], torch.nan)
-    for name in STATISTICS:
-        column = found.pop(f"tempered_{name}")
-        found[f"sampled_{name}"] = unknown if pair.sampled is None else column[:, 0]
-        del draft[f"tempered_{name}"]
-    found |= {f"draft_{name}": column for name, column in draft.items()}
-    return found | compare(target, drafts, pair.temperature, pair.sampled) | {"left_out": left_out}
+
+    def measured(rows: slice) -> Found:
+        left_out = [_left_out(logits[rows], pair) for logits in (target, drafts[0])]
+        p, *qs = (logits[rows, : pair.rows] for logits in (target, *drafts))
+        found = logit_statistics(p, pair.k, at)
+        draft = logit_statistics(qs[0], pair.draft_k, [pair.temperature])
+        unknown = torch.full_like(found["entropy"], torch.nan)
+        for name in STATISTICS:
+            column = found.pop(f"tempered_{name}")
+            found[f"sampled_{name}"] = unknown if pair.sampled is None else column[:, 0]
+            del draft[f"tempered_{name}"]
+        found |= {f"draft_{name}": column for name, column in draft.items()}
+        found |= compare(p, qs, pair.temperature, pair.sampled)
+        if completed is not None:
+            token, whole = found["draft_token_id"], completed[rows, : pair.rows]
+            found["full_kl"] = completed_kl(p, whole, token, pair.temperature)
+        return found | {"left_out": torch.stack(left_out, dim=1)}
+
+    return joined(in_threads(measured, len(target), target.device))
 
 
 def _left_out(logits: Tensor, pair: ComparedPair) -> Tensor:

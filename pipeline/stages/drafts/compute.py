@@ -19,13 +19,15 @@ from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import describe_device, peak_memory
 from pipeline.execution.workers import open_workers
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.feature_head import GivenText
+from pipeline.models.heads.hidden_drafter import DELTA, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
-from pipeline.models.passes import Batch
+from pipeline.models.logit_statistics import Found
+from pipeline.models.passes import Batch, Texts, joined
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.stage import pair_label
-from pipeline.stages.drafts.compare import ComparedPair, teacher_force
+from pipeline.stages.drafts.compare import ComparedPair, measure
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_token_ids
@@ -61,6 +63,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             k=pending.facts["k"],
             draft_k=min(DRAFT_K, pending.facts["vocab_size"]),
             depths=depths_of(node),
+            optional="completed" in pending.facts,
         ),
     )
     write_tokens(tokenizer, answers, pending)
@@ -131,12 +134,17 @@ class Comparer:
         if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
             of_drafter |= {name: of_target[name] for name in ("dtype", "logits_dtype")}
             of_drafter["head"] = config["drafter"]["head"]
+        completed = {}
+        if isinstance(pair.drafter, HiddenDrafter) and pair.drafter.drafted is not None:
+            by_delta = pair.drafter.own_projection
+            completed = {"completed": DELTA if by_delta else "the target's projection"}
         left_out = zip(*(shard["left_out"] for shard in measured), strict=True)
         target_out, draft_out = map(max, left_out)
         steps = sum(shard["rows"] for shard in measured)
         return {
             "target": of_target,
             "drafter": of_drafter,
+            **completed,  # what full_kl is about
             "vocab_size": pair.rows,
             "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
             "k": pair.k,
@@ -199,7 +207,9 @@ def compare_shard(
     inside = torch.arange(max(map(len, tokens))) < batch.lengths.cpu()[:, None]
     left_out = torch.where(inside[..., None], found.pop("left_out"), 0).amax((0, 1))
     drifts: list[tuple[int, float]] = []
-    schema = columns.schema("drafts", k=pair.k, draft_k=pair.draft_k, depths=pair.depths)
+    schema = columns.schema(
+        "drafts", "data", pair.k, pair.draft_k, pair.depths, optional="full_kl" in found
+    )
 
     def tables() -> Iterator[pa.Table]:
         for row, (prompt, answer) in enumerate(answers.items()):
@@ -223,6 +233,44 @@ def compare_shard(
         "max_logit_difference": max(differences),
         "left_out": left_out.tolist(),
     }
+
+
+@torch.inference_mode()
+def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
+    """Run both models over `batch` and return what is known of each step, (B, n, ...).
+
+    The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
+    model has alone, target and drafter.
+    """
+    size, width = batch.ids.shape
+    drafter = pair.drafter
+    head = drafter if isinstance(drafter, HiddenDrafter) else None
+    given = GivenText(head.head, pair.depths) if head else None
+    target = Texts(pair.target, width, head.layers if head else (), padding=batch.padding)
+    own = None if head else Texts(drafter, width, padding=batch.padding)
+    parts = []
+    for begin, end, steps in batch.blocks(
+        pair.block, max(pair.target.vocab_size, drafter.vocab_size)
+    ):
+        ids, keep = batch.ids[:, begin:end], max(steps, 1)
+        logits, completed = target.read(ids, keep), None
+        if own is not None:
+            drafts = [own.read(ids, keep).flatten(0, 1)]
+        else:
+            assert head is not None
+            assert given is not None
+            assert target.hidden is not None
+            at, real = batch.positions[:, begin:end], batch.mask[:, begin:end].bool()
+            read = given.read(head.embed(ids), target.hidden, at, real)
+            if steps:
+                outputs = [output[:, -keep:].flatten(0, 1) for output in read]
+                drafts = [head.logits(output) for output in outputs]
+                completed = head.completed(outputs[0], drafts[0])
+        if steps:
+            found = measure(pair, logits.flatten(0, 1), drafts, completed)
+            parts.append({name: one.unflatten(0, (size, steps)) for name, one in found.items()})
+            progress(size * steps)
+    return joined(parts, dim=1)
 
 
 def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[int, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.realised import judge
+from analysis.acceptance.realised import FULL, judge
 from analysis.certificates.certify import certify
 from analysis.page.steps import CANDIDATES, DIVERGENCES
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
@@ -81,7 +81,10 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
     draft = None
     if "acceptance" in sources and "logged" not in sources["acceptance"][0].record["config"]:
-        table = sources["drafts"][0].read(columns=[*DRAFT, *DIVERGENCES]).to_pandas()
+        (drafts,) = sources["drafts"]
+        completed = "completed" in drafts.record["facts"]
+        known = [name for name in DIVERGENCES if completed or name != FULL]
+        table = drafts.read(columns=[*DRAFT, *known]).to_pandas()
         draft = table.rename(columns=DRAFT).assign(
             q=np.exp(-table["draft_top_surprisal"]), p_draft=np.exp(table["draft_log_prob"])
         )

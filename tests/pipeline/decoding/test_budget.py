@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,9 @@ from analysis.beyond.clip import clip_law, divergence_of
 from pipeline.decoding.choices import Noise
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import BudgetSampling, SpeculativeSampling
+from pipeline.decoding.verifiers import BudgetSampling, SpeculativeSampling, Verifier
 from tests.analysis.exact import Fork, outcomes
-from tests.pipeline.decoding.enumeration import (
-    ROUNDING,
-    ForkedDraft,
-    ForkedNoise,
-    Fractions,
-    check_law,
-    pair,
-    sampled,
-)
+from tests.pipeline.decoding.enumeration import ForkedDraft, ForkedNoise, Fractions, pair
 from tests.pipeline.decoding.pair import CPU, Markov
 
 BUDGETS = [("c1", 1.25), ("ratio", 1.5), ("kl", 0.02), ("tv", 0.1), ("reverse_kl", 0.05)]
@@ -72,23 +64,33 @@ def expected(
     return law
 
 
+def decoded(
+    target: Fractions, smaller: Fractions, verifier: Callable[[Any], Verifier], depth: int
+) -> Counter[Any]:
+    """The law of answers of three tokens and of what each call accepts, through the loop."""
+
+    def run(fork: Fork) -> Any:
+        noise: Any = ForkedNoise(fork)
+        source = ModelDrafter(smaller, ForkedDraft(noise))  # type: ignore[arg-type]
+        answer = decode(target, source, verifier(noise), [0], depth, 3)  # type: ignore[arg-type]
+        return tuple(answer.tokens), tuple(call.accepted for call in answer.calls)
+
+    return outcomes(run)
+
+
+def check(law: Counter[Any], wanted: Counter[Any]) -> None:
+    for key in {*law, *wanted}:
+        assert float(law[key]) == pytest.approx(wanted[key], abs=1e-9), key
+
+
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_is_emitted_has_the_best_law(budget: tuple[str, float], size: int) -> None:
     for seed in range(3):
         target, smaller = pair(seed, size)
         for depth in (1, 2):
-
-            def run(fork: Fork, models: Any = (target, smaller), depth: int = depth) -> Any:
-                noise: Any = ForkedNoise(fork)
-                source = ModelDrafter(models[1], ForkedDraft(noise))  # type: ignore[arg-type]
-                verifier = BudgetSampling(1.0, noise, budget)
-                answer = decode(models[0], source, verifier, [0], depth, 3)
-                return tuple(answer.tokens), tuple(call.accepted for call in answer.calls)
-
-            law, wanted = outcomes(run), expected(target, smaller, budget, depth, 3)
-            for key in {*law, *wanted}:
-                assert float(law[key]) == pytest.approx(wanted[key], abs=1e-9), key
+            law = decoded(target, smaller, lambda noise: BudgetSampling(1.0, noise, budget), depth)
+            check(law, expected(target, smaller, budget, depth, 3))
         for first in range(size):  # the second token is drafted, whatever follows
             p, q = target.p[first], smaller.p[first]
             r, before = best(p, q, budget), target.p[0, first]
@@ -105,14 +107,18 @@ def test_what_is_emitted_has_the_best_law(budget: tuple[str, float], size: int) 
                     assert spent == pytest.approx(min(value, whole), rel=1e-6)
 
 
-@pytest.mark.parametrize("budget", [("c1", 1.0), ("ratio", 1.0), ("kl", 0.0)], ids=str)
-def test_nothing_to_spend_is_speculative_sampling(budget: tuple[str, float]) -> None:
+@pytest.mark.parametrize("budget", [None, ("c1", 1.0), ("ratio", 1.0), ("kl", 0.0)], ids=str)
+def test_nothing_to_spend_is_speculative_sampling(budget: tuple[str, float] | None) -> None:
+    """Which emits p and accepts min(p, q), 1 - TV in all; None is its own verifier."""
     for seed in range(3):
         models = pair(seed, 2)
-        law = sampled(models, None, 4, lambda noise: BudgetSampling(1.0, noise, budget))
-        check_law(law, models[0], 0, 4)
-        plain = sampled(models, None, 4, partial(SpeculativeSampling, 1.0))
-        assert all(abs(law[key] - plain[key]) < ROUNDING for key in {*law, *plain})
+
+        def verifier(noise: Any) -> Verifier:
+            if budget is None:
+                return SpeculativeSampling(1.0, noise)
+            return BudgetSampling(1.0, noise, budget)
+
+        check(decoded(*models, verifier, 2), expected(*models, ("c1", 1.0), 2, 3))
 
 
 def test_all_that_can_be_spent_accepts_every_draft_and_found_drafts_are_tested() -> None:

@@ -34,6 +34,7 @@ from pipeline.decoding.verifiers import (
     Verifier,
 )
 from pipeline.stages.distributions.decode import choose
+from tests import divergences
 from tests.analysis.exact import Fork, outcomes
 from tests.pipeline.decoding.enumeration import (
     ForkedDraft,
@@ -122,12 +123,21 @@ def test_races_are_lossless(tree: Topology | Growth | None, eos: tuple[int, ...]
     for seed in range(2):
         target, smaller = pair(seed, 2, eos)
         law: Counter[Any] = Counter()
+        accepted = np.zeros(2)  # of the first drafted token, by the one before it
         for races in itertools.product(*pieces((target, smaller), 3)):
             race = Race(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth))
             source = ModelDrafter(smaller, race, tree)  # type: ignore[arg-type]
             answer = decode(target, source, Match(race), [0], depth, 3)  # type: ignore[arg-type]
-            law[tuple(answer.tokens)] += math.prod(width for _, width in races)
+            width = math.prod(width for _, width in races)
+            law[tuple(answer.tokens)] += width
+            accepted[answer.tokens[0]] += (
+                sum(call.accepted > 0 for call in answer.calls[:1]) * width
+            )
         check_law(law, target, 0, 3)
+        if tree is None and not eos:
+            with np.errstate(divide="ignore"):
+                wanted = divergences.erss_acceptance(np.log(target.p), np.log(smaller.p))
+            np.testing.assert_allclose(accepted, target.p[0] * wanted, atol=1e-8)
 
 
 @pytest.mark.parametrize("tree", [sequence(2), symmetric(2, 2), UNEVEN], ids=["1", "2", "uneven"])

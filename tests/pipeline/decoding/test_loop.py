@@ -28,8 +28,6 @@ from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
-from pipeline.models.passes import Batch
-from pipeline.stages.drafts.compare import ComparedPair, teacher_force
 from tests.pipeline.decoding.pair import (
     CPU,
     LIMIT,
@@ -63,23 +61,6 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
     right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
     assert walked(answer) == history(right, gamma)
     assert sum(c.emitted for c in answer.calls) == LIMIT - 1
-
-
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_the_history_is_the_walk_over_the_indicators_of_stage_drafts(
-    target: LanguageModel, drafter: LanguageModel, gamma: int
-) -> None:
-    answers = [plain_greedy(target, prompt) for prompt in PROMPTS]
-    batch = Batch.make(PROMPTS, answers, CPU)
-    pair = ComparedPair(target, drafter, V, 4, 4, 1.0, 1 << 20)
-    rank = teacher_force(pair, batch, lambda _: None)["draft_rank"]
-    calls = []
-    for row, prompt in enumerate(PROMPTS):
-        answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
-        assert walked(answer) == history((rank[row, 1:LIMIT] == 1).tolist(), gamma)
-        calls += answer.calls
-    assert 0.2 < sum(c.accepted for c in calls) / sum(c.tested for c in calls) < 0.95
-    assert any(c.accepted == gamma for c in calls)  # both outcomes were met
 
 
 def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: LanguageModel) -> None:

@@ -19,7 +19,6 @@ RACED = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperatur
 BLOCKS = RACED | {"sampling": "block"}
 BUDGETED = RACED | {"sampling": "budget", "kl": 0.05}
 TAU = {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]}
-BY_COST = {"tree": "by_cost", "acceptance": [0.6, 0.3], "costs": [1, 1, 1, 9], "draft_cost": 0.2}
 GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
 STOPS = {"drafting": "max_q", "threshold": 0.5}
 
@@ -29,10 +28,9 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
     [
         (GOOD | {"draft_length": 0}, r"decoding.methods\[0\].draft_length=0 is not allowed"),
         (GOOD | {"draft_length": 2.5}, "draft_length=2.5"),
-        (GOOD | {"temperature": -0.5}, "temperature=-0.5 is not allowed"),
         (GOOD | {"temperature": float("inf")}, "temperature=inf is not allowed"),
+        (GOOD | {"temperature": -0.5}, "temperature=-0.5 is not allowed"),
         (GOOD | {"draft_length": []}, r"draft_length=\[\] is not allowed: give a value, or"),
-        (GOOD | {"drafter": {"a": 1}}, "drafter={'a': 1} is not allowed"),
         (GOOD | {"temperature": 1.0}, "temperature=1.0 is not allowed: give 0 for a rule"),
         (GOOD | {"drafter": "eagle"}, "drafter=eagle is not allowed: give one of model, prompt_l"),
         (GOOD | {"rule": "tree", "m": 2, "tree": "sequence"}, "rule: tree is greedy on a symmet"),
@@ -44,18 +42,14 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | {"drafter": "lookup_first", "model_length": 0}, "model_length=0 is not allowed"),
         (RACED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (BLOCKS | {"tree": "sequence"}, "sampling=block verifies chains only"),
-        (BLOCKS | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (BUDGETED | {"tree": "sequence"}, "sampling=budget verifies chains only"),
         (BUDGETED | {"c1": 2}, "sampling=budget is not allowed: give one of c1, ratio, kl"),
         (RACED | {"sampling": "budget"}, "sampling=budget is not allowed: give one of c1, ratio"),
         (BUDGETED | {"kl": -0.1}, r"\[0\].kl=-0.1 is not allowed: give a number of at least 0"),
         (RACED | {"sampling": "budget", "c1": 0.9}, "c1=0.9 is not allowed: give a number of at"),
         (RACED | {"ratio": 2}, "ratio=2 is not allowed: give nothing: it is a key of sampl"),
-        (BUDGETED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (RACED | {"top_p": 0}, r"methods\[0\].top_p=0 is not allowed: give a number in \(0, 1\]"),
-        (RACED | {"top_p": 1.01}, r"top_p=1.01 is not allowed"),
         (RACED | {"top_k": -1}, r"top_k=-1 is not allowed: give an integer of at least 0"),
-        (RACED | {"top_k": 1.5}, r"top_k=1.5 is not allowed"),
         (GOOD | {"top_p": 0.9}, r"top_p=0.9 is not allowed: give 1 at"),
         (GOOD | {"top_k": 5}, r"top_k=5 is not allowed: give 0 at"),
         # trees
@@ -64,7 +58,6 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | {"tree": "symmetric"}, "key 'width' is missing: tree: symmetric takes it"),
         (GOOD | {"tree": "sequence", "width": 2}, "key 'width' is not known: tree: sequence"),
         (GOOD | {"tree": "symmetric", "width": 0}, "width=0 is not allowed: give an integer from"),
-        (GOOD | {"tree": "symmetric", "width": 2.5}, "width=2.5 is not allowed"),
         (GOOD | {"tree": "symmetric", "width": 2, "draft_length": 12}, "has 8190 tokens: give one"),
         (GOOD | {"tree": "symmetric", "width": 2, "draft_length": 13}, "draft_length=13 is not"),
         (GOOD | {"tree": "symmetric", "width": 1, "draft_length": 4097}, "draft_length=4097 is no"),
@@ -75,8 +68,7 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | TAU | {"acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
         (GOOD | TAU | {"acceptance": []}, "acceptance=.* is not allowed"),
         (GOOD | TAU | {"acceptance": [[0.6], [0.9]], "nodes": 6}, "k=6 is not allowed"),
-        (GOOD | BY_COST | {"acceptance": [0.1], "costs": [1, 5], "draft_cost": 1}, "has 0 tokens"),
-        (GOOD | BY_COST | {"draft_cost": [0.1, 0.2]}, "printed alike, greedy"),
+        (GOOD | TAU | {"acceptance": [[0.6, 0.3], [0.6, 0.3000001]]}, "printed alike, greedy"),
         (GOOD | {"width": 2}, "width"),  # without a tree it is a parameter of the rule
         (RACED | {"sampling": "speculative", "tree": "dynamic", "width": 2, "nodes": 4},
          "sampling=speculative is not lossless where nodes are chosen"),
@@ -159,8 +151,6 @@ def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
         ({"tree": "spec_infer", "draft_length": 4}, (-1, 0, 1, 1, 1, 2, 3, 4), "SpecInfer's tree"),
         (TAU, (-1, -1, 0, 2), "tau* of 4, R = 0.6 0.3"),  # in level order
         (TAU | {"draft_length": 2}, (-1, -1, 0, 0), "tau* of 4, R = 0.6 0.3"),
-        # 1.9 tokens for 1.2; a chain of two has 1.96 for 1.4
-        (BY_COST | {"draft_length": 4}, (-1, -1), "tau* by cost, R = 0.6 0.3"),
     ],
 )  # fmt: skip
 def test_trees_are_made_from_what_is_configured(

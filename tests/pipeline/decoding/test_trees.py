@@ -25,11 +25,10 @@ from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
 from pipeline.decoding.loop import Answer, decode, reach
-from pipeline.decoding.shapes import inner_nodes, verification_pass
+from pipeline.decoding.shapes import inner_nodes
 from pipeline.decoding.verifiers import Match
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.passes import Text
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
 
@@ -42,8 +41,6 @@ TREES = [
     optimal([0.5, 0.25, 0.1], 12).by_level(),
 ]
 NAMES = ["sequence", "batch", "symmetric", "spec_infer", "uneven", "optimal"]
-every_tree = pytest.mark.parametrize("tree", TREES, ids=NAMES)
-CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
 
 @pytest.fixture(params=["model", "head", "reduced head"])
@@ -64,37 +61,6 @@ def branch(tree: Topology, tokens: list[int], node: int) -> list[int]:
 def path_to(tree: Topology, node: int) -> list[int]:
     """The nodes from the root on to a node, itself the last."""
     return [] if node == ROOT else [*path_to(tree, tree.parents[node]), node]
-
-
-@every_tree
-@torch.inference_mode()
-def test_a_tree_is_read_like_its_branches_and_one_path_is_kept(
-    target: LanguageModel, tree: Topology
-) -> None:
-    text = [3, 4, 5]
-    tokens = torch.randint(V, (len(tree),), generator=torch.Generator().manual_seed(1)).tolist()
-    ends = [node for node in range(ROOT, len(tree)) if node == ROOT or not tree.children[node]]
-    for end in ends:
-        sequence_ = Text(target, 30)
-        sequence_.read(torch.tensor(text[:-1]))
-        seen = verification_pass(tree, CPU, torch.float32)
-        found = sequence_.extend(torch.tensor([text[-1], *tokens]), seen)
-        for node in range(ROOT, len(tree)):
-            wanted = logits(target, text + branch(tree, tokens, node))[-1]
-            torch.testing.assert_close(found[node + 1], wanted, **CLOSE)
-        path = path_to(tree, end)
-        sequence_.keep(len(text), path)
-        assert sequence_.length == len(text) + len(path)
-        after = sequence_.extend(torch.tensor([11, 12]))
-        kept = text + [tokens[node] for node in path]
-        wanted = logits(target, [*kept, 11, 12])[-2:]
-        torch.testing.assert_close(after, wanted, **CLOSE)
-        whole = Text(target, 30)
-        whole.read(torch.tensor([*kept, 11, 12]))
-        for one, other in zip(sequence_.cache.layers, whole.cache.layers, strict=True):
-            assert one.keys.shape == other.keys.shape  # nothing but the text is left
-            torch.testing.assert_close(one.keys, other.keys, **CLOSE)
-            torch.testing.assert_close(one.values, other.values, **CLOSE)
 
 
 def drafted_plainly(
@@ -230,18 +196,6 @@ def test_an_end_token_in_a_tree_ends_the_answer(
             check_counts(answer, tree)
             inside += answer.calls[-1].accepted == answer.calls[-1].emitted
     assert inside > 0  # some end tokens were drafted and accepted
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_the_limit_cuts_the_depth_of_a_tree_and_not_its_width(
-    target: LanguageModel, drafter: LanguageModel, limit: int
-) -> None:
-    own = ModelDrafter(drafter, Greedy(), symmetric(2, 3))
-    answer = decode(target, own, Match(Greedy()), PROMPTS[0], 3, limit)
-    assert answer.tokens == plain_greedy(target, PROMPTS[0])[:limit]
-    if limit > 1:
-        assert answer.calls[0].drafted == len(symmetric(2, min(3, limit - 2)))
-        assert answer.calls[0].depth == min(3, limit - 2)
 
 
 @pytest.mark.parametrize("tree", [symmetric(3, 2), Growth(3, 20, 2)], ids=["fixed", "grown"])
