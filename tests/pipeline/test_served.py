@@ -141,10 +141,10 @@ def test_a_damaged_line_costs_its_own_answer_alone(engine: str, tmp_path: Path) 
     """Each line of three answers in turn; of a stream stays what comes before."""
     one = lines(tmp_path / "served [1].jsonl", *FORMATS[engine]).read_text().rstrip("\n")
     texts = []
-    for at in "345":  # other questions, names, texts and tokens
-        text = re.sub(r"\b2([0-3])\b", rf"{at}\1", one).replace("[5, 6]", f"[{at}]")
+    for number in "345":  # other questions, names, texts and tokens
+        text = re.sub(r"\b2([0-3])\b", rf"{number}\1", one).replace("[5, 6]", f"[{number}]")
         for word in ("a question", "v", "s", "q", "ab", "chatcmpl-1"):
-            text = text.replace(f'"{word}"', f'"{word}{at}"')
+            text = text.replace(f'"{word}"', f'"{word}{number}"')
         texts.append(text)
     whole = "\n".join(texts).encode().split(b"\n")
     path = tmp_path / "served [1].jsonl"
