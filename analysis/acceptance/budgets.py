@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..beyond.budget import certified_tokens, spend
-from ..statistics.bootstrap import Flags, Floats, Integers, PromptBootstrap
+from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
 
@@ -37,13 +37,13 @@ def budget_of_drafter(
     """
     eps, prompts, own = float(steps.kl.mean()), bootstrap.prompts, bootstrap.steps
     weights = np.concatenate([np.ones((1, bootstrap.count)), bootstrap.weights])
-    sizes = np.asarray(weights @ own)
+    sizes: Floats = np.asarray(weights @ own, dtype=np.float64)
     last = _ends(steps.trajectories)
     inner = verdict.lower.copy()
     inner[last] = np.inf  # whose rejection begins no other call
     flags = {"uniform": ~_reached(verdict.lower, eps), "realised": verdict.accepted}
 
-    def counted(of: Integers) -> Floats:
+    def counted(of: Numbers) -> Floats:
         """Sum (P,) numbers over each weighting of the prompts, (1 + B,)."""
         return np.asarray(weights @ of)
 

@@ -11,6 +11,7 @@ Ends lie along the first axis of arrays: the least value, then the largest, both
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +29,7 @@ Judged = Mapping[str, tuple[Flags, Flags]]  # by statistic, the (N,) steps surel
 LOW, HIGH = 0, 1
 
 
-def compare_logged(target: TopK, draft: TopK) -> dict[str, NDArray[np.generic]]:
+def compare_logged(target: TopK, draft: TopK) -> dict[str, NDArray[Any]]:
     """Compare two logs of the same N steps, with token ids of one vocabulary.
 
     Args:
@@ -84,7 +85,7 @@ def compare_logged(target: TopK, draft: TopK) -> dict[str, NDArray[np.generic]]:
 
 
 def judge_logged(
-    target: TopK, pair: Mapping[str, NDArray[np.generic]], draft_k: int, rules: Sequence[Rule]
+    target: TopK, pair: Mapping[str, NDArray[Any]], draft_k: int, rules: Sequence[Rule]
 ) -> dict[str, Judged]:
     """Apply rules to all steps; both ends allow for all that is not known.
 
@@ -99,7 +100,7 @@ def judge_logged(
         certified_tv, whether the total variation lies below its certificate; certified_kl, the same
         of KL, surely only where the whole of q is known.
     """
-    found: dict[str, dict[str, tuple[Flags, Flags]]] = {
+    found: dict[str, Any] = {
         rule.label: {"acceptance": _accepted(target, pair, draft_k, rule)} for rule in rules
     }
     for name in ("tv", "kl"):
@@ -140,7 +141,7 @@ def logged_statistics(
 
 
 def _accepted(
-    target: TopK, pair: Mapping[str, NDArray[np.generic]], draft_k: int, rule: Rule
+    target: TopK, pair: Mapping[str, NDArray[Any]], draft_k: int, rule: Rule
 ) -> tuple[Flags, Flags]:
     """Return where a rule surely, and possibly, accepts the drafter's first token."""
     rank, argmax_rank = pair["draft_rank"], pair["argmax_rank"]
