@@ -51,7 +51,8 @@ def test_ends_and_outside() -> None:
     assert bounds.g_inverse([0, math.log(2)]) == pytest.approx([0, 1])
     assert bounds.tree_lower([0.0, 1.0], 4) == pytest.approx([0, math.log(5)])
     outside = [bounds.g(1.1), bounds.g(-0.1), bounds.g_inverse(0.7), bounds.phi(-1.1)]
-    assert np.isnan([*outside, bounds.ceiling(1), bounds.tree_lower(0.1, 0)]).all()
+    outside += [bounds.multiplicative_lower(0.5, 1.1), bounds.ceiling(1), bounds.tree_lower(0.1, 0)]
+    assert np.isnan(outside).all()
 
 
 def test_values_by_hand() -> None:
