@@ -48,7 +48,7 @@ def budget_of_drafter(
         return np.asarray(weights @ of)
 
     def spent(certificates: Floats) -> Floats:
-        return resampled_rejections(certificates, prompts, weights, sizes * eps)
+        return resampled_rejections(certificates, prompts, weights, np.asarray(sizes * eps))
 
     found: dict[tuple[str, str], Floats] = {}
     for kind, kept in flags.items():

@@ -139,7 +139,8 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     )
     totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
     for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
-        found = ratios(*decoded.by_prompt(calls, *of), bootstrap)
+        above, below = decoded.by_prompt(calls, *of)
+        found = ratios(above, below, bootstrap)
         for column, values in zip((name, f"{name}_ci_low", f"{name}_ci_high"), found, strict=True):
             table[column] = values
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
