@@ -117,7 +117,7 @@ def test_a_drafter_that_scored_the_answers(
     assert '"model": "small"' in said
     solve.main([*command, "solve.eps=0.01", "solve.tokens=1.1"])
     said = capsys.readouterr().out
-    assert said.startswith("Not measured for log: nothing was decoded")
+    assert "Not measured for log: nothing was decoded with a drafter and timed." in said
     assert "log: mars is left out: it takes raw logits, which a log does not have" in said
     assert "log: tree is left out: it takes 33 log-probabilities a step, and the log has 9" in said
     assert re.search(r"absolute +any drafter within 0\.01 .*0\.\d", said)
