@@ -1,1 +1,1 @@
-"""What is accepted of a drafter in fact, beside what its certificates promise."""
+"""Measured acceptance of a drafter, compared with what its certificates promise."""

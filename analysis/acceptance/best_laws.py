@@ -1,4 +1,4 @@
-"""What verification accepts where something is sampled, as a share of the best there is.
+"""Acceptance of sampling verification rules, as a share of the best possible acceptance.
 
 One draft x ~ q whose law may change: engines' lossy tests beside the best law r of the same
 KL(r || p) (`analysis.beyond.clip`). Each keeps x with some probability a(x), and otherwise draws

@@ -1,4 +1,4 @@
-"""What a mean KL certifies of a drafter, beside a bound at every step and beside what happens.
+"""Acceptance certified by a drafter's mean KL, by a bound at every step, and measured.
 
 Three numbers at the drafter's mean KL eps, for acceptance and for tokens a call:
 

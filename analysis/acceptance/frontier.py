@@ -1,4 +1,4 @@
-"""What rules gain and cost, beside the best that any rule can do on the same drafts.
+"""Gain and cost of rules, compared with the best possible rule on the same drafts.
 
 A drafted token y that is emitted in the place of x0 costs c(y) = log(p0 / p(y)) nats, or p0 - p(y).
 On fixed pairs of step and drafted token, no choice of the steps that accept, even one that knows q,

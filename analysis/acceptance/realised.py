@@ -1,4 +1,4 @@
-"""What a rule accepts of a drafter, and what of it the certificates promised.
+"""Steps at which a rule accepts a drafter's token, and how many of them are certified.
 
 At a step, a rule *accepts* the drafter's most probable token (a tree: has the target's argmax
 among the drafter's top m), and the step is *certified* when KL(p||q) lies below the rule's

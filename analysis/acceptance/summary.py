@@ -1,4 +1,4 @@
-"""What acceptance comes to over all steps: shares, lengths, and the KL that a rule needs.
+"""Statistics of acceptance over all steps: shares, lengths, and the KL that a rule needs.
 
 Certificates can be known as intervals. A statistic of them is computed at the end that is
 certain and at the other one, which differ only then.

@@ -1,4 +1,4 @@
-"""What a mean KL certifies: training reports a mean over steps, not a bound at each of them.
+"""Certificates from a mean KL: training reports a mean over steps, not a bound at each.
 
 A drafter whose mean KL(p || q) over N steps is at most eps has spent at most N eps, and to be
 rejected at a step costs it at least the step's certificate R. So the worst drafter is rejected

@@ -1,4 +1,4 @@
-"""What the kernel reads and writes: named tuples of arrays, and how its functions are compiled."""
+"""Inputs and outputs of the kernel as named tuples of arrays; how its functions are compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What T and h say of the tokens that are not stored, and so of the first rejected one.
+"""Bounds on the first rejected token where it is not stored, from the tail's T and h.
 
 Of the N = V - K tokens that are not stored three things are known: none exceeds p_K, they sum to
 T, and their surprises f(x) = -x log x sum to h, the entropy less that of the stored tokens. A rule

@@ -1,4 +1,4 @@
-"""What the page says beside its charts: numbers of the first screen, a row a rule or method."""
+"""Numbers of the page's first screen, and a row for each rule and each method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study measured: frames of statistics, and the steps of each target.
+"""Measurements of a study: frames of statistics, and the steps of each target.
 
 Frame `runs` has `analysis.statistics.run_lengths.run_lengths` of every target and rule.
 """

@@ -1,4 +1,4 @@
-"""What all figures of a report share: sizes, colours, lines, the legend, the bytes of a file.
+"""Style of all figures of a report: sizes, colours, lines, the legend, the bytes of a file.
 
 Figures are made without pyplot's global state, inside `styled`; `render` gives the bytes of a
 file, equal for equal input: embedded TrueType fonts that come with matplotlib, no date, no

@@ -1,4 +1,4 @@
-"""What an acceptance rule is: the base class of every rule, and the registry of their names.
+"""Base class of every acceptance rule, and the registry of their names.
 
 A rule of tokens accepts, at each step, the n most probable target tokens, n >= 1. A subclass says
 which n by one of two methods:
