@@ -62,14 +62,12 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
             f"train.vocabulary={settings.vocabulary}: give an integer above 0 and below "
             f"{target.vocab_size}, the target's"
         )
-    rest, held_out = read_examples(
+    used, held_out = read_examples(
         directory, target, tokenizer, settings, recipe.generate.ngram_of_study, all_states=trained
     )
-    order = np.random.default_rng(recipe.seed).permutation(len(rest))
-    used = [rest[i] for i in order[: round(settings.share * len(rest))]]
     if not used or not held_out:
         raise PipelineError(
-            f"{directory}: {len(rest) + len(held_out)} conversations are too few to train on and "
+            f"{directory}: {len(used) + len(held_out)} conversations are too few to train on and "
             "to hold some out: let `python -m pipeline.training.text` write more"
         )
     config = target.module.config
@@ -119,8 +117,9 @@ def read_examples(
 ) -> tuple[list[Example], list[Example]]:
     """Return the conversations to train on and those held out, the last that were written.
 
-    No question is near one of the study's prompts. Without `all_states` only those held out have
-    hidden states, which take long to compute.
+    No question is near one of the study's prompts. Of the others `settings.share` is trained on, by
+    whole shards in random order. Without `all_states` only those held out have hidden states, which
+    take long to compute.
     """
     n = ngram_of_study
     study = {gram for prompt in study_prompts() for gram in ngrams(prompt, n)}
@@ -134,7 +133,13 @@ def read_examples(
             if not ngrams(asked, n) & study:
                 kept.append((shard, at))
     first = len(kept) - round(len(kept) * settings.held_out)
-    for shard in dict.fromkeys(shard for shard, _ in kept[0 if all_states else first :]):
+    rest, held_out = kept[:first], kept[first:]
+    order = {shard: i for i, shard in enumerate(shards)}
+    rank = np.random.default_rng(settings.seed).permutation(len(order))
+    rest.sort(key=lambda one: rank[order[one[0]]])  # stable: a shard stays in its order
+    used = rest[: round(settings.share * len(rest))]
+    needed = {shard for shard, _ in (used if all_states else []) + held_out}
+    for shard in sorted(needed):
         file = directory / "features" / f"{shard.stem}.safetensors"
         if not file.exists():
             count = features.extract(
@@ -142,8 +147,7 @@ def read_examples(
             )
             print(f"{file.name}: hidden states of {count} tokens", flush=True)
         shards[shard] = features.with_hidden(shards[shard], settings.layers, file)
-    examples = [shards[shard][at] for shard, at in kept]
-    return examples[:first], examples[first:]
+    return [shards[a][i] for a, i in used], [shards[a][i] for a, i in held_out]
 
 
 if __name__ == "__main__":
