@@ -263,8 +263,9 @@ def failure_free_bound(steps: int, prompts: int, confidence: float) -> float:
     (1 - s)^prompts; s above 1 - (1 - confidence)^(1/prompts) is refuted. The limit counts one
     failure a failing prompt: no sample without a failure says how many come together.
 
-    >>> round(failure_free_bound(64000, 500, 0.95), 1)  # about N / 3, the rule of three
-    21427.8
+    Examples:
+        >>> round(failure_free_bound(64000, 500, 0.95), 1)  # about N / 3, the rule of three
+        21427.8
     """
     share = -math.expm1(math.log1p(-confidence) / prompts)
     return steps / (prompts * share)

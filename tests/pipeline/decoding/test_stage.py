@@ -285,9 +285,9 @@ def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     assert part[0] == pytest.approx(share / (2 - share), abs=0.08)
     names = ["top_ids", "top_logits", "top_surprisal", "log_tail"]
     table = drafts_of(p, p, [1] * 400, 2).read(columns=names).combine_chunks()
-    stored = _stored(table, "", 6, 1.0, 0.5)  # four equal tokens: their tail is exact at any
-    inside = stored.weights.sum(1)
-    np.testing.assert_allclose(inside / (inside + stored.tail), share, rtol=1e-6)
+    _, weights, tail = _stored(table, "", 6, 1.0, 0.5)  # four equal tokens: exact at any
+    inside = weights.sum(1)
+    np.testing.assert_allclose(inside / (inside + tail), share, rtol=1e-6)
 
 
 def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path) -> None:
