@@ -24,6 +24,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.store.identity import READERS, hub_files, local_path, split_patterns
 
 GROUPS = 16  # row groups of a Parquet file that are held
+EXAMPLE = '{"text": "Hi"}'  # of a row
 
 Rows = tuple[int, Callable[[int], tuple[Any, str]]]  # how many; reads one, and where it stands
 
@@ -95,13 +96,19 @@ class Source:
         part = bisect_right(self._ends, at) - 1
         row, place = self._parts[part][1](at - self._ends[part])
         if not isinstance(row, Mapping):
-            raise PipelineError(f'prompts.source: {place}: expected an object, as {{"text": "Hi"}}')
+            raise PipelineError(f"prompts.source: {place}: expected an object, as {EXAMPLE}")
         return row
 
 
-def json_lines(path: Path) -> Rows:
-    """Return the rows of a .jsonl file, none parsed yet; empty lines are none."""
-    found = enumerate(read_text(path).split("\n"), 1)
+def json_lines(path: Path, key: str = "prompts.source", example: str = EXAMPLE) -> Rows:
+    """Return the rows of a .jsonl file, none parsed yet; empty lines are none.
+
+    Args:
+        path: the file.
+        key: of the configuration, which names the file; errors begin with it.
+        example: of a row, for errors.
+    """
+    found = enumerate(read_text(path, key).split("\n"), 1)
     lines = [(number, line) for number, line in found if line.strip()]
 
     def read(at: int) -> tuple[Any, str]:
@@ -111,7 +118,8 @@ def json_lines(path: Path) -> Rows:
             return json.loads(line), place
         except (ValueError, RecursionError) as error:
             raise PipelineError(
-                f"{place} is no JSON: {first_line(error)}. Expected is one object a line"
+                f"{key}: {place} is no JSON: {first_line(error)}. Expected is one object a line, "
+                f"as {example}"
             ) from error
 
     return len(lines), read
@@ -148,8 +156,8 @@ def _text(path: Path) -> list[Rows]:
     return [(1, lambda _: ({"text": text}, str(path)))]
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8.
+def read_text(path: Path, key: str = "prompts.source") -> str:
+    """Return the text of a file in UTF-8, which `key` of the configuration names.
 
     Raises:
         PipelineError: it is of another encoding, or no text.
@@ -165,8 +173,8 @@ def read_text(path: Path) -> str:
             return text
         wrong = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1} holds a NUL byte"
     raise PipelineError(
-        f"{path}: {wrong}. Save it as UTF-8 text (of Latin-1, for instance: iconv -f latin1 -t "
-        f"utf8 {path.name})"
+        f"{key}: {path}: {wrong}. Save it as UTF-8 text (of Latin-1, for instance: iconv -f "
+        f"latin1 -t utf8 {path.name})"
     )
 
 

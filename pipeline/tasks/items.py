@@ -58,17 +58,17 @@ def read_items(path: Path) -> list[Item]:
         PipelineError: a row is wrong; names file and line.
     """
     items: dict[str, Item] = {}
-    size, read = json_lines(path)
+    size, read = json_lines(path, "accuracy.tasks", '{"id": "1", "prompt": "Hi", ...}')
     for row, place in map(read, range(size)):
         try:
             check_item(row)
             if row["id"] in items:
                 raise ValueError(f"the id {row['id']} occurs twice")
         except (ValueError, TypeError) as error:
-            raise PipelineError(f"{place}: {error}") from error
+            raise PipelineError(f"accuracy.tasks: {place}: {error}") from error
         items[row["id"]] = row
     if not items:
-        raise PipelineError(f"{path} has no items")
+        raise PipelineError(f"accuracy.tasks: {path} has no items")
     return list(items.values())
 
 

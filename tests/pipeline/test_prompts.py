@@ -156,10 +156,16 @@ def test_a_text_file_is_a_prompt_whole(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (b'{"text": "x"}\n{"text": "caf\xe9"}\n', r"p.jsonl: byte 0xe9 of line 2 is no UTF-8. Save it"),
+    (
+        b'{"text": "x"}\n{"text": "caf\xe9"}\n',
+        r"^prompts.source: .*p.jsonl: byte 0xe9 of line 2 is no UTF-8. Save it",
+    ),
     (b'{"text": "x"}\n{"text": "\0"}\n', "p.jsonl: line 2 holds a NUL byte"),
     ('{"text": "x"}'.encode("utf-16"), "p.jsonl: byte 0xff of line 1 is no UTF-8"),
-    (b'{"text": "a b c d"}\n\n{"text": "a"\n', r"p.jsonl, line 3 is no JSON: .* one object a line"),
+    (
+        b'{"text": "a b c d"}\n\n{"text": "a"\n',
+        r'^prompts.source: .*p.jsonl, line 3 is no JSON: .* one object a line, as {"text": "Hi"}',
+    ),
     (b'["x"]', r"p.jsonl, line 1: expected an object, as {\"text\": \"Hi\"}"),
     (b'{"question": "x"}', r"row 0 \(from 0\) has no text; it has question. Expected is text or"),
     (b"{}", "row 0 .* it has nothing"),
