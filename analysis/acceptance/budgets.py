@@ -12,10 +12,12 @@ never below it. Certificates that are intervals count by their lower ends.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 
-from ..beyond.budget import certified_tokens, spend
+from ..beyond.budget import certified_tokens
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
 from .realised import Steps, Verdict
@@ -76,7 +78,7 @@ def resampled_rejections(
     """Return the most steps that a budget can reject, of each of B weightings of the prompts.
 
     The cheapest steps are rejected first; of a step that is drawn several times, as many as can be
-    paid.
+    paid. Found in two levels, as the quantiles of `PromptBootstrap`.
 
     Args:
         certificates: (N,) nats, +inf where nothing is rejected.
@@ -89,15 +91,40 @@ def resampled_rejections(
 
     Examples:
         >>> resampled_rejections(
-        ...     np.array([0.25, 0.5, 1.0]), np.array([0, 1, 1]), np.array([[3.0, 1.0]]),
-        ...     np.array([1.3])
+        ...     np.array([0.25, 0.5, 1.0]), np.array([0, 1, 1]), np.array([[3, 1]]), np.array([1.3])
         ... ).tolist()
         [4.0]
     """
-    finite, found = np.flatnonzero(np.isfinite(certificates)), np.zeros(len(weights))
+    finite = np.flatnonzero(np.isfinite(certificates))
     order = finite[np.argsort(certificates[finite], kind="stable")]
-    spend(certificates[order], prompts[order], weights, budgets, found)
-    return found
+    size, count = len(order), weights.shape[1]
+    if size == 0:
+        return np.zeros(len(weights))
+    block = math.isqrt(size) + 1
+    blocks = -(-size // block)
+    cost = np.full(blocks * block, np.inf)  # the padding belongs to a prompt that is never drawn
+    owner = np.full(blocks * block, count)
+    cost[:size], owner[:size] = certificates[order], prompts[order]
+    drawn = np.column_stack([weights, np.zeros(len(weights))])
+    cell = owner[:size] * blocks + np.arange(size) // block
+    paid = np.bincount(cell, weights=cost[:size], minlength=count * blocks).reshape(count, blocks)
+    steps = np.bincount(cell, minlength=count * blocks).reshape(count, blocks)
+    spent, passed = (
+        np.column_stack([np.zeros(len(weights)), np.cumsum(weights @ sums, axis=1)])
+        for sums in (paid, steps)
+    )
+    whole = np.minimum(np.sum(spent[:, 1:] <= budgets[:, None], axis=1), blocks - 1)
+    at = np.arange(len(weights))
+    left = budgets - spent[at, whole]
+    times = drawn[at[:, None], owner.reshape(blocks, block)[whole]]
+    price = cost.reshape(blocks, block)[whole]
+    running = np.cumsum(np.where(times > 0, times * np.where(times > 0, price, 0.0), 0.0), axis=1)
+    before = np.column_stack([np.zeros(len(weights)), running[:, :-1]])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        copies = np.floor((left[:, None] - before) / price)
+    copies = np.where(np.isnan(copies), np.inf, copies)  # nothing to pay, and nothing left
+    affordable = np.clip(np.where(left[:, None] >= before, copies, 0.0), 0.0, times)
+    return np.asarray(passed[at, whole] + affordable.sum(axis=1))
 
 
 def _reached(certificates: Floats, eps: float) -> Flags:

@@ -9,6 +9,7 @@ nothing is decided.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -213,16 +214,22 @@ def name_of(run: Run, drafter: str) -> str:
     >>> run = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
     >>> name_of({**run, "draft_length": 5}, "small")
     'prompt look-up under strict greedy (γ = 5)'
-    >>> run = {"method": "Additive (t = 0.1), model drafts 2", "drafter": "lookup_first"}
+    >>> run = {"method": "Additive (t = 0.1), look-up first", "drafter": "lookup_first"}
     >>> name_of({**run, "draft_length": 4}, "small")
-    'look-up first, else small, under additive (t = 0.1; γ = 4, 2 by the model)'
+    'look-up first, else small, under additive (t = 0.1; γ = 4)'
+    >>> method = "Strict greedy, look-up first, model drafts 2, drafting max_q threshold=0.3"
+    >>> name_of({**run, "method": method, "draft_length": 4}, "small")
+    'look-up first (γ = 4), else small (γ = 2), under strict greedy, drafting max_q threshold=0.3'
+    >>> method = "Speculative sampling (look-up first) (model drafts 2) (top-p 0.9)"
+    >>> name_of({**run, "method": method, "draft_length": 4}, "small")
+    'look-up first (γ = 4), else small (γ = 2), under speculative sampling (top-p 0.9)'
     """
-    law = str(run["method"])
-    for part in (", prompt lookup", ", look-up first"):
-        law = law.replace(part, "")
-    law, _, own = law.partition(", model drafts ")
+    law = re.sub(r",? \(?(prompt lookup|look-up first)\)?", "", str(run["method"]))
+    law, *own = re.split(r",? \(?model drafts (\d+)\)?", law)
     law = law if law[:2].isupper() else law[:1].lower() + law[1:]
-    length = f"γ = {run['draft_length']}{own and f', {own} by the model'}"
+    length = f"γ = {run['draft_length']}"
+    if own:
+        return f"look-up first ({length}), else {drafter} (γ = {own[0]}), under {law}{own[1]}"
     who = {"prompt_lookup": "prompt look-up", "lookup_first": f"look-up first, else {drafter},"}
     with_length = f"{law[:-1]}; {length})" if law.endswith(")") else f"{law} ({length})"
     return f"{who.get(run['drafter'], drafter)} under {with_length}"

@@ -163,24 +163,6 @@ def walk_calls(
         found[0, row], found[1, row] = value[size - lengths[row]], spent[size - lengths[row]]
 
 
-@apart
-def spend(costs: Floats, owner: Ints, weights: Floats, budgets: Floats, found: Floats) -> None:
-    """Write to `found` (B,) how many of N steps each of B budgets pays, the cheapest first.
-
-    `costs` (N,) rise and are finite; step i stands there weights[b, owner[i]] times.
-    """
-    for b in range(len(budgets)):
-        left = budgets[b]
-        for i in range(len(costs)):
-            times, cost = weights[b, owner[i]], costs[i]
-            copies = np.floor(left / cost) if cost > 0.0 else math.inf
-            if copies < times:
-                found[b] += copies
-                break
-            found[b] += times
-            left = max(0.0, left - times * cost)
-
-
 def _checked(certificates: ArrayLike, mean_kl: ArrayLike) -> tuple[Floats, Floats]:
     values = np.asarray(certificates, dtype=np.float64)
     eps = np.asarray(mean_kl, dtype=np.float64)
