@@ -159,7 +159,7 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
     """Return tokens a call over those of multiplicative rules that give up as many nats a token.
 
     Of single steps no rule is better than a threshold on nats (docs/method.md, section 16), but the
-    prefix rule accepts whole prefixes, and relaxed answers meet other drafts. So both are measured:
+    prefix rule accepts whole prefixes, and relaxed answers lead to other drafts. Both are measured:
     multiplicative rules and strict greedy with the same draft length and temperature are points
     (nats given up a token, tokens a call), joined by straight lines.
 
