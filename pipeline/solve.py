@@ -180,10 +180,10 @@ class SolvedTarget:
 
     def _certified(self, dial: Dial) -> list[Solution]:
         """Return the answers of a dial, found once."""
-        from analysis.acceptance.solve import solve
+        from analysis.acceptance.solve import solve_each
 
         if dial.name not in self._found:
-            self._found[dial.name] = solve(
+            self._found[dial.name] = solve_each(
                 self._dist,
                 dial,
                 self._asked.eps,

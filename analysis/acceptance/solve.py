@@ -95,12 +95,12 @@ def solve(
     dist: TopK,
     dial: Dial,
     eps: float,
-    goals: Sequence[Goal],
+    goal: Goal,
     bootstrap: PromptBootstrap,
     trajectories: Trajectories,
     divergence: str = "kl",
-) -> list[Solution]:
-    """Find the strictest setting of a rule that certifies what is wanted, for each goal.
+) -> Solution:
+    """Find the strictest setting of a rule that certifies what is wanted.
 
     A step is certified when its certificate exceeds eps, by its lower end where it is an interval:
     a drafter that is nowhere further than eps from the target is accepted there.
@@ -109,7 +109,7 @@ def solve(
         dist: N steps of the target.
         dial: the rule, and by its first and last setting the range that is searched.
         eps: of the drafter at every step, at least 0, in nats (or as the divergence is measured).
-        goals: what is wanted.
+        goal: what is wanted.
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
         divergence: as `certify` names it.
@@ -123,10 +123,23 @@ def solve(
         >>> dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
         >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-        >>> (found,) = solve(dist, dial, 0.06, [Goal(share=1.0)], bootstrap, steps)
+        >>> found = solve(dist, dial, 0.06, Goal(share=1.0), bootstrap, steps)
         >>> found.value, found.reached
         (0.3001, 1.0)
     """
+    return solve_each(dist, dial, eps, [goal], bootstrap, trajectories, divergence)[0]
+
+
+def solve_each(
+    dist: TopK,
+    dial: Dial,
+    eps: float,
+    goals: Sequence[Goal],
+    bootstrap: PromptBootstrap,
+    trajectories: Trajectories,
+    divergence: str = "kl",
+) -> list[Solution]:
+    """Answer several goals as `solve` does; they share the settings that are looked at."""
     if not eps >= 0:
         raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
 

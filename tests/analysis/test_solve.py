@@ -55,7 +55,7 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
 
 
 def answer(dist: TopK, dial: Dial, goal: Goal) -> Solution:
-    return solve(dist, dial, EPS, [goal], BOOTSTRAP, STEPS)[0]
+    return solve(dist, dial, EPS, goal, BOOTSTRAP, STEPS)
 
 
 def stricter(dial: Dial, value: float) -> Rule:
@@ -139,13 +139,13 @@ def test_at_the_threshold_and_a_step_to_either_side() -> None:
     least = float(certify(dist, dial.rules[0]).lower[0, 0])
     assert least == pytest.approx(0.6 * math.log(0.6 / 0.45) + 0.3 * math.log(0.3 / 0.45))
     for eps, value in ((least - 1e-9, 0.0), (least, 0.3001), (least + 1e-9, 0.3001)):
-        (found,) = solve(dist, dial, eps, [Goal(share=1.0)], bootstrap, steps)
+        found = solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps)
         assert found.value == value, eps
-    (found,) = solve(dist, dial, 0.0, [Goal(share=1.0)], bootstrap, steps)  # no need to relax
+    found = solve(dist, dial, 0.0, Goal(share=1.0), bootstrap, steps)  # no need to relax
     assert (found.value, found.ci_low, found.ci_high, found.reached) == (0.0, 0.0, 0.0, 1.0)
-    assert solve(dist, dial, 10.0, [Goal(tokens=1)], bootstrap, steps)[0].value == 0.0
+    assert solve(dist, dial, 10.0, Goal(tokens=1), bootstrap, steps).value == 0.0
     for eps, value in ((0.149, 0.0), (0.151, 0.3001)):  # (p0 - p1) / 2 = 0.15
-        (found,) = solve(dist, dial, eps, [Goal(share=1.0)], bootstrap, steps, "tv")
+        found = solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps, "tv")
         assert found.value == value
 
 
@@ -160,7 +160,7 @@ def test_impossible_goals(given: dict[str, float], dist: TopK) -> None:
         with pytest.raises(ValueError, match="either share or tokens"):
             Goal(**both)
     with pytest.raises(ValueError, match="eps=-1 is not allowed"):
-        solve(dist, build_dial(DIALS[0]), -1, GOALS, BOOTSTRAP, STEPS)
+        solve(dist, build_dial(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
 
 
 @pytest.mark.parametrize("noise", [0.3, 2.0])
