@@ -1,4 +1,4 @@
-"""What only a GPU can show, as one command: ``make check-gpu``.
+"""Checks and speeds that need a GPU, as one command: ``make check-gpu``.
 
 First a line for every check, with status 1 at the end when one failed:
 

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _problems(overrides: Sequence[str], error: Exception) -> list[str]:
-    """Return what is wrong with overrides of which some do not fit, and with all of the others."""
+    """Return the problems of overrides that do not compose, and of the rest."""
     from pipeline.plan.graph import prepare
 
     problems = list[str]()

@@ -108,7 +108,7 @@ def _length(runs: Sequence[Run], asked: int | None) -> int:
     told = {run.length for run in runs if run.length}
     if len(told) != 1 and asked is None:
         raise PipelineError(
-            "engine.draft_length must be given: the file does not tell how many tokens a draft has"
+            "engine.draft_length must be given: the file does not say how many tokens a draft has"
             + (f", or has several: {sorted(told)}" if told else "")
         )
     if told and asked is not None and asked not in told:

@@ -1,4 +1,4 @@
-"""What proposes tokens: a smaller model, a head on the target, look-up in the text, or nothing."""
+"""Drafters propose tokens: a smaller model, a head on the target, or look-up in the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accepts drafted tokens: the laws of verification applied to a target's logits.
+"""Verifiers accept drafted tokens: the laws of verification applied to a target's logits.
 
 The laws are those of `analysis.decoding.laws`. Here is what a call reads for them from the device:
 first the few numbers that decide, at once, then the two distributions that the next token follows.

@@ -26,7 +26,7 @@ from pipeline.errors import PipelineError, first_line
 STREAM_FIELDS = re.compile(r"(data|event|id|retry)?:")  # of server-sent events; bare is a comment
 NO_ANSWER = "objects that are no answers"
 NO_JSON = "lines that are no JSON"
-TORN = "events of streams behind such a line"
+TORN = "stream events after a damaged line"
 AGAIN = "answers given again"
 CUT = "ends of answers that were cut off"
 

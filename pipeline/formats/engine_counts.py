@@ -127,12 +127,13 @@ def _of_answers(path: Path) -> Counts:
         if counts:
             told[name] = counts[-1]
         elif None not in said:
-            excluded["answers that tell nothing of drafts"] += 1
+            excluded["answers that report no draft counts"] += 1
     engines = {one["engine"] for one in told.values()}
     if not engines:
         raise PipelineError(
-            f"{path}: no answer tells of drafts: SGLang does in meta_info (spec_verify_ct), "
-            "llama.cpp in timings (draft_n), vLLM in metrics.speculative_decoding (start it with "
+            f"{path}: no answer reports draft counts; SGLang puts them into meta_info "
+            "(spec_verify_ct), llama.cpp in timings (draft_n), "
+            "vLLM in metrics.speculative_decoding (start it with "
             "--per-request-spec-decode-metrics summary)"
         )
     if len(engines) > 1:

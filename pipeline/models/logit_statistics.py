@@ -1,4 +1,4 @@
-"""What is stored of a row of logits: its top K, and statistics of the whole."""
+"""Statistics of a row of logits, as they are stored: its top K, and numbers of the whole."""
 
 from __future__ import annotations
 

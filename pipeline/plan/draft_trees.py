@@ -44,7 +44,7 @@ class DraftTree:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether its shape is not known yet: it hangs on what stage drafts measured."""
+        """Whether its shape is not known yet: it depends on what stage drafts measured."""
         return "acceptance" in SHAPES[self.name][0] and self.acceptance is None
 
     def with_rates(self, acceptance: Sequence[float]) -> DraftTree:

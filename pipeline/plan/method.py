@@ -104,7 +104,7 @@ class Method:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether the shape of its tree hangs on what stage drafts measured."""
+        """Whether the shape of its tree depends on what stage drafts measured."""
         return self.tree is not None and self.tree.needs_drafts
 
     @property

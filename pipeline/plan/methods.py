@@ -39,7 +39,7 @@ def build_methods(
         draft_length: `decoding.draft_length`, in the place of every method's own; methods that
             differ in nothing else become one. None leaves them as they are.
         key: where they stand in the configuration, for errors.
-        measured: whether what stage drafts measured is at hand, for trees that hang on it.
+        measured: whether what stage drafts measured is at hand, for trees that depend on it.
 
     Raises:
         PipelineError: a key, type or range is wrong, or two methods are the same.

@@ -1,4 +1,4 @@
-"""What a stage is: one object that says all that the rest of the pipeline must know of it.
+"""Stages: one object each says all that the rest of the pipeline must know of it.
 
 A stage is a module of `pipeline.stages`, named as the stage, that exports ``STAGE``. It is imported
 by every command, so what only a computation needs is imported by the module that computes.
@@ -58,7 +58,7 @@ class Stage:
 
     Attributes:
         name: that of its module, of the configuration key `stage`, and of its directory.
-        version: raised when what it computes changes; its artifacts, and all that hang on them,
+        version: raised when what it computes changes; its artifacts, and all that depend on them,
             are then made anew.
         upstream: the stages that its artifacts may be made from.
         columns: of each Parquet file, the columns and their types, as in `pipeline.store.columns`.

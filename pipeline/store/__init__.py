@@ -1,1 +1,1 @@
-"""What lies on disk: artifacts, their columns, and what identifies them."""
+"""The store on disk: artifacts, their columns, and their identity."""

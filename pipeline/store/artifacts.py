@@ -84,7 +84,8 @@ class Artifact:
     def damage(self) -> list[str]:
         """Return what differs from the record, of every file; an empty list when nothing does.
 
-        A file that was added is damage: who reads the directory as a data set reads it as well.
+        A file that was added is damage: a reader that opens the directory as a
+        data set would include it.
         """
         found = []
         try:

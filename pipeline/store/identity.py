@@ -1,4 +1,4 @@
-"""What identifies a model or a prompt source: the hash of local content, the commit of a hub one.
+"""Identity of a model or a prompt source: the hash of local content, the commit of a hub one.
 
 A value is a hub id when no such path exists and it looks like ``owner/name``. Hashes of local
 files are remembered by size, modification time and inode.

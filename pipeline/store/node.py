@@ -1,4 +1,4 @@
-"""What identifies an artifact: SHA-256 over canonical JSON of everything that determines it.
+"""Identity of an artifact: SHA-256 over canonical JSON of everything that determines it.
 
 The digest of its content is another: one over the checksums of its files.
 """

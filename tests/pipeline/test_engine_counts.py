@@ -58,7 +58,7 @@ def test_every_format_is_read(
     found = [counts.calls, counts.drafted, counts.accepted, counts.tokens_per_call]
     assert found == pytest.approx([*numbers, length], nan_ok=True)
     assert list(counts.by_place) == list(by_place)
-    silent = {"answers that tell nothing of drafts": 1} if name == "llama.jsonl" else {}
+    silent = {"answers that report no draft counts": 1} if name == "llama.jsonl" else {}
     assert counts.excluded == silent
 
 
@@ -97,13 +97,13 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
          r"metrics of llamacpp and vllm: leave the lines"),
         ("vllm.jsonl", [('"num_spec_steps": 43', '"num_spec_steps": 42')],
          r"line 1 has a histogram of 43 verifications and 10 accepted .* counts of 42 and 10"),
-        ("vllm.jsonl", [("speculative_decoding", "other")], r"no answer tells of drafts"),
+        ("vllm.jsonl", [("speculative_decoding", "other")], r"no answer reports draft counts"),
         ("vllm.jsonl", [('{"id"', 'INFO: {"id"')],
          r"neither a page of /metrics nor answers as JSON \(left out: 2 lines that are no JSON\)"),
         ("sglang.jsonl", [("[1, 1, 1, 1]", "[2, 1, 1, 1]")],
          r"line 1 has a histogram of 5 verifications and 6 accepted"),
         ("sglang.jsonl", [('"spec_num_correct_drafts": 6,', "")], "has spec_num_correct_drafts"),
-        ("sglang.jsonl", [("spec_verify_ct", "verify")], r"no answer tells of drafts: SGLang"),
+        ("sglang.jsonl", [("spec_verify_ct", "verify")], r"no answer reports draft counts; SGLang"),
         ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has draft_n='9'"),
     ],
 )  # fmt: skip

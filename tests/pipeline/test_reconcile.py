@@ -125,7 +125,7 @@ def test_the_command_holds_an_engine_beside_the_study(
         (CALLS[:0], "give one row a call"),
         (answer("a", [1, 2]) | {"metrics": {"speculative_decoding": {"num_spec_steps": 2}}},
          "line 1 has num_draft_tokens=None"),
-        ({"id": "a", "choices": []}, "no answer tells of drafts"),
+        ({"id": "a", "choices": []}, "no answer reports draft counts"),
     ],
 )  # fmt: skip
 def test_wrong_files_and_words_are_one_line(words: Any, message: str, tmp_path: Path) -> None:

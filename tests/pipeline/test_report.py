@@ -78,7 +78,7 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
     for row in (
         f"| decoding steps | {steps} | {steps} |",
         "| temperature of the answers (0: greedy) | 0 | 0 |",
-        "| with thinking | no | no |",
+        "| thinking enabled | no | no |",
         "| weights | float32 | float32 |",
         "| tokens of the vocabulary | 40 | 40 |",
         "| temperature of the certified distributions | 1 | 1 |",

@@ -45,7 +45,8 @@ SAMPLED = (  # what is known at the temperature of the answers
     *("top_surprisal", "log_tail", "entropy"),
 )
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-Judge = Callable[..., list[Verdict]]  # `judge_soundly` of a pair
+# `judge_soundly` of a pair: steps, rules, divergence, distance
+Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Verdict]]
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -141,7 +142,7 @@ def _by_depth(
         deep = Steps(
             steps.target, steps.position, **{name: x[:, depth - 1] for name, x in lists.items()}
         )
-        found = sound(deep, [one.rule for one in verdicts])
+        found = sound(deep, [one.rule for one in verdicts], "kl", None)
         frames.append(depth_statistics(depth, deep, found, bootstrap))
     return pd.concat(frames).assign(divergence="") if frames else pd.DataFrame()
 

@@ -58,7 +58,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
 def foreseen(node: Node) -> list[str]:
     """Return what `compute` will refuse, of a local source and model; transformers is not loaded.
 
-    Of a source with more than `MOST` rows only what is read of no row is said.
+    For sources of more than `MOST` rows, only problems that need no row are reported.
     """
     config, path, model = node.config, node.settings["source"], node.settings["model"]
     tokenizer = file_tokenizer(model)
@@ -112,7 +112,7 @@ def sample(
         path: of the source.
 
     Returns:
-        These rows, those that were excluded by reason, and what forbids to go on.
+        These rows, those that were excluded by reason, and the problems that stop the run.
     """
     problems, template = [], config["template"]
     if template == "chat" and tokenizer.chat_template is None:

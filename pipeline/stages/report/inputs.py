@@ -1,4 +1,4 @@
-"""What the report reads: the artifacts of every target, as frames and as arrays of its steps."""
+"""Inputs of the report: the artifacts of every target, as frames and as arrays of its steps."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.records import worded
 from analysis.report.text import number_text, share_text
+from analysis.statistics.drift import said
 from analysis.statistics.trajectories import LENGTH
 from pipeline.stages.report.inputs import Upstream
 from pipeline.store.artifacts import Artifact
@@ -26,23 +27,32 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "distributions.model.dtype": "weights",
     "distributions.model.head_dtype": "final projection",
     "distributions.log": "log of the target",
-    "distributions.log_prob_error": "its log-probabilities are off by at most, nats",
+    "distributions.log_prob_error": "largest error of its log-probabilities, nats",
+    "prompts.source.hub": "source of the prompts",
+    "prompts.source.commit": "commit of that source",
+    "prompts.source.content": "source of the prompts, digest of its files",
+    "prompts.count": "prompts drawn",
+    "prompts.seed": "seed of the draw",
     "prompts.min_tokens": "tokens of a prompt, at least",
     "prompts.max_tokens": "tokens of a prompt, at most",
     "prompts.template": "template of the prompts",
-    "prompts.enable_thinking": "with thinking",
+    "prompts.enable_thinking": "thinking enabled",
     "distributions.steps": "tokens of an answer, at most",
     "distributions.temperature": "temperature of the answers (0: greedy)",
+    "distributions.top_p": "top_p of the answers",
+    "distributions.top_k": "top_k of the answers (0: all)",
+    "distributions.model.attention": "attention",
     "certificates.temperature": "temperature of the certified distributions",
     "distributions.k": "stored tokens a step, the most probable",
     "distributions.vocab_size": "tokens of the vocabulary",
     "drafts.drafter.hub": "drafter",
+    "drafts.drafter.commit": "commit of the drafter",
     "drafts.drafter.content": "drafter, digest of its files",
     "drafts.log": "log of the drafter",
     "drafts.drift.max_logit_difference": "logits of decoding and of scoring differ by at most",
     "acceptance.mean_kl": "KL(p‖q) of the drafter, mean, nats",
     "acceptance.certified": "decisions certified at the drafter's own KL(p‖q)",
-    "acceptance.violations": "of them rejected",
+    "acceptance.violations": "certified decisions that were rejected",
 }
 
 
@@ -70,6 +80,9 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
     records = {name: found[0].record for name, found in sources.items()}
     read = {name: record["facts"] | record["config"] for name, record in records.items()}
     (known,) = pd.json_normalize(read).to_dict("records")  # by dotted keys
+    excluded = read.get("prompts", {}).get("excluded") or {}
+    rows = {why: of["rows"] if isinstance(of, Mapping) else of for why, of in excluded.items()}
+    drifted = read.get("distributions", {}).get("drift") or {}  # of answers that were served
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
@@ -79,6 +92,8 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         **{
             words: as_text(known[key]) for key, words in WORDS.items() if known.get(key) is not None
         },
+        **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
+        **{f"drift of the answers, {file}": said(of) for file, of in drifted.items()},
     }
 
 
