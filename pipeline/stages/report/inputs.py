@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.realised import FULL, judge
+from analysis.acceptance.realised import FULL, Verdict, judge
 from analysis.certificates.certify import certify
 from analysis.page.steps import CANDIDATES, DIVERGENCES
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
@@ -112,10 +112,16 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
 
 
 def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
-    """Return a target with its drafter judged step by step, by certificates in a divergence."""
+    """Return a target with its drafter judged step by step, by certificates in a divergence.
+
+    Trees, of which a completed KL certifies none, are then judged by total variation.
+    """
     assert target.draft is not None
-    steps, distance = distributions.read_steps(sources["drafts"][0]), target.draft[divergence]
-    found = judge(steps, list(target.certificates), divergence, distance.to_numpy())
+    steps, found = distributions.read_steps(sources["drafts"][0]), list[Verdict]()
+    for tokens in {rule.judges_tokens for rule in target.certificates}:
+        by = "tv" if divergence == FULL and not tokens else divergence
+        rules = [rule for rule in target.certificates if rule.judges_tokens == tokens]
+        found += judge(steps, rules, by, target.draft[by].to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
     return replace(target, judged=judged, divergence=divergence)
 
