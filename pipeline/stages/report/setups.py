@@ -78,7 +78,7 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         sources: its artifacts by stage.
     """
     records = {name: found[0].record for name, found in sources.items()}
-    read = {name: record["facts"] | record["config"] for name, record in records.items()}
+    read = {name: record["config"] | record["facts"] for name, record in records.items()}
     (known,) = pd.json_normalize(read).to_dict("records")  # by dotted keys
     excluded = read.get("prompts", {}).get("excluded") or {}
     rows = {why: of["rows"] if isinstance(of, Mapping) else of for why, of in excluded.items()}
