@@ -27,6 +27,7 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "distributions.model.dtype": "weights",
     "distributions.model.head_dtype": "final projection",
     "distributions.log": "log of the target",
+    "distributions.values": "values of the log",
     "distributions.log_prob_error": "largest error of its log-probabilities, nats",
     "prompts.source.hub": "source of the prompts",
     "prompts.source.commit": "commit of that source",
