@@ -74,7 +74,8 @@ class Trial:
     """A store of the study; each run of it is a process of its own, which may be killed."""
 
     def __init__(self, overrides: list[str], base: Path, name: str) -> None:
-        """Keep the outputs in the folder `name` of `base`."""
+        """Keep the outputs in the folder `name` of `base`, which is made."""
+        base.mkdir(exist_ok=True)
         self.overrides, self.outputs = overrides, base / name
         self.log = self.outputs.with_suffix(".log")  # what the runs printed
 
@@ -293,7 +294,6 @@ def main(arguments: list[str]) -> None:
             run_study([*overrides, f"outputs='{folder}/warm'", f"stage={stage}"])
         for trials in (kills, rounds, damages):
             base = Path(folder) / trials.__name__
-            base.mkdir()
             begun = time.monotonic()
             done = trials(partial(Trial, overrides, base), given[trials.__name__], seed)
             print(

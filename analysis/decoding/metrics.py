@@ -182,8 +182,9 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
         line = [run for run in known if isinstance(known[run], StrictGreedy | Multiplicative)]
         if not any(isinstance(known[run], Multiplicative) for run in line):
             continue
+        others = group.index.difference(line)
         for row, (nats, best) in enumerate(zip(given_up[:, line], length[:, line], strict=True)):
-            order, others = np.argsort(nats), group.index.difference(line)
+            order = np.argsort(nats)
             at = np.interp(given_up[row, others], nats[order], best[order], right=np.nan)
             over[row, others] = length[row, others] / at
     low, high = bootstrap.interval(over[1:])

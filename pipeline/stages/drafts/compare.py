@@ -134,12 +134,24 @@ def _sum(log_p: Rows, p: Rows, log_q: Rows, q: Rows, out: Any) -> None:
 
 
 def compare(
-    target: Tensor, drafts: Sequence[Tensor], temperature: float, sampled: float | None = None
+    target: Tensor,
+    drafts: Sequence[Tensor],
+    temperature: float,
+    sampled: float | None = None,
+    completed: Tensor | None = None,
 ) -> Found:
     """Compare raw logits (B, V) with those of a drafter at each depth, a few rows at a time.
 
     Ranks are those of the raw logits; the distributions are at `temperature`. The drafter at depth
     1 is also compared by the laws of stochastic verification, there and at `sampled`, NaN for None.
+
+    Args:
+        target: of p.
+        drafts: of q, by depth.
+        temperature: of p, q and q'.
+        sampled: of the answers; None where they are not p's own.
+        completed: of a q' that gives every token a probability, for a drafter that can't draft
+            them all (`HiddenDrafter.completed`).
 
     Returns:
         (B,) each, the columns of stage drafts in docs/data.md; and of `AT_DEPTH` (B, depths).
@@ -147,24 +159,9 @@ def compare(
     found = []
     for part in _parts(target):
         some = [draft[part] for draft in drafts]
-        found.append(_compare(target[part], some, temperature, sampled))
+        whole = None if completed is None else completed[part]
+        found.append(_compare(target[part], some, temperature, sampled, whole))
     return joined(found)
-
-
-def completed_kl(target: Tensor, completed: Tensor, token: Tensor, temperature: float) -> Tensor:
-    """Return KL(p||q') (B,) where the drafted token is a first choice of q', elsewhere inf.
-
-    q' gives every token a probability, for a drafter that can't draft them all
-    (`HiddenDrafter.completed`). Where both have the same first choice, what certifies q' certifies
-    the drafter. `token` (B,) is drafted.
-    """
-    found = []
-    for part in _parts(target):
-        p, q = (_distribution(_below(z[part]), temperature) for z in (target, completed))
-        drafted = completed[part].gather(1, token[part, None])[:, 0]
-        first = drafted >= completed[part].amax(1)
-        found.append(torch.where(first, divergence_sums(*p, *q)["kl"], torch.inf))
-    return torch.cat(found)
 
 
 def _parts(logits: Tensor) -> list[slice]:
@@ -174,7 +171,11 @@ def _parts(logits: Tensor) -> list[slice]:
 
 
 def _compare(
-    target: Tensor, drafts: Sequence[Tensor], temperature: float, sampled: float | None
+    target: Tensor,
+    drafts: Sequence[Tensor],
+    temperature: float,
+    sampled: float | None,
+    completed: Tensor | None,
 ) -> Found:
     # argmax leaves open which of equal logits it takes; of booleans, the first is wanted
     first = _first(target == target.amax(1, keepdim=True))[:, None]
@@ -202,7 +203,21 @@ def _compare(
             "erss_acceptance": _erss_acceptance(p, q, order),
             **_sampled((below, below_q), order, token, sampled),
         }
+    if completed is not None:
+        pair["full_kl"] = _completed_kl(log_p, p, completed, pair["draft_token_id"], temperature)
     return pair | {f"depth_{name}": torch.stack([d[name] for d in depths], 1) for name in AT_DEPTH}
+
+
+def _completed_kl(
+    log_p: Tensor, p: Tensor, completed: Tensor, token: Tensor, temperature: float
+) -> Tensor:
+    """Return KL(p||q') (B,) where the drafted token is a first choice of q', elsewhere inf.
+
+    Where both have the same first choice, what certifies q' certifies the drafter.
+    """
+    first = completed.gather(1, token[:, None])[:, 0] >= completed.amax(1)
+    kl = divergence_sums(log_p, p, *_distribution(_below(completed), temperature))["kl"]
+    return torch.where(first, kl, torch.inf)
 
 
 def _sampled(
@@ -319,10 +334,8 @@ def measure(
             found[f"sampled_{name}"] = unknown if pair.sampled is None else column[:, 0]
             del draft[f"tempered_{name}"]
         found |= {f"draft_{name}": column for name, column in draft.items()}
-        found |= compare(p, qs, pair.temperature, pair.sampled)
-        if completed is not None:
-            token, whole = found["draft_token_id"], completed[rows, : pair.rows]
-            found["full_kl"] = completed_kl(p, whole, token, pair.temperature)
+        whole = None if completed is None else completed[rows, : pair.rows]
+        found |= compare(p, qs, pair.temperature, pair.sampled, whole)
         return found | {"left_out": torch.stack(left_out, dim=1)}
 
     return joined(in_threads(measured, len(target), target.device))
