@@ -65,18 +65,6 @@ def test_every_option_composes(group: str, option: str) -> None:
     assert build_rules(found.criteria)  # type: ignore[union-attr]
 
 
-def test_studies() -> None:
-    small, paper = settings(), settings("study=paper")
-    assert [target.label for target in small.targets.values()] == ["mini-large", "mini-small"]
-    paths = [target.path for target in paper.targets.values()]
-    assert paths == ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B"]
-    assert (paper.prompts.count, paper.prompts.min_tokens) == (500, 64)
-    assert paper.prompts.source == "HuggingFaceH4/ultrachat_200k"
-    assert (paper.distributions.steps, paper.distributions.temperature) == (128, 0)
-    assert (small.device.name, paper.device.name) == ("cpu", "cuda")
-    assert len(build_rules(small.criteria)) == len(build_rules(paper.criteria)) == 40
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

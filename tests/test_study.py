@@ -41,20 +41,12 @@ def small_study(small_study: SmallStudy, tmp_path_factory: pytest.TempPathFactor
     return SmallStudy(outputs, [*SMALL, f"outputs={outputs}"], small_study.printed)
 
 
-def test_report_holds_every_table_and_figure(small_study: SmallStudy) -> None:
+def test_the_report_links_every_file(small_study: SmallStudy) -> None:
     report = small_study.outputs / "report" / "mini"
-    for table in range(1, 7):
-        assert list(report.glob(f"tables/table{table}*.csv")), table
-        assert list(report.glob(f"tables/table{table}*.tex")), table
-    for figure in range(1, 6):
-        for kind in ("pdf", "png"):
-            assert list(report.glob(f"figures/figure{figure}*.{kind}")), (figure, kind)
     linked = set(page_links(report / "tables.html"))
     linked |= {f"timings/{path}" for path in page_links(report / "timings/tables.html")}
     files = {path.relative_to(report).as_posix() for path in report.rglob("*.*")}
     assert linked == files - {"tables.html", "record.json"}
-    for path in report.rglob("figures/*.png"):
-        assert path.with_suffix(".csv").is_file(), path
 
 
 def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.report.measured import Results
-from analysis.report.records import Figure, Table, together
+from analysis.report.records import Table, together
 from analysis.report.render import lines
 from analysis.report.sections.acceptance import acceptance_part
 from analysis.report.text import share_text
@@ -104,17 +104,3 @@ def test_two_logs_print_both_ends() -> None:
     assert table.notes == [f"{T}: mean KL(p‖q) 0.100–∞ nats, mean total variation 0.100–0.200; "
                            "speculative sampling of a drafted draw accepts 80–90 % of the tokens, "
                            "at temperature 1."]  # fmt: skip
-
-
-def test_the_axes_of_the_frontier_end_where_its_points_end(full: Results) -> None:
-    (figure,) = (item for item in acceptance_part(full).shown if isinstance(item, Figure)
-                 and item.name == "frontier")  # fmt: skip
-    assert len(figure.drawing.axes) == 2
-    for axis, cost in zip(figure.drawing.axes, ("nats", "probability"), strict=True):
-        rules = full.select("frontier", cost=cost)
-        rules = rules[rules["rule"] != ""]
-        (least, most), (left, right) = axis.get_ylim(), axis.get_xlim()
-        assert 0.9 * rules["tokens_low"].min() < least <= rules["tokens"].min()
-        assert rules["tokens"].max() <= most < 1.5 * rules["tokens_high"].max()
-        assert -0.1 * right < left < 0
-        assert rules["value"].max() < right < 1.5 * rules["ci_high"].max()

@@ -77,6 +77,7 @@ def test_labels_are_the_published_keys() -> None:
         ({"rule": "additive"}, r"additive: the key 't' is missing: give a number in \[0, 1\]"),
         ({"rule": "additive", "t": 0.1, "m": 2}, r"the key 'm' is not known: additive takes t"),
         ({"rule": "greedy", "t": 0.1}, r"the key 't' is not known: greedy takes no parameters"),
+        ({"rule": "absolute", "thta": 0.1}, r"'thta' is not known \(did you mean theta\?\): abs"),
         ({"rule": "additive", "t": 1.5}, r"t=1.5 is not allowed: give a number in \[0, 1\]"),
         ({"rule": "additive", "t": True}, r"t=True is not allowed"),
         ({"rule": "tree", "m": 0}, r"m=0 is not allowed: give an integer of at least 1"),

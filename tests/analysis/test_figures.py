@@ -84,13 +84,6 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
-def test_ceilings_are_drawn_and_named() -> None:
-    axis = study()["figure5"].drawing.axes[0]
-    drawn = {float(line.get_xdata()[0]) for line in axis.lines if len(line.get_xdata()) == 2}
-    assert drawn == {math.log(2), math.log(3), math.log(9)}
-    assert {text.get_text() for text in axis.texts} == {"log 2", "log 3", "log 9"}
-
-
 def test_certificates_known_as_intervals_are_shaded() -> None:
     lower, _ = certified(RULES[1], 0)
     exact, shaded = (

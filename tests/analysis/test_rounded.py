@@ -107,6 +107,14 @@ def test_a_threshold_within_the_error_leaves_the_count_open() -> None:
     assert found.lower[0, 2] > found.upper[0, 1]
 
 
+def test_where_all_that_is_listed_is_accepted() -> None:
+    """The first rejected token is unlisted: as probable as theta, or 0 beside one that has all."""
+    rule, told = AbsoluteThreshold(0.05), TopK.from_log_probs([[0, 1]], [np.log([0.6, 0.3])], 0, 10)
+    found = certify(told, rule)
+    for end, tail in ((found.lower, [0.05, 0.05, *[0.0] * 6]), (found.upper, [0.1, *[0.0] * 7])):
+        assert end[0, 0] == pytest.approx(cases.certificate(np.array([0.6, 0.3, *tail]), rule))
+
+
 def test_what_is_unknown_is_refused() -> None:
     told = printed(distributions(3), 5, 3)
     with pytest.raises(ValueError, match="compares raw logits"):

@@ -28,7 +28,6 @@ from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
-from pipeline.stages.report.page import shared_notes
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = expand(
@@ -166,13 +165,6 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
     assert set(tables["table4"].data["rule"]) == {f"topm_additive m={m} t=0.1" for m in (2, 4)}
     only = tables_of(measure(expand([{"rule": "mars", "theta": 0.5}])))
     assert list(only) == ["table1", "table5", "table6", "estimators", "table7"]
-
-
-def test_a_note_of_several_tables_is_said_once(tables: dict[str, Table]) -> None:
-    shared = shared_notes(tables.values())
-    assert len(shared) == len(set(shared)) > 1
-    for note in {note for table in tables.values() for note in table.notes}:
-        assert (note in shared) == (sum(note in table.notes for table in tables.values()) > 1)
 
 
 def test_symbols_and_numbers_print_like_the_papers() -> None:

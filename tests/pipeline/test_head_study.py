@@ -204,13 +204,11 @@ def test_wrong_configurations_of_a_head(overrides: list[str], more: list[str], s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: c["shape"].update(hidden_size=32), "states of 32 numbers, target has 64"),
         (lambda c: c["shape"].update(intermediate_size=41), "3 weights are missing, unknown or"),
         (lambda c: c["shape"].pop("hidden_size"), "is no head: .*shape lacks hidden_size"),
         (lambda c: c["shape"].update(num_attention_heads="x"), "its weights can't be read"),
         (lambda c: c.update(layers=[]), "is no head: .*layers is empty"),
         (lambda c: c.update(layers=[1, 2, 2]), r"1 weights .*\(fc.weight\)"),
-        (lambda c: c.update(layers=[1, 7]), "after 7 layers, target has 2"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_before_any_work(
@@ -230,7 +228,7 @@ def test_its_tokens_must_be_the_targets(overrides: list[str], folder: Path, tmp_
     weights = load_file(file)
     more = [f"drafter.path='{file.parent}'"]
     reduced = "drafter.head.vocabulary=reduced"
-    for wrong in (weights["d2t"] + 2, weights["d2t"] - 3, weights["d2t"].flip(0)):
+    for wrong in (weights["d2t"] - 3, weights["d2t"].flip(0)):
         save_file(weights | {"d2t": wrong}, file)
         planned(overrides, *more)  # the full vocabulary does not read it
         with pytest.raises(PipelineError, match="does not name increasing ids below 300"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import LineCollection
 
 from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
@@ -60,23 +58,6 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
     assert all(isinstance(share, float) for share in exact["empty"])
 
 
-def test_a_table_is_aligned_and_leaves_out_what_is_empty(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    sweeps.print_table([
-        {"name": "a", "count": 12000, "share": 0.123456, "empty": None, "value": 3.0,
-         "ci_low": 2.0, "ci_high": 4.04},
-        {"name": "long", "share": math.nan, "value": 3.0, "ci_low": 3.0,
-         "ci_high": 3.0, "more": True},
-    ])  # fmt: skip
-    assert capsys.readouterr().out.splitlines() == [
-        "name  count   share        value  more",
-        "   a  12000  0.1235  3 [2, 4.04]     –",
-        "long      –       –            3  True",
-        "In brackets: intervals over prompts.",
-    ]
-
-
 def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are_named(
     rows: dict[str, pd.DataFrame], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,43 +74,6 @@ def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are
             assert f"≥ {row['value']:.4g}" in line
     assert "from 6 prompts, fewer than 30" in lines[len(table) + 1]
     assert table["few_prompts"].all()
-
-
-def decoded(**swept: list[Any]) -> pd.DataFrame:
-    """Rows of a decoding sweep: the target alone and two methods at every point."""
-    [(key, values)] = swept.items()
-    return pd.DataFrame(
-        [
-            {
-                "decoding." + key: value,
-                "target": "large",
-                "method": method,
-                "draft_length": 0 if method == "Autoregressive" else value,
-                "temperature": 0.0,
-                "tokens_per_call": 1.0 + at + drawn,
-                "tokens_per_call_ci_low": 0.5 + at + drawn,
-                "tokens_per_call_ci_high": 3.0 + at + drawn,
-                "speedup": 1.0 + at,
-            }
-            for at, value in enumerate(values)
-            for drawn, method in enumerate(("Autoregressive", "Strict greedy", "Additive"))
-        ]
-    )
-
-
-def test_numbers_are_drawn_as_lines_with_intervals_over_prompts() -> None:
-    figure = sweep_figure(decoded(draft_length=[1, 3, 5]), ["decoding.draft_length"])
-    assert figure is not None
-    tokens, speedup = figure.axes
-    assert tokens.get_ylabel() == "tokens a target call"
-    assert speedup.get_ylabel() == "speedup over the target alone"
-    lines = {str(line.get_label()): line for line in tokens.lines}
-    assert set(lines) == {"Strict greedy", "Additive"}  # the target alone is swept over nothing
-    assert np.asarray(lines["Strict greedy"].get_xdata()).tolist() == [1, 3, 5]
-    assert lines["Strict greedy"].get_linestyle() != "None"
-    [bars, _] = [c for c in tokens.collections if isinstance(c, LineCollection)]
-    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
-    assert ends == [[1.5 + at, 4.0 + at] for at in range(3)]
 
 
 def test_overrides_of_jobs_are_read_as_they_were_given() -> None:
@@ -153,8 +97,7 @@ def test_a_sweep_is_named_after_what_is_swept(
     tmp_path: Path, values: list[str], read: list[Any]
 ) -> None:
     for number, value in enumerate(values):
-        row = decoded(draft_length=[1]).to_dict("records")[1]
-        del row["decoding.draft_length"]
+        row = {"target": "large", "method": "Strict greedy", "tokens_per_call": 1.5}
         overrides = ["study=mini", "~acceptance.dials", f"decoding.draft_length={value}"]
         point(tmp_path, number, overrides, [row])
     assert sweeps.collect(tmp_path) == 0
