@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -347,16 +346,3 @@ def test_a_wrong_file_or_rule_is_one_line(
     assert str(end.value).startswith("error: ")
     assert message in str(end.value)
     assert "\n" not in str(end.value)
-
-
-@pytest.mark.parametrize("name", ["solve", "reconcile", "harness", "verify", "training.drafter"])
-def test_every_command_says_how_it_is_used(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
-    for module in (f"pipeline.{name}", f"pipeline.{name}.__main__"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module(f"pipeline.{name}", run_name="__main__", alter_sys=True)
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m pipeline.{name} ")

@@ -12,7 +12,7 @@ import pytest
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
 from analysis.report.render import lines
-from analysis.report.sections.bounds import RuleSteps, bounds_table, determined_table, median
+from analysis.report.sections.bounds import RuleSteps, bounds_table, median
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from analysis.topk import TopK
 from tests.analysis.cases import (
@@ -201,11 +201,3 @@ def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
     assert {cell for _, cells, _ in lines(table)[0][1] for cell in cells} == {"–"}
     assert bounds_table({"target": []}) is None
     assert median(np.array([4.0, 1.0, 2.0, 3.0])) == 2.0
-
-
-def test_what_is_determined() -> None:
-    lower = np.array([0.1, 0.2, 0.3, 0.4, math.inf])
-    upper = np.array([0.1, 0.25, math.inf, 0.4, math.inf])
-    table = determined_table({"target": {Additive(0.1): (lower, upper)}})
-    ((_, cells, _),) = lines(table)[0][1]
-    assert cells == ["60 %", "20 %", "0.05", "20 %"]

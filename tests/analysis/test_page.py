@@ -177,21 +177,6 @@ def test_the_headline_takes_the_divergence_that_certifies_most(
     assert (row["value"], row["divergence"]) == (value, name)
 
 
-def test_the_numbers_behind_the_verdict_are_four_where_something_was_timed() -> None:
-    run = {"speedup": 1.2, "ci_low": 1.1, "ci_high": 1.3, "tokens_per_call": 1.5}
-    run |= {"method": "Strict greedy", "drafter": "model", "draft_length": 3}
-    facts = screen.facts_of_pair(results({"tv": 0.6}), "a", run)
-    assert [(fact["name"], fact["value"]) for fact in facts] == [
-        ("Speed", "1.20× [1.10, 1.30]"),
-        ("Tokens a call", "1.50"),
-        ("Accepted", "50.0 % [25.0, 75.0]"),
-        ("Certified", "60.0 % [55.0, 60.0]"),
-    ]
-    assert len(screen.facts_of_pair(results({}), "a", None)) == 2
-    rows = screen.rule_rows(results({}), "a")
-    assert [row["label"] for row in rows] == ["greedy", "additive t=0.1"]  # a tree judges none
-
-
 @pytest.mark.parametrize(("share", "says"), [(0.95, "Additive (t = 0.2)"), (0.925, "none of")])
 def test_without_a_drafter_the_strictest_setting_that_certifies_enough_is_named(
     share: float, says: str

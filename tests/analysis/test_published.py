@@ -13,13 +13,7 @@ import yaml
 from analysis.report import published
 from analysis.report.measured import Results, certificate_statistics, top_statistics
 from analysis.report.records import together
-from analysis.report.render import latex_table, lines
-from analysis.report.sections.published_matched import (
-    compare,
-    nearest_temperature,
-    numbers_table,
-    verdict_table,
-)
+from analysis.report.sections.published_matched import compare, nearest_temperature, verdict_table
 from analysis.rules import (
     Additive,
     Multiplicative,
@@ -178,25 +172,3 @@ def test_an_end_of_the_stored_temperatures_is_named(match: Results, at: float, e
     notes = verdict_table(compare(match, [found]), [found]).notes
     said = f"own beside {PAPER}: {at:g} is an end of distributions.temperatures"
     assert [note.startswith(said) for note in notes] == [True] * end
-
-
-def test_tables_show_ours_matched_published_and_difference(match: Results) -> None:
-    other = matched(match, "Qwen3-4B", 0.4)
-    table = compare(match, [match, other])
-    shown = numbers_table(table, [match, other])
-    found = dict(lines(shown))
-    heading = (
-        "own, Table 2: ours at temperature 1, matched at 0.45 for Qwen3-1.7B, 0.4 for Qwen3-4B"
-    )
-    printed = {name: cells for name, cells, _ in found[heading]}
-    same, theirs = "0.00600 [0.00600, 0.00600]", ["0.007", "−0.001 ≠"]
-    assert printed["Strict greedy, p5"] == ["0.00600", same, "0.006", "+0.000", same, *theirs]
-    assert [name.split(":")[0] for name in found] == [
-        f"own, {name}" for name in ("Table 1", "Table 2", "Table 3", "Tables 5 and 6")
-    ]
-    assert r"$\ne$" in latex_table(shown)
-    [(_, counted)] = lines(verdict_table(table, [match, other]))
-    assert [(name, cells[:5]) for name, cells, _ in counted] == [
-        ("own beside Qwen3-1.7B", ["0.45", "0 of 4", "0 of 4", "0 of 4", "1 of 1"]),
-        ("own beside Qwen3-4B", ["0.4", "4 of 4", "4 of 4", "4 of 4", "1 of 1"]),
-    ]

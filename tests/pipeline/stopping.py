@@ -1,7 +1,9 @@
-"""A long stage that is stopped in its middle."""
+"""What is stopped in its middle."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,19 +14,29 @@ from pipeline.store.artifacts import Store
 from pipeline.store.node import Node
 
 
-def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """Stop a long stage when two of its shards are finished."""
-    finish, count = Plan.finish, 0
+@contextmanager
+def stopped_after(
+    calls: int, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Within, a function of `owner` interrupts its caller when its given call has returned."""
+    function, made = getattr(owner, name), 0
 
-    def stopping(*arguments: Any) -> None:
-        nonlocal count
-        finish(*arguments)
-        count += 1
-        if count == 2:
+    def stopping(*arguments: Any) -> Any:
+        nonlocal made
+        found = function(*arguments)
+        made += 1
+        if made == calls:
             raise KeyboardInterrupt
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Plan, "finish", stopping)
+        patch.setattr(owner, name, stopping)
         with pytest.raises(KeyboardInterrupt):
-            runner.ensure([node], store)
+            yield
+
+
+def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Stop a long stage when two of its shards are finished."""
+    with stopped_after(2, Plan, "finish", monkeypatch):
+        runner.ensure([node], store)
     return Plan.load(store.workspace(node) / "plan.json")

@@ -26,11 +26,6 @@ from tests.pipeline import tiny
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 6)
 

@@ -1,21 +1,14 @@
-"""Published EAGLE-3 heads: tiny random checkpoints in both layouts against the plain architecture.
-
-The reference is written from the published model code (`eagle/model/cnets.py` of SafeAILab/EAGLE,
-`vllm/model_executor/models/llama_eagle3.py`): whole texts, no cache, no classes of ours.
-"""
+"""Published EAGLE-3 heads: random checkpoints in both layouts against the plain architecture."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import silu
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import Greedy
@@ -27,15 +20,25 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import Identities
 from tests.pipeline import tiny
-from tests.pipeline.decoding.pair import PROMPTS
+from tests.pipeline.decoding.pair import PROMPTS, V
+from tests.pipeline.eagle3 import (
+    IDS,
+    INNER,
+    D,
+    Numbers,
+    embedding,
+    fused,
+    layer,
+    reference,
+    reference_logits,
+    weights,
+    write,
+)
 
-V, D, DEPTH = 24, 32, 7  # of the target: hidden states after 2, 3 and 4 layers are read
-HEADS, GROUPS, WIDTH, INNER, THETA, EPS = 4, 2, 8, 40, 500.0, 1e-5
-IDS = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])  # that can be drafted
+DEPTH = 7  # of the target: hidden states after 2, 3 and 4 layers are read
 GIVEN = {"head": {"vocabulary": "reduced", "depths": 2}}
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
 CLOSE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
-Numbers = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -43,147 +46,8 @@ def target() -> LanguageModel:
     return tiny.random_model(V, layers=DEPTH)
 
 
-def weights(width: int = D, wide: bool = False, ids: Tensor | None = IDS) -> Numbers:
-    """Random weights by the names of EAGLE's own layout; `wide` brings an embedding."""
-    generator = torch.Generator().manual_seed(7)
-    drafted = V if ids is None else len(ids)
-    shapes = {
-        "fc": (width, 3 * D), "lm_head": (drafted, width), "norm": (width,),
-        **({"embed_tokens": (V, width)} if wide else {}),
-        "midlayer.self_attn.q_proj": (HEADS * WIDTH, 2 * width),
-        "midlayer.self_attn.k_proj": (GROUPS * WIDTH, 2 * width),
-        "midlayer.self_attn.v_proj": (GROUPS * WIDTH, 2 * width),
-        "midlayer.self_attn.o_proj": (width, HEADS * WIDTH),
-        "midlayer.mlp.gate_proj": (INNER, width), "midlayer.mlp.up_proj": (INNER, width),
-        "midlayer.mlp.down_proj": (width, INNER), "midlayer.hidden_norm": (width,),
-        "midlayer.input_layernorm": (width,), "midlayer.post_attention_layernorm": (width,),
-    }  # fmt: skip
-    made = {}
-    for name, shape in shapes.items():
-        drawn = torch.randn(shape, generator=generator)
-        scaled = 1 + 0.2 * drawn if len(shape) == 1 else 2 * shape[1] ** -0.5 * drawn
-        made[f"{name}.weight"] = scaled
-    if ids is not None:
-        made["d2t"] = ids - torch.arange(len(ids))
-        made["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
-    return made
-
-
-def layer_config(width: int = D) -> dict[str, Any]:
-    return {
-        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": width,
-        "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
-        "head_dim": WIDTH, "rms_norm_eps": EPS, "rope_theta": THETA, "rope_scaling": None,
-        "hidden_act": "silu", "max_position_embeddings": 512, "vocab_size": V,
-    }  # fmt: skip
-
-
-def write(
-    folder: Path, layout: str, given: Numbers, width: int = D, **more: Any
-) -> dict[str, object]:
-    """Write a checkpoint; return the settings of a drafter."""
-    folder.mkdir(exist_ok=True)
-    drafted = len(given["lm_head.weight"])
-    if layout == "speculators":
-        given = {name.replace("midlayer.", "layers.0."): value for name, value in given.items()}
-        config = {
-            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
-            "transformer_layer_config": layer_config(width), "draft_vocab_size": drafted,
-            "norm_before_residual": False, "target_hidden_size": None, **more,
-        }  # fmt: skip
-    else:
-        config = {
-            "architectures": ["LlamaForCausalLMEagle3"], **layer_config(width),
-            "draft_vocab_size": drafted, "tie_word_embeddings": False, **more,
-        }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    if layout == "bin":
-        torch.save(given, folder / "pytorch_model.bin")
-    else:
-        save_file({name: value.contiguous() for name, value in given.items()},
-                  folder / "model.safetensors")  # fmt: skip
-    return {"path": str(folder), "label": "e3"}
-
-
 def load(target: LanguageModel, settings: dict[str, object]) -> HiddenDrafter:
     return load_head(GIVEN, settings, "drafter", target)
-
-
-# the architecture, plainly
-
-
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return weight * x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
-
-
-def turned(x: Tensor) -> Tensor:
-    """Rotate (heads, n, WIDTH) by the positions 0, 1, ..., the halves as pairs."""
-    half = WIDTH // 2
-    angles = torch.arange(x.shape[1])[:, None] * THETA ** (-torch.arange(half) / half)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-
-
-def layer(given: Numbers, embedded: Tensor, hidden: Tensor, normed: bool) -> Tensor:
-    """Return the outputs (n, d) of n entries that see themselves and those before."""
-    own = {name.removeprefix("midlayer."): value for name, value in given.items()}
-    state = rms(hidden, own["hidden_norm.weight"])
-    both = torch.cat([rms(embedded, own["input_layernorm.weight"]), state], -1)
-    q, k, v = (
-        (both @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, WIDTH)).transpose(0, 1)
-        for name in "qkv"
-    )
-    q, k = turned(q), turned(k).repeat_interleave(HEADS // GROUPS, 0)
-    v = v.repeat_interleave(HEADS // GROUPS, 0)
-    scores = q @ k.transpose(1, 2) / WIDTH**0.5
-    scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-    attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-    residual = state if normed else hidden
-    residual = residual + attended @ own["self_attn.o_proj.weight"].T
-    x = rms(residual, own["post_attention_layernorm.weight"])
-    gated = silu(x @ own["mlp.gate_proj.weight"].T) * (x @ own["mlp.up_proj.weight"].T)
-    return residual + gated @ own["mlp.down_proj.weight"].T
-
-
-@torch.inference_mode()
-def fused(
-    target: LanguageModel, given: Numbers, text: list[int], layers: tuple[int, ...]
-) -> Tensor:
-    out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
-    return torch.cat([out.hidden_states[at][0] for at in layers], -1) @ given["fc.weight"].T
-
-
-def embedding(target: LanguageModel, given: Numbers, tokens: list[int]) -> Tensor:
-    own = given.get("embed_tokens.weight", target.module.get_input_embeddings().weight.detach())
-    return own[torch.tensor(tokens)]
-
-
-def reference_logits(given: Numbers, outputs: Tensor) -> Tensor:
-    """Logits (n, V), -inf where nothing is drafted."""
-    short = rms(outputs, given["norm.weight"]) @ given["lm_head.weight"].T
-    if "d2t" not in given:
-        return short
-    logits = torch.full((len(outputs), V), -torch.inf)
-    for at, offset in enumerate(given["d2t"].tolist()):
-        logits[:, at + offset] = short[:, at]
-    return logits
-
-
-def reference(
-    target: LanguageModel,
-    given: Numbers,
-    text: list[int],
-    drafts: list[int],
-    layers: tuple[int, ...] = (2, 3, 4),
-    normed: bool = False,
-) -> Tensor:
-    """Outputs (d,) after a text and tokens drafted behind it, by passes over all entries."""
-    states = fused(target, given, text[:-1], layers)
-    for at in range(len(drafts) + 1):
-        embedded = embedding(target, given, (text + drafts[:at])[1:])
-        outputs = layer(given, embedded, states, normed)
-        states = torch.cat([states, outputs[-1:]])
-    return outputs[-1]
 
 
 def begun(

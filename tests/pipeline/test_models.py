@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,6 @@ def load(directory: Path | str, device: str = "cpu", **changes: Any) -> Language
 def last_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         return Texts(model, ids.shape[1]).read(ids)[:, -1]
-
-
-def test_eos_comes_from_the_generation_config(directory: Path) -> None:
-    assert load(directory).eos == (2,)
-    path = directory / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [2, 7]}))
-    assert load(directory).eos == (2, 7)
 
 
 def test_float32_head_of_a_bfloat16_model(directory: Path) -> None:

@@ -32,11 +32,6 @@ def row(name: str, text: str | None, answer: str = "an answer") -> dict[str, Any
     return {"prompt": text, "prompt_id": name, "messages": messages}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def ultrachat(tmp_path: Path) -> Path:
     """Two shards of one split and one of another, with rows that are no prompts."""

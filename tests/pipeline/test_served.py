@@ -1,4 +1,4 @@
-"""Answers that an engine served, scored by the target: formats, tokens, the pass, drift."""
+"""Answers that an engine served, scored by the target: tokens, the pass, drift."""
 
 from __future__ import annotations
 
@@ -16,165 +16,18 @@ from transformers import AutoTokenizer
 
 from analysis import certify
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
-from analysis.statistics.drift import ANOTHER, compare_texts, drift, gaps
+from analysis.statistics.drift import ANOTHER
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import AGAIN, CUT, NO_JSON, TORN
 from pipeline.loader import Study
 from pipeline.models.passes import HELD
 from pipeline.stages.distributions import compute as distributions
-from pipeline.stages.prompts import served
-from pipeline.stages.prompts.served import read_served
 from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import read_distributions
-from pipeline.store.durable import file_digest
-from pipeline.store.node import Node
 from tests.pipeline import tiny
+from tests.pipeline.served import ASKED, IDS, chat, lines, node
+from tests.pipeline.stopping import stopped_after
 
 RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
-IDS = [20, 21, 22, 23]
-ASKED = {"messages": [{"role": "user", "content": "a question"}], "temperature": 0}
-
-
-def lines(path: Path, *rows: Any) -> Path:
-    path.write_text(
-        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
-    )
-    return path
-
-
-def chat(name: str, ids: list[int] | None, text: str = "ab", **more: Any) -> dict[str, Any]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text},
-              "finish_reason": "stop", "token_ids": ids}  # fmt: skip
-    return {"id": name, "object": "chat.completion", "model": "m", "choices": [choice | more]}
-
-
-def chunks(name: str, ids: list[int]) -> list[str]:
-    """A stream of vLLM: the role, two tokens an event, and the usage."""
-    head = {"id": name, "object": "chat.completion.chunk", "model": "m"}
-    parts = [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
-    for at in range(0, len(ids), 2):
-        end = "length" if at + 2 >= len(ids) else None
-        part = {"delta": {"content": "."}, "token_ids": ids[at : at + 2], "finish_reason": end}
-        parts.append(part)
-    events = [{**head, "choices": [{"index": 0, **part}]} for part in parts]
-    events.append({**head, "choices": [], "usage": {"completion_tokens": len(ids)}})
-    return [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n"]
-
-
-def llama(content: str, tokens: list[int], stop: bool, **more: Any) -> dict[str, Any]:
-    return {"index": 0, "content": content, "tokens": tokens, "stop": stop, **more}
-
-
-SGLANG = {"text": "ab", "output_ids": IDS, "meta_info": {"id": "s", "finish_reason": {
-    "type": "length", "length": 4}}}  # fmt: skip
-LOGGED = {"content": [{"token": f"token_id:{token}", "logprob": -1.0} for token in IDS]}
-FORMATS: dict[str, list[Any]] = {
-    "own": [{"prompt": [5, 6], "answer": IDS}],
-    "vllm chat": [{"request": ASKED, "response": chat("v", IDS)}],
-    "vllm chat, prompt ids": [{**chat("v", IDS), "prompt_token_ids": [5, 6]}],
-    "vllm chat, logged ids": [{"request": ASKED, "response": chat("v", None, logprobs=LOGGED)}],
-    "vllm stream": [ASKED, *chunks("v", IDS)],
-    "vllm completions": [{"request": {"prompt": [5, 6]}, "response": {"id": "v", "choices": [
-        {"text": "ab", "token_ids": IDS, "finish_reason": "length"}]}}],
-    "batch": [{"custom_id": "q", "url": "/v1/chat/completions", "body": ASKED},
-              {"custom_id": "q", "response": {"status_code": 200, "body": chat("v", IDS)}}],
-    "sglang": [{"request": {"text": "a question", "sampling_params": {"temperature": 0}},
-                "response": SGLANG}],
-    "sglang stream": [{"input_ids": [5, 6]}, *(f"data: {json.dumps(one)}\n\n" for one in (
-        {"text": "a", "output_ids": IDS[:2], "meta_info": {"id": "s", "finish_reason": None}},
-        SGLANG))],
-    "tensorrt-llm": [ASKED, {**chat("chatcmpl-1", None), "usage": {"total_tokens": 5}}],
-    "llama.cpp": [llama("ab", IDS, True, prompt="a question", stop_type="limit")],
-    "llama.cpp stream": [{"prompt": "a question"}, *(f"data: {json.dumps(one)}\n\n" for one in (
-        llama("a", IDS[:2], False), llama("b", IDS[2:], False),
-        llama("", [], True, stop_type="eos")))],
-    "conversation": [{"messages": [*ASKED["messages"], {"role": "assistant", "content": "ab"}]}],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("engine", FORMATS)
-def test_every_format_gives_what_was_asked_and_answered(engine: str, tmp_path: Path) -> None:
-    answers, excluded = read_served(lines(tmp_path / "served.jsonl", *FORMATS[engine]))
-    (one,) = answers
-    assert excluded == {}
-    given = engine not in ("tensorrt-llm", "conversation")
-    assert one["ids"] == (IDS if given else None)
-    assert given or one["text"] == "ab"
-    asked = one["request"]
-    assert asked.get("prompt_ids") == [5, 6] or asked.get("prompt") == "a question" or (
-        asked["messages"] == ASKED["messages"]
-    )  # fmt: skip
-    ended = ("vllm chat", "batch", "tensorrt-llm", "llama.cpp stream")
-    assert one["ended"] is (engine.startswith(ended))
-
-
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    own = {"prompt": "a", "answer": "b"}
-    stopped = chunks("cut", IDS)[:2]
-    path = lines(
-        tmp_path / "served.jsonl", own, "curl: (7) Failed\n", {"detail": "Not Found"}, 12, [],
-        {"request": ASKED, "response": chat("twice", IDS)},
-        {"request": ASKED, "response": chat("twice", IDS)},
-        {"request": ASKED, "response": chat("empty", None, "")},
-        {"request": ASKED, "response": chat("alone", None, "x", message={
-            "content": "x", "reasoning_content": "y"})},
-        {"request": ASKED, "response": {"choices": [3]}},
-        {"choices": [{"message": {"content": "whose?"}, "finish_reason": "stop"}]},
-        {"answer": "whose?"}, {"messages": [*ASKED["messages"], {"role": "assistant"}]},
-        ASKED, *stopped, '{"prompt": "a", "ans',
-    )  # fmt: skip
-    answers, excluded = read_served(path)
-    assert [one["name"] for one in answers] == ["line-1", "twice", "cut"]
-    assert answers[-1]["ids"] == IDS[:2]
-    assert excluded == {
-        NO_JSON: 2, "answers with an error": 1, "objects that are no answers": 2, AGAIN: 1, CUT: 1,
-        served.EMPTY: 2, served.APART: 1, served.ALONE: 2,
-    }  # fmt: skip
-    for nothing in ("", "nonsense\n", json.dumps(ASKED)):
-        with pytest.raises(PipelineError, match=r"distributions.answers: .* has no answer that"):
-            read_served(lines(path, nothing))
-
-
-@pytest.mark.parametrize("engine", ["vllm chat", "vllm stream", "batch", "sglang", "sglang stream",
-                                    "tensorrt-llm", "llama.cpp", "llama.cpp stream"])  # fmt: skip
-def test_a_damaged_line_costs_its_own_answer_alone(engine: str, tmp_path: Path) -> None:
-    """Each line of three answers in turn; of a stream stays what comes before."""
-    one = lines(tmp_path / "served [1].jsonl", *FORMATS[engine]).read_text().rstrip("\n")
-    texts = []
-    for number in "345":  # other questions, names, texts and tokens
-        text = re.sub(r"\b2([0-3])\b", rf"{number}\1", one).replace("[5, 6]", f"[{number}]")
-        for word in ("a question", "v", "s", "q", "ab", "chatcmpl-1"):
-            text = text.replace(f'"{word}"', f'"{word}{number}"')
-        texts.append(text)
-    whole = "\n".join(texts).encode().split(b"\n")
-    path = tmp_path / "served [1].jsonl"
-
-    def read(content: list[bytes]) -> tuple[dict[str, list[Any]], dict[str, int]]:
-        path.write_bytes(b"\n".join(content))
-        answers, excluded = read_served(path)
-        found = {str(one["request"]): [*(one["ids"] or one["text"])] for one in answers}
-        return found, excluded
-
-    answers, excluded = read(whole)
-    assert (len(answers), excluded) == (3, {})
-    again = {} if engine.startswith("llama") else {AGAIN: 3}  # whose answers have no names
-    assert read([*whole, *whole]) == (answers, again)
-    torn = 0
-    for at, line in enumerate(whole):
-        for damage in (line[:-3], line[:-3] + b"\xff" + line[-3:]) if line else ():
-            left, excluded = read([*whole[:at], damage, *whole[at + 1 :]])
-            mine = [*answers][3 * at // len(whole)]
-            own = left.pop(mine, [])
-            assert left == {asked: ids for asked, ids in answers.items() if asked != mine}
-            assert (answers[mine][: len(own)], excluded[NO_JSON]) == (own, 1)
-            assert own in ([], answers[mine]) or excluded[CUT] == 1
-            torn += excluded.get(TORN, 0)
-    assert (torn > 0) == ("stream" in engine)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -199,15 +52,6 @@ def as_served(found: Artifact, prompts: Artifact) -> list[Any]:
          "response": chat(name, ids, finish_reason="length")}
         for name, ids in rows.items()
     ]  # fmt: skip
-
-
-def node(model: Path, *files: Path, batch: int | None = 4, **changes: Any) -> Node:
-    """The distributions along the answers of files."""
-    config = {"answers": [file_digest(file) for file in files], "template": "chat",
-              "enable_thinking": False, "tokenizer": {}}  # fmt: skip
-    settings = {"answers": list(map(str, files)), "model": str(model), "model_revision": None}
-    prompts = Node("prompts", "tiny", config, settings=settings)
-    return tiny.dump_node(model, prompts, batch, served=True, **changes)
 
 
 @pytest.mark.parametrize("block", [1 << 25, 2000])  # all steps at once, or one or two
@@ -318,41 +162,6 @@ def test_answers_of_another_model_are_called_so(
     assert "the answers are those of another model" in capsys.readouterr().out
 
 
-def test_greedy_decoding_is_unchanged_where_the_margin_exceeds_twice_the_error() -> None:
-    """Random errors within the bound; the worst one changes it at any smaller margin."""
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(4000, 8)).astype(np.float32)
-    order = np.argsort(-z, axis=1)
-    logits = np.take_along_axis(z, order, axis=1)
-    for error in (0.03, 0.3):
-        served_logits = z + rng.uniform(-error, error, z.shape)
-        gap, margin = gaps(served_logits.argmax(axis=1), order, logits)
-        off = gap >= 0
-        assert off.any()
-        assert not off[margin > 2 * error].any()
-        assert gap.max() <= 2 * error
-        found = drift(gap, margin)
-        assert found["off"] == off.sum()
-        assert found["share"] <= found["by_error"][f"{error:g}"]
-    worst = z.copy()
-    np.put_along_axis(worst, order[:, :1], logits[:, :1] - 0.3, axis=1)
-    np.put_along_axis(worst, order[:, 1:2], logits[:, 1:2] + 0.3, axis=1)
-    gap, margin = gaps(worst.argmax(axis=1), order, logits)
-    clear = np.abs(margin - 0.6) > 1e-6
-    assert np.array_equal((gap >= 0)[clear], (margin < 0.6)[clear])
-
-
-def test_a_token_that_is_not_stored_has_at_least_the_gap_of_the_last() -> None:
-    ids, logits = np.array([[4, 2], [4, 2], [4, 2]]), np.array([[3.0, 1.0]] * 3)
-    gap, margin = gaps(np.array([4, 2, 9]), ids, logits)
-    assert gap.tolist() == [-1, 2, 2]
-    assert margin.tolist() == [2, 2, 2]
-    tie, _ = gaps(np.array([2]), ids[:1], np.array([[3.0, 3.0]]))
-    assert tie.tolist() == [0]  # off the argmax, by nothing
-    same = compare_texts(np.array([1, 2, 1, 2]), np.full(4, -1.0), [(slice(0, 2), slice(2, 4))])
-    assert (same["parted"], same["largest_gap"]) == (0, 0)
-
-
 def test_killed_and_resumed(
     model: Path, dump: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,14 +169,12 @@ def test_killed_and_resumed(
     whole = tiny.built(node(model, path, batch=2), tmp_path / "whole")
     score, calls = distributions.score_batch, []
 
-    def stopping(*arguments: Any) -> Any:
+    def noting(*arguments: Any) -> Any:
         calls.append(arguments[1])
-        if len(calls) == 2:
-            raise KeyboardInterrupt
         return score(*arguments)
 
-    monkeypatch.setattr(distributions, "score_batch", stopping)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(distributions, "score_batch", noting)
+    with stopped_after(2, distributions, "score_batch", monkeypatch):
         tiny.built(node(model, path, batch=2), tmp_path / "killed")
     resumed = tiny.built(node(model, path, batch=2), tmp_path / "killed")
     assert len(calls) == 4  # three shards, one of them begun twice
@@ -390,7 +197,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 from tests.pipeline import tiny
-from tests.pipeline.test_served import node
+from tests.pipeline.served import node
 root, count = Path(sys.argv[1]), sys.argv[2]
 tiny.built(node(root / "model", root / f"{count}.jsonl", batch=64), root / count)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

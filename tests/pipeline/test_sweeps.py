@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,23 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
     exact = sweeps.in_cells(table[table["rule"] == "greedy"].to_dict("list"))
     assert list(exact) == [*names, "empty", "inexact"]
     assert all(isinstance(share, float) for share in exact["empty"])
+
+
+def test_a_table_is_aligned_and_leaves_out_what_is_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweeps.print_table([
+        {"name": "a", "count": 12000, "share": 0.123456, "empty": None, "value": 3.0,
+         "ci_low": 2.0, "ci_high": 4.04},
+        {"name": "long", "share": math.nan, "value": 3.0, "ci_low": 3.0,
+         "ci_high": 3.0, "more": True},
+    ])  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == [
+        "name  count   share        value  more",
+        "   a  12000  0.1235  3 [2, 4.04]     –",
+        "long      –       –            3  True",
+        "In brackets: intervals over prompts.",
+    ]
 
 
 def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are_named(

@@ -20,11 +20,12 @@ from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.head_files import load_head
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_model, load_tokenizer
+from pipeline.models.load import load_tokenizer
 from pipeline.training import drafter, features, head, loop, text
 from pipeline.training.features import Example
-from pipeline.training.text import Novelty, written
-from tests.pipeline import heads, tiny
+from tests.pipeline import heads
+from tests.pipeline.decoding.pair import plain_greedy
+from tests.pipeline.stopping import stopped_after
 
 LAYERS = (1, 2)
 LENGTHS = (30, 9, 17, 22, 12, 40, 8, 26, 15, 11, 33, 19)
@@ -33,20 +34,6 @@ RECIPE = {
     "epochs": 2, "deep_epochs": 2, "learning_rate": 1e-3, "warmup_steps": 4, "feature_weight": 0.5,
     "others": 20, "checkpoint_seconds": 1000.0, "seed": 3, "bfloat16": False,
 }  # fmt: skip
-
-
-GREEDY, SAMPLED = {"temperature": 0.0, "top_p": 1.0}, {"temperature": 0.6, "top_p": 1.0}
-TURNS = [1, 40], [3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> LanguageModel:
-    return load_model(tiny.MODEL, tiny.settings(folder), "k")
 
 
 def conversations(count: int = len(LENGTHS)) -> list[Example]:
@@ -147,19 +134,8 @@ def test_a_stopped_run_ends_with_the_same_weights(
     target: LanguageModel, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained(target, examples, tmp_path / "whole")
-    save, saved = loop._save, 0
-
-    def stopping(*arguments: Any) -> None:
-        nonlocal saved
-        save(*arguments)
-        saved += 1
-        if saved == 7:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "_save", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            trained(target, examples, tmp_path / "parts", checkpoint_seconds=-1.0)
+    with stopped_after(7, loop, "_save", monkeypatch):
+        trained(target, examples, tmp_path / "parts", checkpoint_seconds=-1.0)
     (tmp_path / "parts" / "checkpoint.tmp").write_bytes(b"cut off")
     parts = trained(target, examples, tmp_path / "parts")
     begun = trained(target, examples, tmp_path / "none", epochs=0, deep_epochs=0)
@@ -212,18 +188,6 @@ def test_the_best_weights_are_kept(
         assert [made.fc.weight.equal(one) for one in seen].index(True) == best
 
 
-def plain_answer(model: LanguageModel, begin: list[int], n: int, end: int) -> list[int]:
-    """The greedy answer by plain forward passes over everything."""
-    tokens = list(begin)
-    for _ in range(n):
-        with torch.inference_mode():
-            logits = model.module(input_ids=torch.tensor([tokens])).logits[0, -1]
-        tokens.append(int(logits.argmax()))
-        if tokens[-1] == end:
-            break
-    return tokens[len(begin) :]
-
-
 def test_tokens_a_call_are_those_of_decoding(
     target: LanguageModel, examples: list[Example]
 ) -> None:
@@ -233,7 +197,7 @@ def test_tokens_a_call_are_those_of_decoding(
     # answers that the target gives, so that what is accepted is what is read
     texts = [
         [*one.tokens[: one.answer_at].tolist(),
-         *plain_answer(target, one.tokens[: one.answer_at].tolist(), 12, -1)]
+         *plain_greedy(target, one.tokens[: one.answer_at].tolist(), 12)]
         for one in examples[:3]
     ]  # fmt: skip
     given, calls, tokens = [], 0, 0
@@ -268,10 +232,10 @@ def test_tokens_a_call_are_those_of_decoding(
 
 @pytest.fixture
 def assets(
-    folder: Path, target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Training text of 24 conversations, two of which ask what the study asks."""
-    tokenizer = load_tokenizer(str(folder), None, "k")
+    tokenizer = load_tokenizer(str(model), None, "k")
     place = tmp_path / "smollm2"
     place.mkdir()
     question = "what is a token and then another one of these"
@@ -313,7 +277,6 @@ def test_a_head_is_trained_written_measured_and_drafts(
     read = load_head(config, {"path": str(written), "label": "h"}, "drafter", target)
     assert read.drafted is not None
     assert len(read.drafted) == 60
-    assert set(target.eos) <= set(read.drafted.tolist())
     drafter.main(given)  # nothing is left to do
     assert "step" not in capsys.readouterr().out
     before = (written / "model.safetensors").read_bytes()
@@ -340,98 +303,4 @@ def test_a_head_is_trained_written_measured_and_drafts(
 def test_errors_of_training_are_one_line(assets: Path, arguments: list[str], said: str) -> None:
     with pytest.raises(SystemExit, match=f"^error: .*{said}") as caught:
         drafter.main([*arguments, *([f"directory={assets / 'text'}"] if arguments else [])])
-    assert "\n" not in str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def end(target: LanguageModel) -> int:
-    """A token that this model writes often: about one question in two ends in time with it."""
-    torch.manual_seed(3)
-    texts = written(target, [[1, 40]] * 16, 30, SAMPLED, tiny.VOCABULARY - 1)
-    return Counter(token for one in texts for token in set(one)).most_common(1)[0][0]
-
-
-@pytest.fixture
-def tokenizer(folder: Path, end: int) -> Any:
-    made = load_tokenizer(str(folder), None, "k")
-    made.eos_token = made.convert_ids_to_tokens(end)
-    return made
-
-
-def test_answers_are_greedy_continuations_that_do_not_disturb_each_other(
-    target: LanguageModel, end: int
-) -> None:
-    prompts = [[1, 40, *[60 + i] * (i % 4)] for i in range(12)]
-    found = written(target, prompts, 9, GREEDY, end)
-    assert found == [plain_answer(target, prompt, 9, end) for prompt in prompts]
-    assert {len(one) for one in found} >= {9}
-    assert written(target, [], 9, GREEDY, end) == []
-
-
-def test_a_conversation_is_a_question_in_the_template_and_its_answer(
-    target: LanguageModel, tokenizer: Any, end: int
-) -> None:
-    recipe = text.recipe_of(
-        ["generate.batch=24", "generate.max_question=30", "generate.max_answer=6"]
-    )
-    rows, why = text.conversations(0, recipe, target, tokenizer, TURNS, Novelty([], 8, 5, 1.0))
-    assert 3 < len(rows) < 24
-    assert len(rows) + sum(why.values()) == 24
-    assert why.keys() <= {"too long", "empty"}
-    for tokens, at, temperature, beginning in rows:
-        begin = [1, 40, *tokenizer.encode(beginning, add_special_tokens=False)]
-        assert tokens[: len(begin)] == begin
-        assert tokens[at - 2 : at] == [end, 3]  # the question's end, then the template
-        if temperature == 0:
-            assert tokens[at:] == plain_answer(target, tokens[:at], 6, end)
-    refusing = Novelty([], 8, 5, -1.0)  # any share is too much
-    rows, why = text.conversations(0, recipe, target, tokenizer, TURNS, refusing)
-    assert rows == []
-    assert why["repeated"] > 3
-
-
-def test_novelty() -> None:
-    study = ["How do whales communicate over long distances in the sea?"]
-    novelty = Novelty(study, n_study=4, n=3, repeated=0.5)
-    assert novelty.refusal("...") == "empty"
-    assert novelty.refusal("Do WHALES communicate, over a phone?") == "in the study"
-    assert novelty.refusal("Do whales communicate?") is None  # three words, not four
-    assert novelty.refusal("do whales communicate") == "repeated"
-    assert novelty.refusal("a b c d e f") is None  # 4 of 3 words
-    assert novelty.refusal("a b c d x y") is None  # 2 of its 4 seen before: exactly the half
-    assert novelty.refusal("a b c d e z") == "repeated"  # 3 of 4
-
-
-def test_shards_do_not_depend_on_interruptions(
-    target: LanguageModel, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are read in order, each once, over several directories."""
-    monkeypatch.setattr(text, "load_target", lambda *_: (target, tokenizer))
-    monkeypatch.setattr(text, "turns_of", lambda _: TURNS)
-    for name, counts in (("whole", (2,)), ("parts", (1, 2))):
-        (tmp_path / name).mkdir()
-        for shards in counts:
-            given = ["generate.batch=12", f"generate.shards={shards}", "generate.max_answer=6"]
-            text.write_text(text.recipe_of(given), tmp_path / name)
-            (tmp_path / name / "shard-00001.partial").write_bytes(b"cut off")
-    shards_ = features.shards([tmp_path / "whole", tmp_path / "parts"])
-    assert [path.name for path in shards_] == ["shard-00000.parquet", "shard-00001.parquet"]
-    for path in shards_:
-        first, second = (pq.read_table(tmp_path / d / path.name) for d in ("whole", "parts"))
-        assert first.schema == text.SCHEMA
-        assert first.num_rows > 0
-        assert first.equals(second)
-        read = features.read_shard(path)
-        assert [one.tokens.tolist() for one in read] == first["token_ids"].to_pylist()
-        assert [one.answer_at for one in read] == first["answer_at"].to_pylist()
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [("generate.batsh=3", "batsh"), ("target=none", "target=none: give one of .*smollm2"),
-     ("generate.batch=x", "batch=x: ")],
-)  # fmt: skip
-def test_errors_of_text_are_one_line(override: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=f"^error: .*{said}") as caught:
-        text.main([f"directory={tmp_path}", override])
     assert "\n" not in str(caught.value)

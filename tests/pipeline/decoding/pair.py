@@ -107,10 +107,12 @@ def logits(model: LanguageModel, text: list[int]) -> torch.Tensor:
     return model.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
 
 
-def plain_greedy(model: LanguageModel, prompt: list[int]) -> list[int]:
-    """The answer of LIMIT tokens by one pass over the whole text for every token."""
+def plain_greedy(
+    model: LanguageModel, prompt: list[int], limit: int = LIMIT, end: int = -1
+) -> list[int]:
+    """The answer, to its end token or limit, by one pass over the whole text for every token."""
     text = list(prompt)
-    for _ in range(LIMIT):
+    while len(text) < len(prompt) + limit and (text == prompt or text[-1] != end):
         text.append(int(logits(model, text)[-1].argmax()))
     return text[len(prompt) :]
 

@@ -1,0 +1,36 @@
+"""Answers as an engine serves them, and the distributions along them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.store.durable import file_digest
+from pipeline.store.node import Node
+from tests.pipeline import tiny
+
+IDS = [20, 21, 22, 23]
+ASKED = {"messages": [{"role": "user", "content": "a question"}], "temperature": 0}
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text(
+        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+    )
+    return path
+
+
+def chat(name: str, ids: list[int] | None, text: str = "ab", **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text},
+              "finish_reason": "stop", "token_ids": ids}  # fmt: skip
+    return {"id": name, "object": "chat.completion", "model": "m", "choices": [choice | more]}
+
+
+def node(model: Path, *files: Path, batch: int | None = 4, **changes: Any) -> Node:
+    """The distributions along the answers of files."""
+    config = {"answers": [file_digest(file) for file in files], "template": "chat",
+              "enable_thinking": False, "tokenizer": {}}  # fmt: skip
+    settings = {"answers": list(map(str, files)), "model": str(model), "model_revision": None}
+    prompts = Node("prompts", "tiny", config, settings=settings)
+    return tiny.dump_node(model, prompts, batch, served=True, **changes)
