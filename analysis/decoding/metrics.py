@@ -38,8 +38,9 @@ class Decoded:
         data: one row an answer: prompt_id, run, source, n_tokens, log_likelihood, agreement, ...
         calls: one row a target call: prompt_id, run, drafted, depth, reach, tested, accepted,
             emitted.
-        answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds.
-        spans: seconds of each call: prompt_id, run, draft_seconds, verify_seconds, ...
+        answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds;
+            where methods were repeated a row a repeat, in their order.
+        spans: seconds of each call, of `middle`: prompt_id, run, draft_seconds, verify_seconds, ...
         trajectory: the greedy baseline read again by both models; empty without one.
         size: bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}.
         rules: the rules of the runs, by label.
@@ -77,6 +78,13 @@ class Decoded:
         )
         same = (chosen == chosen.iloc[run]).all(axis=1)
         return int(np.flatnonzero((self.runs["drafter"] == "none") & same)[0])
+
+    @property
+    def middle(self) -> pd.DataFrame:
+        """The rows of `answers` whose seconds are the middle ones of their repeats."""
+        by_answer = self.answers.groupby(["prompt_id", "run"])["seconds"]
+        rank = by_answer.rank(method="first") - 1
+        return self.answers[rank == by_answer.transform("size") // 2]
 
     @property
     def prompts(self) -> int:
@@ -197,7 +205,7 @@ def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int
     keys = ["prompt_id", "run"]
     counted = decoded.calls.groupby(keys).size().rename("calls").reset_index()
     rows = decoded.data[[*keys, "n_tokens", "ended"]].merge(counted, on=keys, how="left")
-    rows = rows.merge(decoded.answers[[*keys, "seconds"]], on=keys).fillna({"calls": 0})
+    rows = rows.merge(decoded.middle[[*keys, "seconds"]], on=keys).fillna({"calls": 0})
     by_run = [rows[rows["run"] == run].sort_values("prompt_id") for run in range(len(decoded.runs))]
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
     return pd.DataFrame(

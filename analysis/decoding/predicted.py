@@ -254,7 +254,7 @@ class _Answers:
         def of(table: pd.DataFrame, which: int) -> pd.DataFrame:
             return table[table["run"] == which]
 
-        alone, mine = (of(decoded.answers, which) for which in (decoded.baseline(run), run))
+        alone, mine = (of(decoded.middle, which) for which in (decoded.baseline(run), run))
         self._alone = alone["seconds"].sum() / of(decoded.data, decoded.baseline(run))[
             "n_tokens"].sum()  # fmt: skip
         self._passes = float((mine["first_seconds"] + mine["begin_seconds"]).sum())

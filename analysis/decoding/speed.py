@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..statistics.bootstrap import few
+from ..statistics.bootstrap import PromptBootstrap, few
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
 from .predicted import break_even, optimal_draft_length, predictions
@@ -46,7 +46,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     table["c_q"] = spans["draft_seconds"] / spans["depth"].where(spans["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
-    table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
+    table["first_token"] = decoded.middle.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
@@ -64,7 +64,7 @@ def token_gaps(decoded: Decoded, run: int) -> Floats:
     pass over the prompt.
     """
     spans = decoded.spans[decoded.spans["run"] == run]
-    answers = decoded.answers[decoded.answers["run"] == run].set_index("prompt_id")
+    answers = decoded.middle.query("run == @run").set_index("prompt_id")
     seconds = np.array(spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1))
     first = ~spans["prompt_id"].duplicated().to_numpy()
     seconds[first] += answers["begin_seconds"][spans["prompt_id"][first]].to_numpy()
@@ -96,18 +96,25 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
     """Return seconds a token and the speedup of every run, with its interval over prompts.
 
     The speedup is the baseline's seconds a token over the method's, all answers together; a
-    resample draws whole prompts with all their answers, so that the comparison stays paired. Once
-    of whole answers, once without their first token and what it waited for; NaN where none has
-    another.
+    resample draws whole prompts with all their answers, and with each prompt one of its repeats,
+    the same of all methods, so that the comparison stays paired. Intervals hold what a single
+    repeat varies by. Once of whole answers, once without their first token and what it waited for;
+    NaN where none has another.
 
     `spec_bench_speedup` is the ratio that Spec-Bench reports: the mean over prompts of tokens a
     second, over that of the baseline.
     """
-    bootstrap, answers = decoded.bootstrap(resamples, confidence, seed), decoded.answers
+    answers = decoded.answers
+    repeat = answers.groupby(["prompt_id", "run"]).cumcount()
+    repeats = 1 + int(repeat.max())
+    numbered = np.arange(decoded.prompts * repeats)
+    bootstrap = PromptBootstrap(numbered, resamples, confidence, seed, draws=decoded.prompts)
     alone = [decoded.baseline(run) for run in range(len(decoded.runs))]
     spent = answers.assign(after=answers["seconds"] - answers["first_seconds"])
-    seconds, seconds_after = decoded.by_prompt(spent, "seconds", "after")
-    (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
+    of_repeats = [decoded.by_prompt(own, "seconds", "after") for _, own in spent.groupby(repeat)]
+    seconds, seconds_after = map(np.vstack, zip(*of_repeats, strict=True))
+    (counted,) = decoded.by_prompt(decoded.data, "n_tokens")
+    tokens = np.tile(counted, (repeats, 1))
 
     def measured(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Return seconds a token and the speedup, with its ends, of every run."""

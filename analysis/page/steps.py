@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..acceptance.realised import FULL
 from ..report.measured import Target, survival_band
 from ..report.style import RULE_FAMILIES
 from ..report.text import share_text
@@ -37,7 +38,7 @@ POINTS = 121  # of a survival curve
 ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
 DIVERGENCES = {  # of stage drafts: printed name and unit
     "kl": ("KL(p‖q)", " nats"),
-    "full_kl": ("KL, completed", " nats"),
+    FULL: ("KL, completed", " nats"),
     "tv": ("total variation", ""),
     "hellinger": ("Hellinger", ""),
     "reverse_kl": ("reverse KL", " nats"),
@@ -114,9 +115,21 @@ def packed(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     }
     levels = [pack_levels(target.certificates[rule][0]) for rule in rules]
     lengths = target.bootstrap.steps.tolist()
-    name, unit = DIVERGENCES[target.divergence]
-    told = {"label": target.label, "divergence": name, "unit": unit}
+    judged_by = [divergence_of(rule, target.divergence) for rule in rules]
+    told = {
+        "label": target.label,
+        "divergences": {name: DIVERGENCES[name] for name in sorted(set(judged_by))},
+        "judged_by": judged_by,
+    }
     return {**told, "lengths": lengths, "levels": levels, **kinds}
+
+
+def divergence_of(rule: Rule, divergence: str) -> str:
+    """Return the divergence that a rule's steps are judged in, where others are in `divergence`.
+
+    A completed KL certifies no tree, so that trees are judged by total variation beside it.
+    """
+    return "tv" if divergence == FULL and not rule.judges_tokens else divergence
 
 
 def contradictions(target: Target) -> int:
@@ -222,7 +235,9 @@ def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
     if target.draft is not None:
         drafted = target.draft.iloc[step]
         row |= {name: digits(drafted[name]) for name in ("q", "p_draft")}
-        row |= {"d": int(drafted["token"]), "distance": digits(drafted[target.divergence])}
+        judged_by = {divergence_of(rule, target.divergence) for rule in rules}
+        distances = {name: digits(drafted[name]) for name in sorted(judged_by)}
+        row |= {"d": int(drafted["token"]), "distances": distances}
     return row
 
 

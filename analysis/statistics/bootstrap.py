@@ -43,8 +43,18 @@ class PromptBootstrap:
         weights: (B, P) how often each prompt is drawn in each of B resamples.
     """
 
-    def __init__(self, prompts: Integers, resamples: int, confidence: float, seed: int) -> None:
+    def __init__(
+        self,
+        prompts: Integers,
+        resamples: int,
+        confidence: float,
+        seed: int,
+        draws: int | None = None,
+    ) -> None:
         """Draw `resamples` resamples of the prompts; `confidence` is that of all intervals.
+
+        A resample has as many prompts as there are, or `draws`. To draw prompts, and with each one
+        of its repeats, number the repeats of all prompts as prompts, and draw once a prompt.
 
         Raises:
             ValueError: there is no step, or a prompt index without one.
@@ -55,7 +65,9 @@ class PromptBootstrap:
             raise ValueError("every prompt needs at least one step: number the prompts 0 .. P-1")
         count = len(self.steps)
         generator = np.random.default_rng(seed)
-        drawn = generator.multinomial(count, np.full(count, 1 / count), size=resamples)
+        drawn = generator.multinomial(
+            count if draws is None else draws, np.full(count, 1 / count), size=resamples
+        )
         self.weights = drawn.astype(np.float64)
         self.confidence = confidence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -201,6 +202,36 @@ def test_the_ratio_of_spec_bench_is_of_means_over_prompts() -> None:
         rates[run] = sum(tokens[prompt] / seconds[prompt] for prompt in "ab") / 2
     assert found["spec_bench_speedup"].tolist()[:2] == pytest.approx([1, rates[1] / rates[0]])
     assert found["spec_bench_speedup"][1] != pytest.approx(found["speedup"][1], abs=1e-3)
+
+
+def repeated(slower: Sequence[Sequence[float]]) -> Decoded:
+    """The answers of `made` in repeats, each run slower by a factor: (repeats, R)."""
+    one = made()
+    repeats = [
+        one.answers.assign(seconds=one.answers["seconds"] * np.array(by)[one.answers["run"]])
+        for by in slower
+    ]
+    return replace(one, answers=pd.concat(repeats, ignore_index=True))
+
+
+def test_intervals_hold_what_repeats_vary_by() -> None:
+    def of(*slower: Sequence[float]) -> pd.Series:
+        return speed.speedups(repeated(slower), 2000, 0.9, 0).loc[1]
+
+    once, other = [1.0, 1.0, 1.0], [1.0, 3.0, 3.0]
+    plain, slow, both = of(once), of(other), of(once, other)
+    assert plain["ci_high"] - plain["ci_low"] < 0.2
+    assert both["speedup"] == pytest.approx(plain["speedup"] / 2)  # of the seconds of both
+    # in a sixteenth of the resamples and more, both prompts come from the same repeat
+    assert both["ci_low"] <= slow["speedup"]
+    assert both["ci_high"] >= plain["speedup"]
+    pd.testing.assert_series_equal(both, of(once, other))
+    # what slows all methods of a repeat changes no speedup
+    common = of(once, [3.0, 3.0, 3.0])
+    assert common["speedup"] == pytest.approx(plain["speedup"])
+    assert common["ci_high"] - common["ci_low"] < 0.2
+    assert repeated([once, other, once]).middle["seconds"].tolist() == made().answers[
+        "seconds"].tolist()  # fmt: skip
 
 
 def test_answers_of_one_token_have_no_time_after_it() -> None:

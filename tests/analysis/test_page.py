@@ -177,6 +177,21 @@ def test_the_headline_takes_the_divergence_that_certifies_most(
     assert (row["value"], row["divergence"]) == (value, name)
 
 
+def test_a_step_names_the_divergence_that_its_rule_is_judged_in() -> None:
+    tree = Tree(2)
+    one = made((GREEDY, tree))
+    assert one.draft is not None
+    both = one.draft.assign(full_kl=0.2, tv=0.1)
+    for divergence, judged_by in (("full_kl", ["full_kl", "tv"]), ("kl", ["kl", "kl"])):
+        target = replace(one, draft=both, divergence=divergence)
+        packed = steps.packed(target, (GREEDY, tree))
+        assert packed["judged_by"] == judged_by
+        assert list(packed["divergences"]) == list(dict.fromkeys(judged_by))
+        shown = steps.answers(target, (GREEDY, tree))["answers"][0]["steps"][0]["distances"]
+        assert list(shown) == list(dict.fromkeys(judged_by))
+    assert steps.packed(target, (GREEDY,))["divergences"] == {"kl": ("KL(p‖q)", " nats")}
+
+
 @pytest.mark.parametrize(("share", "says"), [(0.95, "Additive (t = 0.2)"), (0.925, "none of")])
 def test_without_a_drafter_the_strictest_setting_that_certifies_enough_is_named(
     share: float, says: str

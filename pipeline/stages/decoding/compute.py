@@ -203,7 +203,6 @@ def decode_prompt(
     """Decode one prompt with every method; a prompt that fails is recorded with its reason.
 
     Every prompt, and every repeat, begins with another method, so that none gains from its place.
-    Of the repeats of a method the one of middle seconds counts: all emit the same tokens.
     """
 
     def decode_all() -> dict[str, Any]:
@@ -213,29 +212,31 @@ def decode_prompt(
             for at in range(len(pair.runs)):
                 index = (at + turn + repeat) % len(pair.runs)
                 tries[index].append(decode_timed(pair, pair.runs[index], row, pair.steps))
-        middle = [sorted(one, key=lambda found: found[0].seconds)[repeats // 2] for one in tries]
-        return rows_of(pair, row, middle)
+        return rows_of(pair, row, tries)
 
     rows, reason = or_reason(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
 
 
 def rows_of(
-    pair: DecodingPair, prompt: dict[str, Any], answers: Sequence[tuple[Answer, int | None]]
+    pair: DecodingPair, prompt: dict[str, Any], tries: Sequence[Sequence[tuple[Answer, int | None]]]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a prompt by table; nothing in here is timed.
 
-    `answers` are those of the runs, with the peak of CUDA memory.
+    `tries` are the repeats of each run, with the peak of CUDA memory. All emit the same tokens; the
+    seconds of calls are of the repeat of middle seconds.
     """
+    in_order = [sorted((one for one, _ in of), key=lambda one: one.seconds) for of in tries]
+    answers = [repeats[len(repeats) // 2] for repeats in in_order]
     names = ("data", "calls", "levels", "timings/runs", "timings/calls")
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     alone = {
         run: answer.tokens
-        for run, (answer, _) in zip(pair.runs, answers, strict=True)
+        for run, answer in zip(pair.runs, answers, strict=True)
         if run.drafter == "none"
     }
     likelihoods: dict[tuple[int, ...], float] = {}
-    for at, (run, (answer, peak)) in enumerate(zip(pair.runs, answers, strict=True)):
+    for at, (run, answer) in enumerate(zip(pair.runs, answers, strict=True)):
         key = {"prompt_id": prompt["prompt_id"], "run": at}
         tokens = tuple(answer.tokens)
         if tokens not in likelihoods:
@@ -255,8 +256,12 @@ def rows_of(
                 **compared(answer.tokens, alone[baseline(run)]),
             }
         )
-        seconds = attributes(answer, "first_seconds", "begin_seconds", "seconds")
-        rows["timings/runs"].append(key | seconds | {"peak_bytes": peak})
+        rows["timings/runs"] += [
+            key
+            | attributes(repeat, "first_seconds", "begin_seconds", "seconds")
+            | {"peak_bytes": peak}
+            for repeat, peak in tries[at]
+        ]
         for call in answer.calls:
             for name in ("calls", "timings/calls"):
                 own = [column for column in STAGE.columns[name] if column not in RUN]

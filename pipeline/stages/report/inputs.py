@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.acceptance.realised import FULL, Verdict, judge
 from analysis.certificates.certify import certify
-from analysis.page.steps import CANDIDATES, DIVERGENCES
+from analysis.page.steps import CANDIDATES, DIVERGENCES, divergence_of
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
@@ -112,15 +112,12 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
 
 
 def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
-    """Return a target with its drafter judged step by step, by certificates in a divergence.
-
-    Trees, of which a completed KL certifies none, are then judged by total variation.
-    """
+    """Return a target with its drafter judged step by step, each rule as `divergence_of` says."""
     assert target.draft is not None
     steps, found = distributions.read_steps(sources["drafts"][0]), list[Verdict]()
-    for tokens in {rule.judges_tokens for rule in target.certificates}:
-        by = "tv" if divergence == FULL and not tokens else divergence
-        rules = [rule for rule in target.certificates if rule.judges_tokens == tokens]
+    of_rules = {rule: divergence_of(rule, divergence) for rule in target.certificates}
+    for by in dict.fromkeys(of_rules.values()):
+        rules = [rule for rule, name in of_rules.items() if name == by]
         found += judge(steps, rules, by, target.draft[by].to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
     return replace(target, judged=judged, divergence=divergence)

@@ -147,7 +147,7 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
         stage([[], []], "none")
 
 
-def test_of_repeats_in_turn_the_middle_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([5, 40, 10, 3, 2, 70])  # of methods a b, b a, a b
     turns: list[str] = []
 
@@ -161,7 +161,7 @@ def test_of_repeats_in_turn_the_middle_one_counts(monkeypatch: pytest.MonkeyPatc
     pair: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
     found = decoding.decode_prompt(pair, {}, turn=2, repeats=3)["data"]
     assert turns == ["a", "b", "b", "a", "a", "b"]
-    assert [answer.seconds for answer, _ in found] == [3, 40]
+    assert [[answer.seconds for answer, _ in tries] for tries in found] == [[5, 3, 2], [40, 10, 70]]
 
 
 def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:

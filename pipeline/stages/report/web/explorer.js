@@ -77,8 +77,10 @@ function showToken(at) {
   ];
   if ("d" in step) {
     const said = { open: "not judged by this rule", certified: "accepted, and certified at this distance" }[fate] ?? fate;
-    const { divergence, unit } = PAGE.steps[state.target];
-    lines.push(["This drafter", `${divergence} = ${step.distance === null ? "∞" : step.distance}${unit}: ${said}`]);
+    const { divergences, judged_by } = PAGE.steps[state.target];
+    const by = judged_by[state.rule];
+    const [divergence, unit] = divergences[by];
+    lines.push(["This drafter", `${divergence} = ${step.distances[by] ?? "∞"}${unit}: ${said}`]);
     lines.push(["It drafted", `“${shownWord(wordOf(words, step.d))}”: ${step.q} under ${PAGE.drafter}, ${step.p_draft} under the target`]);
   }
   byId("token-facts").replaceChildren(

@@ -181,7 +181,6 @@ function showSpeed() {
 function showTarget() {
   for (const part of all("[data-target]")) part.hidden = Number(part.dataset.target) !== state.target;
   if (byId("target")) byId("target").value = state.target;
-  for (const one of all("[data-divergence]")) one.textContent = PAGE.steps[state.target].divergence;
   listAnswers();
   showSpeed();
   showChosen();
@@ -197,6 +196,8 @@ function showChosen() {
     one.value = rules.indexOf(state.rule);
   }
   for (const one of all("[data-setting-shown]")) one.textContent = title;
+  const { divergences, judged_by } = PAGE.steps[state.target];
+  for (const one of all("[data-divergence]")) one.textContent = divergences[judged_by[state.rule]][0];
   for (const one of all("[data-eps]")) one.value = state.level;
   for (const one of all("[data-eps-shown]")) one.textContent = epsText();
   for (const one of all("[data-rule]")) one.value = state[one.dataset.rule];
