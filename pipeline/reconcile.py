@@ -203,7 +203,10 @@ def _counted(path: Path) -> Run:
     }
     rows = row, [{**whose, **place} for place in counts.places]
     if not counts.by_place or not counts.histograms:
-        print("calls can't be told apart: no convention but the engine's (docs/engines.md)")
+        print(
+            "the file has sums over calls, so only the engine's own numbers can be computed; "
+            "answers with draft counts give those of every tool (docs/engine_logs.md)"
+        )
         return Run(counts.engine, len(counts.by_place), rows)
     calls = [
         {"answer": answer, "drafted": len(histogram) - 1, "accepted": n, "emitted": n + 1}

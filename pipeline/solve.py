@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import floor_text, limits, upper_end
+from analysis.report.text import limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
 from pipeline.formats.engine_settings import ENGINES, write_settings
@@ -272,9 +272,7 @@ class SolvedTarget:
         share = self._asked.share
         for at, rule in enumerate(rules):
             row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (
-                float(floor_text(float(row[name]), 4)) for name in ("value", "optimistic")
-            )
+            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "optimistic"))
             yield self._row(
                 rule.label,
                 certified=f"{100 * share:g} % of steps",

@@ -90,6 +90,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("distributions.k=many", "Value 'many' .*Integer at .*: give an integer of at"),
         ("targets.mini_large.dtype=null", "targets.mini_large.dtype.*: give one of float32"),
         ("prompts=none", "'prompts/none': give one of default, mini"),
+        ("drafter=/models/mine", "drafter=local drafter.path=PATH takes a model of your own"),
         ("outputs=o'brien", "can't be read as an override.*is quoted: \"key='VALUE'\""),
         ("criteria.t=0.1", r"'criteria.t'.*; add criteria=additive \(or topm_additive\)"),
         ("+target=local", r"^targets\.local\.path must be given"),

@@ -79,7 +79,7 @@ def facts_of_target(target: Target) -> list[Row]:
         if isinstance(rule, StrictGreedy) or rule == best
     ]
     setting = "none of this study" if best is None else best.title
-    told = f"the strictest t that certifies {100 * WANTED:g} %: {within}"
+    told = f"the strictest t of this study that certifies {100 * WANTED:g} %: {within}"
     return [*facts, _fact("Setting", setting, told)]
 
 

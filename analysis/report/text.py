@@ -61,18 +61,16 @@ def digits_text(value: float) -> str:
     return f"{value:.{3 + (size < 0.1) + (size < 0.01)}f}"
 
 
-def floor_text(value: float, digits: int = 2) -> str:
+def rounded_down(value: float, digits: int = 2) -> float:
     """Return a number of at least 0 rounded down to so many significant digits.
 
-    >>> floor_text(0.023576), floor_text(0.2), floor_text(3.69e-6), floor_text(math.inf)
-    ('0.023', '0.20', '0.0000036', '∞')
+    >>> rounded_down(0.023576), rounded_down(3.69e-6), rounded_down(0.0), rounded_down(math.inf)
+    (0.023, 3.6e-06, 0.0, inf)
     """
-    if not math.isfinite(value):
-        return number_text(value)
     exact = Decimal(value)
-    if exact == 0:
-        return "0"
-    return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR):g}"
+    if exact == 0 or not exact.is_finite():
+        return value
+    return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR))
 
 
 def certificate_text(value: float, optimistic: float, ceiling: float) -> str:

@@ -98,7 +98,7 @@ def _choice(part: Part) -> Steps:
     if not found and (not part.streamed or text):
         raise FormatError(
             "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
-            "(completions)"
+            "(completions); answers alone are scored by the model itself (docs/answers.md)"
         )
     return []
 

@@ -57,6 +57,10 @@ def explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         wanted = str(error.missing_cfg_file).rpartition("/")[2]
         near = nearest(wanted, error.options)
+        group = str(error.missing_cfg_file).partition("/")[0]
+        key = {"target": "targets.local.path", "drafter": "drafter.path"}.get(group)
+        if key and "/" in str(error.missing_cfg_file).partition("/")[2]:
+            near = f": {group}=local {key}=PATH takes a model of your own"
         return f"{first_line(error)}{near}: give one of {', '.join(error.options)}"
     if isinstance(error, OverrideParseException):
         return (

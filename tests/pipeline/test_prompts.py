@@ -127,7 +127,7 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     assert ids["a\nb"] == hashlib.sha256(b"a\nb").hexdigest()[:16]
     refused(model, tmp_path / "p.jsonl", tmp_path / "b",
             r"only 5 prompts .*: 2 no user message \(row \d+, \d+\), 3 not a string \(row .*\), 1 "
-            r"duplicate id \(row \d\)\): lower prompts.count$", count=6)  # fmt: skip
+            r"duplicate id \(row \d\)\): lower prompts.count to 5$", count=6)  # fmt: skip
     lines(tmp_path / "p.jsonl", *rows[::-1])
     again = build(model, tmp_path / "p.jsonl", tmp_path / "c", count=5)
     assert {r["text"]: r["prompt_id"] for r in again} == ids  # of content, not of place
@@ -144,9 +144,7 @@ def test_a_text_file_is_a_prompt_whole(model: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert [r["token_ids"] for r in found] == [tokenizer.encode(r["text"]) for r in found]
     assert {r["source"] for r in found} == {"texts"}
-    message = (
-        r"only 1 prompts .*: lower prompts.count, or give .jsonl .*one prompt, .*\(0.txt: 3 lines\)"
-    )
+    message = r"only 1 prompts .*: lower prompts.count to 1, or give .jsonl .*\(0.txt: 3 lines\)"
     refused(model, folder / "0.txt", tmp_path / "one", message, count=2)
 
 
@@ -200,7 +198,8 @@ def test_limits_that_exclude_are_named_with_their_keys(
     assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
     message = (
                r"only 2 prompts of 20 to 100 tokens \(all that it has: \d+ to \d+\) .*: "
-               "lower prompts.count, or lower prompts.min_tokens, or raise prompts.max_tokens$"
+               r"lower prompts.count to 2, or lower prompts.min_tokens to \d+ and raise "
+               r"prompts.max_tokens to \d+"
     )  # fmt: skip
     refused(model, source, tmp_path / "b", message, min_tokens=20)
 

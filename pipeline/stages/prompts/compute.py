@@ -160,12 +160,18 @@ def _too_few(
     path: str,
 ) -> str:
     """Return the error of a source with `found` usable rows: the keys to change, and how."""
-    change = ["lower prompts.count"]
-    change += [
-        f"{'raise' if key == 'max_tokens' else 'lower'} prompts.{key}"
+    change = [f"lower prompts.count to {found}"] if found else []
+    whole = [
+        f"raise prompts.{key} to {max(lengths)}"
+        if key == "max_tokens"
+        else f"lower prompts.{key} to {min(lengths)}"
         for reason, key in LIMITS.items()
         if reason in excluded
     ]
+    if whole and len(lengths) < config["count"]:
+        whole.append(f"lower prompts.count to {len(lengths)}")
+    if whole:
+        change.append(" and ".join(whole))
     if rows.text is not None:
         lines = str(rows[0]["text"]).count("\n") + 1
         change.append(
@@ -176,5 +182,6 @@ def _too_few(
     return (
         f"prompts.count={config['count']}: prompts.source={path} has only {found} prompts of "
         f"{config['min_tokens']} to {config['max_tokens']} tokens{have} (excluded, rows counted "
-        f"from 0: {excluded_rows(excluded, config) or 'none'}): " + ", or ".join(change)
+        f"from 0: {excluded_rows(excluded, config) or 'none'}): "
+        + (", or ".join(change) or "give other prompts")
     )
