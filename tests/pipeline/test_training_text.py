@@ -86,12 +86,15 @@ def test_shards_do_not_depend_on_interruptions(
     """They are read in order, each once, over several directories."""
     monkeypatch.setattr(text, "load_target", lambda *_: (target, tokenizer))
     monkeypatch.setattr(text, "turns_of", lambda _: TURNS)
+    real, made = text.conversations, list[int]()
+    monkeypatch.setattr(text, "conversations", lambda *given: made.append(given[0]) or real(*given))
     for name, counts in (("whole", (2,)), ("parts", (1, 2))):
         (tmp_path / name).mkdir()
         for shards in counts:
             given = ["generate.batch=12", f"generate.shards={shards}", "generate.max_answer=6"]
             text.write_text(text.recipe_of(given), tmp_path / name)
             (tmp_path / name / "shard-00001.partial").write_bytes(b"cut off")
+    assert made == [0, 1, 0, 1]  # none twice in a directory
     shards_ = features.shards([tmp_path / "whole", tmp_path / "parts"])
     assert [path.name for path in shards_] == ["shard-00000.parquet", "shard-00001.parquet"]
     for path in shards_:
