@@ -22,6 +22,8 @@ from pipeline.training.head import BEST, HeldOut, loss
 
 REPORTS = 20  # a run; a fixed number of steps apart, so that the best does not depend on the clock
 
+MOMENTUM, WEIGHT_DECAY = 0.95, 0.01
+
 Optimizers = list[torch.optim.Optimizer]
 
 
@@ -54,10 +56,9 @@ def train_head(
     directory.mkdir(parents=True, exist_ok=True)
     plan, weights = plan_of([len(one.tokens) for one in examples], recipe), list(head.parameters())
     optimizers: Optimizers = [
-        torch.optim.Muon([one for one in weights if one.ndim == 2], weight_decay=0.01,
-                         momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        Muon([one for one in weights if one.ndim == 2], {"lr": recipe.learning_rate}),
         torch.optim.AdamW([one for one in weights if one.ndim != 2], betas=(0.9, 0.95),
-                          weight_decay=0.01),
+                          weight_decay=WEIGHT_DECAY),
     ]  # fmt: skip
     of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
     of["conversations"] = len(examples)
@@ -91,6 +92,44 @@ def train_head(
     if state["best"] is not None:
         head.load_state_dict(state["best"][1])
     return head.eval()
+
+
+class Muon(torch.optim.Optimizer):
+    """Steps of orthogonal matrices, as `torch.optim.Muon`, with products in float32.
+
+    torch's are in bfloat16, which many processors emulate: a matrix of 576 x 1,536 took 6.3 s on
+    one core, and takes 0.27 s here. Momentum is Nesterov's; a step is as long as AdamW's
+    (`adjust_lr_fn="match_rms_adamw"`).
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """Move every matrix W by -0.2 sqrt(max(rows, columns)) lr orthogonal(momentum)."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                momentum = state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
+                update = orthogonal(weight.grad.lerp(momentum, MOMENTUM))
+                weight.mul_(1 - group["lr"] * WEIGHT_DECAY)
+                weight.add_(update, alpha=-0.2 * max(weight.shape) ** 0.5 * group["lr"])
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Return U S' V^T of `matrix` = U S V^T, all of S' near 1: five steps of Newton and Schulz.
+
+    X <- a X + (b X X^T + c (X X^T)^2) X from X = matrix / ||matrix||_F, with a, b, c of Jordan
+    and others (2024), which raise small singular values fast: S' lies in (0.5, 1.5).
+    """
+    a, b, c = 3.4445, -4.775, 2.0315
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if tall else matrix
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.T if tall else x
 
 
 def plan_of(lengths: Sequence[int], recipe: Any) -> list[tuple[list[int], int]]:

@@ -110,6 +110,27 @@ def test_every_conversation_once_an_epoch_deep_ones_last() -> None:
     assert 0.01 < rates[-1] < 0.02
 
 
+@pytest.mark.parametrize("shape", [(24, 64), (64, 24), (32, 32)])
+def test_muon_steps_as_torch_does(shape: tuple[int, int]) -> None:
+    """torch's products are in bfloat16, so two steps agree to 3 % of their length."""
+    torch.manual_seed(0)
+    start, gradients = torch.randn(shape), torch.randn(2, *shape)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    optimizers = (
+        loop.Muon([ours], {"lr": 0.02}),
+        torch.optim.Muon(
+            [theirs], 0.02, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
+    )
+    for gradient in gradients:
+        for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    moved = (theirs - start).norm()
+    assert moved > 0.1
+    assert (ours - theirs).norm() < 0.03 * moved
+
+
 def test_drafted_tokens_are_the_most_frequent_and_the_end() -> None:
     some = [Example(torch.tensor(tokens), 0) for tokens in ([5, 5, 5, 9, 9], [9, 9, 7, 7, 11])]
     assert head.drafted_tokens(some, 3, [2]).tolist() == [2, 5, 9]
