@@ -7,6 +7,9 @@ the drafter is a head, by prompt look-up. Prints milliseconds a token, ratios to
 with their interval over prompts, how far the rounds are apart, and whether all gave the same
 tokens; decoding.prompts and decoding.steps count.
 
+``scored`` decodes the prompts of a study as stage distributions does, scores the same answers in
+passes, and prints seconds, memory, and how far tokens, logits and certificates are apart.
+
 ``passes`` times passes over n tokens after a prompt of 160, of study=smollm2, with transformers'
 own linear maps and attention, and with those of `pipeline.models.few_rows`. With device.threads=1
 the processor's time is counted, which other programs disturb less.
@@ -24,11 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.certificates.certify import certify
+from analysis.rules import StrictGreedy
+from analysis.statistics.bootstrap import Floats
+from analysis.topk import TopK
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.execution import runner
+from pipeline.execution.stopwatch import Stopwatch, peak_memory
 from pipeline.models import few_rows
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -37,6 +45,7 @@ from pipeline.models.passes import Text
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.graph import prepare
 from pipeline.plan.slices import run_settings
+from pipeline.stages.distributions.decode import Found, decode_batch, score_batch
 
 LENGTHS, ROUNDS, RESAMPLES = (1, 2, 4), 3, 2000
 MODEL_LENGTH = 2  # tokens that the model drafts where look-up finds nothing
@@ -163,6 +172,64 @@ def compare(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
         )
 
 
+BATCHES = (1, 8, 32)
+
+
+def certificates(found: Found, vocabulary: int) -> Floats:
+    """Return strict greedy's certificates (N,) of N stored steps."""
+    names = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")
+    columns: dict[str, Any] = {name: found[name].numpy() for name in names}
+    dist = TopK.from_columns(**columns, vocab_size=vocabulary)
+    return certify(dist, StrictGreedy()).lower[:, 0]
+
+
+def scored(overrides: list[str]) -> None:
+    """Time decoding and scoring of a study's first target, and compare what they store."""
+    _, nodes, store = prepare(composed(overrides))
+    node = nodes["distributions"][0]
+    rows = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
+    model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
+    prompts = {row["prompt_id"]: row["token_ids"] for row in rows}
+    names = sorted(prompts, key=lambda name: len(prompts[name]))
+    print(f"{model.label}, {len(names)} prompts, {torch.get_num_threads()} threads")
+    for batch in BATCHES:
+        taken, steps, other, logits, apart = {"decoding": 0.0, "scoring": 0.0}, 0, 0, 0.0, 0.0
+        memory = {}
+        for at in range(0, len(names), batch):
+            some = {name: prompts[name] for name in names[at : at + batch]}
+            watch, begun = Stopwatch(model.device), time.perf_counter()
+            one = decode_batch(model, some, node.config, watch, lambda _: None)
+            taken["decoding"] += time.perf_counter() - begun
+            memory["decoding"] = peak_memory(model.device)
+            lengths = one["lengths"].tolist()
+            answers = [row[:n] for row, n in zip(one["token_id"].tolist(), lengths, strict=True)]
+            begun = time.perf_counter()
+            two = score_batch(
+                model, list(some.values()), answers, node.config, watch, lambda _: None
+            )
+            taken["scoring"] += time.perf_counter() - begun
+            memory["scoring"] = peak_memory(model.device)
+            longest = max(lengths)
+            given = torch.arange(longest) < torch.tensor(lengths)[:, None]
+            tops = [found["top_ids"][:, :longest, 0] for found in (one, two)]
+            same = given & (tops[0] == tops[1])
+            steps, other = steps + int(given.sum()), other + int((given & ~same).sum())
+            columns = [found for found in two if found != "lengths"]
+            kept = [{name: f[name][:, :longest][same] for name in columns} for f in (one, two)]
+            off = kept[0]["top_logits"] - kept[1]["top_logits"]
+            logits = max(logits, float(off.abs().max()))
+            ends = [certificates(found, model.vocab_size) for found in kept]
+            apart = max(apart, float(np.abs(ends[0] - ends[1]).max()))
+        ratio = taken["decoding"] / taken["scoring"]
+        print(
+            f"{batch} prompts: decoding {taken['decoding']:.2f} s, scoring {taken['scoring']:.2f} s"
+            f" ({ratio:.2f} times as fast); memory {memory['decoding'] / 2**20:.0f} and "
+            f"{memory['scoring'] / 2**20:.0f} MiB; {other} of {steps} steps have another argmax; "
+            f"logits at most {logits:.2g} apart, certificates {apart:.2g}",
+            flush=True,
+        )
+
+
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 PROMPT, REPETITIONS = 160, 20
 
@@ -212,7 +279,7 @@ def passes(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"speed": speed, "passes": passes}
+    commands = {"speed": speed, "scored": scored, "passes": passes}
     if sys.argv[1:2] and sys.argv[1] in commands:
         commands[sys.argv[1]](sys.argv[2:])
     else:
