@@ -186,7 +186,7 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
         axis.plot([], [], ".", color=hue, label=label)
     for marker, (rule, name) in zip(cycle(MARKERS), results.presets.items(), strict=False):
         if rule in rules.index:
-            one = rules.loc[rule]
+            one, own = rules.loc[rule], results.names[rule]
             axis.errorbar(
                 one["value"],
                 one["tokens"],
@@ -196,7 +196,7 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
                 color=BLACK,
                 markersize=4,
                 elinewidth=0.6,
-                label=f"{name}: {results.names[rule]}",
+                label=own if own.startswith(name) else f"{name}: {own}",
             )
     logarithmic(axis, "y")
     most = rules[["value", "ci_high"]].max(axis=None)
