@@ -1,8 +1,8 @@
 """Runs tasks of lm-evaluation-harness with every method of `accuracy.methods`, in its own runner.
 
 For instance ``python -m pipeline.harness gsm8k,draft_acceptance_facts --limit 50 study=smollm2``.
-Nothing is kept: the stage accuracy keeps what it answers. The project's tasks are called
-draft_acceptance_facts and so on. Other tasks run code that a model wrote only with
+Nothing is kept. The project's tasks are called draft_acceptance_facts and so on; ``--include DIR``
+adds those of a folder with YAML files. Other tasks run code that a model wrote only with
 ``accuracy.foreign_code=true``, and then as the harness does. The harness is an optional package
 (extra `harness`), imported when it is needed.
 """
@@ -22,15 +22,25 @@ from pipeline.decoding.pair import DecodingPair, check_fits, decode_timed, load_
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.load import pair_tokenizer
+from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ASSETS
 from pipeline.plan.method import Method
-from pipeline.tasks.harness import INSTALL, LONGEST_ANSWER, before_stop, chat_text, text_tokens
 
 OUR_TASKS = "draft_acceptance_"  # begins the names of the project's tasks, which run code apart
+INSTALL = 'pip install -e ".[harness]"'
+LONGEST_ANSWER = 256  # tokens of an answer where a task does not say
 
 
-def evaluate(tasks: list[str], limit: int | None, overrides: list[str]) -> list[dict[str, Any]]:
+def evaluate(
+    tasks: list[str], limit: int | None, include: str | None, overrides: list[str]
+) -> list[dict[str, Any]]:
     """Return the scores of every method: task, metric, value, tokens a call.
+
+    Args:
+        tasks: their names.
+        limit: the first items of each; None takes all.
+        include: a folder with YAML files of more tasks.
+        overrides: of the study.
 
     Raises:
         PipelineError: lm-evaluation-harness is not installed, or the configuration is wrong.
@@ -41,7 +51,7 @@ def evaluate(tasks: list[str], limit: int | None, overrides: list[str]) -> list[
     from lm_eval.tasks import TaskManager
 
     study = Study(*overrides, "stage=accuracy")
-    nodes, include = study.nodes["accuracy"], study.config.accuracy.include
+    nodes = study.nodes["accuracy"]
     if not nodes:
         raise PipelineError("no drafter: add one, for instance drafter=mini")
     manager = TaskManager(include_path=[str(ASSETS / "tasks"), *([include] if include else [])])
@@ -121,15 +131,58 @@ def decoding_model(pair: DecodingPair, method: Method, tokenizer: Any) -> Any:
     return DecodingModel()
 
 
+def chat_text(
+    tokenizer: Any,
+    chat_history: list[dict[str, str]],
+    add_generation_prompt: bool = True,
+    *,
+    enable_thinking: bool,
+) -> str:
+    """Return a conversation as text, up to where the next answer begins."""
+    return str(
+        tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+            enable_thinking=enable_thinking,
+        )
+    )
+
+
+def text_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text that a chat template wrote, or of plain text.
+
+    Tokens that begin a text are added where there is no chat template, which writes those that it
+    wants, and the text has none.
+    """
+    bos = tokenizer.bos_token
+    if tokenizer.chat_template is None and not (bos and text.startswith(bos)):
+        return encode(tokenizer, [text], "none", enable_thinking=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def before_stop(text: str, until: Any) -> str:
+    """Return a text before the first stop of `until`, a text or a list of texts.
+
+    >>> before_stop("four. Question: 5?", ["Question:", "."]), before_stop("four", None)
+    ('four', 'four')
+    """
+    for stop in [until] if isinstance(until, str) else until or []:
+        text = text.split(stop)[0] if stop else text
+    return text
+
+
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    usage = "python -m pipeline.harness TASK[,TASK...] [--limit N] [OVERRIDES]"
+    usage = "python -m pipeline.harness TASK[,TASK...] [--limit N] [--include DIR] [OVERRIDES]"
     with command(usage, __doc__, arguments):
         parser = argparse.ArgumentParser(usage=usage, add_help=False)
         parser.add_argument("tasks")
         parser.add_argument("--limit", type=int)
+        parser.add_argument("--include")
         given, overrides = parser.parse_known_args(arguments)
-        rows = evaluate(given.tasks.split(","), given.limit, overrides)
+        rows = evaluate(given.tasks.split(","), given.limit, given.include, overrides)
         print(pd.DataFrame(rows).to_string(index=False))
 
 

@@ -41,7 +41,7 @@ ELSEWHERE = {
 }
 COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
 HUB = re.compile(r"[\w-]+/[\w.-]+")  # a model's or data set's owner and name
-HARNESS = {"gsm8k", "humaneval"}  # tasks whose documents lie on the hub
+HARNESS = {"gsm8k"}  # a task whose documents lie on the hub
 
 
 def commands(page: Path) -> Iterator[tuple[str, list[str]]]:

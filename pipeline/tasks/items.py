@@ -1,7 +1,6 @@
 """The tasks: their items, each a row of a JSON Lines file, and the questions that models read.
 
-The files of the project are in assets/tasks; assets/tasks/README.md says what the kinds mean. Tasks
-of lm-evaluation-harness give questions as well (`pipeline.tasks.harness`).
+The files of the project are in assets/tasks; assets/tasks/README.md says what the kinds mean.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pipeline.formats.prompt_files import json_lines
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ROOT
 from pipeline.store.durable import file_digest
-from pipeline.tasks import constraints, harness
+from pipeline.tasks import constraints
 from pipeline.tasks.checks import SCORES, Item, score
 from pipeline.tasks.sandbox import parse_test
 
@@ -31,11 +30,6 @@ def our_tasks() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 
 
-def is_ours_or_file(name: str) -> bool:
-    """Whether a name is one of the project's or that of a file, and no task of another registry."""
-    return name in our_tasks() or Path(name).suffix == ".jsonl"
-
-
 def task_file(name: str) -> Path:
     """Return the file of a task: one of the project's by name, any other by path.
 
@@ -46,7 +40,8 @@ def task_file(name: str) -> Path:
     path = FOLDER / f"{name}.jsonl" if name in known else Path(name)
     if path.suffix != ".jsonl" or not path.is_file():
         raise PipelineError(
-            f"accuracy.tasks: {name} is no task: give {', '.join(known)} or a file *.jsonl"
+            f"accuracy.tasks: {name} is no task: give {', '.join(known)} or a file *.jsonl (tasks "
+            "of lm-evaluation-harness run with python -m pipeline.harness)"
         )
     return path
 
@@ -114,7 +109,6 @@ class Question:
         item_id: unique within the task.
         token_ids: of the prompt.
         max_tokens: the most tokens of an answer.
-        said: what of a decoded text is the answer.
         right: whether an answer is right.
         runs_code: whether that runs code in the sandbox.
     """
@@ -123,7 +117,6 @@ class Question:
     item_id: str
     token_ids: list[int]
     max_tokens: int
-    said: Callable[[str], str]
     right: Callable[[str], bool]
     runs_code: bool = False
 
@@ -137,35 +130,28 @@ class Question:
         return {"prompt_id": self.key, "token_ids": self.token_ids}
 
 
-def task_identity(name: str, include: str | None, items: int | None) -> dict[str, Any]:
+def task_identity(name: str) -> dict[str, Any]:
     """Return what determines a task: its name and its content.
 
     Raises:
         PipelineError: there is no such task.
     """
-    if is_ours_or_file(name):
-        path = task_file(name)
-        return {"name": path.stem, "content": file_digest(path)}
-    return harness.documents_identity(name, include, items)
+    path = task_file(name)
+    return {"name": path.stem, "content": file_digest(path)}
 
 
-def check_tasks(names: Sequence[str], include: str | None, *, foreign_code: bool) -> None:
+def check_tasks(names: Sequence[str], *, foreign_code: bool) -> None:
     """Check the items of tasks, and that code of foreign tasks is allowed to run.
 
     Raises:
         PipelineError: there is no such task, one is wrong, two have one name, or a foreign task
             runs code.
     """
-    files = [Path(name) if not is_ours_or_file(name) else task_file(name) for name in names]
+    files = [task_file(name) for name in names]
     stems = [path.stem for path in files]
     if len(set(stems)) < len(stems):
         raise PipelineError(f"accuracy.tasks: two of {', '.join(stems)} have the same name")
-    for name, path in zip(names, files, strict=True):
-        if not is_ours_or_file(name):
-            known = ", ".join(our_tasks())
-            if why := harness.problem(name, include, known, foreign_code=foreign_code):
-                raise PipelineError(f"accuracy.tasks: {name} {why}")
-            continue
+    for path in files:
         code = any(item["kind"] == "python" for item in read_items(path))
         foreign = path.resolve().parent != FOLDER.resolve()
         if code and foreign and not foreign_code:
@@ -175,21 +161,16 @@ def check_tasks(names: Sequence[str], include: str | None, *, foreign_code: bool
             )
 
 
-def questions(
-    config: Mapping[str, Any], sources: Sequence[str], include: str | None, tokenizer: Any
-) -> list[Question]:
+def questions(config: Mapping[str, Any], sources: Sequence[str], tokenizer: Any) -> list[Question]:
     """Return the questions, one of each task in turn.
 
     Args:
         config: tasks (with their names), items, template, enable_thinking.
         sources: of each task, as `accuracy.tasks` names it.
-        include: a folder with tasks of the harness.
         tokenizer: the target's.
     """
     tasks = [
         _of_file(task["name"], task_file(source), config, tokenizer)
-        if is_ours_or_file(source)
-        else _of_harness(source, include, config, tokenizer)
         for task, source in zip(config["tasks"], sources, strict=True)
     ]
     return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
@@ -203,29 +184,8 @@ def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -
             item["id"],
             encode(tokenizer, [item["prompt"]], config["template"], enable_thinking=thinking),
             item["max_tokens"],
-            str,
             partial(score, item),
             item["kind"] == "python",
         )
         for item in read_items(path)[: config["items"]]
     ]
-
-
-def _of_harness(
-    name: str, include: str | None, config: Mapping[str, Any], tokenizer: Any
-) -> list[Question]:
-    chat = partial(harness.chat_text, tokenizer, enable_thinking=config["enable_thinking"])
-    asked = harness.requests(
-        harness.load_task(name, include),
-        config["items"],
-        chat if config["template"] == "chat" else None,
-    )
-    found = []
-    for one in asked:
-        text, given = one.args
-        limit = int(given.get("max_gen_toks", harness.LONGEST_ANSWER))
-        ids = harness.text_tokens(tokenizer, text)
-        said = partial(harness.before_stop, until=given.get("until"))
-        right = partial(harness.is_right, name, include, one)
-        found.append(Question(name, str(one.doc_id), ids, limit, said, right))
-    return found

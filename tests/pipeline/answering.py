@@ -67,9 +67,13 @@ def write_place(folder: Path) -> Path:
 
 def study(place: Path, *overrides: str, stage: str = "accuracy") -> Study:
     """Compose the study in a folder of `write_place`."""
-    return Study(
+    return Study(*overrides_of(place), f"stage={stage}", *overrides)
+
+
+def overrides_of(place: Path) -> list[str]:
+    """Return the configuration of the study in a folder of `write_place`."""
+    return [
         "study=mini",
-        f"stage={stage}",
         "target=local",
         f"targets.local.path='{place / 'wide'}'",
         "targets.local.label=wide",
@@ -86,5 +90,4 @@ def study(place: Path, *overrides: str, stage: str = "accuracy") -> Study:
         f"accuracy.methods=[{', '.join(METHODS)}]",
         "device={name: cpu, threads: 1}",
         f"outputs='{place / 'outputs'}'",
-        *overrides,
-    )
+    ]

@@ -26,18 +26,15 @@ def nodes(request: Request) -> list[Node]:
             or a method is not defined.
     """
     from pipeline.plan.methods import build_methods
-    from pipeline.tasks.items import check_tasks, is_ours_or_file, task_identity
+    from pipeline.tasks.items import check_tasks, task_identity
 
     config, asked = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    wanted = request.asked & {"accuracy", "report"}
-    if not wanted and not all(map(is_ours_or_file, asked.tasks)):
-        return []  # documents of the harness come from the hub: not for a stage without answers
     if STAGE.name in request.asked:
-        check_tasks(asked.tasks, asked.include, foreign_code=asked.foreign_code)
+        check_tasks(asked.tasks, foreign_code=asked.foreign_code)
     methods = build_methods(asked.methods, key="accuracy.methods")
-    tasks = [task_identity(name, asked.include, asked.items) for name in asked.tasks]
+    tasks = [task_identity(name) for name in asked.tasks]
     return [
         Node(
             STAGE.name,
@@ -58,7 +55,6 @@ def nodes(request: Request) -> list[Node]:
                 **statistics_slice(config),
                 "methods": methods,
                 "tasks": list(asked.tasks),
-                "include": asked.include,
                 "foreign_code": asked.foreign_code,
                 "margin": asked.margin,
             },

@@ -8,7 +8,7 @@ likelihood, and where it departs from the target's choices.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,14 +45,14 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Answer and score the first items of every task with every method."""
     config = node.config
     tokenizer = pair_tokenizer(config, node.settings, f"targets.{node.label}")
-    asked = questions(config, node.settings["tasks"], node.settings["include"], tokenizer)
+    asked = questions(config, node.settings["tasks"], tokenizer)
     limit = max(one.max_tokens for one in asked)
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
     shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
     write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "item")
     pending.facts |= {
-        "tasks": {task["name"]: content(task) for task in config["tasks"]},
+        "tasks": {task["name"]: task["content"] for task in config["tasks"]},
         "runs": [
             run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
             for method in pair.runs
@@ -60,11 +60,6 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
         **({"sandbox": sandbox.level()} if any(one.runs_code for one in asked) else {}),
         **describe_device(pair.target.device),
     }
-
-
-def content(task: Mapping[str, str]) -> str:
-    """Return what identifies the items of a task."""
-    return task.get("content") or task["documents"]
 
 
 def answer_all(
@@ -103,7 +98,7 @@ def answer(
     for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(found.tokens)
         if tokens not in known:
-            said = one.said(text(found.tokens))
+            said = text(found.tokens)
             gaps, counted = counted_steps(read_again(pair.target, one.token_ids, tokens), tokens)
             scored = {"answer": said, "correct": one.right(said), "ended": found.ended}
             known[tokens] = gaps, scored | counted
